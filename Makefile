@@ -1,0 +1,39 @@
+# Each target starts from a bare clone: it creates .venv, installs, and does its job.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: survey test lint bench clean
+
+survey: $(VENV)/installed
+	$(BIN)/python examples/plot_first_spectrum.py --out survey
+
+test: $(VENV)/installed-test lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-test
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+bench: $(VENV)/installed-bench
+	$(BIN)/python benchmarks/run.py --out benchmarks/results
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(PIP) -e '.[test]'
+	touch $@
+
+# Some peers come without their own demands, which would drag torchvision.
+$(VENV)/installed-bench: $(VENV)/installed
+	$(PIP) -e '.[bench]'
+	$(PIP) --no-deps curvlinops-for-pytorch==3.0.1 backpack-for-pytorch==1.7.1 nngeometry==0.4
+	touch $@
+
+clean:
+	rm -rf $(VENV) survey benchmarks/results .mypy_cache .ruff_cache .pytest_cache

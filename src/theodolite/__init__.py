@@ -1,0 +1,91 @@
+"""Theodolite: survey how a neural network trains.
+
+>>> import theodolite as th
+>>> import torch
+>>> model = torch.nn.Linear(2, 1, bias=False).double()
+>>> data = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double(), torch.zeros(2, 1).double()
+>>> problem = th.Problem(model, torch.nn.MSELoss(), data)
+>>> pairs = th.top_eigenpairs(th.hessian(problem), k=1)
+>>> round(float(pairs.values[0]), 6)
+9.0
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from theodolite.linalg import (
+        Density as Density,
+        Eigenpairs as Eigenpairs,
+        TraceEstimate as TraceEstimate,
+        overlap_curve as overlap_curve,
+        spectral_density as spectral_density,
+        subspace_overlap as subspace_overlap,
+        top_eigenpairs as top_eigenpairs,
+        trace as trace,
+    )
+    from theodolite.operators import (
+        DenseOperator as DenseOperator,
+        KroneckerOperator as KroneckerOperator,
+        LinearOperator as LinearOperator,
+        as_operator as as_operator,
+        gauss_newton as gauss_newton,
+        hessian as hessian,
+        jacobian as jacobian,
+        layer_hessians as layer_hessians,
+    )
+    from theodolite.problem import Problem as Problem
+    from theodolite.results import Outcome as Outcome, Result as Result
+
+__version__ = "0.1.0"
+
+# The table of contents, by room. Names are imported on first use, so `import theodolite` stays light.
+_CONTENTS = {
+    # the user's model, loss, parameters and data
+    "theodolite.problem": ["Problem"],
+    # matrices known by their action
+    "theodolite.operators": [
+        "LinearOperator",
+        "DenseOperator",
+        "KroneckerOperator",
+        "as_operator",
+        "hessian",
+        "gauss_newton",
+        "jacobian",
+        "layer_hessians",
+    ],
+    # what to ask of them
+    "theodolite.linalg": [
+        "top_eigenpairs",
+        "spectral_density",
+        "trace",
+        "subspace_overlap",
+        "overlap_curve",
+        "Eigenpairs",
+        "Density",
+        "TraceEstimate",
+    ],
+    # what comes back
+    "theodolite.results": ["Result", "Outcome"],
+}
+_HOME = {name: module for module, names in _CONTENTS.items() for name in names}
+
+__all__ = [*_HOME, "load"]
+
+
+def load(path: Any) -> Any:
+    """Read a result that `Result.save` wrote."""
+    importlib.import_module("theodolite.linalg")  # its result types must be known
+    return importlib.import_module("theodolite.results").load(path)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'theodolite' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

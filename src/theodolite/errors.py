@@ -1,0 +1,55 @@
+"""Exceptions and warnings. Each has a builtin parent, so `except ValueError` keeps working."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TheodoliteError(Exception):
+    """Parent of every exception raised on purpose by this package."""
+
+
+class NonFiniteError(TheodoliteError, ArithmeticError):
+    """NaN or infinity in the data, the loss, a gradient or a product."""
+
+
+class NotRepeatableError(TheodoliteError, RuntimeError):
+    """Two identical evaluations gave different numbers (dropout, augmentation, moving data)."""
+
+
+class BatchCoupledError(TheodoliteError, RuntimeError):
+    """A per-sample quantity was asked of a model whose outputs mix the samples of a batch."""
+
+
+class SecondOrderError(TheodoliteError, RuntimeError):
+    """A layer of the model has no second derivative in torch."""
+
+
+class StaleOperatorError(TheodoliteError, RuntimeError):
+    """The parameters changed after the operator was built."""
+
+
+class SymmetryError(TheodoliteError, ArithmeticError):
+    """An operator that calls itself symmetric is not."""
+
+
+class ParameterSelectionError(TheodoliteError, ValueError):
+    """No parameter, or no layer, fits the selection."""
+
+
+class WeightingError(TheodoliteError, ValueError):
+    """What a batch weighs in the mean could not be established."""
+
+
+class NumericalWarning(UserWarning):
+    """The numbers are usable but less exact than asked for."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
+    """The names of `known`, most similar to `name` first.
+
+    >>> nearest("fc1.wieght", ["fc1.bias", "fc1.weight", "conv.weight"], count=1)
+    ['fc1.weight']
+    """
+    return sorted(known, key=lambda other: -difflib.SequenceMatcher(None, name, other).ratio())[:count]

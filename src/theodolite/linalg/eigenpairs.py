@@ -1,0 +1,247 @@
+"""`top_eigenpairs`: extreme eigenpairs of a symmetric operator, or of many in lockstep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from theodolite.linalg.eigensolver import EigenSolver, Solution
+from theodolite.linalg.lockstep import run, run_all
+from theodolite.operators import LinearOperator, as_operator
+from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
+
+Which = Literal["largest", "smallest", "magnitude"]
+_WHICH = ("largest", "smallest", "magnitude")
+
+#: Memory the solver may use for its basis, in bytes; smaller bases restart more often.
+BASIS_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Eigenpairs(Result):
+    """Eigenvalues with orthonormal eigenvectors and their true residuals `‖Av − λv‖`.
+
+    `values` descend (by magnitude for `which="magnitude"`); `vectors` is (n, k). `resolved` is False for
+    pairs with `|λ| < tol·scale`, which are noise of the tolerance; `scale` is the largest |λ| seen.
+    `miss_probability` bounds the chance that an eigenvalue was overlooked (1 where no chain has bounded it:
+    a warm start is trusted, see `verify`).
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    converged: bool
+    matvecs: int
+    which: str
+    tol: float
+    scale: float
+    miss_probability: float
+
+    @property
+    def resolved(self) -> Tensor:
+        """Which values stand out of the tolerance."""
+        return self.values.abs() >= self.tol * self.scale
+
+    def rows(self) -> list[Row]:
+        resolved = self.resolved
+        return [
+            {
+                "index": i,
+                "eigenvalue": float(self.values[i]),
+                "residual": float(self.residuals[i]),
+                "resolved": bool(resolved[i]),
+                "converged": self.converged,
+                "which": self.which,
+                "seed": self.seed,
+            }
+            for i in range(len(self.values))
+        ]
+
+    def sentence(self) -> str:
+        shown = ", ".join(f"{float(v):.4g}" for v in self.values[:5])
+        more = ", ..." if len(self.values) > 5 else ""
+        worst = float(self.residuals.max()) / self.scale if self.scale else 0.0
+        state = "converged" if self.converged else f"not converged ({self.outcome.value})"
+        unresolved = int((~self.resolved).sum())
+        flag = f"; {unresolved} below the resolution {self.tol:g}·{self.scale:.3g}" if unresolved else ""
+        return (
+            f"{len(self.values)} {self.which} eigenvalues: {shown}{more}; largest relative residual {worst:.1e}, "
+            f"{self.matvecs} products, {state}{flag}."
+        )
+
+
+@overload
+def top_eigenpairs(
+    op: Mapping[str, LinearOperator],
+    k: int = ...,
+    *,
+    which: Which = ...,
+    tol: float = ...,
+    start: Any = ...,
+    max_matvecs: int | None = ...,
+    verify: Literal["auto", "full"] = ...,
+    seed: int = ...,
+) -> ResultMapping: ...
+@overload
+def top_eigenpairs(
+    op: Any,
+    k: int = ...,
+    *,
+    which: Which = ...,
+    tol: float = ...,
+    start: Any = ...,
+    max_matvecs: int | None = ...,
+    verify: Literal["auto", "full"] = ...,
+    seed: int = ...,
+) -> Eigenpairs: ...
+def top_eigenpairs(
+    op: Any,
+    k: int = 10,
+    *,
+    which: Which = "largest",
+    tol: float = 1e-3,
+    start: Any = None,
+    max_matvecs: int | None = None,
+    verify: Literal["auto", "full"] = "auto",
+    seed: int = 0,
+) -> Eigenpairs | ResultMapping:
+    """The k extreme eigenpairs of a symmetric operator.
+
+    Parameters
+    ----------
+    op : a `LinearOperator`, tensor, SciPy or curvlinops operator; or a mapping of them (such as
+        `layer_hessians`), which is solved in lockstep, k capped at the size of each block.
+    which : `"largest"` or `"smallest"` (algebraic), or `"magnitude"`.
+    tol : a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen.
+    start : columns (n, j), or an earlier `Eigenpairs`, near the wanted eigenvectors. For a mapping, a mapping.
+    max_matvecs : the budget in products; None means `500 + 100 k`.
+    verify : `"auto"` certifies a cold start against missed copies of eigenvalues with error chance 1e-3 and
+        checks a warm start with a short chain only; `"full"` certifies both.
+    seed : of the random start and the verification.
+
+    >>> import torch
+    >>> pairs = top_eigenpairs(torch.diag(torch.tensor([5.0, 3.0, 3.0, 1.0, -4.0]).double()), k=3)
+    >>> [round(float(v), 6) for v in pairs.values], pairs.converged
+    ([5.0, 3.0, 3.0], True)
+    """
+    _check_arguments(k, which, tol, max_matvecs, verify)
+    began = time.perf_counter()
+    settings = _Settings(k, which, tol, max_matvecs, verify == "full", seed)
+    if isinstance(op, Mapping):
+        starts = start if isinstance(start, Mapping) else {}
+        found = run_all(op, lambda name, block: _steps(block, settings, starts.get(name)))
+        cost = Cost(seconds=time.perf_counter() - began, route="lockstep")
+        results: dict[str, Result] = {
+            name: _result(as_operator(op[name]), solution, settings, cost) for name, solution in found.items()
+        }
+        return ResultMapping(results=results, seed=seed, cost=cost, outcome=_joint(results))
+    operator = as_operator(op)
+    if k > operator.shape[0]:
+        raise ValueError(f"k must be at most the size of the operator, {operator.shape[0]}. Got {k}.")
+    solution = run(operator, _steps(operator, settings, start))
+    facts = operator.cost()
+    cost = Cost(time.perf_counter() - began, facts.route, facts.peak_bytes, facts.notes)
+    return _result(operator, solution, settings, cost)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    k: int
+    which: Which
+    tol: float
+    max_matvecs: int | None
+    verify_fully: bool
+    seed: int
+
+
+def _check_arguments(k: int, which: str, tol: float, max_matvecs: int | None, verify: str) -> None:
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k must be a positive integer. Got {k!r}.")
+    if which not in _WHICH:
+        raise ValueError(f"which must be one of {', '.join(map(repr, _WHICH))}. Got {which!r}.")
+    if not tol > 0:
+        raise ValueError(f"tol must be positive. Got {tol!r}.")
+    if max_matvecs is not None and max_matvecs < 1:
+        raise ValueError(f"max_matvecs must be at least 1. Got {max_matvecs!r}.")
+    if verify not in ("auto", "full"):
+        raise ValueError(f"verify must be 'auto' or 'full'. Got {verify!r}.")
+
+
+def _steps(op: LinearOperator, settings: _Settings, start: Any) -> Generator[Tensor, Tensor, Solution]:
+    """The solver's generator; the smallest eigenvalues are the largest of −A."""
+    if not op.symmetric:
+        raise ValueError(f"top_eigenpairs needs a symmetric operator. Got {op!r}.")
+    n = op.shape[0]
+    k = min(settings.k, n)
+    solver = EigenSolver(
+        n,
+        k,
+        tol=settings.tol,
+        by_magnitude=settings.which == "magnitude",
+        start=_start_block(op, k, start),
+        max_matvecs=settings.max_matvecs or 500 + 100 * k,
+        max_basis=_basis_size(n, k, op.dtype),
+        verify_fully=settings.verify_fully,
+        dtype=op.dtype,
+        device=op.device,
+        generator=torch.Generator().manual_seed(settings.seed),
+    )
+    sign = -1.0 if settings.which == "smallest" else 1.0
+    steps = solver.steps()
+    block = next(steps)
+    while True:
+        image = yield block
+        try:
+            block = steps.send(image if sign > 0 else -image)
+        except StopIteration as stop:
+            solution: Solution = stop.value
+            return solution
+
+
+def _basis_size(n: int, k: int, dtype: torch.dtype) -> int:
+    room = BASIS_BYTES // max(1, n * (8 + dtype.itemsize))
+    return min(n, max(k + 4, min(4 * k + 60, room)))
+
+
+def _start_block(op: LinearOperator, k: int, start: Any) -> Tensor | None:
+    if start is None:
+        return op.suggest_start(k)
+    block = start.vectors if isinstance(start, Eigenpairs) else start
+    if not isinstance(block, Tensor):
+        raise ValueError(f"start must be a tensor (n, j) or an Eigenpairs. Got {type(start).__name__}.")
+    block = block[:, None] if block.ndim == 1 else block
+    if block.ndim != 2 or block.shape[0] != op.shape[0] or block.shape[1] < 1:
+        raise ValueError(f"start must have {op.shape[0]} rows and at least one column. Got shape {tuple(block.shape)}.")
+    if not bool(torch.isfinite(block).all()):
+        raise ValueError("start holds NaN or inf.")
+    return block
+
+
+def _result(op: LinearOperator, solution: Solution, settings: _Settings, cost: Cost) -> Eigenpairs:
+    values, vectors, residuals = solution.values, solution.vectors, solution.residuals
+    if settings.which == "smallest":
+        values, vectors, residuals = (-values).flip(0), vectors.flip(1), residuals.flip(0)
+    return Eigenpairs(
+        values=values,
+        vectors=vectors,
+        residuals=residuals,
+        converged=solution.outcome is Outcome.CONVERGED,
+        matvecs=solution.matvecs,
+        which=settings.which,
+        tol=settings.tol,
+        scale=solution.scale,
+        miss_probability=solution.miss_probability,
+        outcome=solution.outcome,
+        seed=settings.seed,
+        cost=cost,
+    )
+
+
+def _joint(results: Mapping[str, Result]) -> Outcome:
+    """The worst outcome of several results."""
+    return next((r.outcome for r in results.values() if not r.outcome.good), Outcome.CONVERGED)

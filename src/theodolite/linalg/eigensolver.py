@@ -1,0 +1,241 @@
+"""Restarted Lanczos with full reorthogonalisation, any start, true residuals, and a search for missed copies.
+
+From one vector the method is thick-restart Lanczos. From a subspace (a warm start) it expands by the leading
+direction of the wanted residuals. Both end the same way: a random vector orthogonal to everything seen starts a
+fresh chain, which either brings up an eigenvalue that was missed or certifies (`certificate.py`) that there is
+none. A warm start is trusted further: its chain stops early unless it comes near the wanted values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from theodolite.linalg.certificate import RISK, Chain
+from theodolite.linalg.ritz import RitzBasis, RitzPairs
+from theodolite.results import Outcome
+
+#: A warm start that settled early spends its search up to this many products in all.
+WARM_PRODUCTS = 8
+
+Products = Generator[Tensor, Tensor, None]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What the solver found, wanted order, before it becomes a result."""
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    outcome: Outcome
+    matvecs: int
+    scale: float
+    miss_probability: float
+
+
+class _Search(Enum):
+    CLEAN = 1
+    FOUND = 2
+    BUDGET = 3
+
+
+class EigenSolver:
+    """The k largest (or largest in magnitude) eigenpairs of a symmetric operator; see `steps`."""
+
+    def __init__(
+        self,
+        n: int,
+        k: int,
+        *,
+        tol: float,
+        by_magnitude: bool,
+        start: Tensor | None,
+        max_matvecs: int,
+        max_basis: int,
+        verify_fully: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        generator: torch.Generator,
+    ) -> None:
+        self.n, self.k, self.tol = n, k, tol
+        self.by_magnitude = by_magnitude
+        self.start, self.max_matvecs = start, max_matvecs
+        self.verify_fully = verify_fully
+        self.generator = generator
+        capacity = min(n, max_basis)
+        self.basis = RitzBasis(n, capacity, dtype=dtype, device=device)
+        self.device = device
+        self.matvecs = 0
+        self.scale = 0.0
+        # While `chained`, every residual lies along `tail`, the last image's part outside the basis.
+        self.tail = torch.zeros(n, dtype=torch.float64, device=device)
+        self.chained = True
+        self.restarted = False
+        self.miss = 1.0
+        self._stalled = 0
+        self._best = float("inf")
+
+    def steps(self) -> Generator[Tensor, Tensor, Solution]:
+        """Yield blocks to multiply, receive products, return the solution."""
+        yield from self._begin()
+        while True:
+            pairs = self._ritz()
+            norms = self._residual_norms(pairs)
+            if self._settled(norms):
+                if self.basis.size == self.n:
+                    self.miss = 0.0
+                    return self._solution(pairs, Outcome.CONVERGED)
+                search = yield from self._search(pairs)
+                pairs = self._ritz()
+                if search is _Search.CLEAN:
+                    return self._solution(pairs, Outcome.CONVERGED)
+                if search is _Search.BUDGET:
+                    return self._solution(pairs, Outcome.UNVERIFIED)
+                continue
+            if self.matvecs >= self.max_matvecs:
+                return self._solution(pairs, Outcome.MAX_MATVECS)
+            if self._stalls(norms):
+                return self._solution(pairs, Outcome.PRECISION)
+            yield from self._expand(self._direction(pairs, norms))
+            self._make_room()
+
+    # Starting and expanding
+
+    def _begin(self) -> Products:
+        if self.start is None:
+            yield from self._expand(self._random_direction())
+            return
+        block, _ = torch.linalg.qr(self.start.to(device=self.device, dtype=torch.float64))
+        block = block[:, : max(1, min(block.shape[1], self.basis.capacity, self.max_matvecs))]
+        images = yield block
+        self.matvecs += block.shape[1]
+        for vector, image in zip(block.T, images.T, strict=True):
+            self.tail = self.basis.append(vector, image)
+        self.chained = block.shape[1] == 1
+
+    def _expand(self, direction: Tensor) -> Products:
+        image = yield direction[:, None]
+        self.matvecs += 1
+        self.tail = self.basis.append(direction, image[:, 0])
+
+    def _direction(self, pairs: RitzPairs, norms: Tensor) -> Tensor:
+        if self.chained:
+            candidate = self.tail
+        else:
+            # The leading singular direction of all residuals: one product serves every pair it can.
+            residuals = self.basis.residuals(pairs, len(norms))
+            candidate = residuals @ torch.linalg.eigh(residuals.T @ residuals).eigenvectors[:, -1]
+        length = float(candidate.norm())
+        candidate, norm = self.basis.orthogonalise(candidate)
+        if norm <= 1e-13 * max(self.scale, length) or norm == 0.0:
+            return self._random_direction()
+        return candidate / norm
+
+    def _random_direction(self) -> Tensor:
+        draw = torch.randn(self.n, generator=self.generator, dtype=torch.float64).to(self.device)
+        draw, norm = self.basis.orthogonalise(draw)
+        return draw / norm
+
+    def _make_room(self) -> None:
+        """Thick restart: drop the far end of the basis when it is full."""
+        if self.basis.size < self.basis.capacity or self.basis.size >= self.n:
+            return
+        self.restarted = True
+        spare = self.basis.capacity - self.k
+        self.basis.compress(self._ritz(), self.k + max(1, min(spare - 2, spare // 2)))
+
+    # Judging
+
+    def _ritz(self) -> RitzPairs:
+        pairs = self.basis.ritz(by_magnitude=self.by_magnitude)
+        self.scale = max(self.scale, float(pairs.values.abs().max()))
+        return pairs
+
+    def _residual_norms(self, pairs: RitzPairs) -> Tensor:
+        """Residual norms of the wanted pairs that exist so far."""
+        count = min(self.k, self.basis.size)
+        if self.chained:
+            estimate = float(self.tail.norm()) * pairs.coordinates[-1, :count].abs()
+            if count < self.k or float(estimate.max()) > self.tol * self.scale:
+                return estimate
+        norms: Tensor = self.basis.residuals(pairs, count).norm(dim=0).cpu()
+        return norms
+
+    def _settled(self, norms: Tensor) -> bool:
+        return len(norms) == self.k and float(norms.max()) <= self.tol * self.scale
+
+    def _stalls(self, norms: Tensor) -> bool:
+        """Whether small residuals stopped falling: then rounding, not the basis, is the limit."""
+        worst = float(norms.max())
+        if len(norms) < self.k or worst > 1e-4 * self.scale:
+            return False
+        if worst < 0.9 * self._best:
+            self._best, self._stalled = worst, 0
+        else:
+            self._stalled += 1
+        return self._stalled > 40 + self.basis.capacity
+
+    # The search for missed copies
+
+    def _search(self, pairs: RitzPairs) -> Generator[Tensor, Tensor, _Search]:
+        """Grow a random chain until it finds a missed eigenvalue or certifies that there is none."""
+        wanted = pairs.values[: self.k]
+        edge = float(wanted.abs().min() if self.by_magnitude else wanted.min())
+        bound = edge + self.tol * self.scale
+        chain = self._open_chain()
+        while True:
+            if chain.length:
+                if chain.reach(both_ends=self.by_magnitude) > bound:
+                    return _Search.FOUND
+                self.miss = chain.miss_probability(bound, both_ends=self.by_magnitude)
+                enough = self.miss <= RISK or self._trusts(chain, edge) or self.basis.size == self.n
+                if enough and self._settled(self._residual_norms(self._ritz())):
+                    return _Search.CLEAN
+                if self.basis.size == self.n:
+                    return _Search.FOUND
+            if self.matvecs >= self.max_matvecs:
+                return _Search.BUDGET
+            if self.basis.size == self.basis.capacity:
+                self.basis.grow(min(self.n, 2 * self.basis.capacity))
+            yield from self._expand(self._chain_direction(chain))
+            chain.extend(float(self.basis.projection[-1, -1]), float(self.tail.norm()), self.scale)
+
+    def _open_chain(self) -> Chain:
+        """A new random chain in the complement; for one pair, the random chain that found it goes on.
+
+        Copies of the single wanted value do not matter, so nothing has to be deflated for k = 1.
+        """
+        if self.k == 1 and self.chained and self.start is None and not self.restarted:
+            return Chain.of_projection(self.basis.projection, float(self.tail.norm()), self.n)
+        self._make_room()
+        self.chained = False
+        return Chain(self.n - self.basis.size)
+
+    def _chain_direction(self, chain: Chain) -> Tensor:
+        norm = float(self.tail.norm())
+        return self.tail / norm if chain.length and norm > 0.0 else self._random_direction()
+
+    def _trusts(self, chain: Chain, edge: float) -> bool:
+        """Whether a warm start needs no further search: a short chain stayed below the wanted values."""
+        if self.start is None or self.verify_fully or self.matvecs < WARM_PRODUCTS:
+            return False
+        if chain.length < (1 if self.k <= 3 else 2):
+            return False
+        return chain.length >= 4 or chain.reach(both_ends=self.by_magnitude) <= 0.9 * edge
+
+    def _solution(self, pairs: RitzPairs, outcome: Outcome) -> Solution:
+        count = min(self.k, self.basis.size)
+        return Solution(
+            values=pairs.values[:count],
+            vectors=self.basis.lift(pairs.coordinates[:, :count]),
+            residuals=self.basis.residuals(pairs, count).norm(dim=0).cpu(),
+            outcome=outcome,
+            matvecs=self.matvecs,
+            scale=self.scale,
+            miss_probability=self.miss,
+        )

@@ -1,0 +1,65 @@
+"""Run an algorithm on one operator, or on many in lockstep.
+
+An algorithm is a generator: it yields a block of columns to be multiplied, is sent the product, and returns
+its answer. It never sees who multiplies. For a mapping of operators all pending blocks go into one joint
+product, so that operators which share work (the layers of one network) pay for it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from theodolite.operators import LinearOperator, as_operator
+
+Answer = TypeVar("Answer")
+Steps = Generator[Tensor, Tensor, Answer]
+
+
+@runtime_checkable
+class JointProducts(Protocol):
+    """A mapping of operators that multiplies several blocks in one go."""
+
+    def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
+
+
+def run(op: LinearOperator, steps: Steps[Answer]) -> Answer:
+    """Drive one algorithm with the products of `op`."""
+    try:
+        block = next(steps)
+        while True:
+            block = steps.send(op @ block)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
+
+
+def run_all(ops: Mapping[str, Any], make: Callable[[str, LinearOperator], Steps[Answer]]) -> dict[str, Answer]:
+    """Drive one algorithm per operator of a mapping, multiplying all pending blocks together."""
+    operators = {name: as_operator(op) for name, op in ops.items()}
+    running = {name: make(name, op) for name, op in operators.items()}
+    answers: dict[str, Answer] = {}
+    pending: dict[str, Tensor] = {}
+
+    def advance(name: str, image: Tensor | None) -> None:
+        try:
+            pending[name] = next(running[name]) if image is None else running[name].send(image)
+        except StopIteration as stop:
+            answers[name] = stop.value
+            pending.pop(name, None)
+
+    try:
+        for name in running:
+            advance(name, None)
+        while pending:
+            blocks = dict(pending)
+            images = ops.products(blocks) if isinstance(ops, JointProducts) else {n: operators[n] @ b for n, b in blocks.items()}
+            for name, image in images.items():
+                advance(name, image)
+    finally:
+        for steps in running.values():
+            steps.close()
+    return {name: answers[name] for name in operators}

@@ -1,0 +1,192 @@
+"""`trace`: Hutchinson, Hutch++ and XTrace, each with an honest standard error.
+
+All three draw vectors uniformly on the sphere of radius √n: rotation-invariant, unbiased, and exact for
+multiples of the identity.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from theodolite.linalg.lockstep import run, run_all
+from theodolite.operators import LinearOperator, as_operator
+from theodolite.results import Cost, Outcome, ResultMapping, Row
+from theodolite.results import Result as ResultBase
+
+Method = Literal["hutch++", "hutchinson", "xtrace"]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TraceEstimate(ResultBase):
+    """An estimated trace with its standard error from `samples` exchangeable terms."""
+
+    value: float
+    stderr: float
+    matvecs: int
+    samples: int
+    method: str
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """A t-interval that holds the trace with probability `level`."""
+        from scipy.stats import t
+
+        half = float(t.ppf(0.5 + level / 2, max(1, self.samples - 1))) * self.stderr
+        return self.value - half, self.value + half
+
+    def rows(self) -> list[Row]:
+        return [
+            {
+                "quantity": "trace",
+                "value": self.value,
+                "stderr": self.stderr,
+                "method": self.method,
+                "matvecs": self.matvecs,
+                "seed": self.seed,
+            }
+        ]
+
+    def sentence(self) -> str:
+        return f"trace = {self.value:.5g} ± {self.stderr:.2g} ({self.method}, {self.matvecs} products)."
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Exchangeable estimates of the trace whose mean is the answer."""
+
+    values: Tensor
+    matvecs: int
+    inflation: float = 1.0  # of the standard error, where the terms depend on one another
+
+
+Steps = Generator[Tensor, Tensor, _Terms]
+
+
+def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int = 0) -> Any:
+    """The trace of a square operator (a `TraceEstimate`), or of each one of a mapping in lockstep.
+
+    `"hutchinson"` averages `zᵀAz`; `"hutch++"` treats a sketched top subspace exactly and averages the rest;
+    `"xtrace"` uses every vector for both and is the most accurate for decaying spectra.
+
+    >>> import torch
+    >>> trace(torch.eye(5).double() * 2, matvecs=12).value
+    10.0
+    """
+    if method not in _METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, _METHODS))}. Got {method!r}.")
+    least = {"hutchinson": 2, "hutch++": 6, "xtrace": 4}[method]
+    if isinstance(matvecs, bool) or not isinstance(matvecs, int) or matvecs < least:
+        raise ValueError(f"matvecs must be an integer of at least {least} for {method!r}. Got {matvecs!r}.")
+    began = time.perf_counter()
+
+    def steps(_: str, operator: LinearOperator) -> Steps:
+        if operator.shape[0] != operator.shape[1]:
+            raise ValueError(f"trace needs a square operator. Got shape {operator.shape}.")
+        generator = torch.Generator().manual_seed(seed)
+        return _METHODS[method](operator.shape[0], matvecs, _Sphere(operator.shape[0], operator.device, generator))
+
+    def result(terms: _Terms, cost: Cost) -> TraceEstimate:
+        value, stderr = mean_and_error(terms.values, terms.inflation)
+        return TraceEstimate(
+            value=value,
+            stderr=stderr,
+            matvecs=terms.matvecs,
+            samples=len(terms.values),
+            method=method,
+            outcome=Outcome.ESTIMATED,
+            seed=seed,
+            cost=cost,
+        )
+
+    if isinstance(op, Mapping):
+        found = run_all(op, steps)
+        cost = Cost(seconds=time.perf_counter() - began, route="lockstep")
+        results: dict[str, ResultBase] = {name: result(terms, cost) for name, terms in found.items()}
+        return ResultMapping(results=results, outcome=Outcome.ESTIMATED, seed=seed, cost=cost)
+    operator = as_operator(op)
+    terms = run(operator, steps("", operator))
+    facts = operator.cost()
+    return result(terms, Cost(time.perf_counter() - began, facts.route, facts.peak_bytes, facts.notes))
+
+
+def mean_and_error(values: Tensor, inflation: float = 1.0) -> tuple[float, float]:
+    """Mean and standard error; the error never falls below the rounding of the mean."""
+    mean = float(values.mean())
+    spread = inflation * float(values.std()) / math.sqrt(len(values))
+    return mean, max(spread, 8 * torch.finfo(values.dtype).eps * abs(mean))
+
+
+@dataclass(frozen=True)
+class _Sphere:
+    """Draws columns uniform on the sphere of radius √n."""
+
+    n: int
+    device: torch.device
+    generator: torch.Generator
+
+    def draw(self, count: int) -> Tensor:
+        x = torch.randn(self.n, count, generator=self.generator, dtype=torch.float64).to(self.device)
+        columns: Tensor = x * (math.sqrt(self.n) / x.norm(dim=0))
+        return columns
+
+
+def _hutchinson(n: int, matvecs: int, sphere: _Sphere) -> Steps:
+    z = sphere.draw(matvecs)
+    az = yield z
+    return _Terms((z * az.double()).sum(0), matvecs)
+
+
+def _hutch_plus_plus(n: int, matvecs: int, sphere: _Sphere) -> Steps:
+    sketch = min(matvecs // 3, n)
+    image = yield sphere.draw(sketch)
+    q, _ = torch.linalg.qr(image.double())
+    aq = yield q
+    top = (q * aq.double()).sum()
+    count = matvecs - 2 * sketch
+    z = sphere.draw(count)
+    z = z - q @ (q.T @ z)
+    if n - q.shape[1] <= 0:
+        return _Terms(top.expand(2), 2 * sketch)
+    z = z * (math.sqrt(n - q.shape[1]) / z.norm(dim=0))
+    az = yield z
+    return _Terms(top + (z * az.double()).sum(0), 2 * sketch + count)
+
+
+def _xtrace(n: int, matvecs: int, sphere: _Sphere) -> Steps:
+    """Leave-one-out Hutch++: the basis without column i is Q(I − s sᵀ), s the unit i-th column of R⁻ᵀ."""
+    m = min(matvecs // 2, n)
+    omega = sphere.draw(m)
+    y = (yield omega).double()
+    q, r = torch.linalg.qr(y)
+    z = (yield q).double()
+    if _rank_deficient(r):
+        # The sketch holds the whole range of A, so the trace on it is exact.
+        return _Terms((q * z).sum().expand(2), 2 * m)
+    h, w, t = q.T @ z, q.T @ omega, z.T @ omega
+    s = torch.linalg.solve_triangular(r, torch.eye(m, dtype=r.dtype, device=r.device), upper=True).T
+    s = s / s.norm(dim=0)
+    c = w - s * (s * w).sum(0)
+    quadratic = (w * r).sum(0) - (t * c).sum(0) - (c * r).sum(0) + (c * (h @ c)).sum(0)
+    scale = (n - m + 1) / (n - c.square().sum(0)).clamp(min=1e-300)
+    # The terms share all but one vector, so their spread understates the error. Calibrated once, over flat,
+    # decaying and outlier spectra with n = 100 and 1000, and frozen.
+    inflation = 1.15 * (1 - m / (n + 1)) ** -0.6
+    return _Terms(h.trace() - (s * (h @ s)).sum(0) + scale * quadratic, 2 * m, inflation)
+
+
+def _rank_deficient(r: Tensor) -> bool:
+    diagonal = r.diagonal().abs()
+    return float(diagonal.min()) <= 1e-13 * max(float(diagonal.max()), 1e-300)
+
+
+_METHODS: dict[str, Callable[[int, int, _Sphere], Steps]] = {
+    "hutch++": _hutch_plus_plus,
+    "hutchinson": _hutchinson,
+    "xtrace": _xtrace,
+}

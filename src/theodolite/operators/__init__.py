@@ -1,0 +1,27 @@
+"""L2: matrices known by their action."""
+
+from theodolite.operators.algebra import ProductOperator
+from theodolite.operators.base import LinearOperator
+from theodolite.operators.dense import DenseOperator
+from theodolite.operators.gauss_newton import GaussNewtonOperator, gauss_newton
+from theodolite.operators.hessian import HessianOperator, hessian
+from theodolite.operators.jacobian import JacobianOperator, jacobian
+from theodolite.operators.kronecker import KroneckerOperator
+from theodolite.operators.layers import LayerHessians, layer_hessians
+from theodolite.operators.scipy_bridge import as_operator
+
+__all__ = [
+    "DenseOperator",
+    "GaussNewtonOperator",
+    "HessianOperator",
+    "JacobianOperator",
+    "KroneckerOperator",
+    "LayerHessians",
+    "LinearOperator",
+    "ProductOperator",
+    "as_operator",
+    "gauss_newton",
+    "hessian",
+    "jacobian",
+    "layer_hessians",
+]

@@ -1,0 +1,199 @@
+"""`LinearOperator`: a matrix known by its action. Algorithms see this and never a network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from theodolite.errors import NonFiniteError, SymmetryError
+from theodolite.results import Cost
+
+if TYPE_CHECKING:
+    import scipy.sparse.linalg
+
+#: How far `uᵀ(Av)` and `vᵀ(Au)` may differ, relative to `‖Av‖`, for Gaussian u and v.
+SYMMETRY_TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-3}
+
+
+class LinearOperator(ABC):
+    """A matrix of `shape` known only by its products.
+
+    Subclasses write `_matmat`, which takes a block of columns (n, k) in the operator's own dtype and
+    returns (m, k); those that are not symmetric also write `_rmatmat` for the transposed product.
+    Users write `op @ v` and `op @ V`. Products are returned in the wider of the two dtypes, so float64
+    vectors stay float64 beside a float32 network.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        symmetric: bool = False,
+        probe: bool = True,
+    ) -> None:
+        if symmetric and shape[0] != shape[1]:
+            raise ValueError(f"A symmetric operator must be square. Got shape {shape}.")
+        self.shape = shape
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.symmetric = symmetric
+        self._probe_pending = symmetric and probe
+
+    @abstractmethod
+    def _matmat(self, x: Tensor) -> Tensor:
+        """The product with a block of columns: (n, k) -> (m, k)."""
+
+    def _rmatmat(self, x: Tensor) -> Tensor:
+        """The transposed product: (m, k) -> (n, k)."""
+        if self.symmetric:
+            return self._matmat(x)
+        raise TypeError(f"{type(self).__name__} is not symmetric and has no transposed product; write _rmatmat.")
+
+    # What users call
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            return NotImplemented
+        self._check_operand(x, self.shape[1])
+        self.check_symmetry()
+        return self._product(self._matmat, x)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """The transposed product `opᵀ @ x`."""
+        self._check_operand(x, self.shape[0])
+        return self._product(self._rmatmat, x)
+
+    @property
+    def T(self) -> LinearOperator:  # noqa: N802
+        """The transposed operator."""
+        from theodolite.operators.algebra import TransposedOperator
+
+        return self if self.symmetric else TransposedOperator(self)
+
+    def to_dense(self) -> Tensor:
+        """The matrix itself, column block by column block; for tests and small operators."""
+        n = self.shape[1]
+        width = 256
+        eye = torch.eye(n, dtype=self.dtype, device=self.device)
+        return torch.cat([self @ eye[:, i : i + width] for i in range(0, n, width)], dim=1)
+
+    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
+        """The operator for SciPy: `eigsh(op.to_scipy(), ...)`."""
+        from theodolite.operators.scipy_bridge import to_scipy
+
+        exported: scipy.sparse.linalg.LinearOperator = to_scipy(self)
+        return exported
+
+    def suggest_start(self, k: int) -> Tensor | None:
+        """Columns (n, j) worth starting an eigen-solver from, or None. A hook for subclasses."""
+        return None
+
+    def cost(self) -> Cost:
+        """How the products are made and what they hold in memory."""
+        return Cost(route=type(self).__name__)
+
+    def check_symmetry(self, *, seed: int = 0) -> None:
+        """Compare `uᵀ(Av)` with `vᵀ(Au)` for Gaussian vectors, once; frameworks err too.
+
+        Two probes share a vector, so the check costs three products.
+        """
+        if not self._probe_pending:
+            return
+        self._probe_pending = False
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(self.shape[1], 3, generator=generator, dtype=torch.float64)
+        x = x.to(device=self.device, dtype=self.dtype)
+        gap = symmetry_gap(x, self._product(self._matmat, x))
+        if gap > SYMMETRY_TOLERANCE[self.dtype] and self._confirm_asymmetry(x):
+            self._probe_pending = True
+            raise SymmetryError(self._asymmetry_message(gap))
+
+    # For subclasses
+
+    def _confirm_asymmetry(self, x: Tensor) -> bool:
+        """Last word before `SymmetryError`; an operator may recompute in higher precision here."""
+        return True
+
+    def _asymmetry_message(self, gap: float) -> str:
+        return (
+            f"{type(self).__name__} calls itself symmetric but u'(Av) and v'(Au) differ by {gap:.1e} of |Av|. "
+            "Usual causes: (a) a product made with torch.func.hessian or jvp(jacrev(f)), which are wrong through "
+            "LayerNorm in torch 2.13 (use double backward, or theodolite.hessian); (b) a custom autograd.Function "
+            "whose double backward is wrong; (c) a matrix that is not symmetric at all (pass symmetric=False)."
+        )
+
+    def _check_operand(self, x: Tensor, rows: int) -> None:
+        if x.ndim not in (1, 2) or x.shape[0] != rows:
+            raise ValueError(
+                f"{type(self).__name__} has shape {self.shape}: expected a vector ({rows},) or a matrix ({rows}, k). "
+                f"Got {tuple(x.shape)}."
+            )
+        if not x.is_floating_point():
+            raise ValueError(
+                f"{type(self).__name__} multiplies floating-point vectors. Got {x.dtype}; call .double() on it first."
+            )
+
+    def _product(self, matmat: Any, x: Tensor) -> Tensor:
+        columns = x[:, None] if x.ndim == 1 else x
+        out: Tensor = matmat(columns.detach().to(device=self.device, dtype=self.dtype))
+        if not bool(torch.isfinite(out).all()):
+            raise NonFiniteError(self._nonfinite_message(columns))
+        out = out.to(torch.promote_types(self.dtype, x.dtype))
+        return out[:, 0] if x.ndim == 1 else out
+
+    def _nonfinite_message(self, columns: Tensor) -> str:
+        if not bool(torch.isfinite(columns).all()):
+            return "The vector to be multiplied holds NaN or inf."
+        return (
+            f"{type(self).__name__} returned NaN or inf for a finite vector: (a) the loss has diverged at these parameters, "
+            "(b) half or single precision overflowed, try a float64 model, (c) a batch holds bad values."
+        )
+
+    def __repr__(self) -> str:
+        kind = "symmetric " if self.symmetric else ""
+        return f"<{type(self).__name__}: {kind}{self.shape[0]} x {self.shape[1]}, {self.dtype}>"
+
+    # Algebra: lazily built, so that this file stays the contract
+
+    def __add__(self, other: LinearOperator) -> LinearOperator:
+        from theodolite.operators.algebra import add
+
+        return add(self, other)
+
+    def __sub__(self, other: LinearOperator) -> LinearOperator:
+        return self + (-1.0) * other
+
+    def __neg__(self) -> LinearOperator:
+        return (-1.0) * self
+
+    def __mul__(self, scalar: float | Tensor) -> LinearOperator:
+        from theodolite.operators.algebra import ScaledOperator
+
+        if not isinstance(scalar, int | float) and not (isinstance(scalar, Tensor) and scalar.numel() == 1):
+            return NotImplemented
+        return ScaledOperator(self, float(scalar))
+
+    __rmul__ = __mul__
+
+    def kron(self, other: LinearOperator) -> LinearOperator:
+        """The Kronecker product `self ⊗ other`, never formed."""
+        from theodolite.operators.kronecker import KroneckerOperator
+
+        return KroneckerOperator(self, other)
+
+
+def symmetry_gap(x: Tensor, ax: Tensor) -> float:
+    """Largest `|uᵀ(Av) − vᵀ(Au)| / ‖Av‖` over neighbouring columns u, v of `x`, with `ax` = A x."""
+    x, ax = x.double(), ax.double()
+    gram = x.T @ ax
+    norms = ax.norm(dim=0)
+    gaps = [
+        abs(float(gram[i, i + 1] - gram[i + 1, i])) / max(float(norms[i]), float(norms[i + 1]), 1e-300)
+        for i in range(x.shape[1] - 1)
+    ]
+    return max(gaps, default=0.0)

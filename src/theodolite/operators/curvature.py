@@ -1,0 +1,118 @@
+"""What Hessian, Gauss-Newton and Jacobian operators share: the snapshot, the graphs, and blocks of vectors."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from theodolite.operators.base import LinearOperator
+from theodolite.operators.graphs import Graph, GraphStore, Keep, batching_may_pay
+from theodolite.operators.snapshot import Snapshot
+from theodolite.problem import Batch, Problem
+from theodolite.results import Cost
+
+#: Vectors sent through one graph at a time.
+CHUNK = 8
+
+
+class BlockRoute:
+    """Decides whether a block of vectors goes through a graph at once or one by one.
+
+    The batched route is proven on its first use: its first column must equal the single product. Some layers
+    have no batching rule (GroupNorm), and a wrong one must not pass.
+    """
+
+    def __init__(self, problem: Problem, *, batched: bool | None) -> None:
+        self.batched = batched if batched is not None else (None if batching_may_pay(problem) else False)
+
+    def apply(self, single: Callable[[Tensor], Tensor], block: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """`rows` (k, n) -> (k, m), by `block` where that is right and pays, else by `single` row by row."""
+        if rows.shape[0] == 1 or self.batched is False:
+            return torch.stack([single(row) for row in rows])
+        if self.batched is None:
+            self.batched = self._proves_itself(single, block, rows[:2])
+            return self.apply(single, block, rows)
+        return torch.cat([block(chunk) for chunk in rows.split(CHUNK)])
+
+    @staticmethod
+    def _proves_itself(single: Callable[[Tensor], Tensor], block: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
+        expected = single(rows[0])
+        try:
+            got = block(rows)[0]
+        except (RuntimeError, NotImplementedError):
+            return False
+        tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
+        return float((got - expected).norm()) <= tolerance * float(expected.norm())
+
+
+class CurvatureOperator(LinearOperator, Generic[Graph]):
+    """An operator made of one autograd graph per batch.
+
+    Subclasses build the graph of a batch and differentiate it; `keep` forces the choice between keeping graphs
+    ("always") and evaluating the model anew for each product ("never"), `memory_budget` bounds what is kept.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        shape: tuple[int, int],
+        *,
+        symmetric: bool,
+        keep: Keep,
+        memory_budget: int | None,
+        batched: bool | None = None,
+    ) -> None:
+        super().__init__(shape, dtype=problem.dtype, device=problem.device, symmetric=symmetric)
+        self.problem = problem
+        self.keep, self.memory_budget = keep, memory_budget
+        self.graphs: GraphStore[Graph] = GraphStore(problem, self._build, self._roots, keep=keep, budget=memory_budget)
+        self._snapshot = Snapshot(problem.model, buffers=True)
+        self._blocks = BlockRoute(problem, batched=batched)
+
+    @abstractmethod
+    def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Graph:
+        """Evaluate one batch and return what is to be differentiated."""
+
+    @abstractmethod
+    def _roots(self, graph: Graph) -> list[Tensor]:
+        """The tensors whose history the graph is."""
+
+    def _summed(self, x: Tensor, single: Callable[[Graph, Tensor], Tensor], block: Callable[[Graph, Tensor], Tensor]) -> Tensor:
+        """Σ_b share_b · product_b over the batches, accumulated in float64: (n, k) -> (m, k)."""
+        self._snapshot.check()
+        rows = x.T.contiguous()
+        total: Tensor | None = None
+        for share, graph in self.graphs:
+            part = self._blocks.apply(lambda v, g=graph: single(g, v), lambda v, g=graph: block(g, v), rows)  # type: ignore[misc]
+            if share != 1.0 or total is not None:
+                part = part.double() * share
+            total = part if total is None else total + part
+        assert total is not None
+        return total.T
+
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        parts = self.problem.selection.split(vector)
+        return [part.to(leaf.dtype) for part, leaf in zip(parts, self.graphs.leaves, strict=True)]
+
+    def _split_rows(self, rows: Tensor) -> list[Tensor]:
+        parts = self.problem.selection.split_columns(rows.T)
+        return [part.to(leaf.dtype) for part, leaf in zip(parts, self.graphs.leaves, strict=True)]
+
+    def _join(self, parts: list[Tensor | None], rows: int | None = None) -> Tensor:
+        """Gradients as one flat vector, or as `rows` flat vectors."""
+        lead = () if rows is None else (rows,)
+        flat = [
+            (leaf.new_zeros(*lead, leaf.numel()) if part is None else part.reshape(*lead, -1)).to(self.dtype)
+            for part, leaf in zip(parts, self.graphs.leaves, strict=True)
+        ]
+        return torch.cat(flat, dim=-1)
+
+    def cost(self) -> Cost:
+        return Cost(route=f"{self._kind()}, {self.graphs.route}", peak_bytes=self.graphs.bytes, notes=self.problem.notes)
+
+    def _kind(self) -> str:
+        return "double backward"

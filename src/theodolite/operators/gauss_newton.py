@@ -1,0 +1,125 @@
+"""The generalised Gauss-Newton matrix `Jᵀ (∇²_z loss) J`, z the model's output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from theodolite.operators.curvature import CurvatureOperator
+from theodolite.operators.graphs import Keep, backward
+from theodolite.problem import Batch, Problem
+
+
+@dataclass(frozen=True)
+class OutputGraph:
+    """One batch: its output, `Jᵀu` as a function of u, and the loss gradient at the output with its graph."""
+
+    output: Tensor
+    cotangent: Tensor
+    pulled: tuple[Tensor | None, ...]
+    loss_gradient: Tensor | None
+
+    def push(self, tangents: list[Tensor], *, batched: bool) -> Tensor:
+        """J v: the derivative of `v · Jᵀu` with respect to u."""
+        out = backward(self.pulled, [self.cotangent], tangents, batched=batched)[0]
+        lead = tangents[0].shape[:1] if batched else ()
+        return self.output.new_zeros(*lead, *self.output.shape) if out is None else out
+
+    def pull(self, leaves: list[Tensor], u: Tensor, *, batched: bool) -> list[Tensor | None]:
+        """Jᵀ u."""
+        return backward([self.output], leaves, [u], batched=batched)
+
+    def loss_curvature(self, t: Tensor, *, batched: bool) -> Tensor:
+        """(∇²_z loss) t."""
+        out = backward([self.loss_gradient], [self.output], [t], batched=batched)[0]
+        return torch.zeros_like(t) if out is None else out
+
+
+def output_graph(leaves: list[Tensor], output: Tensor, loss: Tensor | None) -> OutputGraph:
+    """Build the pieces from an evaluated batch; `loss=None` where only the Jacobian is wanted."""
+    gradient = None
+    if loss is not None:
+        gradient = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)[0]
+        if gradient is None:
+            raise ValueError(
+                "gauss_newton: the loss does not depend on the model's output tensor. With a tuple output the first "
+                "floating tensor (or .logits) counts as the output; return the one the loss uses first."
+            )
+    cotangent = torch.zeros_like(output, requires_grad=True)
+    pulled = torch.autograd.grad(output, leaves, cotangent, create_graph=True, allow_unused=True)
+    return OutputGraph(output, cotangent, pulled, gradient)
+
+
+class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
+    """`G = Σ_b share_b Jᵀ (∇²_z loss_b) J`. Made by `theodolite.gauss_newton`."""
+
+    def __init__(
+        self, problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
+    ) -> None:
+        super().__init__(
+            problem, (problem.size, problem.size), symmetric=True, keep=keep, memory_budget=memory_budget, batched=batched
+        )
+        self._checked = False
+
+    def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> OutputGraph:
+        result = self.problem.evaluate(tensors, batch, index)
+        if not result.output.requires_grad:
+            raise ValueError("gauss_newton: the model's output does not depend on the measured parameters.")
+        graph = output_graph(leaves, result.output, result.loss)
+        if not self._checked:
+            self._check_chain_rule(leaves, graph, result.loss)
+            self._checked = True
+        return graph
+
+    def _check_chain_rule(self, leaves: list[Tensor], graph: OutputGraph, loss: Tensor) -> None:
+        """The split into model and loss is only valid if the loss sees the parameters through the output alone."""
+        assert graph.loss_gradient is not None
+        direct = self._join(list(torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)))
+        chained = self._join(graph.pull(leaves, graph.loss_gradient.detach(), batched=False))
+        gap = float((direct - chained).norm())
+        if gap > 1e-3 * max(float(direct.norm()), 1e-30) and gap > 1e-6:
+            raise ValueError(
+                "gauss_newton: the loss depends on the parameters by other ways than the model's output (an auxiliary loss, "
+                "weight decay inside the loss, a second output). Use theodolite.hessian, or a loss of the output alone."
+            )
+
+    def _roots(self, graph: OutputGraph) -> list[Tensor]:
+        extra = [] if graph.loss_gradient is None else [graph.loss_gradient]
+        return [graph.output, *extra, *(g for g in graph.pulled if g is not None)]
+
+    def _matmat(self, x: Tensor) -> Tensor:
+        leaves = self.graphs.leaves
+
+        def product(graph: OutputGraph, tangents: list[Tensor], batched: bool) -> list[Tensor | None]:
+            pushed = graph.push(tangents, batched=batched)
+            return graph.pull(leaves, graph.loss_curvature(pushed, batched=batched), batched=batched)
+
+        def single(graph: OutputGraph, v: Tensor) -> Tensor:
+            return self._join(product(graph, self._split(v), False))
+
+        def block(graph: OutputGraph, rows: Tensor) -> Tensor:
+            return self._join(product(graph, self._split_rows(rows), True), len(rows))
+
+        return self._summed(x, single, block)
+
+    def _kind(self) -> str:
+        return "Jacobian products"
+
+
+def gauss_newton(
+    problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
+) -> GaussNewtonOperator:
+    """The generalised Gauss-Newton matrix of the objective: the part of the Hessian due to the loss's own curvature.
+
+    For any twice differentiable loss of the output (cross-entropy, squared error, ...); positive semi-definite
+    when the loss is convex in the output. Arguments as for `hessian`.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(1, 1, bias=False).double()
+    >>> problem = Problem(model, torch.nn.MSELoss(), (torch.tensor([[2.0]]).double(), torch.zeros(1, 1).double()))
+    >>> gauss_newton(problem).to_dense()
+    tensor([[8.]], dtype=torch.float64)
+    """
+    return GaussNewtonOperator(problem, keep=keep, memory_budget=memory_budget, batched=batched)

@@ -1,0 +1,103 @@
+"""The Hessian of a problem's objective, by double backward."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+from torch import Tensor
+
+from theodolite.errors import NumericalWarning, TheodoliteError
+from theodolite.operators.base import symmetry_gap
+from theodolite.operators.curvature import CurvatureOperator
+from theodolite.operators.graphs import Keep, backward
+from theodolite.problem import Batch, Problem
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class HessianOperator(CurvatureOperator[Gradients]):
+    """`H = ∇² Σ_b share_b loss_b` on the flat parameters. Made by `theodolite.hessian`."""
+
+    def __init__(
+        self, problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
+    ) -> None:
+        super().__init__(
+            problem, (problem.size, problem.size), symmetric=True, keep=keep, memory_budget=memory_budget, batched=batched
+        )
+
+    def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients:
+        loss = self.problem.evaluate(tensors, batch, index).loss
+        if not loss.requires_grad:
+            return (None,) * len(leaves)
+        return torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
+
+    def _roots(self, graph: Gradients) -> list[Tensor]:
+        return [g for g in graph if g is not None]
+
+    def _matmat(self, x: Tensor) -> Tensor:
+        leaves = self.graphs.leaves
+
+        def single(graph: Gradients, v: Tensor) -> Tensor:
+            return self._join(backward(graph, leaves, self._split(v), batched=False))
+
+        def block(graph: Gradients, rows: Tensor) -> Tensor:
+            return self._join(backward(graph, leaves, self._split_rows(rows), batched=True), len(rows))
+
+        return self._summed(x, single, block)
+
+    def _confirm_asymmetry(self, x: Tensor) -> bool:
+        """Repeat the probe on a float64 copy: single precision alone can look asymmetric near a flat minimum."""
+        if self.dtype == torch.float64:
+            return True
+        try:
+            double = HessianOperator(in_float64(self.problem), keep="never", batched=False)
+            double._probe_pending = False
+            wrong = symmetry_gap(x, double @ x.double()) > 1e-5
+        except (TheodoliteError, RuntimeError, ValueError):
+            return True  # the model cannot run in float64: the first verdict stands
+        if not wrong:
+            warnings.warn(
+                "Hessian products in single precision are dominated by rounding here (a nearly flat loss); use a float64 model.",
+                NumericalWarning,
+                stacklevel=2,
+            )
+        return wrong
+
+
+def in_float64(problem: Problem) -> Problem:
+    """The same problem on a float64 copy of the model and data."""
+
+    def widen(t: Tensor) -> Tensor:
+        return t.double() if t.is_floating_point() else t
+
+    from theodolite.problem.tensors import map_tensors
+
+    first = [
+        Batch(map_tensors(widen, b.args), map_tensors(widen, b.kwargs), map_tensors(widen, b.target), b.size)
+        for b in problem.data
+    ]
+    double = problem.with_batches(first)
+    return double.with_model(copy.deepcopy(problem.model).double())
+
+
+def hessian(
+    problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
+) -> HessianOperator:
+    """The exact Hessian of the objective as an operator on the flat parameters.
+
+    Products are double backward on a gradient graph that is kept alive between products while it fits in
+    `memory_budget` bytes (default: half of what is free) and rebuilt otherwise; `keep="always"` or `"never"`
+    forces the choice, and `op.cost().route` tells it. `batched` forces blocks of vectors through the graph at
+    once or one by one.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(2, 1, bias=False).double()
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()
+    >>> problem = Problem(model, torch.nn.MSELoss(), (x, torch.zeros(2, 1).double()))
+    >>> hessian(problem).to_dense()                       # 2 XᵀX / n
+    tensor([[1., 0.],
+            [0., 9.]], dtype=torch.float64)
+    """
+    return HessianOperator(problem, keep=keep, memory_budget=memory_budget, batched=batched)

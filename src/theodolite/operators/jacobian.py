@@ -1,0 +1,85 @@
+"""The Jacobian of all outputs with respect to the flat parameters, never formed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from theodolite.operators.curvature import CurvatureOperator
+from theodolite.operators.gauss_newton import OutputGraph, output_graph
+from theodolite.operators.graphs import Keep
+from theodolite.problem import Batch, Problem
+
+
+class JacobianOperator(CurvatureOperator[OutputGraph]):
+    """`J` of shape (outputs of all samples, parameters), sample-major. Made by `theodolite.jacobian`."""
+
+    def __init__(
+        self, problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
+    ) -> None:
+        problem.refuse_batch_coupling("The Jacobian")
+        self.counts = output_counts(problem)
+        super().__init__(
+            problem, (sum(self.counts), problem.size), symmetric=False, keep=keep, memory_budget=memory_budget, batched=batched
+        )
+
+    def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> OutputGraph:
+        return output_graph(leaves, self.problem.evaluate(tensors, batch, index).output, None)
+
+    def _roots(self, graph: OutputGraph) -> list[Tensor]:
+        return [graph.output, *(g for g in graph.pulled if g is not None)]
+
+    def _matmat(self, x: Tensor) -> Tensor:
+        self._snapshot.check()
+        rows = x.T.contiguous()
+        parts = []
+        for _, graph in self.graphs:
+
+            def single(v: Tensor, graph: OutputGraph = graph) -> Tensor:
+                return graph.push(self._split(v), batched=False).reshape(-1)
+
+            def block(vs: Tensor, graph: OutputGraph = graph) -> Tensor:
+                return graph.push(self._split_rows(vs), batched=True).reshape(len(vs), -1)
+
+            parts.append(self._blocks.apply(single, block, rows))
+        return torch.cat(parts, dim=1).T
+
+    def _rmatmat(self, x: Tensor) -> Tensor:
+        self._snapshot.check()
+        total = torch.zeros(x.shape[1], self.shape[1], dtype=torch.float64, device=self.device)
+        pieces = x.T.contiguous().split(self.counts, dim=1)
+        for (_, graph), rows in zip(self.graphs, pieces, strict=True):
+
+            def single(u: Tensor, graph: OutputGraph = graph) -> Tensor:
+                return self._join(graph.pull(self.graphs.leaves, u.view_as(graph.output), batched=False))
+
+            def block(us: Tensor, graph: OutputGraph = graph) -> Tensor:
+                return self._join(graph.pull(self.graphs.leaves, us.reshape(-1, *graph.output.shape), batched=True), len(us))
+
+            total += self._blocks.apply(single, block, rows)
+        return total.T.to(self.dtype)
+
+    def _kind(self) -> str:
+        return "Jacobian products"
+
+
+def output_counts(problem: Problem) -> list[int]:
+    """Number of output values of each batch."""
+    with problem.session(second=False), torch.no_grad():
+        tensors = problem.tensors(problem.leaves(grad=False))
+        return [problem.evaluate(tensors, batch, i).output.numel() for i, _, batch in problem.iterate()]
+
+
+def jacobian(
+    problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
+) -> JacobianOperator:
+    """The Jacobian of the model's outputs, rows sample-major, columns the flat parameters; `.T` pulls back.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(2, 1, bias=False).double()
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double()
+    >>> jacobian(Problem(model, torch.nn.MSELoss(), (x, torch.zeros(2, 1).double()))).to_dense()
+    tensor([[1., 2.],
+            [3., 4.]], dtype=torch.float64)
+    """
+    return JacobianOperator(problem, keep=keep, memory_budget=memory_budget, batched=batched)

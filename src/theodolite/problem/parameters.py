@@ -1,0 +1,138 @@
+"""Which parameters are measured, in which order, and how they form layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.errors import ParameterSelectionError, nearest
+
+Selector = str | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
+
+_WRAPPER_PARTS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module that owns selected parameters directly: their positions in the selection."""
+
+    name: str
+    kind: str
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
+
+    def members(self, *, bias: bool) -> tuple[int, ...]:
+        return tuple(sorted(self.weights + self.biases)) if bias else self.weights or self.biases
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selected parameters in the model's order, tied ones once."""
+
+    keys: tuple[str, ...]  # as the module names them, for functional calls
+    names: tuple[str, ...]  # as users name them: wrappers' prefixes removed
+    shapes: tuple[torch.Size, ...]
+    layers: dict[str, Layer]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [shape.numel() for shape in self.shapes]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """A flat vector as tensors of the parameters' shapes."""
+        return [part.view(shape) for part, shape in zip(vector.split(self.sizes), self.shapes, strict=True)]
+
+    def split_columns(self, columns: Tensor) -> list[Tensor]:
+        """A block of columns (n, k) as tensors (k, *shape)."""
+        rows = columns.T.contiguous()
+        return [part.reshape(-1, *shape) for part, shape in zip(rows.split(self.sizes, dim=1), self.shapes, strict=True)]
+
+    def positions(self, members: Iterable[int]) -> Tensor:
+        """Indices into the flat vector of the given parameters."""
+        offsets = [0, *torch.tensor(self.sizes).cumsum(0).tolist()]
+        return torch.cat([torch.arange(offsets[i], offsets[i + 1]) for i in members])
+
+
+def clean_name(key: str) -> str:
+    """A parameter's name without what wrappers put in front.
+
+    >>> clean_name("module._orig_mod.fc.weight")
+    'fc.weight'
+    """
+    for part in _WRAPPER_PARTS:
+        key = key.replace(part, "")
+    return key.removeprefix("module.")
+
+
+def select_parameters(model: nn.Module, params: Selector) -> Selection:
+    """The parameters of `model` chosen by `params` (None: all that require grad; globs; a predicate)."""
+    available = dict(model.named_parameters())  # names tied parameters once
+    lazy = [clean_name(k) for k, p in available.items() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise ParameterSelectionError(f"{lazy[0]} has no shape yet: run the model once on a batch before measuring it.")
+    if params is None:
+        chosen = [k for k, p in available.items() if p.requires_grad]
+    elif callable(params):
+        chosen = [k for k, p in available.items() if params(clean_name(k), p)]
+    else:
+        chosen = _match(available, [params] if isinstance(params, str) else list(params))
+    chosen = [k for k in chosen if available[k].is_floating_point()]
+    if not chosen:
+        raise ParameterSelectionError(_nothing_selected(available, params))
+    names = tuple(clean_name(k) for k in chosen)
+    return Selection(tuple(chosen), names, tuple(available[k].shape for k in chosen), _layers(model, chosen))
+
+
+def _match(available: dict[str, nn.Parameter], patterns: list[str]) -> list[str]:
+    names = {key: clean_name(key) for key in available}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names.values()):
+            near = nearest(pattern, names.values())
+            raise ParameterSelectionError(f"params: {pattern!r} fits no parameter. Nearest names: {', '.join(near)}.")
+    return [k for k, name in names.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _nothing_selected(available: dict[str, nn.Parameter], params: Selector) -> str:
+    if not available:
+        return "The model has no parameters."
+    names = [clean_name(k) for k in available]
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    if params is None:
+        return f"Every parameter is frozen (requires_grad=False). Name the ones to measure with params=; available: {shown}."
+    return f"params selects no parameter; available: {shown}."
+
+
+def _layers(model: nn.Module, chosen: list[str]) -> dict[str, Layer]:
+    place = {key: i for i, key in enumerate(chosen)}
+    owned: dict[str, tuple[str, list[int], list[int]]] = {}
+    for prefix, module in model.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            key = f"{prefix}.{name}" if prefix else name
+            if key not in place:
+                continue  # not selected, or tied to an earlier parameter
+            _, weights, biases = owned.setdefault(prefix, (type(module).__name__, [], []))
+            (biases if "bias" in name else weights).append(place[key])
+    return {
+        (label := clean_name(f"{prefix}.").removesuffix(".") or "root"): Layer(label, kind, tuple(weights), tuple(biases))
+        for prefix, (kind, weights, biases) in owned.items()
+    }
+
+
+def match_layers(selection: Selection, layers: str | Iterable[str] | None) -> list[Layer]:
+    """Layers by name or glob; None means all."""
+    if layers is None:
+        return list(selection.layers.values())
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in selection.layers):
+            near = nearest(pattern, selection.layers)
+            raise ParameterSelectionError(f"layers: {pattern!r} fits no layer. Nearest names: {', '.join(near)}.")
+    return [layer for name, layer in selection.layers.items() if any(fnmatchcase(name, p) for p in patterns)]

@@ -1,0 +1,255 @@
+"""`Problem`: all that knows how to call the user's model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.errors import NonFiniteError
+from theodolite.problem import probe
+from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, read_data
+from theodolite.problem.calling import Evaluation, Loss, ModelCall, left_as_found, unwrap
+from theodolite.problem.parameters import Layer, Selection, Selector, select_parameters
+from theodolite.problem.sampling import jackknife_error
+from theodolite.problem.second_order import second_order
+from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
+
+Mode = Literal["eval", "train"] | None
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class Problem:
+    """A model, a loss, parameters and data behind one face.
+
+    The objective is the mean of `loss` over the data: each batch weighs what its loss divides by (samples,
+    elements, labels that are not ignored, class weights), so uneven batches are exact; `reduction="sum"` keeps
+    the sum. The model is left as found, always.
+
+    Parameters
+    ----------
+    model : any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper.
+    loss : `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face).
+    data : `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping.
+    params : None (all that require grad), a glob or list of globs on names, or `(name, parameter) -> bool`.
+    mode : `"eval"`, `"train"` or None (as found), entered for each computation.
+    batch_weight : overrides what a batch weighs: a function of the batch or one number per batch.
+    target : key of the target in mapping batches.
+    check : probe that two evaluations agree before anything is measured.
+    hold_bytes : data up to this size is read once and held.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> problem = Problem(model, torch.nn.MSELoss(), (torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)))
+    >>> problem.size, problem.names
+    (1, ('weight',))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        data: Any,
+        *,
+        params: Selector = None,
+        mode: Mode = "eval",
+        batch_weight: BatchWeight = None,
+        target: str = "labels",
+        check: bool = True,
+        hold_bytes: int = HOLD_BYTES,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
+        if loss is not None and not callable(loss):
+            raise ValueError(f"loss must be a callable (output, target) -> scalar, or None. Got {type(loss).__name__}.")
+        if mode not in ("eval", "train", None):
+            raise ValueError(f"mode must be 'eval', 'train' or None (as found). Got {mode!r}.")
+        self.model = unwrap(model)
+        self.loss_function = loss
+        self.mode = mode
+        self.selection: Selection = select_parameters(self.model, params)
+        self.device = self._one_device()
+        dtypes = [p.dtype for p in self._parameters()]
+        self.half_precision = any(d in _HALF for d in dtypes)
+        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self._call = ModelCall(self.model, loss)
+        parse = BatchParser(own_loss=loss is None, target_key=target)
+        self._parse, self._batch_weight = parse, batch_weight
+        self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
+        if check:
+            self.check_repeatable()
+
+    # Facts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the measured parameters, in the order of the flat vector."""
+        return self.selection.names
+
+    @property
+    def size(self) -> int:
+        """Number of measured parameters."""
+        return self.selection.size
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """Modules that own measured parameters directly, by module name."""
+        return self.selection.layers
+
+    @property
+    def samples(self) -> int:
+        return sum(batch.size for batch in self.data)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the numbers should know about how they are computed."""
+        return ("half-precision parameters are measured through a float32 copy",) if self.half_precision else ()
+
+    @property
+    def vector(self) -> Tensor:
+        """The measured parameters as one flat vector (a copy)."""
+        return torch.cat([p.detach().to(self.dtype).reshape(-1) for p in self._parameters()])
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """A flat vector as named tensors of the parameters' shapes."""
+        if vector.shape != (self.size,):
+            raise ValueError(f"vector must have shape ({self.size},). Got {tuple(vector.shape)}.")
+        return dict(zip(self.names, self.selection.split(vector), strict=True))
+
+    # Computing
+
+    def loss(self) -> float:
+        """The objective at the current parameters."""
+        total = 0.0
+        with self.session(second=False), torch.no_grad():
+            tensors = self.tensors(self.leaves(grad=False))
+            for i, share, batch in self.iterate():
+                total += share * float(self.evaluate(tensors, batch, i).loss.double())
+        return total
+
+    def gradient(self) -> Tensor:
+        """The gradient of the objective as a flat vector, accumulated in float64."""
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        with self.session(second=False):
+            leaves = self.leaves()
+            tensors = self.tensors(leaves)
+            for i, share, batch in self.iterate():
+                grads = torch.autograd.grad(self.evaluate(tensors, batch, i).loss, leaves, allow_unused=True)
+                total += share * flatten(grads, leaves).double()
+        return total.to(self.dtype)
+
+    def leaves(self, *, grad: bool = True) -> list[Tensor]:
+        """Stand-ins for the measured parameters: same values, own graph, nothing of the model touched."""
+        return [self._stand_in(p).requires_grad_(grad) for p in self._parameters()]
+
+    def tensors(self, leaves: Sequence[Tensor]) -> dict[str, Tensor]:
+        """All a functional call needs: the leaves, the other parameters and copies of the buffers."""
+        fixed = {k: self._stand_in(p) for k, p in self.model.named_parameters()}
+        buffers = {k: self._stand_in(b).clone() for k, b in self.model.named_buffers()}
+        return {**fixed, **buffers, **dict(zip(self.selection.keys, leaves, strict=True))}
+
+    def evaluate(self, tensors: dict[str, Tensor], batch: Batch, index: int) -> Evaluation:
+        """One batch through the model, inside a `session`."""
+        result = self._call(tensors, batch, index)
+        if not bool(torch.isfinite(result.loss)):
+            raise NonFiniteError(probe.first_bad_tensor(tensors, batch, result, index))
+        return result
+
+    def raw_loss(self, tensors: dict[str, Tensor], batch: Batch) -> float:
+        """The loss of one batch as it comes, NaN included."""
+        return float(self._call(tensors, self.placed(batch), 0).loss)
+
+    @contextmanager
+    def session(self, *, second: bool = True) -> Iterator[None]:
+        """The state in which the model is called: its mode, exact arithmetic, twice differentiable if `second`."""
+        with ExitStack() as stack:
+            stack.enter_context(left_as_found(self.model, self.mode))
+            stack.enter_context(torch.autocast(self.device.type, enabled=False))
+            if second:
+                stack.enter_context(second_order())
+            else:
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.enable_grad())
+            yield
+
+    def iterate(self) -> Iterator[tuple[int, float, Batch]]:
+        """(index, share, batch): the objective is the sum of share times batch loss."""
+        for i, (share, batch) in enumerate(zip(self.weighting.shares, self.data, strict=True)):
+            yield i, share, self.placed(batch)
+
+    def placed(self, batch: Batch) -> Batch:
+        """A batch where the parameters are, in a precision the model computes in."""
+        return batch.to(self.device, torch.float32 if self.half_precision else None)
+
+    @cached_property
+    def weighting(self) -> Weighting:
+        """What each batch weighs, and by which rule."""
+        return establish_weighting(self, self._batch_weight)
+
+    # Probes
+
+    def check_repeatable(self) -> None:
+        """Evaluate one batch twice; raise where the numbers differ."""
+        probe.check_repeatable(self)
+
+    def refuse_batch_coupling(self, quantity: str) -> None:
+        """Raise if outputs of one sample depend on the others (BatchNorm in train mode)."""
+        probe.refuse_batch_coupling(self, quantity)
+
+    def sampling_error(self, quantity: Callable[[Problem], float], *, groups: int = 5, population: int | None = None) -> float:
+        """Standard error of `quantity(problem)` from the data being a sample, by the delete-a-group jackknife.
+
+        `population` is the size of the whole data set, if this is a subset of a finite one.
+        """
+        return jackknife_error(self, quantity, groups=groups, population=population)
+
+    def with_batches(self, batches: list[Batch]) -> Problem:
+        """The same problem on other batches."""
+        other = object.__new__(Problem)
+        other.__dict__.update({k: v for k, v in self.__dict__.items() if k != "weighting"})
+        other._batch_weight = None if not callable(self._batch_weight) else self._batch_weight
+        other.data = Data(batches, None, self._parse)
+        return other
+
+    def with_model(self, model: nn.Module) -> Problem:
+        """The same problem on another model of the same architecture."""
+        other = object.__new__(Problem)
+        other.__dict__.update({k: v for k, v in self.__dict__.items() if k != "weighting"})
+        other.model = unwrap(model)
+        other._call = ModelCall(other.model, self.loss_function)
+        dtypes = [p.dtype for p in other._parameters()]
+        other.half_precision = any(d in _HALF for d in dtypes)
+        other.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        return other
+
+    # Inner parts
+
+    def _parameters(self) -> list[nn.Parameter]:
+        available = dict(self.model.named_parameters())
+        return [available[key] for key in self.selection.keys]
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        return tensor.float() if self.half_precision and tensor.dtype in _HALF else tensor
+
+    def _one_device(self) -> torch.device:
+        devices = {p.device for p in self._parameters()}
+        if len(devices) > 1:
+            raise ValueError(
+                f"The measured parameters lie on several devices ({', '.join(map(str, devices))}); move the model to one."
+            )
+        return devices.pop()
+
+    def __repr__(self) -> str:
+        loss = type(self.loss_function).__name__ if self.loss_function is not None else "own loss"
+        facts = f"{type(self.model).__name__}, {self.size} parameters, {loss}, {len(self.data)} batches"
+        return f"<Problem: {facts}, mode={self.mode!r}>"
+
+
+def flatten(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
+    """Gradients as one flat vector, zeros where a parameter was not used."""
+    return torch.cat([torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1) for g, p in zip(grads, like, strict=True)])

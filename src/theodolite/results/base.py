@@ -1,0 +1,114 @@
+"""`Result`: a frozen record that prints as a sentence, becomes tidy rows and saves without pickle."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from theodolite.results.outcome import Outcome
+from theodolite.results.provenance import Cost, Provenance
+
+if TYPE_CHECKING:
+    import pandas
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Result:
+    """Parent of all results.
+
+    A subclass is a frozen dataclass that writes `rows` and `sentence`; printing, notebook display,
+    tables, saving and loading come with it.
+    """
+
+    schema: ClassVar[int] = 1
+    registry: ClassVar[dict[str, type[Result]]] = {}
+
+    outcome: Outcome = Outcome.CONVERGED
+    seed: int | None = None
+    cost: Cost = field(default_factory=Cost)
+    provenance: Provenance = field(default_factory=Provenance)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Result.registry[cls.__name__] = cls
+
+    def rows(self) -> list[Row]:
+        """One flat dictionary per observation."""
+        raise NotImplementedError(f"{type(self).__name__} must write rows().")
+
+    def sentence(self) -> str:
+        """The result as one plain sentence."""
+        raise NotImplementedError(f"{type(self).__name__} must write sentence().")
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rows as a pandas DataFrame."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write `path`.json and, where there are tensors, `path`.safetensors."""
+        from theodolite.results.storage import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read what `save` wrote."""
+        from theodolite.results.storage import load
+
+        result = load(path)
+        if not isinstance(result, cls):
+            raise ValueError(f"{path} holds a {type(result).__name__}, not a {cls.__name__}.")
+        return result
+
+    def __str__(self) -> str:
+        return self.sentence()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.sentence()}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self.sentence())}</p>{html_table(self.rows())}"
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ResultMapping(Result, Mapping[str, Any]):
+    """Results of the same kind by name (one per layer, say); rows gain the column `key`."""
+
+    results: dict[str, Result]
+    key: str = "layer"
+
+    def __getitem__(self, name: str) -> Any:
+        return self.results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def rows(self) -> list[Row]:
+        return [{self.key: name, **row} for name, result in self.results.items() for row in result.rows()]
+
+    def sentence(self) -> str:
+        return "\n".join(f"{name}: {result.sentence()}" for name, result in self.results.items())
+
+
+def html_table(rows: list[Row], limit: int = 50) -> str:
+    """Rows as an HTML table, every cell escaped."""
+    if not rows:
+        return ""
+
+    def cell(value: Any) -> str:
+        return html.escape(f"{value:.6g}" if isinstance(value, float) else str(value))
+
+    head = "".join(f"<th>{html.escape(str(name))}</th>" for name in rows[0])
+    body = "".join("<tr>" + "".join(f"<td>{cell(v)}</td>" for v in row.values()) + "</tr>" for row in rows[:limit])
+    more = f"<p>{len(rows) - limit} more rows</p>" if len(rows) > limit else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"

@@ -1,0 +1,125 @@
+"""Saving and loading results: JSON for what is read by people, safetensors for tensors, never pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from theodolite.errors import nearest
+from theodolite.results.base import Result
+from theodolite.results.outcome import Outcome
+from theodolite.results.provenance import Cost, Provenance
+
+_PLAIN = {"Cost": Cost, "Provenance": Provenance}
+
+
+def save(result: Result, path: str | PathLike[str]) -> None:
+    """Write `path`.json, and `path`.safetensors if the result holds tensors.
+
+    Each file is complete or absent: it is written beside its place and moved there.
+    """
+    tensors: dict[str, Tensor] = {}
+    document = _encode(result, "result", tensors)
+    json_path, tensor_path = _paths(path)
+    json_path.parent.mkdir(parents=True, exist_ok=True)
+    if tensors:
+        _write(tensor_path, save_tensors(tensors))
+    text = json.dumps({"format": "theodolite-result", "content": document}, indent=1, allow_nan=True)
+    _write(json_path, text.encode())
+
+
+def load(path: str | PathLike[str]) -> Result:
+    """Read a result that `save` wrote."""
+    json_path, tensor_path = _paths(path)
+    if not json_path.exists():
+        raise FileNotFoundError(f"There is no result at {json_path}. Give the path that save() was given.")
+    document = json.loads(json_path.read_text())
+    if not isinstance(document, dict) or document.get("format") != "theodolite-result":
+        raise ValueError(f"{json_path} was not written by Result.save().")
+    tensors = load_tensors(tensor_path.read_bytes()) if tensor_path.exists() else {}
+    result = _decode(document["content"], tensors)
+    if not isinstance(result, Result):
+        raise ValueError(f"{json_path} does not hold a result.")
+    return result
+
+
+def _paths(path: str | PathLike[str]) -> tuple[Path, Path]:
+    base = Path(path)
+    if base.suffix in (".json", ".safetensors"):
+        base = base.with_suffix("")
+    return base.with_name(base.name + ".json"), base.with_name(base.name + ".safetensors")
+
+
+def _write(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[key] = value.detach().cpu().contiguous()
+        return {"tensor": key}
+    if isinstance(value, Outcome):
+        return {"outcome": value.name}
+    if isinstance(value, Result | Cost | Provenance):
+        fields = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in dataclasses.fields(value)}
+        document = {"type": type(value).__name__, "fields": fields}
+        return {**document, "schema": value.schema} if isinstance(value, Result) else document
+    if isinstance(value, dict):
+        return {"map": [[name, _encode(v, f"{key}.{i}", tensors)] for i, (name, v) in enumerate(value.items())]}
+    if isinstance(value, tuple | list):
+        return {"list": [_encode(v, f"{key}.{i}", tensors) for i, v in enumerate(value)]}
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"{key} is a {type(value).__name__}, which a result cannot hold: use tensors, numbers, text or results.")
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    decoders: dict[str, Callable[[Any], Any]] = {
+        "tensor": lambda key: _tensor(key, tensors),
+        "outcome": lambda name: Outcome[name],
+        "map": lambda pairs: {name: _decode(v, tensors) for name, v in pairs},
+        "list": lambda items: tuple(_decode(v, tensors) for v in items),
+    }
+    for tag, decode in decoders.items():
+        if tag in value:
+            return decode(value[tag])
+    return _rebuild(value, tensors)
+
+
+def _tensor(key: str, tensors: dict[str, Tensor]) -> Tensor:
+    if key not in tensors:
+        raise ValueError(
+            f"The tensor {key!r} is missing: the .safetensors file beside the .json is absent or from another result."
+        )
+    return tensors[key]
+
+
+def _rebuild(document: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    name = document["type"]
+    kinds: dict[str, Any] = {**_PLAIN, **Result.registry}
+    if name not in kinds:
+        raise ValueError(f"Unknown result type {name!r}; the nearest known: {', '.join(nearest(name, kinds, 3))}.")
+    kind = kinds[name]
+    if document.get("schema", 1) > getattr(kind, "schema", 1):
+        raise ValueError(f"This {name} was saved by a newer version of theodolite; update to read it.")
+    known = {f.name for f in dataclasses.fields(kind)}
+    return kind(**{k: _decode(v, tensors) for k, v in document["fields"].items() if k in known})
