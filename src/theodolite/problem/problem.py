@@ -15,8 +15,9 @@ from theodolite.problem import probe
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, read_data
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, left_as_found, unwrap
 from theodolite.problem.parameters import Layer, Selection, Selector, select_parameters
+from theodolite.problem.precision import KeepFloat64
 from theodolite.problem.sampling import jackknife_error
-from theodolite.problem.second_order import second_order
+from theodolite.problem.second_order import first_order, second_order
 from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
 
 Mode = Literal["eval", "train"] | None
@@ -169,11 +170,9 @@ class Problem:
         with ExitStack() as stack:
             stack.enter_context(left_as_found(self.model, self.mode))
             stack.enter_context(torch.autocast(self.device.type, enabled=False))
-            if second:
-                stack.enter_context(second_order())
-            else:
-                stack.enter_context(torch.inference_mode(False))
-                stack.enter_context(torch.enable_grad())
+            stack.enter_context(second_order() if second else first_order())
+            if self.dtype == torch.float64:
+                stack.enter_context(KeepFloat64())
             yield
 
     def iterate(self) -> Iterator[tuple[int, float, Batch]]:

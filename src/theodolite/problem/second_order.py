@@ -26,16 +26,20 @@ _convolve_backward: Any = torch.ops.aten.convolution_backward
 
 
 @contextmanager
-def second_order() -> Iterator[None]:
-    """Attention by the kernel that has second derivatives, eager execution, no checkpointing, fast convolutions."""
+def first_order() -> Iterator[None]:
+    """Gradients on, eager execution, no checkpointing: what every functional call of a model needs."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_no_fast_attention())
         stack.enter_context(_no_checkpointing())
-        stack.enter_context(_Replacements())
+        yield
+
+
+@contextmanager
+def second_order() -> Iterator[None]:
+    """Also attention by the kernel that has second derivatives, and fast exact double backward of convolutions."""
+    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), _Replacements():
         yield
 
 

@@ -1,0 +1,98 @@
+"""Measure theodolite and its peers on the same work, in one run: `python benchmarks/run.py --out benchmarks/results`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+import items_eigenpairs
+import items_estimates
+import items_hugging_face
+import items_layers
+import items_products
+from harness import Row, Settings, explain
+from tables import cell, facts, write
+
+ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
+    "product": items_products.hessian_product,
+    "block": items_products.eight_products,
+    "lenet": items_eigenpairs.lenet5_eigenpairs,
+    "dense": items_eigenpairs.dense_eigenpairs,
+    "copies": items_eigenpairs.multiplicities,
+    "batches": items_eigenpairs.uneven_batches,
+    "density": items_estimates.density,
+    "trace": items_estimates.trace,
+    "layers": items_layers.layer_blocks,
+    "ggn": items_eigenpairs.gauss_newton,
+    "hf": items_hugging_face.hugging_face,
+    "layernorm": items_products.layernorm,
+    "warm": items_eigenpairs.warm_start,
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for table.md, table.csv, results.json")
+    parser.add_argument("--items", nargs="+", choices=ITEMS, default=list(ITEMS), help="only these")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: tries the harness, gives no numbers")
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+def quiet_peers() -> None:
+    """Warnings of other libraries would drown the table."""
+    warnings.filterwarnings("ignore", message=".*create_graph=True will create a reference cycle.*")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def run_item(name: str, settings: Settings) -> Iterator[Row]:
+    """The rows of one item; if the item itself breaks, that too is a row."""
+    try:
+        yield from ITEMS[name](settings)
+    except Exception as error:  # the other items go on
+        yield Row(name, "the benchmark itself", "-", note=f"FAILED {explain(error)}", details={"broken": True})
+
+
+def show(row: Row, seconds: float) -> None:
+    numbers = " ".join(
+        f"{label} {cell(name, value)}"
+        for name, label in (("gradients", "cost"), ("error", "error"), ("products", "products"), ("memory", "memory"))
+        if (value := getattr(row, name)) is not None
+    )
+    print(f"[{seconds:6.1f} s] {row.item} | {row.work} | {row.who}: {numbers} {row.note}", flush=True)
+
+
+def main() -> int:
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    quiet_peers()
+    settings = Settings(quick=options.quick)
+    about = {**facts(), "quick": options.quick}
+    if about["load_before"] > 0.5:
+        print(f"The machine is busy (load {about['load_before']}): costs will be off. Two threads need two idle cores.", flush=True)
+    rows: list[Row] = []
+    legend: dict[str, str] = {}
+    began = time.perf_counter()
+    text = ""
+    for name in options.items:
+        for row in run_item(name, settings):
+            rows.append(row)
+            show(row, time.perf_counter() - began)
+            doc = (ITEMS[name].__doc__ or "").strip()
+            legend[f"{row.item} ({name})"] = doc
+        about["seconds"] = round(time.perf_counter() - began, 1)
+        about["load_after"] = round(os.getloadavg()[0], 2)
+        text = write(options.out, rows, legend, about)  # after each item: a run that is stopped keeps what it has
+    print(text)
+    return 1 if any(row.details.get("broken") for row in rows) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
