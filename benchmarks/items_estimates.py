@@ -66,7 +66,10 @@ def pyhessian_density(task: Task, seed: int) -> tuple[dict[str, tuple[Tensor, Te
 
 
 def density(settings: Settings) -> Iterator[Row]:
-    """Spectral density with 8 probes of 40 steps. Error: Wasserstein-1 distance to the true spectrum over its range, mean over seeds."""
+    """Spectral density with 8 probes of 40 steps, set-up included; as quadrature nodes, and smoothed on a grid.
+
+    Error: Wasserstein-1 distance to the true spectrum over its range, mean over seeds.
+    """
     task = digits_mlp()
     spectrum = torch.linalg.eigvalsh(truth.dense_hessian(task))
     contenders: dict[str, tuple[Spectrum, tuple[str, ...]]] = {
@@ -149,7 +152,10 @@ TRACES: dict[str, Trace] = {
 
 
 def trace(settings: Settings) -> Iterator[Row]:
-    """Trace from about 100 products. Error: root mean square relative error over seeds, against the dense matrix."""
+    """Trace from about 100 products, set-up included.
+
+    Error: root mean square relative error over seeds, against the dense matrix.
+    """
     task = digits_mlp()
     true = float(truth.dense_hessian(task).trace())
     seeds = settings.pick(20, 3)

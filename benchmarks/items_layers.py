@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +30,7 @@ def ours_blocks(task: Task, vectors: Vectors) -> AllBlocks:
 
 def curvlinops_blocks(task: Task, vectors: Vectors) -> AllBlocks:
     parameters = list(weights(task).values())
-    operator = peers.curvlinops_hessian(
-        task, params=parameters, block_sizes=[1] * len(parameters), check_deterministic=False
-    )
+    operator = peers.curvlinops_hessian(task, params=parameters, block_sizes=[1] * len(parameters), check_deterministic=False)
     v = torch.cat(list(vectors.values()))
     sizes = [p.numel() for p in parameters]
     return lambda: list((operator @ v).split(sizes))
@@ -49,9 +48,7 @@ def full_second_backward(task: Task, vectors: Vectors) -> AllBlocks:
     def blocks() -> list[Tensor]:
         images = []
         for i, v in enumerate(vectors.values()):
-            parts = torch.autograd.grad(
-                gradients[i], parameters, v.view_as(parameters[i]), retain_graph=True, allow_unused=True
-            )
+            parts = torch.autograd.grad(gradients[i], parameters, v.view_as(parameters[i]), retain_graph=True, allow_unused=True)
             own = parts[i]
             assert own is not None
             images.append(own.reshape(-1))
@@ -96,21 +93,21 @@ def layer_blocks(settings: Settings) -> Iterator[Row]:
         generator = torch.Generator().manual_seed(1)
         vectors = {name: torch.randn(p.numel(), generator=generator) for name, p in weights(task).items()}
         true = true_blocks(task, vectors)
-        ready: dict[str, AllBlocks] = {}
         rows = {who: Row("all layer blocks", task.name, who) for who in CONTENDERS}
-        for who, start in CONTENDERS.items():
-
-            def warm_up(row: Row, who: str = who, start: Callable[[Task, Vectors], AllBlocks] = start) -> None:
-                blocks = start(task.copy(), vectors)
-                images = blocks()
-                row.error = max(truth.relative_error(a, b) for a, b in zip(images, true, strict=True))
-                row.products = len(images)
-                ready[who] = blocks
-
-            try_row(rows[who], warm_up)
-        for who, timing in race(task.gradient, ready, rounds=settings.rounds).items():
+        ready: dict[str, AllBlocks] = {}
+        for row in rows.values():
+            try_row(row, partial(_line_up, task, vectors, true, ready))
+        for who, timing in race(task.gradient, ready, settings).items():
             rows[who].gradients, rows[who].details = timing.gradients, timing.details()
         yield from rows.values()
+
+
+def _line_up(task: Task, vectors: Vectors, true: list[Tensor], ready: dict[str, AllBlocks], row: Row) -> None:
+    blocks = CONTENDERS[row.who](task.copy(), vectors)
+    images = blocks()
+    row.error = max(truth.relative_error(a, b) for a, b in zip(images, true, strict=True))
+    row.products = len(images)
+    ready[row.who] = blocks
 
 
 def true_blocks(task: Task, vectors: Vectors) -> list[Tensor]:

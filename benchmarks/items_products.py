@@ -96,7 +96,7 @@ def hessian_product(settings: Settings) -> Iterator[Row]:
 
 def _race(task: Task, entries: list[Entry], settings: Settings) -> dict[str, Timing]:
     works = {e.row.who: e.product for e in entries if e.product is not None}
-    return race(task.gradient, works, rounds=settings.rounds)
+    return race(task.gradient, works, settings)
 
 
 def _fill(task: Task, entry: Entry, true: Tensor, timing: Timing, settings: Settings, row: Row) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -56,7 +57,7 @@ class Task:
 def stack(*widths: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """Linear layers with an activation between them."""
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (a, b) in enumerate(pairwise(widths)):
         layers += [nn.Linear(a, b)] if i == len(widths) - 2 else [nn.Linear(a, b), activation()]
     return nn.Sequential(*layers)
 
@@ -132,7 +133,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, t, d = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(b, t, d))
 
 

@@ -27,12 +27,16 @@ SYMMETRY_PROBE = 3
 
 @dataclass(frozen=True)
 class Solved:
-    """Eigenvalues as they came, eigenvectors in columns, products made, and what the library said of itself."""
+    """Eigenvalues as they came, eigenvectors in columns, products made, and what the library said of itself.
+
+    `which` tells what was found: the largest ("LA") or, by power iteration, the largest in magnitude ("LM").
+    """
 
     values: Tensor
-    vectors: Tensor | None
+    vectors: Tensor
     products: int
     note: str = ""
+    which: str = "LA"
 
 
 def problem(task: Task) -> th.Problem:
@@ -136,7 +140,7 @@ def solve_ours(task: Task, k: int, *, tol: float = 1e-3, matrix: str = "hessian"
     return Solved(pairs.values, pairs.vectors, pairs.matvecs + SYMMETRY_PROBE, note)
 
 
-def eigsh(operator: Any, k: int, *, tol: float, seed: int = 0) -> Solved:
+def eigsh(operator: Any, k: int, *, tol: float, seed: int = 0, which: str = "LA") -> Solved:
     """SciPy's ARPACK on any operator it accepts, with its products counted."""
     from scipy.sparse.linalg import LinearOperator, aslinearoperator
     from scipy.sparse.linalg import eigsh as scipy_eigsh
@@ -150,8 +154,8 @@ def eigsh(operator: Any, k: int, *, tol: float, seed: int = 0) -> Solved:
 
     start = np.random.default_rng(seed).standard_normal(inner.shape[0])
     counted = LinearOperator(inner.shape, matvec=matvec, dtype=inner.dtype)
-    values, vectors = scipy_eigsh(counted, k=k, which="LA", tol=tol, v0=start)
-    return Solved(torch.as_tensor(values.copy()).double(), torch.as_tensor(vectors.copy()), count)
+    values, vectors = scipy_eigsh(counted, k=k, which=which, tol=tol, v0=start)
+    return Solved(torch.as_tensor(values.copy()).double(), torch.as_tensor(vectors.copy()), count, which=which)
 
 
 def solve_curvlinops(task: Task, k: int, *, tol: float = 1e-3, matrix: str = "hessian") -> Solved:
@@ -177,8 +181,8 @@ def solve_eigenthings_power(task: Task, k: int) -> Solved:
     import hessian_eigenthings as he
 
     result = he.deflated_power_iteration(eigenthings_hessian(task), k=k, seed=0)
-    note = f"{int(result.converged.sum())} of {k} called converged"
-    return Solved(result.eigenvalues, result.eigenvectors.T, result.iterations, note)
+    note = f"largest in magnitude, {int(result.converged.sum())} of {k} called converged"
+    return Solved(result.eigenvalues, result.eigenvectors.T, result.iterations, note, which="LM")
 
 
 def solve_pyhessian(task: Task, k: int, *, max_iter: int = 100, tol: float = 1e-3) -> Solved:
@@ -187,7 +191,7 @@ def solve_pyhessian(task: Task, k: int, *, max_iter: int = 100, tol: float = 1e-
         kept = pyhessian_object(task)
         values, vectors = kept.eigenvalues(maxIter=max_iter, tol=tol, top_n=k)
     columns = torch.stack([flat(v, kept.params) for v in vectors], dim=1)
-    return Solved(torch.tensor(values, dtype=torch.float64), columns, len(count))
+    return Solved(torch.tensor(values, dtype=torch.float64), columns, len(count), "largest in magnitude", which="LM")
 
 
 @contextmanager

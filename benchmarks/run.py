@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import items_hugging_face
 import items_layers
 import items_products
 from harness import Row, Settings, explain
+from quiet import Patience
 from tables import cell, facts, write
 
 ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
@@ -38,10 +38,11 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for table.md, table.csv, results.json")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for the three tables")
     parser.add_argument("--items", nargs="+", choices=ITEMS, default=list(ITEMS), help="only these")
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: tries the harness, gives no numbers")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--patience", type=float, default=600.0, help="seconds to wait in all for other processes to end")
     return parser.parse_args()
 
 
@@ -73,10 +74,9 @@ def main() -> int:
     options = arguments()
     torch.set_num_threads(options.threads)
     quiet_peers()
-    settings = Settings(quick=options.quick)
+    patience = Patience(0.0 if options.quick else options.patience)
+    settings = Settings(options.quick, patience)
     about = {**facts(), "quick": options.quick}
-    if about["load_before"] > 0.5:
-        print(f"The machine is busy (load {about['load_before']}): costs will be off. Two threads need two idle cores.", flush=True)
     rows: list[Row] = []
     legend: dict[str, str] = {}
     began = time.perf_counter()
@@ -85,10 +85,9 @@ def main() -> int:
         for row in run_item(name, settings):
             rows.append(row)
             show(row, time.perf_counter() - began)
-            doc = (ITEMS[name].__doc__ or "").strip()
-            legend[f"{row.item} ({name})"] = doc
+            legend[name] = " ".join((ITEMS[name].__doc__ or "").split())
         about["seconds"] = round(time.perf_counter() - began, 1)
-        about["load_after"] = round(os.getloadavg()[0], 2)
+        about["measurements_begun_on_a_busy_machine"] = patience.busy_starts
         text = write(options.out, rows, legend, about)  # after each item: a run that is stopped keeps what it has
     print(text)
     return 1 if any(row.details.get("broken") for row in rows) else 0

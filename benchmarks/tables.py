@@ -42,7 +42,6 @@ def facts() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load_before": round(os.getloadavg()[0], 2),
     }
 
 
@@ -81,8 +80,8 @@ def markdown(rows: list[Row], legend: dict[str, str], about: dict[str, Any]) -> 
     lines = [
         "# Side by side",
         "",
-        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, {about['system']}, Python {about['python']}; {versions}."
-        + (" QUICK RUN: sizes and rounds are cut, the numbers mean nothing." if about.get("quick") else ""),
+        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, {about['system']}, Python {about['python']}; "
+        f"{versions}." + (" QUICK RUN: sizes and rounds are cut, the numbers mean nothing." if about.get("quick") else ""),
         "",
         "A cost of 1 gradient is one forward + backward over the same data, timed in turns with the work. What `error` is:",
         "",

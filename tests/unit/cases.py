@@ -117,9 +117,8 @@ def weightnorm() -> Case:
 
 
 def cnn_batchnorm() -> Case:
-    model = nn.Sequential(
-        nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(8, 3)
-    ).double()  # fmt: skip
+    head = [nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(8, 3)]
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), *head).double()
     model[1].running_mean.normal_()
     model[1].running_var.uniform_(0.5, 1.5)
     return Case(model, nn.CrossEntropyLoss(), (_normal(4, 2, 6, 6), _labels(4)))

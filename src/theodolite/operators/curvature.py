@@ -31,7 +31,9 @@ class BlockRoute:
 
     def apply(self, single: Callable[[Tensor], Tensor], block: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         """`rows` (k, n) -> (k, m), by `block` where that is right and pays, else by `single` row by row."""
-        if rows.shape[0] == 1 or self.batched is False:
+        if rows.shape[0] == 1:
+            return single(rows[0])[None]
+        if self.batched is False:
             return torch.stack([single(row) for row in rows])
         if self.batched is None:
             self.batched = self._proves_itself(single, block, rows[:2])
@@ -69,25 +71,25 @@ class CurvatureOperator(LinearOperator, Generic[Graph]):
         super().__init__(shape, dtype=problem.dtype, device=problem.device, symmetric=symmetric)
         self.problem = problem
         self.keep, self.memory_budget = keep, memory_budget
-        self.graphs: GraphStore[Graph] = GraphStore(problem, self._build, self._roots, keep=keep, budget=memory_budget)
-        self._snapshot = Snapshot(problem.model, buffers=True)
-        self._blocks = BlockRoute(problem, batched=batched)
+        self.graphs: GraphStore[Graph] = GraphStore(problem, self.build, self.roots, keep=keep, budget=memory_budget)
+        self.snapshot = Snapshot(problem.model)
+        self.block_route = BlockRoute(problem, batched=batched)
 
     @abstractmethod
-    def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Graph:
+    def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Graph:
         """Evaluate one batch and return what is to be differentiated."""
 
     @abstractmethod
-    def _roots(self, graph: Graph) -> list[Tensor]:
+    def roots(self, graph: Graph) -> list[Tensor]:
         """The tensors whose history the graph is."""
 
     def _summed(self, x: Tensor, single: Callable[[Graph, Tensor], Tensor], block: Callable[[Graph, Tensor], Tensor]) -> Tensor:
         """Σ_b share_b · product_b over the batches, accumulated in float64: (n, k) -> (m, k)."""
-        self._snapshot.check()
+        self.snapshot.check()
         rows = x.T.contiguous()
         total: Tensor | None = None
         for share, graph in self.graphs:
-            part = self._blocks.apply(lambda v, g=graph: single(g, v), lambda v, g=graph: block(g, v), rows)  # type: ignore[misc]
+            part = self.block_route.apply(lambda v, g=graph: single(g, v), lambda v, g=graph: block(g, v), rows)  # type: ignore[misc]
             if share != 1.0 or total is not None:
                 part = part.double() * share
             total = part if total is None else total + part

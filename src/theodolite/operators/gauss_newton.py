@@ -63,7 +63,7 @@ class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
         )
         self._checked = False
 
-    def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> OutputGraph:
+    def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> OutputGraph:
         result = self.problem.evaluate(tensors, batch, index)
         if not result.output.requires_grad:
             raise ValueError("gauss_newton: the model's output does not depend on the measured parameters.")
@@ -85,7 +85,7 @@ class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
                 "weight decay inside the loss, a second output). Use theodolite.hessian, or a loss of the output alone."
             )
 
-    def _roots(self, graph: OutputGraph) -> list[Tensor]:
+    def roots(self, graph: OutputGraph) -> list[Tensor]:
         extra = [] if graph.loss_gradient is None else [graph.loss_gradient]
         return [graph.output, *extra, *(g for g in graph.pulled if g is not None)]
 

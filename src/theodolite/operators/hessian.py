@@ -27,13 +27,13 @@ class HessianOperator(CurvatureOperator[Gradients]):
             problem, (problem.size, problem.size), symmetric=True, keep=keep, memory_budget=memory_budget, batched=batched
         )
 
-    def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients:
+    def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients:
         loss = self.problem.evaluate(tensors, batch, index).loss
         if not loss.requires_grad:
             return (None,) * len(leaves)
         return torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
 
-    def _roots(self, graph: Gradients) -> list[Tensor]:
+    def roots(self, graph: Gradients) -> list[Tensor]:
         return [g for g in graph if g is not None]
 
     def _matmat(self, x: Tensor) -> Tensor:

@@ -23,14 +23,14 @@ class JacobianOperator(CurvatureOperator[OutputGraph]):
             problem, (sum(self.counts), problem.size), symmetric=False, keep=keep, memory_budget=memory_budget, batched=batched
         )
 
-    def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> OutputGraph:
+    def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> OutputGraph:
         return output_graph(leaves, self.problem.evaluate(tensors, batch, index).output, None)
 
-    def _roots(self, graph: OutputGraph) -> list[Tensor]:
+    def roots(self, graph: OutputGraph) -> list[Tensor]:
         return [graph.output, *(g for g in graph.pulled if g is not None)]
 
     def _matmat(self, x: Tensor) -> Tensor:
-        self._snapshot.check()
+        self.snapshot.check()
         rows = x.T.contiguous()
         parts = []
         for _, graph in self.graphs:
@@ -41,11 +41,11 @@ class JacobianOperator(CurvatureOperator[OutputGraph]):
             def block(vs: Tensor, graph: OutputGraph = graph) -> Tensor:
                 return graph.push(self._split_rows(vs), batched=True).reshape(len(vs), -1)
 
-            parts.append(self._blocks.apply(single, block, rows))
+            parts.append(self.block_route.apply(single, block, rows))
         return torch.cat(parts, dim=1).T
 
     def _rmatmat(self, x: Tensor) -> Tensor:
-        self._snapshot.check()
+        self.snapshot.check()
         total = torch.zeros(x.shape[1], self.shape[1], dtype=torch.float64, device=self.device)
         pieces = x.T.contiguous().split(self.counts, dim=1)
         for (_, graph), rows in zip(self.graphs, pieces, strict=True):
@@ -56,7 +56,7 @@ class JacobianOperator(CurvatureOperator[OutputGraph]):
             def block(us: Tensor, graph: OutputGraph = graph) -> Tensor:
                 return self._join(graph.pull(self.graphs.leaves, us.reshape(-1, *graph.output.shape), batched=True), len(us))
 
-            total += self._blocks.apply(single, block, rows)
+            total += self.block_route.apply(single, block, rows)
         return total.T.to(self.dtype)
 
     def _kind(self) -> str:

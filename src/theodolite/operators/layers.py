@@ -9,16 +9,21 @@ from torch import Tensor
 
 from theodolite.errors import NonFiniteError
 from theodolite.operators.base import LinearOperator
-from theodolite.operators.graphs import Keep, backward
+from theodolite.operators.graphs import GraphStore, Keep, backward
 from theodolite.operators.hessian import Gradients, HessianOperator
-from theodolite.problem import Problem, match_layers
+from theodolite.operators.linear_stack import LinearStack, StackFactors
+from theodolite.problem import Batch, Problem, match_layers
 from theodolite.results import Cost
+
+BatchGraph = Gradients | StackFactors
 
 
 class LayerHessians(Mapping[str, LinearOperator]):
-    """Layer name -> operator of that layer's block; `products` multiplies several blocks on one graph.
+    """Layer name -> operator of that layer's block; `products` multiplies several blocks at once.
 
-    The second backward of a block runs only from the layer's own gradient to its own weight.
+    Stacks of Linear and ReLU layers use the closed form of `linear_stack.py`. Every other model uses double
+    backward on one graph, where the second backward of a block runs only from the layer's own gradient to its
+    own weight. `closed_form=False` forces the latter.
     """
 
     def __init__(
@@ -29,11 +34,13 @@ class LayerHessians(Mapping[str, LinearOperator]):
         bias: bool = False,
         keep: Keep = "auto",
         memory_budget: int | None = None,
-        batched: bool | None = None,
+        closed_form: bool = True,
     ) -> None:
         self.problem = problem
-        self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget, batched=batched)
+        self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget)
         self._members = {layer.name: layer.members(bias=bias) for layer in match_layers(problem.selection, layers)}
+        self._stack = LinearStack.of(problem) if closed_form and not bias else None
+        self._graphs: GraphStore[BatchGraph] = GraphStore(problem, self._build, self._roots, keep=keep, budget=memory_budget)
         self._blocks = {name: LayerBlock(self, name, members) for name, members in self._members.items()}
 
     def __getitem__(self, name: str) -> LinearOperator:
@@ -50,46 +57,49 @@ class LayerHessians(Mapping[str, LinearOperator]):
         return self.problem.selection.positions(self._members[name])
 
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Multiply each named layer's block with its columns, all on one pass over the data."""
+        """Multiply each named layer's block with its columns (n, k), all on one pass over the data."""
         for name in blocks:
             self._blocks[name].check_symmetry()
-        images = self._multiply(
-            {name: x.to(dtype=self._hessian.dtype, device=self._hessian.device) for name, x in blocks.items()}
-        )
-        for name, image in images.items():
-            if not bool(torch.isfinite(image).all()):
-                raise NonFiniteError(
-                    f"The Hessian block of layer {name} returned NaN or inf: has the loss diverged at these parameters?"
-                )
+        images = self.multiply(blocks)
+        if not bool(torch.isfinite(torch.stack([image.sum() for image in images.values()])).all()):
+            bad = next((name for name, image in images.items() if not bool(torch.isfinite(image).all())), None)
+            if bad is not None:
+                raise NonFiniteError(f"The Hessian block of layer {bad} returned NaN or inf: has the loss diverged here?")
         return {name: image.to(torch.promote_types(image.dtype, blocks[name].dtype)) for name, image in images.items()}
 
-    def _multiply(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        hessian = self._hessian
-        hessian._snapshot.check()
-        rows = {name: x.T.contiguous() for name, x in blocks.items()}
+    def multiply(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`products` without its checks."""
+        self._hessian.snapshot.check()
+        dtype, device = self._hessian.dtype, self._hessian.device
+        rows = {name: x.T.contiguous().to(dtype=dtype, device=device) for name, x in blocks.items()}
         totals: dict[str, Tensor] = {}
-        for share, graph in hessian.graphs:
-            for name, vectors in rows.items():
-                part = share * self._block_product(graph, self._members[name], vectors).double()
-                totals[name] = totals[name] + part if name in totals else part
-        return {name: total.T.to(hessian.dtype) for name, total in totals.items()}
+        for share, graph in self._graphs:
+            for name, part in self._batch_products(graph, rows).items():
+                weighted = part if share == 1.0 else part.double() * share
+                totals[name] = totals[name] + weighted if name in totals else weighted
+        return {name: total.T.to(dtype) for name, total in totals.items()}
+
+    def _batch_products(self, graph: BatchGraph, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if isinstance(graph, StackFactors):
+            assert self._stack is not None
+            return self._stack.products(graph, rows)
+        return {name: self._block_product(graph, self._members[name], vectors) for name, vectors in rows.items()}
 
     def _block_product(self, graph: Gradients, members: tuple[int, ...], rows: Tensor) -> Tensor:
-        leaves = [self._hessian.graphs.leaves[i] for i in members]
+        leaves = [self._graphs.leaves[i] for i in members]
         gradients = [graph[i] for i in members]
         sizes = [leaf.numel() for leaf in leaves]
+
+        def split(x: Tensor, *lead: int) -> list[Tensor]:
+            parts = x.split(sizes, dim=-1) if len(sizes) > 1 else (x,)
+            return [part.reshape(*lead, *leaf.shape).to(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
 
         def join(parts: list[Tensor | None], *lead: int) -> Tensor:
             flat = [
                 leaf.new_zeros(*lead, leaf.numel()) if part is None else part.reshape(*lead, -1)
                 for part, leaf in zip(parts, leaves, strict=True)
             ]
-            return torch.cat(flat, dim=-1).to(self._hessian.dtype)
-
-        def split(x: Tensor, *lead: int) -> list[Tensor]:
-            return [
-                part.reshape(*lead, *leaf.shape).to(leaf.dtype) for part, leaf in zip(x.split(sizes, dim=-1), leaves, strict=True)
-            ]
+            return (torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]).to(self._hessian.dtype)
 
         def single(v: Tensor) -> Tensor:
             return join(backward(gradients, leaves, split(v), batched=False))
@@ -97,10 +107,24 @@ class LayerHessians(Mapping[str, LinearOperator]):
         def block(vs: Tensor) -> Tensor:
             return join(backward(gradients, leaves, split(vs, len(vs)), batched=True), len(vs))
 
-        return self._hessian._blocks.apply(single, block, rows)
+        return self._hessian.block_route.apply(single, block, rows)
+
+    def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> BatchGraph:
+        if self._stack is not None:
+            self.problem.evaluate(tensors, batch, index)  # for its checks
+            factors = self._stack.factors(self.problem, batch)
+            if factors is not None:
+                return factors
+        return self._hessian.build(leaves, tensors, batch, index)
+
+    def _roots(self, graph: BatchGraph) -> list[Tensor]:
+        if isinstance(graph, StackFactors):
+            return [*graph.inputs, *graph.derivatives, graph.curvature]
+        return self._hessian.roots(graph)
 
     def cost(self) -> Cost:
-        return self._hessian.cost()
+        kind = "closed form of a linear stack" if self._stack is not None else "double backward"
+        return Cost(route=f"{kind}, {self._graphs.route}", peak_bytes=self._graphs.bytes, notes=self.problem.notes)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name} ({op.shape[0]})" for name, op in self._blocks.items())
@@ -116,7 +140,7 @@ class LayerBlock(LinearOperator):
         self.owner, self.name = owner, name
 
     def _matmat(self, x: Tensor) -> Tensor:
-        return self.owner._multiply({self.name: x})[self.name]
+        return self.owner.multiply({self.name: x})[self.name]
 
     def cost(self) -> Cost:
         return self.owner.cost()
@@ -129,6 +153,7 @@ def layer_hessians(
     bias: bool = False,
     keep: Keep = "auto",
     memory_budget: int | None = None,
+    closed_form: bool = True,
 ) -> LayerHessians:
     """The exact diagonal Hessian block of each layer, by layer name.
 
@@ -142,4 +167,4 @@ def layer_hessians(
     >>> {name: float(block.to_dense()) for name, block in layer_hessians(problem).items()}   # 2 w2², 2 w1²
     {'0': 8.0, '1': 18.0}
     """
-    return LayerHessians(problem, layers, bias=bias, keep=keep, memory_budget=memory_budget)
+    return LayerHessians(problem, layers, bias=bias, keep=keep, memory_budget=memory_budget, closed_form=closed_form)

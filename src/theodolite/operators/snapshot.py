@@ -11,8 +11,11 @@ from theodolite.errors import StaleOperatorError
 class Snapshot:
     """Remembers versions, places and norms of a model's parameters and buffers."""
 
-    def __init__(self, model: nn.Module, *, buffers: bool) -> None:
-        self._model, self._buffers = model, buffers
+    def __init__(self, model: nn.Module) -> None:
+        # The dictionaries rather than the tensors: a replaced parameter must be noticed too.
+        self._places = [
+            (owner, name) for module in model.modules() for owner in (module._parameters, module._buffers) for name in owner
+        ]
         tensors = self._tensors()
         self._stamps = [(t._version, t.data_ptr()) for t in tensors]
         self._norms = _norms(tensors)
@@ -28,8 +31,8 @@ class Snapshot:
             )
 
     def _tensors(self) -> list[Tensor]:
-        buffers = list(self._model.buffers()) if self._buffers else []
-        return [*self._model.parameters(), *buffers]
+        found = (owner.get(name) for owner, name in self._places)
+        return [t for t in found if t is not None]
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:

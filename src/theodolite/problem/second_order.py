@@ -98,7 +98,7 @@ def explain_missing_derivative(error: RuntimeError) -> SecondOrderError | None:
 
 
 class _Replacements(TorchFunctionMode):
-    """Swaps functions whose own double backward is slow (convolutions) or wrong (`_weight_norm`)."""
+    """Swaps functions whose own double backward is slow (convolutions, ReLU) or wrong (`_weight_norm`)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -106,11 +106,14 @@ class _Replacements(TorchFunctionMode):
             call = _convolution_call(_CONVOLUTIONS[func], *args, **kwargs)
             if call is not None:
                 return _Convolution.apply(*call)
+        elif func in _RELU and not (len(args) > 1 or kwargs.get("inplace")):
+            return _relu(*args, **{k: v for k, v in kwargs.items() if k == "input"})
         elif func is torch._weight_norm:
             return _weight_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
 
+_RELU = {torch.relu, Tensor.relu, nn.functional.relu}
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
 
@@ -190,6 +193,11 @@ class _ConvolutionBackward(Function):
         if need_w and vx is not None:
             dw = _convolve_backward(g, vx, w, None, *geometry, [False, True, False])[1]
         return dg, dx, dw, None, None, None
+
+
+def _relu(input: Tensor) -> Tensor:
+    """A product with a fixed mask: its double backward has no zero tensors to make and add."""
+    return input * (input > 0).to(input.dtype)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:

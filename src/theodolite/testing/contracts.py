@@ -1,8 +1,8 @@
 """The contract that every operator keeps. Inherit it and write `make`; pytest does the rest.
 
-    class TestMyOperator(OperatorContract):
-        def make(self):
-            return MyOperator(...), dense_matrix        # float64, at most a few hundred rows
+class TestMyOperator(OperatorContract):
+    def make(self):
+        return MyOperator(...), dense_matrix        # float64, at most a few hundred rows
 """
 
 from __future__ import annotations

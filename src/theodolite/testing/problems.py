@@ -53,7 +53,9 @@ def softmax_problem(samples: int = 9, inputs: int = 3, classes: int = 4, seed: i
     y = torch.randint(classes, (samples,), generator=generator)
     model = nn.Linear(inputs, classes, bias=False).double()
     nn.init.zeros_(model.weight)
-    curvature = torch.eye(classes, dtype=torch.float64) / classes - torch.full((classes, classes), 1 / classes**2, dtype=torch.float64)
+    curvature = torch.eye(classes, dtype=torch.float64) / classes - torch.full(
+        (classes, classes), 1 / classes**2, dtype=torch.float64
+    )
     matrix = torch.kron(curvature, x.T @ x / samples)
     return KnownProblem("softmax", Problem(model, nn.CrossEntropyLoss(), (x, y)), matrix, matrix)
 

@@ -1,0 +1,263 @@
+"""Eigenpairs are right, or say that they are not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import nn
+
+import theodolite as th
+from theodolite.linalg.certificate import RISK, Chain
+from theodolite.results import Outcome
+from theodolite.testing import random_symmetric
+
+
+def expected(eigenvalues: torch.Tensor, k: int, which: str) -> torch.Tensor:
+    if which == "magnitude":
+        return eigenvalues[eigenvalues.abs().argsort(descending=True)][:k]
+    ordered = eigenvalues.sort(descending=True).values
+    return ordered[:k] if which == "largest" else ordered[-k:]
+
+
+def check(matrix: torch.Tensor, eigenvalues: torch.Tensor, pairs: th.Eigenpairs, k: int, which: str) -> None:
+    scale = float(eigenvalues.abs().max())
+    assert pairs.converged
+    assert pairs.outcome is Outcome.CONVERGED
+    truth = expected(eigenvalues, k, which)
+    got = pairs.values
+    if which == "magnitude":
+        got, truth = got.abs(), truth.abs()
+    assert float((got - truth).abs().max()) <= pairs.tol * scale * (1 + 1e-9)
+    assert torch.equal(got, got.sort(descending=True).values)
+    gram = pairs.vectors.T @ pairs.vectors
+    assert float((gram - torch.eye(k, dtype=torch.float64)).abs().max()) < 1e-10
+    recomputed = (matrix @ pairs.vectors - pairs.vectors * pairs.values).norm(dim=0)
+    torch.testing.assert_close(pairs.residuals, recomputed, rtol=1e-6, atol=1e-11 * scale)
+    assert float(recomputed.max()) <= pairs.tol * scale * (1 + 1e-6)
+
+
+def spectrum(kind: str, n: int, generator: torch.Generator) -> torch.Tensor:
+    base = torch.randn(n, generator=generator, dtype=torch.float64)
+    if kind == "indefinite":
+        return 2 * base
+    if kind == "top of multiplicity 5":
+        return torch.cat([torch.full((5,), 7.0, dtype=torch.float64), 0.2 * base[5:]])
+    if kind == "copies below the top":
+        values = torch.arange(1, n + 1, dtype=torch.float64) ** -1
+        values[2:5], values[6:9] = values[2], values[6]
+        return values
+    if kind == "cluster 1e-6 apart":
+        cluster = 3 + 1e-6 * torch.arange(5, dtype=torch.float64)
+        return torch.cat([cluster, base[5:].abs() ** 3 / 10])
+    if kind == "both ends doubled":
+        return torch.cat([torch.tensor([4.0, 4.0, -4.0, -4.0, 2.0, 2.0], dtype=torch.float64), 0.1 * base[6:]])
+    return torch.cat([torch.tensor([50.0, 20.0, 10.0], dtype=torch.float64), 0.1 * base[3:]])  # outliers
+
+
+KINDS = ["indefinite", "top of multiplicity 5", "copies below the top", "cluster 1e-6 apart", "both ends doubled", "outliers"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+@pytest.mark.parametrize("tol", [1e-1, 1e-2, 1e-3, 1e-8])
+def test_values_multiplicities_and_residuals(kind, which, tol):
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        n, k = (37, 90, 160, 250, 300, 400)[seed], (1, 3, 4, 6, 8, 11)[seed]
+        values = spectrum(kind, n, generator)
+        if which == "smallest":
+            values = -values
+        matrix = random_symmetric(values, seed)
+        check(matrix, values, th.top_eigenpairs(matrix, k, which=which, tol=tol, seed=seed), k, which)
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(2, 60), k=st.integers(1, 12), copies=st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_any_small_matrix(seed, n, k, copies):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(n, generator=generator, dtype=torch.float64)
+    values[: min(copies, n)] = values.max()
+    matrix = random_symmetric(values, seed)
+    k = min(k, n)
+    check(matrix, values, th.top_eigenpairs(matrix, k, tol=1e-6, seed=seed), k, "largest")
+
+
+def test_degenerate_matrices():
+    for matrix in (torch.zeros(8, 8).double(), torch.eye(8).double(), torch.ones(8, 8).double(), torch.tensor([[2.0]]).double()):
+        k = min(3, len(matrix))
+        pairs = th.top_eigenpairs(matrix, k)
+        assert pairs.converged
+        torch.testing.assert_close(pairs.values, torch.linalg.eigvalsh(matrix).flip(0)[:k], atol=1e-12, rtol=0)
+
+
+def test_all_eigenpairs_of_a_matrix():
+    values = torch.randn(30).double()
+    matrix = random_symmetric(values)
+    pairs = th.top_eigenpairs(matrix, 30, tol=1e-10)
+    torch.testing.assert_close(pairs.values, values.sort(descending=True).values)
+    assert pairs.miss_probability == 0.0
+
+
+def test_restarts_with_a_small_basis(monkeypatch):
+    from theodolite.linalg import eigenpairs
+
+    monkeypatch.setattr(eigenpairs, "BASIS_BYTES", 16 * 200 * 20)  # room for 20 vectors of 200
+    values = torch.cat([torch.tensor([3.0, 2.0, 2.0, 1.5]), torch.rand(196)]).double()
+    matrix = random_symmetric(values)
+    pairs = th.top_eigenpairs(matrix, 4, tol=1e-6)
+    assert pairs.matvecs > 20
+    check(matrix, values, pairs, 4, "largest")
+
+
+def test_too_small_a_budget_is_admitted():
+    matrix = random_symmetric(torch.linspace(0, 1, 300).double())
+    pairs = th.top_eigenpairs(matrix, 10, tol=1e-6, max_matvecs=15)
+    assert not pairs.converged
+    assert pairs.outcome is Outcome.MAX_MATVECS
+    assert pairs.matvecs <= 15
+    assert "not converged" in str(pairs)
+    recomputed = (matrix @ pairs.vectors - pairs.vectors * pairs.values).norm(dim=0)
+    torch.testing.assert_close(pairs.residuals, recomputed, rtol=1e-6, atol=1e-12)
+
+
+def test_a_budget_that_ends_during_verification_is_admitted():
+    matrix = random_symmetric(torch.cat([torch.tensor([9.0, 5.0]).double(), torch.rand(198).double()]))
+    needed = th.top_eigenpairs(matrix, 2).matvecs
+    pairs = th.top_eigenpairs(matrix, 2, max_matvecs=needed - 1)
+    assert pairs.outcome is Outcome.UNVERIFIED
+    assert not pairs.converged
+
+
+def test_single_precision_stops_at_its_rounding():
+    matrix = random_symmetric(torch.cat([torch.tensor([9.0, 5.0]).double(), torch.rand(98).double()]))
+    pairs = th.top_eigenpairs(matrix.float(), 2, tol=1e-14)
+    assert pairs.outcome in (Outcome.PRECISION, Outcome.MAX_MATVECS)
+    assert abs(float(pairs.values[0]) - 9.0) < 1e-4
+
+
+def test_pairs_below_the_resolution_are_flagged():
+    matrix = random_symmetric(torch.cat([torch.tensor([10.0, 1.0]), torch.full((40,), 1e-6)]).double())
+    pairs = th.top_eigenpairs(matrix, 4, tol=1e-3)
+    assert pairs.resolved.tolist() == [True, True, False, False]
+    assert "below the resolution" in str(pairs)
+
+
+def test_operators_of_other_libraries_are_accepted():
+    import numpy as np
+    import scipy.sparse
+
+    values = torch.tensor([5.0, 2.0, 2.0, -1.0, 0.5]).double()
+    matrix = random_symmetric(values)
+    for source in (matrix.numpy(), scipy.sparse.csr_array(matrix.numpy()), scipy.sparse.linalg.aslinearoperator(matrix.numpy())):
+        got = th.top_eigenpairs(source, 3)
+        np.testing.assert_allclose(got.values.numpy(), [5, 2, 2], atol=1e-2)
+
+
+def test_arpack_agrees():
+    from scipy.sparse.linalg import eigsh
+
+    matrix = random_symmetric(torch.randn(200).double() ** 3)
+    ours = th.top_eigenpairs(matrix, 6, tol=1e-9)
+    theirs = eigsh(th.as_operator(matrix).to_scipy(), k=6, which="LA", tol=0, return_eigenvectors=False)
+    torch.testing.assert_close(ours.values, torch.as_tensor(sorted(theirs, reverse=True)), rtol=1e-8, atol=1e-8)
+
+
+# Warm starts
+
+
+def digits_problems(seed: int, lr: float = 0.01) -> tuple[th.Problem, th.Problem]:
+    """A small smooth network on digits, and the same after one full-batch SGD step."""
+    data = load_digits()
+    x, y = torch.tensor(data.data / 16.0), torch.tensor(data.target)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 10)).double()
+    stepped = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(stepped.parameters(), lr=lr)
+    nn.functional.cross_entropy(stepped(x), y).backward()
+    optimizer.step()
+    return tuple(th.Problem(m, nn.CrossEntropyLoss(), (x, y)) for m in (model, stepped))
+
+
+@pytest.mark.parametrize(("k", "limit"), [(1, 8), (2, 8), (3, 8), (10, None)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_warm_start_after_one_step_saves_products(k, limit, seed):
+    before, after = digits_problems(seed)
+    start = th.top_eigenpairs(th.hessian(before), k)
+    cold = th.top_eigenpairs(th.hessian(after), k)
+    for given_start in (start, start.vectors):
+        warm = th.top_eigenpairs(th.hessian(after), k, start=given_start)
+        assert warm.converged
+        assert warm.matvecs <= (limit or 0.7 * cold.matvecs)
+        assert float((warm.values - cold.values).abs().max()) <= 2e-3 * cold.scale
+
+
+def test_a_start_at_the_wrong_eigenvectors_is_not_believed():
+    """Exact eigenvectors of smaller eigenvalues have residual zero; the search must still find the top."""
+    values = torch.cat([torch.tensor([10.0, 9.0, 8.0, 4.0, 3.5, 3.0]), torch.linspace(-0.5, 0.5, 294)]).double()
+    matrix = random_symmetric(values)
+    vectors = torch.linalg.eigh(matrix).eigenvectors.flip(1)
+    for k in (1, 3):
+        pairs = th.top_eigenpairs(matrix, k, start=vectors[:, 3 : 3 + k])
+        check(matrix, values, pairs, k, "largest")
+        check(matrix, values, th.top_eigenpairs(matrix, k, start=vectors[:, 3 : 3 + k], verify="full"), k, "largest")
+
+
+def test_full_verification_bounds_the_miss_probability():
+    matrix = random_symmetric(torch.cat([torch.tensor([5.0, 5.0]), torch.rand(98)]).double())
+    cold = th.top_eigenpairs(matrix, 2)
+    assert cold.miss_probability <= RISK
+    warm = th.top_eigenpairs(matrix, 2, start=cold, verify="full")
+    assert warm.miss_probability <= RISK
+
+
+def test_the_miss_probability_is_a_bound():
+    """With an eigenvalue present, its absence is certified at level p in at most a share p of all chains."""
+    n, top = 200, 1.5
+    values = torch.cat([torch.tensor([top]), torch.linspace(-1, 1, n - 1)]).double()
+    probabilities = []
+    for seed in range(600):
+        q = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        q /= q.norm()
+        chain, basis = Chain(n), []
+        for _ in range(7):
+            basis.append(q)
+            w = values * q
+            alpha = float(w @ q)
+            for b in basis:
+                w = w - (w @ b) * b
+            chain.extend(alpha, float(w.norm()))
+            q = w / w.norm()
+        probabilities.append(chain.miss_probability(top))
+    p = torch.tensor(probabilities)
+    for level in (0.02, 0.1, 0.3):
+        assert float((p <= level).double().mean()) <= level + 3 * (level / 600) ** 0.5
+    assert float((p <= 0.3).double().mean()) > 0.02  # and it is not vacuous
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"k": 0}, "k must be a positive integer"),
+        ({"k": 9}, "k must be at most"),
+        ({"which": "LM"}, "which must be one of"),
+        ({"tol": 0.0}, "tol must be positive"),
+        ({"max_matvecs": 0}, "max_matvecs"),
+        ({"verify": "no"}, "verify must be"),
+        ({"start": torch.zeros(3, 1)}, "start must have 5 rows"),
+        ({"start": torch.full((5, 1), float("nan"))}, "start holds NaN"),
+        ({"start": "random"}, "start must be a tensor"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        th.top_eigenpairs(torch.eye(5).double(), **{"k": 2, **arguments})
+
+
+def test_a_matrix_that_is_not_symmetric_is_refused():
+    with pytest.raises(ValueError, match="symmetric"):
+        th.top_eigenpairs(torch.triu(torch.ones(4, 4)).double(), 1)
