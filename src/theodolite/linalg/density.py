@@ -13,6 +13,7 @@ from torch import Tensor
 
 from theodolite.linalg.lockstep import run, run_all
 from theodolite.operators import LinearOperator, as_operator
+from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 
 #: Memory for the bases that keep the probes' Lanczos vectors orthogonal, in bytes.
@@ -62,7 +63,14 @@ class Density(Result):
 
 
 def spectral_density(
-    op: Any, *, probes: int = 8, steps: int = 64, points: int = 512, bandwidth: float | None = None, seed: int = 0
+    op: Any,
+    *,
+    probes: int = 8,
+    steps: int = 64,
+    points: int = 512,
+    bandwidth: float | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
 ) -> Any:
     """The density of eigenvalues of a symmetric operator (a `Density`), or of each one of a mapping in lockstep.
 
@@ -83,7 +91,8 @@ def spectral_density(
     began = time.perf_counter()
     settings = _Settings(probes, steps, points, bandwidth, seed)
     if isinstance(op, Mapping):
-        rules = run_all(op, lambda _, block: _steps(block, settings))
+        with counting("spectral density", progress=progress) as count:
+            rules = run_all(op, lambda _, block: _steps(block, settings), count)
         cost = Cost(seconds=time.perf_counter() - began, route="lockstep")
         return ResultMapping(
             results={name: _result(rule, settings, cost) for name, rule in rules.items()},
@@ -92,7 +101,8 @@ def spectral_density(
             cost=cost,
         )
     operator = as_operator(op)
-    rule = run(operator, _steps(operator, settings))
+    with counting("spectral density", progress=progress, total=probes * min(steps, operator.shape[0])) as count:
+        rule = run(operator, _steps(operator, settings), count)
     facts = operator.cost()
     return _result(rule, settings, Cost(time.perf_counter() - began, facts.route, facts.peak_bytes, facts.notes + rule.notes))
 

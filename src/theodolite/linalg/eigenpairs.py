@@ -13,6 +13,7 @@ from torch import Tensor
 from theodolite.linalg.eigensolver import EigenSolver, Solution
 from theodolite.linalg.lockstep import run, run_all
 from theodolite.operators import LinearOperator, as_operator
+from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 
 Which = Literal["largest", "smallest", "magnitude"]
@@ -86,6 +87,7 @@ def top_eigenpairs(
     max_matvecs: int | None = ...,
     verify: Literal["auto", "full"] = ...,
     seed: int = ...,
+    progress: bool | None = ...,
 ) -> ResultMapping: ...
 @overload
 def top_eigenpairs(
@@ -98,6 +100,7 @@ def top_eigenpairs(
     max_matvecs: int | None = ...,
     verify: Literal["auto", "full"] = ...,
     seed: int = ...,
+    progress: bool | None = ...,
 ) -> Eigenpairs: ...
 def top_eigenpairs(
     op: Any,
@@ -109,6 +112,7 @@ def top_eigenpairs(
     max_matvecs: int | None = None,
     verify: Literal["auto", "full"] = "auto",
     seed: int = 0,
+    progress: bool | None = None,
 ) -> Eigenpairs | ResultMapping:
     """The k extreme eigenpairs of a symmetric operator.
 
@@ -123,6 +127,7 @@ def top_eigenpairs(
     verify : `"auto"` certifies a cold start against missed copies of eigenvalues with error chance 1e-3 and
         checks a warm start with a short chain only; `"full"` certifies both.
     seed : of the random start and the verification.
+    progress : show a bar; None shows it on a terminal only.
 
     >>> import torch
     >>> pairs = top_eigenpairs(torch.diag(torch.tensor([5.0, 3.0, 3.0, 1.0, -4.0]).double()), k=3)
@@ -134,7 +139,8 @@ def top_eigenpairs(
     settings = _Settings(k, which, tol, max_matvecs, verify == "full", seed)
     if isinstance(op, Mapping):
         starts = start if isinstance(start, Mapping) else {}
-        found = run_all(op, lambda name, block: _steps(block, settings, starts.get(name)))
+        with counting("eigenpairs", progress=progress) as count:
+            found = run_all(op, lambda name, block: _steps(block, settings, starts.get(name)), count)
         cost = Cost(seconds=time.perf_counter() - began, route="lockstep")
         results: dict[str, Result] = {
             name: _result(as_operator(op[name]), solution, settings, cost) for name, solution in found.items()
@@ -143,7 +149,8 @@ def top_eigenpairs(
     operator = as_operator(op)
     if k > operator.shape[0]:
         raise ValueError(f"k must be at most the size of the operator, {operator.shape[0]}. Got {k}.")
-    solution = run(operator, _steps(operator, settings, start))
+    with counting("eigenpairs", progress=progress) as count:
+        solution = run(operator, _steps(operator, settings, start), count)
     facts = operator.cost()
     cost = Cost(time.perf_counter() - began, facts.route, facts.peak_bytes, facts.notes)
     return _result(operator, solution, settings, cost)

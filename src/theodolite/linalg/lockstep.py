@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from theodolite.operators import LinearOperator, as_operator
+from theodolite.progress import Advance
 
 Answer = TypeVar("Answer")
 Steps = Generator[Tensor, Tensor, Answer]
@@ -25,19 +26,21 @@ class JointProducts(Protocol):
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
 
 
-def run(op: LinearOperator, steps: Steps[Answer]) -> Answer:
-    """Drive one algorithm with the products of `op`."""
+def run(op: LinearOperator, steps: Steps[Answer], advance: Advance) -> Answer:
+    """Drive one algorithm with the products of `op`, counting them on `advance`."""
     try:
         block = next(steps)
         while True:
-            block = steps.send(op @ block)
+            image = op @ block
+            advance(block.shape[1])
+            block = steps.send(image)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     finally:
         steps.close()
 
 
-def run_all(ops: Mapping[str, Any], make: Callable[[str, LinearOperator], Steps[Answer]]) -> dict[str, Answer]:
+def run_all(ops: Mapping[str, Any], make: Callable[[str, LinearOperator], Steps[Answer]], count: Advance) -> dict[str, Answer]:
     """Drive one algorithm per operator of a mapping, multiplying all pending blocks together."""
     operators = {name: as_operator(op) for name, op in ops.items()}
     running = {name: make(name, op) for name, op in operators.items()}
@@ -57,6 +60,7 @@ def run_all(ops: Mapping[str, Any], make: Callable[[str, LinearOperator], Steps[
         while pending:
             blocks = dict(pending)
             images = ops.products(blocks) if isinstance(ops, JointProducts) else {n: operators[n] @ b for n, b in blocks.items()}
+            count(sum(block.shape[1] for block in blocks.values()))
             for name, image in images.items():
                 advance(name, image)
     finally:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from theodolite.linalg.lockstep import run, run_all
 from theodolite.operators import LinearOperator, as_operator
+from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, ResultMapping, Row
 from theodolite.results import Result as ResultBase
 
@@ -68,14 +69,14 @@ class _Terms:
 Steps = Generator[Tensor, Tensor, _Terms]
 
 
-def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int = 0) -> Any:
+def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int = 0, progress: bool | None = None) -> Any:
     """The trace of a square operator (a `TraceEstimate`), or of each one of a mapping in lockstep.
 
     `"hutchinson"` averages `zᵀAz`; `"hutch++"` treats a sketched top subspace exactly and averages the rest;
     `"xtrace"` uses every vector for both and is the most accurate for decaying spectra.
 
     >>> import torch
-    >>> trace(torch.eye(5).double() * 2, matvecs=12).value
+    >>> round(trace(torch.eye(5).double() * 2, matvecs=12).value, 9)
     10.0
     """
     if method not in _METHODS:
@@ -105,12 +106,14 @@ def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int 
         )
 
     if isinstance(op, Mapping):
-        found = run_all(op, steps)
+        with counting("trace", progress=progress) as count:
+            found = run_all(op, steps, count)
         cost = Cost(seconds=time.perf_counter() - began, route="lockstep")
         results: dict[str, ResultBase] = {name: result(terms, cost) for name, terms in found.items()}
         return ResultMapping(results=results, outcome=Outcome.ESTIMATED, seed=seed, cost=cost)
     operator = as_operator(op)
-    terms = run(operator, steps("", operator))
+    with counting("trace", progress=progress, total=matvecs) as count:
+        terms = run(operator, steps("", operator), count)
     facts = operator.cost()
     return result(terms, Cost(time.perf_counter() - began, facts.route, facts.peak_bytes, facts.notes))
 

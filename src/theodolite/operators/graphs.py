@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from theodolite.problem import Batch, Problem
-from theodolite.problem.second_order import explain_missing_derivative, refuse_first_order_layers
+from theodolite.problem.second_order import plain_second_order_errors, refuse_first_order_layers
 
 Keep = Literal["auto", "always", "never"]
 Graph = TypeVar("Graph")
@@ -71,14 +71,8 @@ class GraphStore(Generic[Graph]):
             yield share, graph
 
     def _evaluate(self, batch: Batch, index: int) -> Graph:
-        try:
-            with self.problem.session():
-                return self._build(self.leaves, self.problem.tensors(self.leaves), batch, index)
-        except RuntimeError as error:
-            friendly = explain_missing_derivative(error)
-            if friendly is None:
-                raise
-            raise friendly from error
+        with plain_second_order_errors(), self.problem.session():
+            return self._build(self.leaves, self.problem.tensors(self.leaves), batch, index)
 
     def _consider(self, index: int, share: float, graph: Graph) -> None:
         size = graph_bytes(self._roots(graph), without=self.leaves)
@@ -148,7 +142,10 @@ def backward(
     if not pairs:
         return [None] * len(inputs)
     active, cotangents = zip(*pairs, strict=True)
-    return list(torch.autograd.grad(active, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched))
+    with plain_second_order_errors():
+        return list(
+            torch.autograd.grad(active, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched)
+        )
 
 
 def batching_may_pay(problem: Problem) -> bool:

@@ -86,15 +86,19 @@ def refuse_first_order_layers(model: nn.Module) -> None:
             )
 
 
-def explain_missing_derivative(error: RuntimeError) -> SecondOrderError | None:
-    """The friendly form of torch's 'derivative not implemented', or None for other errors."""
-    text = str(error)
-    if "not implemented" not in text or "deriv" not in text:
-        return None
-    return SecondOrderError(
-        f"A layer of the model has no second derivative in torch ({text.splitlines()[0]}). Replace the layer by one built of "
-        "ordinary torch operations (attn_implementation='eager' for a custom attention kernel), or freeze what lies before it."
-    )
+@contextmanager
+def plain_second_order_errors() -> Iterator[None]:
+    """The friendly form of torch's 'derivative not implemented'."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "not implemented" not in text or "deriv" not in text:
+            raise
+        raise SecondOrderError(
+            f"A layer or the loss has no second derivative in torch ({text.splitlines()[0]}). Replace it by one built of "
+            "ordinary torch operations (attn_implementation='eager' for a custom attention kernel)."
+        ) from error
 
 
 class _Replacements(TorchFunctionMode):

@@ -132,12 +132,6 @@ def candidates(batch: Batch, *, own_loss: bool, causal: bool) -> dict[str, Weigh
     return rules
 
 
-def agree(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
-    """Whether two sets of weights are proportional."""
-    a, b = torch.tensor(first, dtype=torch.float64), torch.tensor(second, dtype=torch.float64)
-    return bool(a.sum() > 0) and bool(b.sum() > 0) and bool(torch.allclose(a / a.sum(), b / b.sum(), rtol=1e-9, atol=0.0))
-
-
 def judge(rules: dict[str, Weigher], whole: float, parts: tuple[float, float], batches: tuple[Batch, Batch]) -> list[str]:
     """The rules (and possibly `"sum"`) by which the loss of a batch follows from the losses of its two parts."""
     scale = max(abs(whole), *map(abs, parts), 1e-30)
@@ -187,9 +181,8 @@ def _recognise(problem: Problem) -> Weighting:
     for rule in fitting:
         if rule != "sum":
             return Weighting(check_weights(weights[rule]), rule)
-    even = next(iter(weights.values()))
-    if all(agree(even, other) for other in weights.values()):
-        return Weighting(check_weights(even), "equal batches")
+    if all(len(set(column)) == 1 for column in weights.values()):
+        return Weighting((1.0,) * len(problem.data), "equal batches")
     raise unclear(weights)
 
 

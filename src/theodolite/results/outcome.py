@@ -6,6 +6,8 @@ from enum import Enum
 
 
 class Outcome(Enum):
+    """How a computation ended; the value is the sentence a user reads."""
+
     CONVERGED = "converged"
     MAX_MATVECS = (
         "stopped at the product budget before every residual fell below tol; raise max_matvecs, raise tol or ask for fewer pairs"

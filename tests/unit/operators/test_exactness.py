@@ -93,7 +93,9 @@ def test_jacobian_is_exact(builder):
     u = torch.randn(z.numel(), generator=generator, dtype=torch.float64)
     v = torch.randn(op.shape[1], generator=generator, dtype=torch.float64)
     pulled = torch.autograd.grad(z, parameters, u.view_as(z), allow_unused=True)
-    expected = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in zip(pulled, parameters, strict=True)])
+    expected = torch.cat(
+        [torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in zip(pulled, parameters, strict=True)]
+    )
     assert relative_error(op.T @ u, expected) < 1e-8
     assert abs(float(u @ (op @ v)) - float(expected @ v)) < 1e-8 * float(expected.norm() * v.norm())
 

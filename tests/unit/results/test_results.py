@@ -1,0 +1,107 @@
+"""Results print as a sentence, become rows, and survive the disk."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import theodolite as th
+from theodolite.results import Outcome, Result, ResultMapping
+from theodolite.testing import random_symmetric
+
+MATRIX = random_symmetric(torch.tensor([4.0, 2.0, 2.0, -1.0, 0.5]).double())
+RESULTS = {
+    "eigenpairs": lambda: th.top_eigenpairs(MATRIX, 3),
+    "density": lambda: th.spectral_density(MATRIX, probes=2, steps=3, points=8),
+    "trace": lambda: th.trace(MATRIX, matvecs=12),
+    "mapping": lambda: th.top_eigenpairs({"a": MATRIX, "b <script>": 2 * MATRIX}, 2),
+}
+every_result = pytest.mark.parametrize("make", RESULTS.values(), ids=RESULTS.keys())
+
+
+@every_result
+def test_results_survive_the_disk(make, tmp_path):
+    result = make()
+    result.save(tmp_path / "sub" / "result")
+    loaded = th.load(tmp_path / "sub" / "result.json")
+    assert type(loaded) is type(result)
+    assert loaded.rows() == result.rows()
+    assert str(loaded) == str(result)
+    assert loaded.outcome is result.outcome
+    assert loaded.cost == result.cost
+    assert loaded.provenance == result.provenance
+    assert {p.suffix for p in (tmp_path / "sub").iterdir()} <= {".json", ".safetensors"}
+
+
+@every_result
+def test_results_are_frozen_and_show_themselves(make):
+    result = make()
+    with pytest.raises(AttributeError):
+        result.seed = 1
+    assert len(str(result)) > 20
+    assert "<table>" in result._repr_html_()
+    assert "<script>" not in result._repr_html_()
+    assert len(result.to_frame()) == len(result.rows())
+    assert result.provenance.torch == torch.__version__
+    assert result.cost.seconds > 0
+
+
+def test_tensors_come_back_bit_by_bit(tmp_path):
+    pairs = RESULTS["eigenpairs"]()
+    pairs.save(tmp_path / "pairs")
+    loaded = th.Eigenpairs.load(tmp_path / "pairs")
+    assert torch.equal(loaded.vectors, pairs.vectors)
+    assert torch.equal(loaded.residuals, pairs.residuals)
+    with pytest.raises(ValueError, match="holds a Eigenpairs"):
+        th.Density.load(tmp_path / "pairs")
+
+
+def test_files_that_are_not_results_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no result"):
+        th.load(tmp_path / "nothing")
+    (tmp_path / "other.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match="was not written by"):
+        th.load(tmp_path / "other")
+    RESULTS["trace"]().save(tmp_path / "trace")
+    document = json.loads((tmp_path / "trace.json").read_text())
+    document["content"]["type"] = "TraceEstimat"
+    (tmp_path / "typo.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="TraceEstimate"):
+        th.load(tmp_path / "typo")
+    document["content"].update(type="TraceEstimate", schema=99)
+    (tmp_path / "newer.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="newer version"):
+        th.load(tmp_path / "newer")
+    RESULTS["eigenpairs"]().save(tmp_path / "pairs")
+    (tmp_path / "pairs.safetensors").unlink()
+    with pytest.raises(ValueError, match="missing"):
+        th.load(tmp_path / "pairs")
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
+    from theodolite.results import storage
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage.os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        RESULTS["trace"]().save(tmp_path / "trace")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_outcome_says_what_to_do():
+    assert Outcome.CONVERGED.good
+    for outcome in Outcome:
+        assert outcome.good or "raise" in outcome.value
+
+
+def test_mappings_are_results_too():
+    mapping = RESULTS["mapping"]()
+    assert isinstance(mapping, ResultMapping)
+    assert isinstance(mapping, Result)
+    assert list(mapping) == ["a", "b <script>"]
+    assert len(mapping) == 2
+    torch.testing.assert_close(mapping["b <script>"].values, 2 * mapping["a"].values)
