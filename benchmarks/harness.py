@@ -11,15 +11,12 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
-from quiet import Patience
+from quiet import Patience, Watch
 
 Work = Callable[[], Any]
 
 #: A timed section lasts at least this long, so that the clock and the interpreter do not matter.
 LEAST_SECONDS = 0.02
-
-#: A gradient this many times slower than the fastest one shows that somebody else was using the cores.
-DISTURBED = 1.5
 
 
 @dataclass
@@ -59,22 +56,40 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Cost in gradients: the median over quiet rounds, with the quartiles, and the seconds of one gradient."""
+class Sample:
+    """Seconds of the work, and of a gradient beside it; `disturbed` if other processes used the cores meanwhile."""
 
-    gradients: float
-    low: float
-    high: float
-    gradient_seconds: float
-    rounds: int
-    disturbed: int
+    work: float
+    gradient: float
+    disturbed: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Cost in gradients: the median over undisturbed samples where there are any."""
+
+    samples: list[Sample]
+
+    @property
+    def ratios(self) -> list[float]:
+        quiet = [s for s in self.samples if not s.disturbed]
+        return sorted(s.work / s.gradient for s in quiet or self.samples)
+
+    @property
+    def gradients(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def disturbed(self) -> bool:
+        return all(s.disturbed for s in self.samples)
 
     def details(self) -> dict[str, Any]:
+        quarter = len(self.ratios) // 4
         return {
-            "quartiles": [self.low, self.high],
-            "gradient_seconds": self.gradient_seconds,
-            "rounds": self.rounds,
-            "disturbed_rounds": self.disturbed,
+            "quartiles": [self.ratios[quarter], self.ratios[-1 - quarter]],
+            "gradient_seconds": statistics.median(s.gradient for s in self.samples),
+            "samples": len(self.samples),
+            "disturbed_samples": sum(s.disturbed for s in self.samples),
         }
 
 
@@ -106,24 +121,31 @@ def race(gradient: Work, works: Mapping[str, Work], settings: Settings) -> dict[
     """Time short works, each beside a gradient.
 
     In every round each work is timed right after the gradient, and only their ratio is kept: a machine that
-    slows down slows both. The order rotates, so that nobody always runs on a neighbour's caches.
+    slows down slows both. The order rotates, so that nobody always runs on a neighbour's caches. A round in which
+    other processes used the cores is made again.
     """
     settings.patience.wait()
-    names = list(works)
-    times = {name: repeats(works[name]) for name in names}
+    times = {name: repeats(work) for name, work in works.items()}
     gradient_times = repeats(gradient)
-    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    rounds: list[dict[str, Sample]] = []
     began = time.perf_counter()
-    with no_garbage_collection():
-        for turn in range(settings.rounds):
-            if turn >= 3 and time.perf_counter() - began > 4 * settings.budget:
-                break
-            for i in range(len(names)):
-                name = names[(i + turn) % len(names)]
+    while (quiet := _quiet(rounds)) < settings.rounds:
+        if time.perf_counter() - began > settings.budget * (4 if quiet >= 3 else 10):
+            break
+        settings.patience.wait()
+        order = [*works][quiet % len(works) :] + [*works][: quiet % len(works)]
+        seconds, watch = {}, Watch()
+        with no_garbage_collection():
+            for name in order:
                 unit = clock(gradient, gradient_times)
-                samples[name].append(Sample(clock(works[name], times[name]), unit))
-    fastest = min((s.gradient for each in samples.values() for s in each), default=0.0)
-    return {name: _summary(each, fastest) for name, each in samples.items()}
+                seconds[name] = (clock(works[name], times[name]), unit)
+        disturbed = watch.disturbed()
+        rounds.append({name: Sample(work, unit, disturbed) for name, (work, unit) in seconds.items()})
+    return {name: Timing([each[name] for each in rounds]) for name in works}
+
+
+def _quiet(rounds: list[dict[str, Sample]]) -> int:
+    return sum(not any(s.disturbed for s in each.values()) for each in rounds)
 
 
 def one_shot(gradient: Work, work: Callable[[], Any], settings: Settings, *, most: int = 5) -> tuple[Timing, Any]:
@@ -131,38 +153,30 @@ def one_shot(gradient: Work, work: Callable[[], Any], settings: Settings, *, mos
 
     The first time counts only if there is no other: it also pays for imports and first allocations.
     """
-    settings.patience.wait()
     times = repeats(gradient) * 2
     samples: list[Sample] = []
     began = time.perf_counter()
     result = None
-    while not samples or (len(samples) <= most and time.perf_counter() - began < settings.budget):
+    while _go_on(samples, time.perf_counter() - began, most, settings):
+        settings.patience.wait()
+        watch = Watch()
         with no_garbage_collection():
             before = clock(gradient, times)
             start = time.perf_counter()
             result = work()
             spent = time.perf_counter() - start
-            samples.append(Sample(spent, (before + clock(gradient, times)) / 2))
-    samples = samples[1:] or samples
-    return _summary(samples, min(s.gradient for s in samples)), result
+            unit = (before + clock(gradient, times)) / 2
+        samples.append(Sample(spent, unit, watch.disturbed()))
+    return Timing(samples[1:] if any(not s.disturbed for s in samples[1:]) else samples), result
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Seconds of the work, and of a gradient beside it."""
-
-    work: float
-    gradient: float
-
-
-def _summary(samples: list[Sample], fastest: float) -> Timing:
-    """The median ratio over the rounds whose gradient was not disturbed by other processes."""
-    quiet = [s for s in samples if s.gradient <= DISTURBED * fastest] or samples
-    ratios = sorted(s.work / s.gradient for s in quiet)
-    quarter = len(ratios) // 4
-    seconds = statistics.median(s.gradient for s in quiet)
-    disturbed = sum(s.gradient > DISTURBED * fastest for s in samples)
-    return Timing(statistics.median(ratios), ratios[quarter], ratios[-1 - quarter], seconds, len(samples), disturbed)
+def _go_on(samples: list[Sample], spent: float, most: int, settings: Settings) -> bool:
+    """More samples of a long computation: while the budget lasts, or while all were disturbed and patience lasts."""
+    if not samples:
+        return True
+    if all(s.disturbed for s in samples):
+        return len(samples) < 4 and settings.patience.left > 0
+    return len(samples) <= most and spent < settings.budget
 
 
 def explain(error: BaseException) -> str:

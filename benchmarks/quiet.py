@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
+#: Share of the cores that other processes may use during a measurement.
+TOLERATED = 0.05
 
-def busy_share(seconds: float = 0.3) -> float:
-    """Share of all cores in use while this process sleeps; 0 where the system does not tell."""
-    before = _ticks()
-    time.sleep(seconds)
-    after = _ticks()
-    if before is None or after is None:
-        return 0.0
-    total, idle = after[0] - before[0], after[1] - before[1]
-    return 1.0 - idle / total if total > 0 else 0.0
+
+class Watch:
+    """From its making on, how much of all cores other processes use; 0 where the system does not tell."""
+
+    def __init__(self) -> None:
+        self._ticks, self._own = _ticks(), time.process_time()
+
+    def others(self) -> float:
+        now = _ticks()
+        if now is None or self._ticks is None:
+            return 0.0
+        total, idle = now[0] - self._ticks[0], now[1] - self._ticks[1]
+        own = (time.process_time() - self._own) * os.sysconf("SC_CLK_TCK")
+        return max(0.0, (total - idle - own) / total) if total > 0 else 0.0
+
+    def disturbed(self) -> bool:
+        return self.others() > TOLERATED
 
 
 def _ticks() -> tuple[int, int] | None:
-    """All ticks and idle ticks of the processors since the start."""
+    """All ticks and idle ticks of the processors since the machine started."""
     try:
         fields = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError):
@@ -31,13 +42,13 @@ class Patience:
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
-        self.busy_starts = 0  # measurements that began beside somebody else
 
     def wait(self) -> None:
         began = time.perf_counter()
-        while busy_share() > 0.1:
-            if time.perf_counter() - began > self.left:
-                self.busy_starts += 1
-                break
-            time.sleep(1.0)
-        self.left = max(0.0, self.left - (time.perf_counter() - began))
+        while self.left > 0:
+            watch = Watch()
+            time.sleep(min(0.3, self.left))
+            if not watch.disturbed():
+                return
+            self.left -= time.perf_counter() - began
+            began = time.perf_counter()

@@ -87,7 +87,6 @@ def main() -> int:
             show(row, time.perf_counter() - began)
             legend[name] = " ".join((ITEMS[name].__doc__ or "").split())
         about["seconds"] = round(time.perf_counter() - began, 1)
-        about["measurements_begun_on_a_busy_machine"] = patience.busy_starts
         text = write(options.out, rows, legend, about)  # after each item: a run that is stopped keeps what it has
     print(text)
     return 1 if any(row.details.get("broken") for row in rows) else 0

@@ -1,0 +1,62 @@
+"""What the README promises works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import theodolite as th
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_snippets_run():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    data, loss = (torch.randn(40, 4), torch.randint(3, (40,))), nn.CrossEntropyLoss()
+    names = {"model": model, "loss": loss, "data": data}
+    first, *rest = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(first, names)
+    assert names["pairs"].converged
+    names["other"] = names["pairs"]
+    for snippet in rest:
+        exec(snippet, names)
+
+
+def test_the_commands_of_the_readme_are_targets():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    assert "examples/plot_first_spectrum.py" in makefile
+
+
+def test_the_first_example_runs(tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "plot_first_spectrum.py"), "--out", str(tmp_path / "survey")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "eigenvalue    residual" in done.stdout
+    assert "converged" in done.stdout
+    for name in ("spectrum.png", "layers.png", "eigenpairs.json", "eigenpairs.safetensors"):
+        assert (tmp_path / "survey" / name).stat().st_size > 0
+    assert th.load(tmp_path / "survey" / "eigenpairs").converged
+
+
+def test_the_local_links_exist():
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        if not link.startswith("http"):
+            assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("name", ["torch", "pytest", "hypothesis", "transformers", "scipy", "ruff", "mypy"])
+def test_constraints_pin_what_the_tests_need(name):
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert name in {key.lower() for key in pins}
+    assert pins["torch"] == "2.13.0"
