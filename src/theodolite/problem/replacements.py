@@ -1,0 +1,200 @@
+"""Stand-ins for functions whose own double backward is slow or wrong, used while a graph is built.
+
+Each computes the same function; only its derivatives are written out by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+Geometry = tuple[list[int], list[int], list[int], bool, list[int], int]
+
+_convolve: Any = torch.ops.aten.convolution
+_convolve_backward: Any = torch.ops.aten.convolution_backward
+
+
+class Replacements(TorchFunctionMode):
+    """Swaps functions whose own double backward is slow (convolutions, ReLU, LayerNorm) or wrong (`_weight_norm`)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _CONVOLUTIONS:
+            call = _convolution_call(_CONVOLUTIONS[func], *args, **kwargs)
+            if call is not None:
+                return _Convolution.apply(*call)
+        elif func in _RELU and not (len(args) > 1 or kwargs.get("inplace")):
+            return _relu(*args, **{k: v for k, v in kwargs.items() if k == "input"})
+        elif func is torch._weight_norm:
+            return _weight_norm(*args, **kwargs)
+        elif func is nn.functional.layer_norm:
+            return _layer_norm(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+_RELU = {torch.relu, Tensor.relu, nn.functional.relu}
+_CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+
+
+def _convolution_call(
+    dim: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Tensor, Tensor, Tensor | None, Geometry] | None:
+    """Arguments for `_Convolution`, or None for the rare forms left to torch (string padding, no batch)."""
+    if isinstance(padding, str) or input.ndim != dim + 2:
+        return None
+
+    def spread(value: Any) -> list[int]:
+        items = [value] if isinstance(value, int) else list(value)
+        return items * dim if len(items) == 1 else items
+
+    geometry: Geometry = (spread(stride), spread(padding), spread(dilation), False, [0] * dim, groups)
+    return input, weight, bias, geometry
+
+
+class _Convolution(Function):
+    """A convolution whose second derivatives are again plain convolutions and their standard backwards.
+
+    torch's own double backward folds the batch into channels, which the CPU kernels do slowly (about half
+    the time of a Hessian product of LeNet5).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
+        ctx.geometry = geometry
+        ctx.save_for_backward(x, w)
+        out: Tensor = _convolve(x, w, b, *geometry)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (g,) = grads
+        x, w = ctx.saved_tensors
+        need_x, need_w, need_b, _ = ctx.needs_input_grad
+        gx = gw = None
+        if need_x or need_w:
+            gx, gw = _ConvolutionBackward.apply(g, x, w, ctx.geometry, need_x, need_w)
+        gb = g.sum(dim=[0, *range(2, g.ndim)]) if need_b else None
+        return gx, gw, gb, None
+
+
+class _ConvolutionBackward(Function):
+    """(g, x, w) -> gradients for x and w; linear in g, bilinear in (g, w) and (g, x)."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, need_x: bool, need_w: bool) -> Any:
+        ctx.geometry = geometry
+        ctx.save_for_backward(g, x, w)
+        ctx.set_materialize_grads(False)
+        gx, gw, _ = _convolve_backward(g, x, w, None, *geometry, [need_x, need_w, False])
+        return gx, gw
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        vx, vw = grads
+        g, x, w = ctx.saved_tensors
+        need_g, need_x, need_w = ctx.needs_input_grad[:3]
+        geometry = ctx.geometry
+        dg = dx = dw = None
+        if need_g and vx is not None:
+            dg = _convolve(vx, w, None, *geometry)
+        if need_g and vw is not None:
+            other = _convolve(x, vw, None, *geometry)
+            dg = other if dg is None else dg + other
+        if need_x and vw is not None:
+            dx = _convolve_backward(g, x, vw, None, *geometry, [True, False, False])[0]
+        if need_w and vx is not None:
+            dw = _convolve_backward(g, vx, w, None, *geometry, [False, True, False])[1]
+        return dg, dx, dw, None, None, None
+
+
+def _relu(input: Tensor) -> Tensor:
+    """A product with a fixed mask: its double backward has no zero tensors to make and add."""
+    return input * (input > 0).to(input.dtype)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """`g v / ‖v‖`; the fused kernel's double backward is wrong by tens of percent in torch 2.13."""
+    others = [d for d in range(v.ndim) if d != dim % v.ndim] if dim != -1 else list(range(v.ndim))
+    return v * (g / v.square().sum(dim=others, keepdim=True).sqrt())
+
+
+def _layer_norm(
+    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Layer norm over the trailing dimensions, as one normalisation of rows and an affine map."""
+    shape = torch.Size(normalized_shape)
+    rows = input.reshape(-1, shape.numel())
+    out: Tensor = _Standardise.apply(rows, eps)
+    out = out.view_as(input)
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias
+
+
+class _Standardise(Function):
+    """`x̂ = (x − mean) r` per row, `r = 1/sqrt(var + eps)`.
+
+    With `P v = v − mean(v) − x̂ mean(v x̂)` the backward is `r P g`; torch's own double backward of it makes some
+    forty passes over the data, this one about ten.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, eps: float) -> Any:
+        centred = x - x.mean(1, keepdim=True)
+        return centred * (centred.square().mean(1, keepdim=True) + eps).rsqrt()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, eps = inputs
+        scale = (x.var(1, correction=0, keepdim=True) + eps).rsqrt()
+        ctx.save_for_backward(x, output, scale)
+        ctx.eps = eps
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, normal, scale = ctx.saved_tensors
+        return _StandardiseBackward.apply(grads[0], x, normal.detach(), scale.detach()), None
+
+
+class _StandardiseBackward(Function):
+    """(g, x) -> r P g; x̂ and r come along as constants and are differentiated through x."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, normal: Tensor, scale: Tensor) -> Any:
+        return scale * _project(g, normal)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        g, _, normal, scale = inputs
+        ctx.save_for_backward(g, normal, scale, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (v,) = grads
+        g, normal, scale, rpg = ctx.saved_tensors
+        rpv = scale * _project(v, normal)
+        if not ctx.needs_input_grad[1]:
+            return rpv, None, None, None
+        # d/dx of  r (v·g − D v̄ ḡ − D a b)  with a = mean(g x̂), b = mean(v x̂); the bracket times r is v·(r P g).
+        a, b = (g * normal).mean(1, keepdim=True), (v * normal).mean(1, keepdim=True)
+        inner = (v * rpg).mean(1, keepdim=True)
+        return rpv, -scale * (normal * inner + b * rpg + a * rpv), None, None
+
+
+def _project(v: Tensor, normal: Tensor) -> Tensor:
+    """`P v`: without the mean and the part along x̂."""
+    return v - v.mean(1, keepdim=True) - normal * (v * normal).mean(1, keepdim=True)
