@@ -27,8 +27,8 @@ BASIS_BYTES = 2 * 2**30
 class Eigenpairs(Result):
     """Eigenvalues with orthonormal eigenvectors and their true residuals `‖Av − λv‖`.
 
-    `values` descend (by magnitude for `which="magnitude"`); `vectors` is (n, k). `resolved` is False for
-    pairs with `|λ| < tol·scale`, which are noise of the tolerance; `scale` is the largest |λ| seen.
+    `values` descend (by magnitude for `which="magnitude"`); `vectors` is (n, k). `unresolved` flags pairs with
+    `|λ| < tol·scale`, which cannot be told from zero at this tolerance; `scale` is the largest |λ| seen.
     `miss_probability` bounds the chance that an eigenvalue was overlooked (1 where no chain has bounded it:
     a warm start is trusted, see `verify`).
     """
@@ -44,18 +44,18 @@ class Eigenpairs(Result):
     miss_probability: float
 
     @property
-    def resolved(self) -> Tensor:
-        """Which values stand out of the tolerance."""
-        return self.values.abs() >= self.tol * self.scale
+    def unresolved(self) -> Tensor:
+        """Which values are too small to be told from zero at this tolerance."""
+        return self.values.abs() < self.tol * self.scale
 
     def rows(self) -> list[Row]:
-        resolved = self.resolved
+        unresolved = self.unresolved
         return [
             {
                 "index": i,
                 "eigenvalue": float(self.values[i]),
                 "residual": float(self.residuals[i]),
-                "resolved": bool(resolved[i]),
+                "unresolved": bool(unresolved[i]),
                 "converged": self.converged,
                 "which": self.which,
                 "seed": self.seed,
@@ -68,7 +68,7 @@ class Eigenpairs(Result):
         more = ", ..." if len(self.values) > 5 else ""
         worst = float(self.residuals.max()) / self.scale if self.scale else 0.0
         state = "converged" if self.converged else f"not converged ({self.outcome.value})"
-        unresolved = int((~self.resolved).sum())
+        unresolved = int(self.unresolved.sum())
         flag = f"; {unresolved} below the resolution {self.tol:g}·{self.scale:.3g}" if unresolved else ""
         return (
             f"{len(self.values)} {self.which} eigenvalues: {shown}{more}; largest relative residual {worst:.1e}, "

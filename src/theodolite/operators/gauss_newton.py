@@ -104,6 +104,9 @@ class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
 
         return self._summed(x, single, block)
 
+    def on(self, problem: Problem) -> GaussNewtonOperator:
+        return GaussNewtonOperator(problem, keep="never", batched=False)
+
     def _kind(self) -> str:
         return "Jacobian products"
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-
 import torch
 from torch import Tensor
 
-from theodolite.errors import NumericalWarning, TheodoliteError
-from theodolite.operators.base import symmetry_gap
 from theodolite.operators.curvature import CurvatureOperator
 from theodolite.operators.graphs import Keep, backward
 from theodolite.problem import Batch, Problem
@@ -47,39 +42,8 @@ class HessianOperator(CurvatureOperator[Gradients]):
 
         return self._summed(x, single, block)
 
-    def _confirm_asymmetry(self, x: Tensor) -> bool:
-        """Repeat the probe on a float64 copy: single precision alone can look asymmetric near a flat minimum."""
-        if self.dtype == torch.float64:
-            return True
-        try:
-            double = HessianOperator(in_float64(self.problem), keep="never", batched=False)
-            double._probe_pending = False
-            wrong = symmetry_gap(x, double @ x.double()) > 1e-5
-        except (TheodoliteError, RuntimeError, ValueError):
-            return True  # the model cannot run in float64: the first verdict stands
-        if not wrong:
-            warnings.warn(
-                "Hessian products in single precision are dominated by rounding here (a nearly flat loss); use a float64 model.",
-                NumericalWarning,
-                stacklevel=2,
-            )
-        return wrong
-
-
-def in_float64(problem: Problem) -> Problem:
-    """The same problem on a float64 copy of the model and data."""
-
-    def widen(t: Tensor) -> Tensor:
-        return t.double() if t.is_floating_point() else t
-
-    from theodolite.problem.tensors import map_tensors
-
-    first = [
-        Batch(map_tensors(widen, b.args), map_tensors(widen, b.kwargs), map_tensors(widen, b.target), b.size)
-        for b in problem.data
-    ]
-    double = problem.with_batches(first)
-    return double.with_model(copy.deepcopy(problem.model).double())
+    def on(self, problem: Problem) -> HessianOperator:
+        return HessianOperator(problem, keep="never", batched=False)
 
 
 def hessian(

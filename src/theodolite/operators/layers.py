@@ -9,6 +9,7 @@ from torch import Tensor
 
 from theodolite.errors import NonFiniteError
 from theodolite.operators.base import LinearOperator
+from theodolite.operators.curvature import asymmetric_elsewhere
 from theodolite.operators.graphs import GraphStore, Keep, backward
 from theodolite.operators.hessian import Gradients, HessianOperator
 from theodolite.operators.linear_stack import LinearStack, StackFactors
@@ -36,7 +37,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
         memory_budget: int | None = None,
         closed_form: bool = True,
     ) -> None:
-        self.problem = problem
+        self.problem, self.bias = problem, bias
         self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget)
         self._members = {layer.name: layer.members(bias=bias) for layer in match_layers(problem.selection, layers)}
         self._stack = LinearStack.of(problem) if closed_form and not bias else None
@@ -141,6 +142,12 @@ class LayerBlock(LinearOperator):
 
     def _matmat(self, x: Tensor) -> Tensor:
         return self.owner.multiply({self.name: x})[self.name]
+
+    def _confirm_asymmetry(self, x: Tensor) -> bool:
+        def same(problem: Problem) -> LinearOperator:
+            return LayerHessians(problem, [self.name], bias=self.owner.bias, keep="never", closed_form=False)[self.name]
+
+        return asymmetric_elsewhere(self.owner.problem, same, x)
 
     def cost(self) -> Cost:
         return self.owner.cost()

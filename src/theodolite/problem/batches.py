@@ -44,6 +44,19 @@ class Batch:
             self, args=map_tensors(move, self.args), kwargs=map_tensors(move, self.kwargs), target=map_tensors(move, self.target)
         )
 
+    def in_float64(self) -> Batch:
+        """Floating tensors widened."""
+
+        def widen(t: Tensor) -> Tensor:
+            return t.double() if t.is_floating_point() else t
+
+        return replace(
+            self,
+            args=map_tensors(widen, self.args),
+            kwargs=map_tensors(widen, self.kwargs),
+            target=map_tensors(widen, self.target),
+        )
+
     def part(self, rows: slice) -> Batch:
         """Some samples of the batch; tensors whose first size is not the batch's are shared."""
 

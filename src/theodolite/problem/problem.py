@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -214,16 +215,25 @@ class Problem:
         other.data = Data(batches, None, self._parse)
         return other
 
-    def with_model(self, model: nn.Module) -> Problem:
-        """The same problem on another model of the same architecture."""
+    def with_model(self, model: nn.Module, loss: Loss = None) -> Problem:
+        """The same problem on another model of the same architecture (and another loss, where one is given)."""
         other = object.__new__(Problem)
         other.__dict__.update({k: v for k, v in self.__dict__.items() if k != "weighting"})
         other.model = unwrap(model)
-        other._call = ModelCall(other.model, self.loss_function)
+        other.loss_function = loss or self.loss_function
+        other._call = ModelCall(other.model, other.loss_function)
         dtypes = [p.dtype for p in other._parameters()]
         other.half_precision = any(d in _HALF for d in dtypes)
         other.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         return other
+
+    def in_float64(self) -> Problem:
+        """The same problem on a float64 copy of the model and the data."""
+        loss = self.loss_function
+        wide = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else None
+        double = self.with_model(copy.deepcopy(self.model).double(), wide)
+        double.data = Data([batch.in_float64() for batch in self.data], None, self._parse)
+        return double
 
     # Inner parts
 

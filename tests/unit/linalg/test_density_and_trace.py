@@ -59,26 +59,47 @@ def test_density_is_near_the_true_spectrum(name):
 
 
 def test_quadrature_is_exact_for_small_matrices():
-    """With as many steps as dimensions each probe's nodes are the eigenvalues themselves."""
+    """Once the Krylov space is the whole space, the nodes are the eigenvalues themselves."""
     values = torch.tensor([3.0, 1.0, 0.5, -2.0]).double()
     density = th.spectral_density(random_symmetric(values), probes=3, steps=10)
-    assert density.steps == 4
-    torch.testing.assert_close(density.nodes.reshape(3, 4), values.sort().values.expand(3, 4))
+    assert density.matvecs == 4
+    torch.testing.assert_close(density.nodes, values.sort().values)
 
 
-def test_large_operators_go_without_reorthogonalisation(monkeypatch):
+def test_moments_are_those_of_the_probes():
+    """A rule of m steps integrates polynomials up to degree 2m − 1 exactly against the probes' measure."""
+    matrix = random_symmetric(SPECTRA["decaying"])
+    density = th.spectral_density(matrix, probes=3, steps=4, seed=5)
+    z = torch.randn(N, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    z /= z.norm(dim=0)
+    for degree in range(8):
+        power = torch.linalg.matrix_power(matrix, degree) @ z
+        expected = float((z * power).sum()) / 3
+        assert float((density.weights * density.nodes**degree).sum()) == pytest.approx(expected, rel=1e-9)
+
+
+def test_degenerate_spectra():
+    for matrix in (torch.eye(20).double(), torch.zeros(20, 20).double()):
+        density = th.spectral_density(matrix, probes=4, steps=10)
+        assert float(density.weights.sum()) == pytest.approx(1.0)
+        assert float((density.nodes * density.weights).sum()) == pytest.approx(float(matrix[0, 0]), abs=1e-12)
+
+
+def test_large_operators_go_by_short_recurrences(monkeypatch):
     from theodolite.linalg import density as module
 
     values = SPECTRA["outliers"]
     matrix = random_symmetric(values)
     full = th.spectral_density(matrix, probes=4, steps=20)
     monkeypatch.setattr(module, "PROBE_BYTES", 0)
-    light = th.spectral_density(matrix, probes=4, steps=20)
-    assert "neighbours only" in light.cost.notes[0]
+    short = th.spectral_density(matrix, probes=4, steps=20)
+    assert "short recurrences" in short.cost.notes[0]
+    assert short.matvecs == full.matvecs == 80
     spread = float(values.max() - values.min())
-    assert wasserstein_distance(full.nodes, light.nodes, full.weights, light.weights) < 0.01 * spread
-    monkeypatch.setattr(module, "PROBE_BYTES", 20 * N * 8)  # one probe at a time
-    torch.testing.assert_close(th.spectral_density(matrix, probes=4, steps=20).nodes, full.nodes)
+    assert wasserstein_distance(full.nodes, short.nodes, full.weights, short.weights) < 0.01 * spread
+    monkeypatch.setattr(module, "PROBE_BYTES", 2 * 20 * N * 8)  # two probes at a time
+    pairs = th.spectral_density(matrix, probes=4, steps=20)
+    assert wasserstein_distance(full.nodes, pairs.nodes, full.weights, pairs.weights) < 0.01 * spread
 
 
 def test_trace_of_multiples_of_the_identity_is_exact():

@@ -143,7 +143,7 @@ def test_single_precision_stops_at_its_rounding():
 def test_pairs_below_the_resolution_are_flagged():
     matrix = random_symmetric(torch.cat([torch.tensor([10.0, 1.0]), torch.full((40,), 1e-6)]).double())
     pairs = th.top_eigenpairs(matrix, 4, tol=1e-3)
-    assert pairs.resolved.tolist() == [True, True, False, False]
+    assert pairs.unresolved.tolist() == [False, False, True, True]
     assert "below the resolution" in str(pairs)
 
 

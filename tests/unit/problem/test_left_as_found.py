@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.errors import BatchCoupledError, NotRepeatableError, SecondOrderError, StaleOperatorError, SymmetryError
+from theodolite.errors import (
+    BatchCoupledError,
+    NotRepeatableError,
+    NumericalWarning,
+    SecondOrderError,
+    StaleOperatorError,
+    SymmetryError,
+)
 
 
 class Explosive(nn.Module):
@@ -179,6 +188,28 @@ def test_a_wrong_custom_derivative_is_caught_by_the_symmetry_probe():
     problem = th.Problem(Custom().double(), LOSS, (X, Y))
     with pytest.raises(SymmetryError, match=r"custom autograd\.Function"):
         th.hessian(problem) @ torch.ones(problem.size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_near_a_flat_minimum_is_no_asymmetry(dtype):
+    """A network fitted to almost zero loss: its products are mostly rounding, which is not an error of symmetry."""
+    torch.manual_seed(0)
+    x = torch.randn(20, 4)
+    y = (x[:, 0] > 0).long()
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(300):
+        optimizer.zero_grad()
+        LOSS(model(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        model[2].weight.mul_(4.0)  # loss far below single precision
+    problem = th.Problem(model.to(dtype), LOSS, (x.to(dtype), y))
+    assert problem.loss() < 1e-12
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)
+        for op in (th.hessian(problem), th.gauss_newton(problem), *th.layer_hessians(problem).values()):
+            assert bool(torch.isfinite(op @ torch.ones(op.shape[0], dtype=dtype)).all())
 
 
 def test_the_symmetry_probe_catches_torch_func_through_layernorm():
