@@ -175,13 +175,13 @@ def _block_lanczos(z: Tensor, steps: int) -> Generator[Tensor, Tensor, _Rule]:
 
 def _independent_columns(image: Tensor, tiny: float, seen: Tensor) -> Tensor:
     """An orthonormal basis of the columns, orthogonal to `seen`, without those that are rounding."""
-    left, sizes, _ = torch.linalg.svd(image, full_matrices=False)
-    left = left[:, sizes > tiny]
+    frame, sizes, _ = torch.linalg.svd(image, full_matrices=False)
+    left: Tensor = frame[:, sizes > tiny]
     left = left - seen @ (seen.T @ left)
     if left.shape[1] == 0:
         return left
-    frame: Tensor = torch.linalg.qr(left)[0]
-    return frame
+    orthonormal: Tensor = torch.linalg.qr(left)[0]
+    return orthonormal
 
 
 def _short_lanczos(z: Tensor, steps: int) -> Generator[Tensor, Tensor, list[_Rule]]:
