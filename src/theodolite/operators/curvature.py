@@ -125,23 +125,6 @@ class CurvatureOperator(LinearOperator, Generic[Graph]):
         assert total is not None
         return total.T
 
-    def _split(self, vector: Tensor) -> list[Tensor]:
-        parts = self.problem.selection.split(vector)
-        return [part.to(leaf.dtype) for part, leaf in zip(parts, self.graphs.leaves, strict=True)]
-
-    def _split_rows(self, rows: Tensor) -> list[Tensor]:
-        parts = self.problem.selection.split_columns(rows.T)
-        return [part.to(leaf.dtype) for part, leaf in zip(parts, self.graphs.leaves, strict=True)]
-
-    def _join(self, parts: list[Tensor | None], rows: int | None = None) -> Tensor:
-        """Gradients as one flat vector, or as `rows` flat vectors."""
-        lead = () if rows is None else (rows,)
-        flat = [
-            (leaf.new_zeros(*lead, leaf.numel()) if part is None else part.reshape(*lead, -1)).to(self.dtype)
-            for part, leaf in zip(parts, self.graphs.leaves, strict=True)
-        ]
-        return torch.cat(flat, dim=-1)
-
     def on(self, problem: Problem) -> LinearOperator:
         """The same kind of operator for another problem."""
         raise TypeError(f"{type(self).__name__} is not symmetric.")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from theodolite.operators.curvature import CurvatureOperator
 from theodolite.operators.graphs import Keep, backward
-from theodolite.problem import Batch, Problem
+from theodolite.problem import Batch, Problem, join_like, split_like
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
     def _check_chain_rule(self, leaves: list[Tensor], graph: OutputGraph, loss: Tensor) -> None:
         """The split into model and loss is only valid if the loss sees the parameters through the output alone."""
         assert graph.loss_gradient is not None
-        direct = self._join(list(torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)))
-        chained = self._join(graph.pull(leaves, graph.loss_gradient.detach(), batched=False))
+        direct = join_like(torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True), leaves)
+        chained = join_like(graph.pull(leaves, graph.loss_gradient.detach(), batched=False), leaves)
         gap = float((direct - chained).norm())
         if gap > 1e-3 * max(float(direct.norm()), 1e-30) and gap > 1e-6:
             raise ValueError(
@@ -97,10 +97,10 @@ class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
             return graph.pull(leaves, graph.loss_curvature(pushed, batched=batched), batched=batched)
 
         def single(graph: OutputGraph, v: Tensor) -> Tensor:
-            return self._join(product(graph, self._split(v), False))
+            return join_like(product(graph, split_like(v, leaves), False), leaves)
 
         def block(graph: OutputGraph, rows: Tensor) -> Tensor:
-            return self._join(product(graph, self._split_rows(rows), True), len(rows))
+            return join_like(product(graph, split_like(rows, leaves), True), leaves, len(rows))
 
         return self._summed(x, single, block)
 

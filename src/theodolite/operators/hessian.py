@@ -7,7 +7,7 @@ from torch import Tensor
 
 from theodolite.operators.curvature import CurvatureOperator
 from theodolite.operators.graphs import Keep, backward
-from theodolite.problem import Batch, Problem
+from theodolite.problem import Batch, Problem, join_like, split_like
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -35,10 +35,10 @@ class HessianOperator(CurvatureOperator[Gradients]):
         leaves = self.graphs.leaves
 
         def single(graph: Gradients, v: Tensor) -> Tensor:
-            return self._join(backward(graph, leaves, self._split(v), batched=False))
+            return join_like(backward(graph, leaves, split_like(v, leaves), batched=False), leaves)
 
         def block(graph: Gradients, rows: Tensor) -> Tensor:
-            return self._join(backward(graph, leaves, self._split_rows(rows), batched=True), len(rows))
+            return join_like(backward(graph, leaves, split_like(rows, leaves), batched=True), leaves, len(rows))
 
         return self._summed(x, single, block)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from theodolite.operators.curvature import CurvatureOperator
 from theodolite.operators.gauss_newton import OutputGraph, output_graph
 from theodolite.operators.graphs import Keep
-from theodolite.problem import Batch, Problem
+from theodolite.problem import Batch, Problem, join_like, split_like
 
 
 class JacobianOperator(CurvatureOperator[OutputGraph]):
@@ -31,30 +31,31 @@ class JacobianOperator(CurvatureOperator[OutputGraph]):
 
     def _matmat(self, x: Tensor) -> Tensor:
         self.snapshot.check()
-        rows = x.T.contiguous()
+        leaves, rows = self.graphs.leaves, x.T.contiguous()
         parts = []
         for _, graph in self.graphs:
 
             def single(v: Tensor, graph: OutputGraph = graph) -> Tensor:
-                return graph.push(self._split(v), batched=False).reshape(-1)
+                return graph.push(split_like(v, leaves), batched=False).reshape(-1)
 
             def block(vs: Tensor, graph: OutputGraph = graph) -> Tensor:
-                return graph.push(self._split_rows(vs), batched=True).reshape(len(vs), -1)
+                return graph.push(split_like(vs, leaves), batched=True).reshape(len(vs), -1)
 
             parts.append(self.block_route.apply(single, block, rows))
         return torch.cat(parts, dim=1).T
 
     def _rmatmat(self, x: Tensor) -> Tensor:
         self.snapshot.check()
+        leaves = self.graphs.leaves
         total = torch.zeros(x.shape[1], self.shape[1], dtype=torch.float64, device=self.device)
         pieces = x.T.contiguous().split(self.counts, dim=1)
         for (_, graph), rows in zip(self.graphs, pieces, strict=True):
 
             def single(u: Tensor, graph: OutputGraph = graph) -> Tensor:
-                return self._join(graph.pull(self.graphs.leaves, u.view_as(graph.output), batched=False))
+                return join_like(graph.pull(leaves, u.view_as(graph.output), batched=False), leaves)
 
             def block(us: Tensor, graph: OutputGraph = graph) -> Tensor:
-                return self._join(graph.pull(self.graphs.leaves, us.reshape(-1, *graph.output.shape), batched=True), len(us))
+                return join_like(graph.pull(leaves, us.reshape(-1, *graph.output.shape), batched=True), leaves, len(us))
 
             total += self.block_route.apply(single, block, rows)
         return total.T.to(self.dtype)

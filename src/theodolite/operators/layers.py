@@ -13,7 +13,7 @@ from theodolite.operators.curvature import asymmetric_elsewhere
 from theodolite.operators.graphs import GraphStore, Keep, backward
 from theodolite.operators.hessian import Gradients, HessianOperator
 from theodolite.operators.linear_stack import LinearStack, StackFactors
-from theodolite.problem import Batch, Problem, match_layers
+from theodolite.problem import Batch, Problem, join_like, match_layers, split_like
 from theodolite.results import Cost
 
 BatchGraph = Gradients | StackFactors
@@ -89,24 +89,12 @@ class LayerHessians(Mapping[str, LinearOperator]):
     def _block_product(self, graph: Gradients, members: tuple[int, ...], rows: Tensor) -> Tensor:
         leaves = [self._graphs.leaves[i] for i in members]
         gradients = [graph[i] for i in members]
-        sizes = [leaf.numel() for leaf in leaves]
-
-        def split(x: Tensor, *lead: int) -> list[Tensor]:
-            parts = x.split(sizes, dim=-1) if len(sizes) > 1 else (x,)
-            return [part.reshape(*lead, *leaf.shape).to(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
-
-        def join(parts: list[Tensor | None], *lead: int) -> Tensor:
-            flat = [
-                leaf.new_zeros(*lead, leaf.numel()) if part is None else part.reshape(*lead, -1)
-                for part, leaf in zip(parts, leaves, strict=True)
-            ]
-            return (torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]).to(self._hessian.dtype)
 
         def single(v: Tensor) -> Tensor:
-            return join(backward(gradients, leaves, split(v), batched=False))
+            return join_like(backward(gradients, leaves, split_like(v, leaves), batched=False), leaves)
 
         def block(vs: Tensor) -> Tensor:
-            return join(backward(gradients, leaves, split(vs, len(vs)), batched=True), len(vs))
+            return join_like(backward(gradients, leaves, split_like(vs, leaves), batched=True), leaves, len(vs))
 
         return self._hessian.block_route.apply(single, block, rows)
 

@@ -2,7 +2,7 @@
 
 from theodolite.problem.batches import Batch
 from theodolite.problem.calling import Evaluation
-from theodolite.problem.parameters import Layer, Selection, match_layers
-from theodolite.problem.problem import Problem, flatten
+from theodolite.problem.parameters import Layer, Selection, join_like, match_layers, split_like
+from theodolite.problem.problem import Problem
 
-__all__ = ["Batch", "Evaluation", "Layer", "Problem", "Selection", "flatten", "match_layers"]
+__all__ = ["Batch", "Evaluation", "Layer", "Problem", "Selection", "join_like", "match_layers", "split_like"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -46,19 +46,25 @@ class Selection:
     def size(self) -> int:
         return sum(self.sizes)
 
-    def split(self, vector: Tensor) -> list[Tensor]:
-        """A flat vector as tensors of the parameters' shapes."""
-        return [part.view(shape) for part, shape in zip(vector.split(self.sizes), self.shapes, strict=True)]
-
-    def split_columns(self, columns: Tensor) -> list[Tensor]:
-        """A block of columns (n, k) as tensors (k, *shape)."""
-        rows = columns.T.contiguous()
-        return [part.reshape(-1, *shape) for part, shape in zip(rows.split(self.sizes, dim=1), self.shapes, strict=True)]
-
     def positions(self, members: Iterable[int]) -> Tensor:
         """Indices into the flat vector of the given parameters."""
         offsets = [0, *torch.tensor(self.sizes).cumsum(0).tolist()]
         return torch.cat([torch.arange(offsets[i], offsets[i + 1]) for i in members])
+
+
+def split_like(x: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """A flat vector (n,), or rows of them (k, n), as tensors of the shapes and dtypes of `like`."""
+    lead = x.shape[:-1]
+    parts = x.split([t.numel() for t in like], dim=-1) if len(like) > 1 else (x,)
+    return [part.reshape(*lead, *t.shape).to(t.dtype) for part, t in zip(parts, like, strict=True)]
+
+
+def join_like(parts: Sequence[Tensor | None], like: Sequence[Tensor], *lead: int) -> Tensor:
+    """The inverse of `split_like`, zeros where a part is missing; `lead` is the number of rows, if any."""
+    flat = [
+        t.new_zeros(*lead, t.numel()) if part is None else part.reshape(*lead, -1) for part, t in zip(parts, like, strict=True)
+    ]
+    return torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]
 
 
 def clean_name(key: str) -> str:

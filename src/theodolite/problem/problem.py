@@ -15,7 +15,7 @@ from theodolite.errors import NonFiniteError
 from theodolite.problem import probe
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, read_data
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, left_as_found, unwrap
-from theodolite.problem.parameters import Layer, Selection, Selector, select_parameters
+from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.precision import KeepFloat64
 from theodolite.problem.sampling import jackknife_error
 from theodolite.problem.second_order import first_order, second_order
@@ -120,7 +120,7 @@ class Problem:
         """A flat vector as named tensors of the parameters' shapes."""
         if vector.shape != (self.size,):
             raise ValueError(f"vector must have shape ({self.size},). Got {tuple(vector.shape)}.")
-        return dict(zip(self.names, self.selection.split(vector), strict=True))
+        return dict(zip(self.names, split_like(vector, self._parameters()), strict=True))
 
     # Computing
 
@@ -141,7 +141,7 @@ class Problem:
             tensors = self.tensors(leaves)
             for i, share, batch in self.iterate():
                 grads = torch.autograd.grad(self.evaluate(tensors, batch, i).loss, leaves, allow_unused=True)
-                total += share * flatten(grads, leaves).double()
+                total += share * join_like(grads, leaves).double()
         return total.to(self.dtype)
 
     def leaves(self, *, grad: bool = True) -> list[Tensor]:
@@ -257,8 +257,3 @@ class Problem:
         loss = type(self.loss_function).__name__ if self.loss_function is not None else "own loss"
         facts = f"{type(self.model).__name__}, {self.size} parameters, {loss}, {len(self.data)} batches"
         return f"<Problem: {facts}, mode={self.mode!r}>"
-
-
-def flatten(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
-    """Gradients as one flat vector, zeros where a parameter was not used."""
-    return torch.cat([torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1) for g, p in zip(grads, like, strict=True)])
