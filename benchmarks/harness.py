@@ -19,22 +19,6 @@ Work = Callable[[], Any]
 LEAST_SECONDS = 0.02
 
 
-@dataclass
-class Row:
-    """One line of the table. `gradients` is a cost in forward + backward passes over the same data."""
-
-    item: str
-    work: str
-    who: str
-    gradients: float | None = None
-    ratio: float | None = None  # of the cost to ours, filled in by `with_ratios`
-    error: float | None = None
-    products: float | None = None
-    memory: float | None = None  # peak, in training steps
-    note: str = ""
-    details: dict[str, Any] = field(default_factory=dict)  # for results.json only
-
-
 @dataclass(frozen=True)
 class Settings:
     """How long to measure. `quick` shrinks sizes and rounds: for trying the harness, not for numbers."""
@@ -91,6 +75,33 @@ class Timing:
             "samples": len(self.samples),
             "disturbed_samples": sum(s.disturbed for s in self.samples),
         }
+
+
+@dataclass
+class Row:
+    """One line of the table. `gradients` is a cost in forward + backward passes over the same data."""
+
+    item: str
+    work: str
+    who: str
+    gradients: float | None = None
+    ratio: float | None = None  # of the cost to ours, filled in by `with_ratios`
+    error: float | None = None
+    products: float | None = None
+    memory: float | None = None  # peak, in training steps
+    note: str = ""
+    details: dict[str, Any] = field(default_factory=dict)  # for results.json only
+
+    def charge(self, timing: Timing) -> None:
+        """Put down a cost, and say so if other processes were at work all the time."""
+        self.gradients = timing.gradients
+        self.details.update(timing.details())
+        if timing.disturbed:
+            self.say("the machine was busy: the cost means little")
+
+    def say(self, text: str) -> None:
+        """Add to the note."""
+        self.note = "; ".join(filter(None, [self.note, text]))
 
 
 def clock(work: Work, times: int = 1) -> float:
@@ -194,7 +205,7 @@ def try_row(row: Row, fill: Callable[[Row], None]) -> Row:
         with redirect_stdout(io.StringIO()):  # some peers print what they then raise
             fill(row)
     except Exception as error:  # a peer may raise anything
-        row.note = "; ".join(filter(None, [row.note, f"FAILED {explain(error)}"]))
+        row.say(f"FAILED {explain(error)}")
         row.details["failed"] = True
     return row
 

@@ -32,8 +32,9 @@ def solvers(k: int) -> dict[str, Solver]:
 def run_solver(task: Task, solver: Solver, settings: Settings, row: Row) -> Solved:
     """Time a solver with its set-up and put down what it used."""
     timing, solved = one_shot(task.gradient, lambda: solver(task.copy()), settings, most=3)
-    row.gradients, row.details = timing.gradients, timing.details()
-    row.products, row.note = solved.products, solved.note
+    row.charge(timing)
+    row.products = solved.products
+    row.say(solved.note)
     row.details["values"] = [float(v) for v in solved.values]
     return solved
 
@@ -98,7 +99,7 @@ def compare(solved: Solved, values: Tensor, vectors: Tensor, row: Row) -> None:
     row.error = truth.eigenvalue_error(solved.values, values)
     overlap = truth.subspace_overlap(solved.vectors, vectors)
     row.details["overlap"] = overlap
-    row.note = "; ".join(filter(None, [f"subspace overlap {overlap:.6f}", row.note]))
+    row.say(f"subspace overlap {overlap:.6f}")
 
 
 def gauss_newton(settings: Settings) -> Iterator[Row]:
@@ -200,7 +201,7 @@ def uneven_batches(settings: Settings) -> Iterator[Row]:
         def fill(row: Row, solver: Solver = solver) -> None:
             solved = run_solver(task, solver, settings, row)
             row.error = truth.eigenvalue_error(solved.values, true)
-            row.note = f"found {float(solved.values[0]):.5f}, truth {float(true[0]):.5f}"
+            row.say(f"found {float(solved.values[0]):.5f}, truth {float(true[0]):.5f}")
 
         yield try_row(Row("uneven batches", f"{task.name}, 128+128+44", who), fill)
 
@@ -229,6 +230,6 @@ def _tracked(task: Task, k: int, start: Tensor | None, true: Tensor, settings: S
         return th.top_eigenpairs(th.hessian(peers.problem(task)), k, start=start)
 
     timing, pairs = one_shot(task.gradient, solve, settings, most=3)
-    row.gradients, row.details = timing.gradients, timing.details()
+    row.charge(timing)
     row.products, row.error = pairs.matvecs, truth.eigenvalue_error(pairs.values, true)
-    row.note = "converged" if pairs.converged else f"NOT converged: {pairs.outcome.name}"
+    row.say("converged" if pairs.converged else f"NOT converged: {pairs.outcome.name}")

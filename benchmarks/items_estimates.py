@@ -94,9 +94,10 @@ def _density_rows(
         answers = [estimate(task.copy(), seed)[0] for seed in range(seeds)]
         for form, each in zip(forms, rows, strict=True):
             distances = [distance(*answer[form], spectrum) for answer in answers]
-            each.gradients, each.details = timing.gradients, {**timing.details(), "distances": distances}
+            each.charge(timing)
+            each.details["distances"] = distances
             each.error, each.products = float(np.mean(distances)), products
-            each.note = f"standard deviation over {seeds} seeds {np.std(distances, ddof=1):.1e}"
+            each.say(f"standard deviation over {seeds} seeds {np.std(distances, ddof=1):.1e}")
 
     try_row(rows[0], fill)
     for other in rows[1:]:
@@ -158,16 +159,16 @@ def trace(settings: Settings) -> Iterator[Row]:
     """
     task = digits_mlp()
     true = float(truth.dense_hessian(task).trace())
-    seeds = settings.pick(20, 3)
+    seeds = settings.pick(50, 3)
     for who, estimate in TRACES.items():
 
         def fill(row: Row, estimate: Trace = estimate) -> None:
             timing, _ = one_shot(task.gradient, lambda: estimate(task.copy(), 0), settings, most=3)
-            row.gradients, row.details = timing.gradients, timing.details()
+            row.charge(timing)
             answers = [estimate(task.copy(), seed) for seed in range(seeds)]
             errors = np.array([value / true - 1.0 for value, _ in answers])
             row.error = float(np.sqrt(np.mean(errors**2)))
             row.products = sum(products for _, products in answers) / seeds
-            row.note = f"largest of {seeds} seeds {np.abs(errors).max():.1e}"
+            row.say(f"largest of {seeds} seeds {np.abs(errors).max():.1e}")
 
         yield try_row(Row("trace", f"{task.name}, P={task.size}", who), fill)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import peers
 import theodolite as th
 import truth
-from harness import Row, Settings, race, try_row
+from harness import Row, Settings, one_shot, race, try_row
 from networks import Task, deep_stack
 
 Vectors = dict[str, Tensor]  # layer name -> flat vector of its weight
@@ -98,7 +98,10 @@ def layer_blocks(settings: Settings) -> Iterator[Row]:
         for row in rows.values():
             try_row(row, partial(_line_up, task, vectors, true, ready))
         for who, timing in race(task.gradient, ready, settings).items():
-            rows[who].gradients, rows[who].details = timing.gradients, timing.details()
+            rows[who].charge(timing)
+            start = partial(CONTENDERS[who], task.copy(), vectors)
+            first, _ = one_shot(task.gradient, lambda start=start: start()(), settings, most=3)
+            rows[who].say(f"from nothing to the first products {first.gradients:.1f} gradients")
         yield from rows.values()
 
 

@@ -101,12 +101,12 @@ def _race(task: Task, entries: list[Entry], settings: Settings) -> dict[str, Tim
 
 def _fill(task: Task, entry: Entry, true: Tensor, timing: Timing, settings: Settings, row: Row) -> None:
     assert entry.product is not None
-    row.gradients, row.details = timing.gradients, timing.details()
+    row.charge(timing)
     row.products = 1
     row.error = truth.relative_error(entry.product(), true)
     first, _ = one_shot(task.gradient, lambda: entry.start()(), settings, most=3)
     row.details["first_product"] = first.gradients
-    row.note = f"from nothing to the first product: {first.gradients:.1f} gradients"
+    row.say(f"from nothing to the first product {first.gradients:.1f} gradients")
     _fill_memory(task, entry, row)
 
 
@@ -118,7 +118,7 @@ def _fill_memory(task: Task, entry: Entry, row: Row) -> None:
     row.memory = (task.bytes + found.steady) / (task.bytes + step.peak)
     setup = (task.bytes + found.setup) / (task.bytes + step.peak)
     row.details["bytes"] = {"resting": task.bytes, "step": step.peak, "product": found.steady, "setup": found.setup}
-    row.note += f", peak {setup:.1f} steps"
+    row.say(f"peak until then {setup:.1f} steps")
 
 
 def eight_products(settings: Settings) -> Iterator[Row]:
@@ -132,7 +132,8 @@ def eight_products(settings: Settings) -> Iterator[Row]:
         for entry in entries:
             if entry.product is not None:
                 timing = timings[entry.row.who]
-                entry.row.gradients, entry.row.products, entry.row.details = timing.gradients / 8, 8, timing.details()
+                entry.row.charge(timing)
+                entry.row.gradients, entry.row.products = timing.gradients / 8, 8
                 entry.row.error = truth.relative_error(entry.product()[:, 0], true)
             yield entry.row
 

@@ -42,6 +42,7 @@ class Patience:
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
+        self.waited = 0.0
 
     def wait(self) -> None:
         began = time.perf_counter()
@@ -50,5 +51,5 @@ class Patience:
             time.sleep(min(0.3, self.left))
             if not watch.disturbed():
                 return
-            self.left -= time.perf_counter() - began
-            began = time.perf_counter()
+            spent = time.perf_counter() - began
+            self.left, self.waited, began = self.left - spent, self.waited + spent, began + spent

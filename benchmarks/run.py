@@ -87,6 +87,7 @@ def main() -> int:
             show(row, time.perf_counter() - began)
             legend[name] = " ".join((ITEMS[name].__doc__ or "").split())
         about["seconds"] = round(time.perf_counter() - began, 1)
+        about["seconds_waited"] = round(patience.waited, 1)
         text = write(options.out, rows, legend, about)  # after each item: a run that is stopped keeps what it has
     print(text)
     return 1 if any(row.details.get("broken") for row in rows) else 0

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         layer_hessians as layer_hessians,
     )
     from theodolite.problem import Problem as Problem
-    from theodolite.results import Outcome as Outcome, Result as Result
+    from theodolite.results import Outcome as Outcome, Result as Result, load as load
 
 __version__ = "0.1.0"
 
@@ -68,17 +68,11 @@ _CONTENTS = {
         "TraceEstimate",
     ],
     # what comes back
-    "theodolite.results": ["Result", "Outcome"],
+    "theodolite.results": ["Result", "Outcome", "load"],
 }
 _HOME = {name: module for module, names in _CONTENTS.items() for name in names}
 
-__all__ = [*_HOME, "load"]
-
-
-def load(path: Any) -> Any:
-    """Read a result that `Result.save` wrote."""
-    importlib.import_module("theodolite.linalg")  # its result types must be known
-    return importlib.import_module("theodolite.results").load(path)
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

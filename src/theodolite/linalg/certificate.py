@@ -62,19 +62,24 @@ class Chain:
         return float(values.abs().max() if both_ends else values.max())
 
     def miss_probability(self, x: float, *, both_ends: bool = False) -> float:
-        """Bound on the chance that an eigenvalue at or beyond `x` stayed hidden (beyond `±x` with `both_ends`)."""
+        """Bound on the chance that an eigenvalue at or beyond `x` stayed hidden (beyond `±x` with `both_ends`).
+
+        A chain that has closed (a remainder of 0) has seen all that its start can see.
+        """
+        if 0.0 in self.offdiagonal:
+            return 0.0
         total = self._christoffel(x)
         if both_ends:
             total = min(total, self._christoffel(-x))
         return min(1.0, math.sqrt(2.0 * self.dimension / (math.pi * total)))
 
     def _christoffel(self, x: float) -> float:
-        """`Σ_i p_i(x)²`; infinite once the chain has closed (β = 0) without a Ritz value at x."""
+        """`Σ_i p_i(x)²` of an open chain."""
         previous, current, beta, total = 0.0, 1.0, 0.0, 1.0
         for alpha, following in zip(self.diagonal, self.offdiagonal, strict=True):
             numerator = (x - alpha) * current - beta * previous
             if abs(numerator) > 1e100 * following:
                 return math.inf
-            previous, current, beta = current, numerator / following if following else 0.0, following
+            previous, current, beta = current, numerator / following, following
             total += current * current
         return total

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.linalg.lockstep import run, run_all
+from theodolite.linalg.lockstep import run, run_all, spent, whole_number
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
@@ -20,7 +20,7 @@ from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 PROBE_BYTES = 2 * 2**30
 
 #: Kernel width in units of (spectral range / steps); there the quadrature error is far below the sampling error.
-KERNEL_WIDTH = 1.25
+KERNEL_WIDTH = 0.6
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -76,15 +76,16 @@ def spectral_density(
 
     Each probe is a random unit vector that sees the spectrum through its overlaps with the eigenvectors; a block
     Lanczos run of all probes, one block product per step, turns that into a quadrature rule. `bandwidth` is
-    the standard deviation of the smoothing kernel, by default 1.25 times the spectral range over `steps`.
+    the standard deviation of the smoothing kernel, by default 0.6 times the spectral range over `steps`.
 
     >>> import torch
     >>> d = spectral_density(torch.diag(torch.tensor([1.0, 2.0, 3.0]).double()), probes=4, steps=3)
     >>> [round(float(node), 6) for node in d.nodes], round(float(d.weights.sum()), 6)
     ([1.0, 2.0, 3.0], 1.0)
     """
+    seed = whole_number(seed, "seed")
     for name, value, least in (("probes", probes, 2), ("steps", steps, 1), ("points", points, 2)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if whole_number(value, name) < least:
             raise ValueError(f"{name} must be an integer of at least {least}. Got {value!r}.")
     if bandwidth is not None and not bandwidth > 0:
         raise ValueError(f"bandwidth must be positive. Got {bandwidth!r}.")
@@ -93,7 +94,7 @@ def spectral_density(
     if isinstance(op, Mapping):
         with counting("spectral density", progress=progress) as count:
             found = run_all(op, lambda _, block: _steps(block, settings), count)
-        cost = Cost(seconds=time.perf_counter() - began, route="lockstep")
+        cost = spent(op, began)
         return ResultMapping(
             results={name: _result(rules, settings, cost) for name, rules in found.items()},
             outcome=Outcome.ESTIMATED,
@@ -103,8 +104,7 @@ def spectral_density(
     operator = as_operator(op)
     with counting("spectral density", progress=progress, total=probes * min(steps, operator.shape[0])) as count:
         rules = run(operator, _steps(operator, settings), count)
-    facts = operator.cost()
-    return _result(rules, settings, Cost(time.perf_counter() - began, facts.route, facts.peak_bytes, facts.notes))
+    return _result(rules, settings, spent(operator, began))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from theodolite.linalg.certificate import RISK
 from theodolite.linalg.eigensolver import EigenSolver, Solution
-from theodolite.linalg.lockstep import run, run_all
+from theodolite.linalg.lockstep import run, run_all, spent, whole_number
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
@@ -56,6 +57,7 @@ class Eigenpairs(Result):
                 "eigenvalue": float(self.values[i]),
                 "residual": float(self.residuals[i]),
                 "unresolved": bool(unresolved[i]),
+                "miss_probability": self.miss_probability,
                 "converged": self.converged,
                 "which": self.which,
                 "seed": self.seed,
@@ -70,6 +72,8 @@ class Eigenpairs(Result):
         state = "converged" if self.converged else f"not converged ({self.outcome.value})"
         unresolved = int(self.unresolved.sum())
         flag = f"; {unresolved} below the resolution {self.tol:g}·{self.scale:.3g}" if unresolved else ""
+        if self.converged and self.miss_probability > RISK:
+            state += ", the start trusted (verify='full' would search for missed values)"
         return (
             f"{len(self.values)} {self.which} eigenvalues: {shown}{more}; largest relative residual {worst:.1e}, "
             f"{self.matvecs} products, {state}{flag}."
@@ -134,14 +138,15 @@ def top_eigenpairs(
     >>> [round(float(v), 6) for v in pairs.values], pairs.converged
     ([5.0, 3.0, 3.0], True)
     """
+    k, seed = whole_number(k, "k"), whole_number(seed, "seed")
     _check_arguments(k, which, tol, max_matvecs, verify)
     began = time.perf_counter()
     settings = _Settings(k, which, tol, max_matvecs, verify == "full", seed)
     if isinstance(op, Mapping):
-        starts = start if isinstance(start, Mapping) else {}
+        starts = _starts(op, start)
         with counting("eigenpairs", progress=progress) as count:
             found = run_all(op, lambda name, block: _steps(block, settings, starts.get(name)), count)
-        cost = Cost(seconds=time.perf_counter() - began, route="lockstep")
+        cost = spent(op, began)
         results: dict[str, Result] = {
             name: _result(as_operator(op[name]), solution, settings, cost) for name, solution in found.items()
         }
@@ -151,9 +156,7 @@ def top_eigenpairs(
         raise ValueError(f"k must be at most the size of the operator, {operator.shape[0]}. Got {k}.")
     with counting("eigenpairs", progress=progress) as count:
         solution = run(operator, _steps(operator, settings, start), count)
-    facts = operator.cost()
-    cost = Cost(time.perf_counter() - began, facts.route, facts.peak_bytes, facts.notes)
-    return _result(operator, solution, settings, cost)
+    return _result(operator, solution, settings, spent(operator, began))
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,19 @@ class _Settings:
     seed: int
 
 
+def _starts(ops: Mapping[str, Any], start: Any) -> Mapping[str, Any]:
+    if start is None:
+        return {}
+    if not isinstance(start, Mapping):
+        raise ValueError(f"For a mapping of operators start must be a mapping too. Got {type(start).__name__}.")
+    unknown = [name for name in start if name not in ops]
+    if unknown:
+        raise ValueError(f"start names {unknown[0]!r}, which is none of the operators: {', '.join(ops)}.")
+    return start
+
+
 def _check_arguments(k: int, which: str, tol: float, max_matvecs: int | None, verify: str) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+    if k < 1:
         raise ValueError(f"k must be a positive integer. Got {k!r}.")
     if which not in _WHICH:
         raise ValueError(f"which must be one of {', '.join(map(repr, _WHICH))}. Got {which!r}.")
@@ -193,7 +207,7 @@ def _steps(op: LinearOperator, settings: _Settings, start: Any) -> Generator[Ten
         start=_start_block(op, k, start),
         max_matvecs=settings.max_matvecs or 500 + 100 * k,
         max_basis=_basis_size(n, k, op.dtype),
-        verify_fully=settings.verify_fully,
+        verify_fully=settings.verify_fully or start is None,  # an operator's own suggestion is only a guess
         dtype=op.dtype,
         device=op.device,
         generator=torch.Generator().manual_seed(settings.seed),

@@ -100,10 +100,11 @@ class EigenSolver:
                 continue
             if self.matvecs >= self.max_matvecs:
                 return self._solution(pairs, Outcome.MAX_MATVECS)
-            if self._stalls(norms):
+            if self.basis.size == self.n or self._stalls(norms):
                 return self._solution(pairs, Outcome.PRECISION)
-            yield from self._expand(self._direction(pairs, norms))
+            direction = self._direction(pairs, norms)
             self._make_room()
+            yield from self._expand(direction)
 
     # Starting and expanding
 

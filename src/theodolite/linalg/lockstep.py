@@ -7,13 +7,17 @@ product, so that operators which share work (the layers of one network) pay for 
 
 from __future__ import annotations
 
+import operator
+import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import Advance
+from theodolite.results import Cost
 
 Answer = TypeVar("Answer")
 Steps = Generator[Tensor, Tensor, Answer]
@@ -24,6 +28,27 @@ class JointProducts(Protocol):
     """A mapping of operators that multiplies several blocks in one go."""
 
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
+
+
+def spent(op: Any, began: float) -> Cost:
+    """What a computation on an operator, or on a mapping of them, took since `began`."""
+    seconds = time.perf_counter() - began
+    if hasattr(op, "cost"):
+        facts: Cost = op.cost()
+        return replace(facts, seconds=seconds)
+    costs = [as_operator(item).cost() for item in op.values()]
+    notes = tuple(dict.fromkeys(note for cost in costs for note in cost.notes))
+    return Cost(seconds, "; ".join(dict.fromkeys(c.route for c in costs)), sum(c.peak_bytes for c in costs), notes)
+
+
+def whole_number(value: Any, name: str) -> int:
+    """An argument that must be an integer, of whatever integer type."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer. Got {value!r}.") from None
 
 
 def run(op: LinearOperator, steps: Steps[Answer], advance: Advance) -> Answer:

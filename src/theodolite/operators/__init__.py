@@ -1,6 +1,6 @@
 """L2: matrices known by their action."""
 
-from theodolite.operators.algebra import ProductOperator
+from theodolite.operators.algebra import IdentityOperator, ProductOperator
 from theodolite.operators.base import LinearOperator
 from theodolite.operators.dense import DenseOperator
 from theodolite.operators.gauss_newton import GaussNewtonOperator, gauss_newton
@@ -14,6 +14,7 @@ __all__ = [
     "DenseOperator",
     "GaussNewtonOperator",
     "HessianOperator",
+    "IdentityOperator",
     "JacobianOperator",
     "KroneckerOperator",
     "LayerHessians",

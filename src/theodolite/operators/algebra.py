@@ -25,6 +25,13 @@ def _joint_dtype(ops: tuple[LinearOperator, ...]) -> torch.dtype:
     return dtype
 
 
+def joint_cost(sign: str, *ops: LinearOperator) -> Cost:
+    """The cost of an operator made of others."""
+    costs = [op.cost() for op in ops]
+    notes = tuple(dict.fromkeys(note for cost in costs for note in cost.notes))
+    return Cost(route=sign.join(c.route for c in costs), peak_bytes=sum(c.peak_bytes for c in costs), notes=notes)
+
+
 class SumOperator(LinearOperator):
     """`A + B + ...`"""
 
@@ -48,8 +55,7 @@ class SumOperator(LinearOperator):
         return torch.stack([op.rmatmul(x) for op in self.terms]).sum(0)
 
     def cost(self) -> Cost:
-        costs = [op.cost() for op in self.terms]
-        return Cost(route=" + ".join(c.route for c in costs), peak_bytes=sum(c.peak_bytes for c in costs))
+        return joint_cost(" + ", *self.terms)
 
 
 class ScaledOperator(LinearOperator):
@@ -66,7 +72,7 @@ class ScaledOperator(LinearOperator):
         return self.scalar * self.op.rmatmul(x)
 
     def suggest_start(self, k: int) -> Tensor | None:
-        return self.op.suggest_start(k)
+        return self.op.suggest_start(k) if self.scalar > 0 else None
 
     def cost(self) -> Cost:
         return self.op.cost()
@@ -108,3 +114,16 @@ class ProductOperator(LinearOperator):
 
     def _rmatmat(self, x: Tensor) -> Tensor:
         return self.right.rmatmul(self.left.rmatmul(x))
+
+    def cost(self) -> Cost:
+        return joint_cost(" @ ", self.left, self.right)
+
+
+class IdentityOperator(LinearOperator):
+    """The identity, for shifts: `op + 0.1 * IdentityOperator(op.shape[0], dtype=op.dtype)`."""
+
+    def __init__(self, n: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
+        super().__init__((n, n), dtype=dtype, device=device, symmetric=True, probe=False)
+
+    def _matmat(self, x: Tensor) -> Tensor:
+        return x.clone()

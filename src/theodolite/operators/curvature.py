@@ -38,26 +38,29 @@ class BlockRoute:
         if self.batched is False:
             return torch.stack([single(row) for row in rows])
         if self.batched is None:
-            self.batched = self._proves_itself(single, block, rows[:2])
+            self.batched = self._proves_itself(single, block, rows)
             return self.apply(single, block, rows)
         return torch.cat([block(chunk) for chunk in rows.split(CHUNK)])
 
     @staticmethod
     def _proves_itself(single: Callable[[Tensor], Tensor], block: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
-        expected = single(rows[0])
+        # Random vectors: the caller's may be special (a unit vector whose product is zero proves nothing).
+        generator = torch.Generator().manual_seed(0)
+        trial = torch.randn(2, rows.shape[1], generator=generator, dtype=torch.float64).to(rows)
+        expected = single(trial[0])
         try:
-            got = block(rows)[0]
+            got = block(trial)[0]
         except (RuntimeError, NotImplementedError):
             return False
         tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
         return float((got - expected).norm()) <= tolerance * float(expected.norm())
 
 
-def asymmetric_elsewhere(problem: Problem, make: Callable[[Problem], LinearOperator], x: Tensor) -> bool:
-    """Repeat a failed symmetry probe in float64 and away from the current parameters.
+def asymmetric_elsewhere(problem: Problem, make: Callable[[Problem], LinearOperator], x: Tensor, ax: Tensor) -> bool:
+    """Repeat a failed symmetry probe (x, Ax) in float64 and away from the current parameters.
 
-    Near a flat minimum products are mostly rounding, which looks asymmetric and is not. A wrong derivative is wrong
-    at other parameters too: those here are shrunk, so that the loss is curved again, and shaken.
+    Near a flat minimum products are tiny and mostly rounding, which looks asymmetric and is not. A wrong derivative is
+    wrong at other parameters too: those here are shrunk, so that the loss is curved again, and shaken.
     """
     try:
         double = problem.in_float64()
@@ -70,7 +73,9 @@ def asymmetric_elsewhere(problem: Problem, make: Callable[[Problem], LinearOpera
         images = [op._matmat(column[:, None])[:, 0] for column in x.double().T]
     except (TheodoliteError, RuntimeError, ValueError):
         return True  # the model cannot run there: the first verdict stands
-    if symmetry_gap(x, torch.stack(images, dim=1)) > SYMMETRY_TOLERANCE[torch.float64]:
+    there = torch.stack(images, dim=1)
+    tiny = 1e-3 if problem.dtype == torch.float32 else 1e-6
+    if symmetry_gap(x, there) > SYMMETRY_TOLERANCE[torch.float64] or float(ax.norm()) > tiny * float(there.norm()):
         return True
     warnings.warn(
         "Products are dominated by rounding here: the loss is nearly flat at these parameters. In float64 fewer digits are lost.",
@@ -97,6 +102,8 @@ class CurvatureOperator(LinearOperator, Generic[Graph]):
         memory_budget: int | None,
         batched: bool | None = None,
     ) -> None:
+        if not isinstance(problem, Problem):
+            raise ValueError(f"Expected a Problem. Got {type(problem).__name__}; wrap it: theodolite.Problem(model, loss, data).")
         super().__init__(shape, dtype=problem.dtype, device=problem.device, symmetric=symmetric)
         self.problem = problem
         self.keep, self.memory_budget = keep, memory_budget
@@ -129,8 +136,8 @@ class CurvatureOperator(LinearOperator, Generic[Graph]):
         """The same kind of operator for another problem."""
         raise TypeError(f"{type(self).__name__} is not symmetric.")
 
-    def _confirm_asymmetry(self, x: Tensor) -> bool:
-        return asymmetric_elsewhere(self.problem, self.on, x)
+    def _confirm_asymmetry(self, x: Tensor, ax: Tensor) -> bool:
+        return asymmetric_elsewhere(self.problem, self.on, x, ax)
 
     def cost(self) -> Cost:
         return Cost(route=f"{self._kind()}, {self.graphs.route}", peak_bytes=self.graphs.bytes, notes=self.problem.notes)

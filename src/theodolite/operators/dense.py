@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from theodolite.errors import NonFiniteError
 from theodolite.operators.base import LinearOperator
 from theodolite.results import Cost
 
@@ -25,6 +27,11 @@ class DenseOperator(LinearOperator):
         matrix = matrix.detach()
         if not matrix.is_floating_point():
             raise ValueError(f"DenseOperator takes a floating-point matrix. Got {matrix.dtype}.")
+        if matrix.numel() == 0:
+            raise ValueError(f"DenseOperator takes a matrix with entries. Got shape {tuple(matrix.shape)}.")
+        matrix = matrix.to_dense() if matrix.layout != torch.strided else matrix
+        if not bool(torch.isfinite(matrix).all()):
+            raise NonFiniteError("The matrix holds NaN or inf.")
         if symmetric is None:
             symmetric = is_symmetric(matrix)
         rows, columns = matrix.shape

@@ -51,14 +51,14 @@ class GraphStore(Generic[Graph]):
 
     @property
     def route(self) -> str:
-        total = len(self.problem.data)
+        total = self.problem.weighty_batches
         if not self._kept:
             return "recomputed graph" if self._full else "kept graph (not built yet)"
         return "kept graph" if len(self._kept) == total else f"kept graph for {len(self._kept)} of {total} batches"
 
     def __iter__(self) -> Iterator[tuple[float, Graph]]:
         """(share, graph) of every batch, kept or built anew."""
-        if len(self._kept) == len(self.problem.data):
+        if len(self._kept) == self.problem.weighty_batches:
             yield from self._kept.values()
             return
         for i, share, batch in self.problem.iterate():

@@ -18,9 +18,8 @@ class HessianOperator(CurvatureOperator[Gradients]):
     def __init__(
         self, problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
     ) -> None:
-        super().__init__(
-            problem, (problem.size, problem.size), symmetric=True, keep=keep, memory_budget=memory_budget, batched=batched
-        )
+        size = getattr(problem, "size", 0)
+        super().__init__(problem, (size, size), symmetric=True, keep=keep, memory_budget=memory_budget, batched=batched)
 
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients:
         loss = self.problem.evaluate(tensors, batch, index).loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from theodolite.operators.algebra import joint_cost
 from theodolite.operators.base import LinearOperator
 from theodolite.results import Cost
 
@@ -38,8 +39,7 @@ class KroneckerOperator(LinearOperator):
         return _apply(x, self.a.shape[0], self.b.shape[0], self.a.rmatmul, self.b.rmatmul)
 
     def cost(self) -> Cost:
-        a, b = self.a.cost(), self.b.cost()
-        return Cost(route=f"{a.route} ⊗ {b.route}", peak_bytes=a.peak_bytes + b.peak_bytes)
+        return joint_cost(" ⊗ ", self.a, self.b)
 
 
 def _apply(x: Tensor, rows: int, columns: int, a: object, b: object) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from theodolite.errors import NonFiniteError
 from theodolite.operators.base import LinearOperator
-from theodolite.operators.curvature import asymmetric_elsewhere
+from theodolite.operators.curvature import BlockRoute, asymmetric_elsewhere
 from theodolite.operators.graphs import GraphStore, Keep, backward
 from theodolite.operators.hessian import Gradients, HessianOperator
 from theodolite.operators.linear_stack import LinearStack, StackFactors
@@ -37,12 +37,13 @@ class LayerHessians(Mapping[str, LinearOperator]):
         memory_budget: int | None = None,
         closed_form: bool = True,
     ) -> None:
-        self.problem, self.bias = problem, bias
+        self.problem, self.bias, self.closed_form = problem, bias, closed_form
         self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget)
         self._members = {layer.name: layer.members(bias=bias) for layer in match_layers(problem.selection, layers)}
         self._stack = LinearStack.of(problem) if closed_form and not bias else None
         self._graphs: GraphStore[BatchGraph] = GraphStore(problem, self._build, self._roots, keep=keep, budget=memory_budget)
         self._blocks = {name: LayerBlock(self, name, members) for name, members in self._members.items()}
+        self._routes = {name: BlockRoute(problem, batched=None) for name in self._members}  # each layer proves its own
 
     def __getitem__(self, name: str) -> LinearOperator:
         return self._blocks[name]
@@ -59,7 +60,8 @@ class LayerHessians(Mapping[str, LinearOperator]):
 
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Multiply each named layer's block with its columns (n, k), all on one pass over the data."""
-        for name in blocks:
+        for name, x in blocks.items():
+            self._blocks[name].check_operand(x, columns_only=True)
             self._blocks[name].check_symmetry()
         images = self.multiply(blocks)
         if not bool(torch.isfinite(torch.stack([image.sum() for image in images.values()])).all()):
@@ -84,9 +86,10 @@ class LayerHessians(Mapping[str, LinearOperator]):
         if isinstance(graph, StackFactors):
             assert self._stack is not None
             return self._stack.products(graph, rows)
-        return {name: self._block_product(graph, self._members[name], vectors) for name, vectors in rows.items()}
+        return {name: self._block_product(graph, name, vectors) for name, vectors in rows.items()}
 
-    def _block_product(self, graph: Gradients, members: tuple[int, ...], rows: Tensor) -> Tensor:
+    def _block_product(self, graph: Gradients, name: str, rows: Tensor) -> Tensor:
+        members = self._members[name]
         leaves = [self._graphs.leaves[i] for i in members]
         gradients = [graph[i] for i in members]
 
@@ -96,7 +99,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
         def block(vs: Tensor) -> Tensor:
             return join_like(backward(gradients, leaves, split_like(vs, leaves), batched=True), leaves, len(vs))
 
-        return self._hessian.block_route.apply(single, block, rows)
+        return self._routes[name].apply(single, block, rows)
 
     def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> BatchGraph:
         if self._stack is not None:
@@ -104,6 +107,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
             factors = self._stack.factors(self.problem, batch)
             if factors is not None:
                 return factors
+            self._stack = None  # the data is no matrix of rows
         return self._hessian.build(leaves, tensors, batch, index)
 
     def _roots(self, graph: BatchGraph) -> list[Tensor]:
@@ -131,11 +135,12 @@ class LayerBlock(LinearOperator):
     def _matmat(self, x: Tensor) -> Tensor:
         return self.owner.multiply({self.name: x})[self.name]
 
-    def _confirm_asymmetry(self, x: Tensor) -> bool:
+    def _confirm_asymmetry(self, x: Tensor, ax: Tensor) -> bool:
         def same(problem: Problem) -> LinearOperator:
-            return LayerHessians(problem, [self.name], bias=self.owner.bias, keep="never", closed_form=False)[self.name]
+            closed = self.owner.closed_form
+            return LayerHessians(problem, [self.name], bias=self.owner.bias, keep="never", closed_form=closed)[self.name]
 
-        return asymmetric_elsewhere(self.owner.problem, same, x)
+        return asymmetric_elsewhere(self.owner.problem, same, x, ax)
 
     def cost(self) -> Cost:
         return self.owner.cost()

@@ -47,7 +47,7 @@ class LinearStack:
     def of(cls, problem: Problem) -> LinearStack | None:
         """The stack a problem consists of, or None where the closed form does not hold."""
         modules = _flat_modules(problem.model)
-        if modules is None or not isinstance(problem.loss_function, _LOSSES) or problem.half_precision:
+        if modules is None or type(problem.loss_function) not in _LOSSES or problem.half_precision:
             return None
         linear = [m for m in modules if isinstance(m, nn.Linear)]
         if not linear or len({id(m) for m in linear}) < len(linear) or linear[-1].out_features > MAX_OUTPUTS:
@@ -65,7 +65,7 @@ class LinearStack:
             return None
         with torch.no_grad():
             inputs, slopes, output = self._forward(batch.args[0])
-            if output.ndim != 2:
+            if output.ndim != 2 or any(x.ndim != 2 for x in inputs):
                 return None
             derivatives = self._derivatives(slopes, output)
         curvature = _loss_curvature(problem, output, batch)

@@ -45,6 +45,8 @@ class ForeignOperator(LinearOperator):
     def __init__(self, source: Any, *, symmetric: bool) -> None:
         rows, columns = (int(s) for s in source.shape)
         self.source = source
+        if not isinstance(source.dtype, torch.dtype) and np.dtype(source.dtype or "float64").kind == "c":
+            raise ValueError(f"Only real operators are accepted. Got dtype {source.dtype}.")
         self.speaks_torch = isinstance(getattr(source, "dtype", None), torch.dtype)
         dtype = source.dtype if self.speaks_torch else _TORCH_DTYPE.get(np.dtype(source.dtype or "float64"), torch.float64)
         super().__init__((rows, columns), dtype=dtype, device=getattr(source, "device", "cpu"), symmetric=symmetric)

@@ -37,7 +37,8 @@ class Snapshot:
 
 def _norms(tensors: list[Tensor]) -> Tensor:
     floating = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
-    norms = list(torch._foreach_norm(floating)) if floating else []
+    # Norms and sums together: a sign flip changes no norm.
+    norms = [*torch._foreach_norm(floating), *(t.sum() for t in floating)] if floating else []
     if len({(n.dtype, n.device) for n in norms}) > 1:
         norms = [n.double().cpu() for n in norms]
     return torch.stack(norms) if norms else torch.empty(0)

@@ -57,6 +57,15 @@ class Batch:
             target=map_tensors(widen, self.target),
         )
 
+    def joined(self, other: Batch) -> Batch:
+        """Both batches as one, where their shapes allow it."""
+        return Batch(
+            join_trees(self.args, other.args),
+            join_trees(self.kwargs, other.kwargs),
+            join_trees(self.target, other.target),
+            self.size + other.size,
+        )
+
     def part(self, rows: slice) -> Batch:
         """Some samples of the batch; tensors whose first size is not the batch's are shared."""
 
@@ -65,6 +74,17 @@ class Batch:
 
         size = len(range(*rows.indices(self.size)))
         return Batch(map_tensors(cut, self.args), map_tensors(cut, self.kwargs), map_tensors(cut, self.target), size)
+
+
+def join_trees(first: Any, second: Any) -> Any:
+    """Two nested structures with their tensors joined along the first dimension."""
+    others = iter([t for _, t in named_tensors(second)])
+
+    def join(t: Tensor) -> Tensor:
+        other = next(others)
+        return torch.cat([t, other]) if t.ndim else t
+
+    return map_tensors(join, first)
 
 
 class BatchParser:
@@ -177,7 +197,7 @@ def _fingerprint(batch: Batch) -> float:
 
 def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) -> Data:
     """Accept `(inputs, targets)`, a mapping, a list of batches, or anything that yields batches."""
-    if _is_one_batch(data):
+    if _is_one_batch(data) and not (parse.own_loss and isinstance(data, list)):
         return Data([parse(data, 0)], None, parse)
     if not isinstance(data, Iterable):
         raise ValueError(

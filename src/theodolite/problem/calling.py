@@ -15,6 +15,7 @@ from torch.func import functional_call
 from theodolite.errors import TheodoliteError
 from theodolite.problem.batches import Batch
 from theodolite.problem.tensors import named_tensors
+from theodolite.problem.weighting import ELEMENTWISE
 
 Loss = Callable[[Any, Any], Tensor] | None
 
@@ -42,6 +43,8 @@ def left_as_found(model: nn.Module, mode: str | None) -> Iterator[None]:
     Parameters and buffers are never touched: the model is always called with stand-ins for both.
     """
     modes = [(module, module.training) for module in model.modules()]
+    # Old-style weight norm and the like leave computed tensors behind as plain attributes.
+    loose = [(module, {k: v for k, v in vars(module).items() if isinstance(v, Tensor)}) for module in model.modules()]
     devices = [p.device for p in model.parameters() if p.device.type == "cuda"]
     with torch.random.fork_rng(devices=sorted({d.index for d in devices})):
         try:
@@ -51,6 +54,8 @@ def left_as_found(model: nn.Module, mode: str | None) -> Iterator[None]:
         finally:
             for module, training in modes:
                 module.training = training
+            for module, attributes in loose:
+                vars(module).update(attributes)
 
 
 class ModelCall:
@@ -62,18 +67,29 @@ class ModelCall:
         self._extra = _quiet_arguments(model) if loss is None else {}
 
     def __call__(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Evaluation:
-        with _plain_errors("model", batch, index):
-            raw = functional_call(self.model, dict(tensors), batch.args, {**batch.kwargs, **self._extra})
+        raw = self._forward(tensors, batch, index)
         output = main_output(raw)
         if self.loss is None:
             loss = _own_loss(raw, self.model)
         else:
+            _check_elementwise(self.loss, output, batch.target, index)
             with _plain_errors("loss", batch, index):
                 loss = self._apply_loss(raw, output, batch.target)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss must return one number for a batch. Got {shape}; use reduction='mean' or 'sum'.")
         return Evaluation(loss.reshape(()), output)
+
+    def loss_input(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
+        """What the loss function is given: the model's output as it is, or its main tensor."""
+        raw = self._forward(tensors, batch, index)
+        if self.loss is not None and self._raw_output is None:
+            self._raw_output = self._wants_raw(raw, batch.target)
+        return raw if self._raw_output else main_output(raw)
+
+    def _forward(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
+        with _plain_errors("model", batch, index):
+            return functional_call(self.model, dict(tensors), batch.args, {**batch.kwargs, **self._extra})
 
     def _apply_loss(self, raw: Any, output: Tensor, target: Any) -> Tensor:
         assert self.loss is not None
@@ -107,6 +123,15 @@ def main_output(raw: Any) -> Tensor:
     return (several or found)[0]
 
 
+def _check_elementwise(loss: Any, output: Tensor, target: Any, index: int) -> None:
+    """Squared error and the like broadcast silently: (B, 1) against (B,) becomes B × B."""
+    if type(loss) in ELEMENTWISE and isinstance(target, Tensor) and output.shape != target.shape:
+        raise ValueError(
+            f"{type(loss).__name__} compares element by element, but the output of batch {index} has shape {tuple(output.shape)} "
+            f"and the target {tuple(target.shape)}. Reshape the target, for instance y.view(-1, 1)."
+        )
+
+
 def _own_loss(raw: Any, model: nn.Module) -> Tensor:
     loss = raw.get("loss") if isinstance(raw, Mapping) else getattr(raw, "loss", None)
     if isinstance(loss, Tensor):
@@ -132,7 +157,7 @@ def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
     """Turn torch's shape and range errors into one sentence that names the batch and what came."""
     try:
         yield
-    except TheodoliteError:
+    except (TheodoliteError, torch.OutOfMemoryError):
         raise
     except (IndexError, ValueError, TypeError, RuntimeError) as error:
         shapes = ", ".join(
@@ -144,7 +169,8 @@ def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, RuntimeError) and "not implemented" in text:
             raise
+        text = text.rstrip(".")
         hint = ""
-        if who == "loss" and isinstance(target, Tensor) and target.numel() and not target.is_floating_point():
+        if "out of bounds" in text and isinstance(target, Tensor) and target.numel():
             hint = f" The targets run from {int(target.min())} to {int(target.max())}: class labels must lie in 0 .. classes-1."
         raise ValueError(f"The {who} refused batch {index} ({shapes}): {text}.{hint}") from error

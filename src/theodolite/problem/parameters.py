@@ -56,7 +56,7 @@ def split_like(x: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """A flat vector (n,), or rows of them (k, n), as tensors of the shapes and dtypes of `like`."""
     lead = x.shape[:-1]
     parts = x.split([t.numel() for t in like], dim=-1) if len(like) > 1 else (x,)
-    return [part.reshape(*lead, *t.shape).to(t.dtype) for part, t in zip(parts, like, strict=True)]
+    return [part.reshape((*lead, *t.shape)).to(t.dtype) for part, t in zip(parts, like, strict=True)]
 
 
 def join_like(parts: Sequence[Tensor | None], like: Sequence[Tensor], *lead: int) -> Tensor:
@@ -78,27 +78,34 @@ def clean_name(key: str) -> str:
     return key.removeprefix("module.")
 
 
+def clean_names(keys: Iterable[str]) -> dict[str, str]:
+    """Clean names of all parameters; the names as they are where cleaning would make two alike."""
+    names = {key: clean_name(key) for key in keys}
+    return names if len(set(names.values())) == len(names) else {key: key for key in names}
+
+
 def select_parameters(model: nn.Module, params: Selector) -> Selection:
     """The parameters of `model` chosen by `params` (None: all that require grad; globs; a predicate)."""
     available = dict(model.named_parameters())  # names tied parameters once
-    lazy = [clean_name(k) for k, p in available.items() if isinstance(p, nn.parameter.UninitializedParameter)]
+    names = clean_names(available)
+    lazy = [names[k] for k, p in available.items() if isinstance(p, nn.parameter.UninitializedParameter)]
     if lazy:
         raise ParameterSelectionError(f"{lazy[0]} has no shape yet: run the model once on a batch before measuring it.")
     if params is None:
         chosen = [k for k, p in available.items() if p.requires_grad]
     elif callable(params):
-        chosen = [k for k, p in available.items() if params(clean_name(k), p)]
+        chosen = [k for k, p in available.items() if params(names[k], p)]
     else:
         chosen = _match(available, [params] if isinstance(params, str) else list(params))
     chosen = [k for k in chosen if available[k].is_floating_point()]
     if not chosen:
         raise ParameterSelectionError(_nothing_selected(available, params))
-    names = tuple(clean_name(k) for k in chosen)
-    return Selection(tuple(chosen), names, tuple(available[k].shape for k in chosen), _layers(model, chosen))
+    shown = tuple(names[k] for k in chosen)
+    return Selection(tuple(chosen), shown, tuple(available[k].shape for k in chosen), _layers(model, chosen))
 
 
 def _match(available: dict[str, nn.Parameter], patterns: list[str]) -> list[str]:
-    names = {key: clean_name(key) for key in available}
+    names = clean_names(available)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names.values()):
             near = nearest(pattern, names.values())
@@ -109,7 +116,7 @@ def _match(available: dict[str, nn.Parameter], patterns: list[str]) -> list[str]
 def _nothing_selected(available: dict[str, nn.Parameter], params: Selector) -> str:
     if not available:
         return "The model has no parameters."
-    names = [clean_name(k) for k in available]
+    names = list(clean_names(available).values())
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     if params is None:
         return f"Every parameter is frozen (requires_grad=False). Name the ones to measure with params=; available: {shown}."
@@ -126,8 +133,12 @@ def _layers(model: nn.Module, chosen: list[str]) -> dict[str, Layer]:
                 continue  # not selected, or tied to an earlier parameter
             _, weights, biases = owned.setdefault(prefix, (type(module).__name__, [], []))
             (biases if "bias" in name else weights).append(place[key])
+    # "module." and the like come with every parameter of a wrapped model; the model itself is no module name.
+    labels = {
+        prefix: name.removesuffix(".") or "(model)" for prefix, name in clean_names(f"{p}." if p else "" for p in owned).items()
+    }
     return {
-        (label := clean_name(f"{prefix}.").removesuffix(".") or "root"): Layer(label, kind, tuple(weights), tuple(biases))
+        labels[f"{prefix}." if prefix else ""]: Layer(labels[f"{prefix}." if prefix else ""], kind, tuple(weights), tuple(biases))
         for prefix, (kind, weights, biases) in owned.items()
     }
 

@@ -11,6 +11,7 @@ from theodolite.errors import BatchCoupledError, NotRepeatableError
 from theodolite.problem.batches import Batch
 from theodolite.problem.calling import Evaluation, left_as_found
 from theodolite.problem.tensors import named_tensors
+from theodolite.problem.weighting import IGNORED, counts
 
 if TYPE_CHECKING:
     from theodolite.problem.problem import Problem
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def check_repeatable(problem: Problem) -> None:
     """Evaluate one batch twice; raise where the numbers differ."""
-    batch = problem.placed(next(iter(problem.data)))
+    batch = problem.placed(next((b for b in problem.data if counts(b)), next(iter(problem.data))))
     with problem.session(second=False), torch.no_grad():
         first, second = (problem.evaluate(problem.tensors(problem.leaves(grad=False)), batch, 0) for _ in range(2))
     gap = float((first.output.double() - second.output.double()).abs().max()) if first.output.numel() else 0.0
@@ -29,6 +30,22 @@ def check_repeatable(problem: Problem) -> None:
             f"Two identical evaluations differ by {gap:.2e} (the output is of size {size:.2g}). {_random_parts(problem)} "
             "Remedy: mode='eval', or check=False if a random objective is intended."
         )
+
+
+def refuse_all_ignored(problem: Problem) -> None:
+    """Raise if no label of the data counts."""
+    if not any(counts(batch) for batch in problem.data):
+        raise ValueError(f"Every label of the data is {IGNORED}, that is ignored: nothing is left to measure.")
+
+
+def refuse_self_changing_layers(model: nn.Module) -> None:
+    """Raise for layers that write into their own weights when they are called."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(
+                f"{name or 'the model'} is an embedding with max_norm, which rescales its own weight in every forward pass. "
+                "Apply the bound once and set max_norm=None before measuring."
+            )
 
 
 def _random_parts(problem: Problem) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from theodolite.errors import NonFiniteError
 from theodolite.problem import probe
-from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, read_data
+from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, join_trees, read_data
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, left_as_found, unwrap
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.precision import KeepFloat64
@@ -71,17 +71,18 @@ class Problem:
         if mode not in ("eval", "train", None):
             raise ValueError(f"mode must be 'eval', 'train' or None (as found). Got {mode!r}.")
         self.model = unwrap(model)
+        probe.refuse_self_changing_layers(self.model)
         self.loss_function = loss
         self.mode = mode
         self.selection: Selection = select_parameters(self.model, params)
         self.device = self._one_device()
-        dtypes = [p.dtype for p in self._parameters()]
-        self.half_precision = any(d in _HALF for d in dtypes)
-        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self._set_precision()
         self._call = ModelCall(self.model, loss)
         parse = BatchParser(own_loss=loss is None, target_key=target)
         self._parse, self._batch_weight = parse, batch_weight
-        self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
+        with torch.random.fork_rng(devices=[]):  # a shuffling loader draws from the global generator
+            self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
+        probe.refuse_all_ignored(self)
         if check:
             self.check_repeatable()
 
@@ -165,6 +166,17 @@ class Problem:
         """The loss of one batch as it comes, NaN included."""
         return float(self._call(tensors, self.placed(batch), 0).loss)
 
+    def raw_output(self, tensors: dict[str, Tensor], batch: Batch) -> Any:
+        """What the loss function is given for one batch."""
+        return self._call.loss_input(tensors, self.placed(batch), 0)
+
+    def losses_of(self, joint: Any, alone: Sequence[Any], batches: Sequence[Batch]) -> list[float]:
+        """The loss function on the outputs of two batches, joined and alone."""
+        assert self.loss_function is not None
+        targets = [self.placed(b).target for b in batches]
+        pairs = [(joint, join_trees(*targets)), *zip(alone, targets, strict=True)]
+        return [float(self.loss_function(output, target)) for output, target in pairs]
+
     @contextmanager
     def session(self, *, second: bool = True) -> Iterator[None]:
         """The state in which the model is called: its mode, exact arithmetic, twice differentiable if `second`."""
@@ -172,14 +184,20 @@ class Problem:
             stack.enter_context(left_as_found(self.model, self.mode))
             stack.enter_context(torch.autocast(self.device.type, enabled=False))
             stack.enter_context(second_order() if second else first_order())
-            if self.dtype == torch.float64:
+            if self._all_float64:
                 stack.enter_context(KeepFloat64())
             yield
 
     def iterate(self) -> Iterator[tuple[int, float, Batch]]:
         """(index, share, batch): the objective is the sum of share times batch loss."""
         for i, (share, batch) in enumerate(zip(self.weighting.shares, self.data, strict=True)):
-            yield i, share, self.placed(batch)
+            if share > 0.0:
+                yield i, share, self.placed(batch)
+
+    @property
+    def weighty_batches(self) -> int:
+        """How many batches count: one whose labels are all ignored weighs nothing and is passed over."""
+        return sum(share > 0.0 for share in self.weighting.shares)
 
     def placed(self, batch: Batch) -> Batch:
         """A batch where the parameters are, in a precision the model computes in."""
@@ -209,22 +227,24 @@ class Problem:
 
     def with_batches(self, batches: list[Batch]) -> Problem:
         """The same problem on other batches."""
-        other = object.__new__(Problem)
-        other.__dict__.update({k: v for k, v in self.__dict__.items() if k != "weighting"})
-        other._batch_weight = None if not callable(self._batch_weight) else self._batch_weight
+        if self._batch_weight is not None and not callable(self._batch_weight):
+            raise ValueError("Other batches need a batch_weight that is a function of the batch, not a list of numbers.")
+        other = self._copy()
         other.data = Data(batches, None, self._parse)
         return other
 
     def with_model(self, model: nn.Module, loss: Loss = None) -> Problem:
         """The same problem on another model of the same architecture (and another loss, where one is given)."""
-        other = object.__new__(Problem)
-        other.__dict__.update({k: v for k, v in self.__dict__.items() if k != "weighting"})
+        other = self._copy()
         other.model = unwrap(model)
         other.loss_function = loss or self.loss_function
         other._call = ModelCall(other.model, other.loss_function)
-        dtypes = [p.dtype for p in other._parameters()]
-        other.half_precision = any(d in _HALF for d in dtypes)
-        other.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        other._set_precision()
+        return other
+
+    def _copy(self) -> Problem:
+        other = object.__new__(Problem)
+        other.__dict__.update({k: v for k, v in self.__dict__.items() if k != "weighting"})
         return other
 
     def in_float64(self) -> Problem:
@@ -240,6 +260,13 @@ class Problem:
     def _parameters(self) -> list[nn.Parameter]:
         available = dict(self.model.named_parameters())
         return [available[key] for key in self.selection.keys]
+
+    def _set_precision(self) -> None:
+        measured = {p.dtype for p in self._parameters()}
+        every = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        self.half_precision = not every.isdisjoint(_HALF)
+        self.dtype = torch.float64 if torch.float64 in measured else torch.float32
+        self._all_float64 = every == {torch.float64}
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import WeightingError
-from theodolite.problem.batches import Batch
+from theodolite.problem.batches import Batch, join_trees
+from theodolite.problem.tensors import map_tensors
 
 if TYPE_CHECKING:
     from theodolite.problem.problem import Problem
 
 IGNORED = -100
 
-_ELEMENTWISE = (
+ELEMENTWISE = (
     nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss, nn.GaussianNLLLoss,
 )  # fmt: skip
 
@@ -53,6 +54,12 @@ def samples(batch: Batch) -> float:
     return float(target.shape[0] if isinstance(target, Tensor) and target.ndim else batch.size)
 
 
+def counts(batch: Batch) -> bool:
+    """Whether a batch has a label that is not ignored."""
+    target = batch.target
+    return not isinstance(target, Tensor) or target.is_floating_point() or bool((target != IGNORED).any())
+
+
 def elements(batch: Batch) -> float:
     return float(batch.target.numel()) if isinstance(batch.target, Tensor) else float(batch.size)
 
@@ -69,11 +76,11 @@ def shifted_labels(batch: Batch) -> float:
 
 def known_weigher(loss: Any) -> tuple[str, Weigher] | None:
     """The rule of a torch loss module, or None where it has to be found out."""
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+    if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):  # a subclass may divide by anything
         return "labels", lambda batch: _class_weight(batch, loss)
-    if isinstance(loss, _ELEMENTWISE):
+    if type(loss) in ELEMENTWISE:
         return "elements", elements
-    if isinstance(loss, nn.KLDivLoss):
+    if type(loss) is nn.KLDivLoss:
         return ("samples", samples) if loss.reduction == "batchmean" else ("elements", elements)
     return None
 
@@ -87,6 +94,11 @@ def _class_weight(batch: Batch, loss: nn.CrossEntropyLoss | nn.NLLLoss) -> float
     counted = target[target != loss.ignore_index]
     if loss.weight is None:
         return float(counted.numel())
+    if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= len(loss.weight)):
+        raise ValueError(
+            f"Class labels must lie in 0 .. {len(loss.weight) - 1}, one per class weight. "
+            f"The targets run from {int(counted.min())} to {int(counted.max())}."
+        )
     return float(loss.weight.to(counted.device)[counted].double().sum())
 
 
@@ -104,9 +116,10 @@ def given_weights(batches: Iterable[Batch], count: int, batch_weight: BatchWeigh
     """Weights that the user gave: a number per batch, or a function of the batch."""
     if callable(batch_weight):
         weights = tuple(float(batch_weight(b)) for b in batches)
-    else:
-        assert batch_weight is not None
+    elif isinstance(batch_weight, Iterable):
         weights = tuple(float(w) for w in batch_weight)
+    else:
+        raise ValueError(f"batch_weight must be a function of the batch or one number per batch. Got {batch_weight!r}.")
     if len(weights) != count:
         raise ValueError(f"batch_weight must give one weight per batch, {count}. Got {len(weights)}.")
     return check_weights(weights)
@@ -132,15 +145,17 @@ def candidates(batch: Batch, *, own_loss: bool, causal: bool) -> dict[str, Weigh
     return rules
 
 
-def judge(rules: dict[str, Weigher], whole: float, parts: tuple[float, float], batches: tuple[Batch, Batch]) -> list[str]:
-    """The rules (and possibly `"sum"`) by which the loss of a batch follows from the losses of its two parts."""
+def judge(
+    rules: dict[str, Weigher], whole: float, parts: tuple[float, float], batches: tuple[Batch, Batch], tolerance: float
+) -> list[str]:
+    """The rules (and possibly `"sum"`) by which the loss of two batches together follows from their own losses."""
     scale = max(abs(whole), *map(abs, parts), 1e-30)
     fitting = []
     for name, weigh in rules.items():
         w = [weigh(b) for b in batches]
-        if sum(w) > 0 and abs((w[0] * parts[0] + w[1] * parts[1]) / sum(w) - whole) <= 1e-4 * scale:
+        if sum(w) > 0 and abs((w[0] * parts[0] + w[1] * parts[1]) / sum(w) - whole) <= tolerance * scale:
             fitting.append(name)
-    if abs(parts[0] + parts[1] - whole) <= 1e-4 * scale and scale > 1e-12:
+    if abs(parts[0] + parts[1] - whole) <= tolerance * scale:
         fitting.append("sum")
     return fitting
 
@@ -148,7 +163,7 @@ def judge(rules: dict[str, Weigher], whole: float, parts: tuple[float, float], b
 def unclear(weights: dict[str, tuple[float, ...]]) -> WeightingError:
     shown = "; ".join(f"by {name}: {', '.join(f'{w:g}' for w in ws[:4])}" for name, ws in weights.items())
     return WeightingError(
-        "The batches are uneven and the loss is no mean over samples, elements or labels that could be recognised "
+        "The loss is no mean over samples, elements or labels that could be recognised, so batches cannot be joined "
         f"({shown}). Say what each batch weighs with Problem(..., batch_weight=...), a function of the batch or a list."
     )
 
@@ -156,7 +171,10 @@ def unclear(weights: dict[str, tuple[float, ...]]) -> WeightingError:
 def establish_weighting(problem: Problem, batch_weight: BatchWeight) -> Weighting:
     """The weights of a problem's batches: given, known from the loss module, or recognised by trial."""
     count = len(problem.data)
-    if reduction_of(problem.loss_function) == "sum":
+    summed = reduction_of(problem.loss_function) == "sum"
+    if summed and batch_weight is not None:
+        raise ValueError("batch_weight weighs means; a loss with reduction='sum' keeps the sum. Give one or the other.")
+    if summed:
         return Weighting((1.0,) * count, "sum")
     if batch_weight is not None:
         return Weighting(given_weights(problem.data, count, batch_weight), "given")
@@ -176,38 +194,76 @@ def _recognise(problem: Problem) -> Weighting:
     table = [[weigh(b) for weigh in rules.values()] for b in problem.data]
     weights = dict(zip(rules, (tuple(column) for column in zip(*table, strict=True)), strict=True))
     fitting = _fitting_rules(problem, rules)
+    if fitting is None:  # nothing could be tried
+        fitting = list(rules) if len({_shares(column) for column in weights.values()}) == 1 else []
     if fitting == ["sum"]:
         return Weighting((1.0,) * len(problem.data), "sum")
     for rule in fitting:
         if rule != "sum":
             return Weighting(check_weights(weights[rule]), rule)
-    if all(len(set(column)) == 1 for column in weights.values()):
-        return Weighting((1.0,) * len(problem.data), "equal batches")
     raise unclear(weights)
 
 
-def _fitting_rules(problem: Problem, rules: dict[str, Weigher], trials: int = 4) -> list[str]:
-    """Rules that explain the loss of each tried batch from the losses of two uneven parts of it."""
-    fitting = [*rules, "sum"]
-    tried = 0
-    for batch in problem.data:
-        if batch.size < 2 or tried == trials:
-            continue
-        tried += 1
-        fits = _fits(problem, rules, batch)
-        fitting = [rule for rule in fitting if rule in fits]
-    return fitting if tried else list(rules)
+def _shares(weights: tuple[float, ...]) -> tuple[float, ...]:
+    total = sum(weights) or 1.0
+    return tuple(round(w / total, 12) for w in weights)
 
 
-def _fits(problem: Problem, rules: dict[str, Weigher], batch: Batch) -> list[str]:
-    cut = max(1, batch.size // 3)
-    parts = (batch.part(slice(0, cut)), batch.part(slice(cut, batch.size)))
+def _fitting_rules(problem: Problem, rules: dict[str, Weigher]) -> list[str] | None:
+    """Rules that explain the joint loss of the first batch with each other one; None where none could be joined."""
+    fitting: list[str] | None = None
+    tolerance = 1e-9 if problem.dtype == torch.float64 else 3e-5
     with problem.session(second=False), torch.no_grad():
         tensors = problem.tensors(problem.leaves(grad=False))
+        anchor: Batch | None = None
+        for batch in problem.data:
+            # The first batch that counts is compared with itself cut in two, every other one with that first.
+            if anchor is None and counts(batch):
+                anchor = batch
+                parts = _halves(batch)
+            else:
+                parts = None if anchor is None else (anchor, batch)
+            trial = None if parts is None else _joint_losses(problem, tensors, parts)
+            if trial is None or parts is None:
+                continue
+            fits = judge(rules, trial[0], (trial[1], trial[2]), parts, tolerance)
+            fitting = fits if fitting is None else [rule for rule in fitting if rule in fits]
+    return fitting
+
+
+def _halves(batch: Batch) -> tuple[Batch, Batch] | None:
+    cut = max(1, batch.size // 3)
+    return (batch.part(slice(0, cut)), batch.part(slice(cut, batch.size))) if batch.size > 1 else None
+
+
+def _joint_losses(problem: Problem, tensors: dict[str, Tensor], parts: tuple[Batch, Batch]) -> tuple[float, float, float] | None:
+    """Losses of two batches together and alone; None if they cannot be joined or one of them counts nothing."""
+    for shake in (_add_noise, _scale_down):
         try:
-            losses = [problem.raw_loss(tensors, b) for b in (batch, *parts)]
-        except ValueError:  # the model cannot take a part of the batch: nothing to learn here
-            return list(rules)
-    # A part whose labels are all ignored has no mean; it weighs nothing.
-    whole, *of_parts = (x if math.isfinite(x) else 0.0 for x in losses)
-    return judge(rules, whole, (of_parts[0], of_parts[1]), parts)
+            if problem.loss_function is None:
+                losses = [problem.raw_loss(tensors, b) for b in (parts[0].joined(parts[1]), *parts)]
+            else:
+                # Made-up outputs that differ strongly: near an initialisation all losses are alike and tell nothing.
+                outputs = [shake(problem.raw_output(tensors, part), seed) for seed, part in enumerate(parts)]
+                losses = problem.losses_of(join_trees(*outputs), outputs, parts)
+        except (ValueError, RuntimeError, IndexError):
+            continue
+        if math.isfinite(losses[0]):
+            # The mean over nothing is NaN: such a part must weigh nothing, which the rules then have to say.
+            return losses[0], *(x if math.isfinite(x) else 0.0 for x in losses[1:3])  # type: ignore[return-value]
+    return None
+
+
+def _add_noise(output: Any, seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+
+    def shake(t: Tensor) -> Tensor:
+        noise = torch.randn(t.shape, generator=generator, dtype=torch.float64)
+        return t + (1 + 2 * seed) * noise.to(t) if t.is_floating_point() else t
+
+    return map_tensors(shake, output)
+
+
+def _scale_down(output: Any, seed: int) -> Any:
+    """For losses of probabilities, which must stay between 0 and 1."""
+    return map_tensors(lambda t: t * (0.9 - 0.5 * seed) if t.is_floating_point() else t, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import tempfile
@@ -43,7 +44,10 @@ def load(path: str | PathLike[str]) -> Result:
     json_path, tensor_path = _paths(path)
     if not json_path.exists():
         raise FileNotFoundError(f"There is no result at {json_path}. Give the path that save() was given.")
-    document = json.loads(json_path.read_text())
+    try:
+        document = json.loads(json_path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{json_path} is damaged: {error}.") from error
     if not isinstance(document, dict) or document.get("format") != "theodolite-result":
         raise ValueError(f"{json_path} was not written by Result.save().")
     tensors = load_tensors(tensor_path.read_bytes()) if tensor_path.exists() else {}
@@ -79,7 +83,7 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         return {"outcome": value.name}
     if isinstance(value, Result | Cost | Provenance):
         fields = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in dataclasses.fields(value)}
-        document = {"type": type(value).__name__, "fields": fields}
+        document = {"type": type(value).__name__, "module": type(value).__module__, "fields": fields}
         return {**document, "schema": value.schema} if isinstance(value, Result) else document
     if isinstance(value, dict):
         return {"map": [[name, _encode(v, f"{key}.{i}", tensors)] for i, (name, v) in enumerate(value.items())]}
@@ -114,7 +118,9 @@ def _tensor(key: str, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def _rebuild(document: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    name = document["type"]
+    name, module = document["type"], str(document.get("module", ""))
+    if name not in Result.registry and module.startswith("theodolite."):
+        importlib.import_module(module)  # result types are known once their own module is
     kinds: dict[str, Any] = {**_PLAIN, **Result.registry}
     if name not in kinds:
         raise ValueError(f"Unknown result type {name!r}; the nearest known: {', '.join(nearest(name, kinds, 3))}.")
