@@ -37,8 +37,7 @@ class Snapshot:
 
 def _norms(tensors: list[Tensor]) -> Tensor:
     floating = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
-    # Norms and sums together: a sign flip changes no norm.
-    norms = [*torch._foreach_norm(floating), *(t.sum() for t in floating)] if floating else []
+    norms = list(torch._foreach_norm(floating)) if floating else []
     if len({(n.dtype, n.device) for n in norms}) > 1:
         norms = [n.double().cpu() for n in norms]
     return torch.stack(norms) if norms else torch.empty(0)
