@@ -80,7 +80,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
             for name, part in self._batch_products(graph, rows).items():
                 weighted = part if share == 1.0 else part.double() * share
                 totals[name] = totals[name] + weighted if name in totals else weighted
-        return {name: total.T.to(dtype) for name, total in totals.items()}
+        return {name: (total if total.dtype == dtype else total.to(dtype)).T for name, total in totals.items()}
 
     def _batch_products(self, graph: BatchGraph, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if isinstance(graph, StackFactors):
