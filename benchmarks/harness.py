@@ -169,7 +169,8 @@ def one_shot(gradient: Work, work: Callable[[], Any], settings: Settings, *, mos
     began = time.perf_counter()
     result = None
     while _go_on(samples, time.perf_counter() - began, most, settings):
-        settings.patience.wait()
+        if not samples or samples[-1].disturbed:
+            settings.patience.wait()
         watch = Watch()
         with no_garbage_collection():
             before = clock(gradient, times)
@@ -182,12 +183,12 @@ def one_shot(gradient: Work, work: Callable[[], Any], settings: Settings, *, mos
 
 
 def _go_on(samples: list[Sample], spent: float, most: int, settings: Settings) -> bool:
-    """More samples of a long computation: while the budget lasts, or while all were disturbed and patience lasts."""
+    """More samples: `most` while the budget lasts, many of a short computation, another try if all were disturbed."""
     if not samples:
         return True
     if all(s.disturbed for s in samples):
         return len(samples) < 4 and settings.patience.left > 0
-    return len(samples) <= most and spent < settings.budget
+    return spent < (settings.budget if len(samples) <= most else settings.budget / 10)
 
 
 def explain(error: BaseException) -> str:

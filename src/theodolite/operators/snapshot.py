@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from theodolite.errors import StaleOperatorError
 
 #: Entries of each tensor that are looked at; a change by way of `.data` leaves no version behind.
-SAMPLE = 4096
+SAMPLE = 128
 
 
 class Snapshot:
