@@ -83,7 +83,7 @@ def test_single_precision_agrees(builder):
 def test_jacobian_is_exact(builder):
     case, _ = truth(builder)
     if case.mode == "train":
-        pytest.skip("batch-coupled: refused, see test_bad_input")
+        pytest.skip("batch-coupled: refused, see test_left_as_found")
     with KeepFloat64():
         z = case.output() if case.loss is not None else case.output().logits
     parameters = case.parameters()

@@ -176,7 +176,8 @@ class HalfDifferentiable(torch.autograd.Function):
         return 2 * g.detach() * x  # the first derivative is right, the second forgets g
 
 
-def test_a_wrong_custom_derivative_is_caught_by_the_symmetry_probe():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_wrong_custom_derivative_is_caught_by_the_symmetry_probe(dtype):
     class Custom(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -185,9 +186,9 @@ def test_a_wrong_custom_derivative_is_caught_by_the_symmetry_probe():
         def forward(self, x):
             return self.b(HalfDifferentiable.apply(self.a(x)))
 
-    problem = th.Problem(Custom().double(), LOSS, (X, Y))
+    problem = th.Problem(Custom().to(dtype), LOSS, (X.to(dtype), Y))
     with pytest.raises(SymmetryError, match=r"custom autograd\.Function"):
-        th.hessian(problem) @ torch.ones(problem.size, dtype=torch.float64)
+        th.hessian(problem) @ torch.ones(problem.size, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
