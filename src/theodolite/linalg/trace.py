@@ -177,7 +177,7 @@ def _xtrace(n: int, matvecs: int, sphere: _Sphere) -> Steps:
     c = w - s * (s * w).sum(0)
     quadratic = (w * r).sum(0) - (t * c).sum(0) - (c * r).sum(0) + (c * (h @ c)).sum(0)
     scale = (n - m + 1) / (n - c.square().sum(0)).clamp(min=1e-300)
-    # The terms share all but one vector, so their spread understates the error. Calibrated once, over flat,
+    # The terms share all but one vector, so their spread understates the error. Calibrated over flat,
     # decaying and outlier spectra with n = 100 and 1000, and frozen.
     inflation = 1.1 * (1 - m / (n + 1)) ** -0.5
     return _Terms(h.trace() - (s * (h @ s)).sum(0) + scale * quadratic, 2 * m, inflation)
