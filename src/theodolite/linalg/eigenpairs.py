@@ -13,6 +13,7 @@ from torch import Tensor
 from theodolite.linalg.certificate import RISK
 from theodolite.linalg.eigensolver import EigenSolver, Solution
 from theodolite.linalg.lockstep import run, run_all, spent, whole_number
+from theodolite.linalg.neighbours import Neighbours
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
@@ -31,7 +32,8 @@ class Eigenpairs(Result):
     `values` descend (by magnitude for `which="magnitude"`); `vectors` is (n, k). `unresolved` flags pairs with
     `|λ| < tol·scale`, which cannot be told from zero at this tolerance; `scale` is the largest |λ| seen.
     `miss_probability` bounds the chance that an eigenvalue was overlooked (1 where no chain has bounded it:
-    a warm start is trusted, see `verify`).
+    a warm start is trusted, see `verify`). `nearby_values` and `nearby_vectors` are rough pairs beyond the wanted
+    ones, seen on the way; they are not converged and serve only to make a warm start cheaper.
     """
 
     values: Tensor
@@ -43,6 +45,8 @@ class Eigenpairs(Result):
     tol: float
     scale: float
     miss_probability: float
+    nearby_values: Tensor
+    nearby_vectors: Tensor
 
     @property
     def unresolved(self) -> Tensor:
@@ -126,7 +130,8 @@ def top_eigenpairs(
         `layer_hessians`), which is solved in lockstep, k capped at the size of each block.
     which : `"largest"` or `"smallest"` (algebraic), or `"magnitude"`.
     tol : a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen.
-    start : columns (n, j), or an earlier `Eigenpairs`, near the wanted eigenvectors. For a mapping, a mapping.
+    start : columns (n, j), or an earlier `Eigenpairs`, near the wanted eigenvectors; the latter needs fewer
+        products, because it also knows the neighbouring eigenvectors. For a mapping, a mapping.
     max_matvecs : the budget in products; None means `500 + 100 k`.
     verify : `"auto"` certifies a cold start against missed copies of eigenvalues with error chance 1e-3 and
         checks a warm start with a short chain only; `"full"` certifies both.
@@ -199,12 +204,14 @@ def _steps(op: LinearOperator, settings: _Settings, start: Any) -> Generator[Ten
         raise ValueError(f"top_eigenpairs needs a symmetric operator. Got {op!r}.")
     n = op.shape[0]
     k = min(settings.k, n)
+    sign = -1.0 if settings.which == "smallest" else 1.0
     solver = EigenSolver(
         n,
         k,
         tol=settings.tol,
         by_magnitude=settings.which == "magnitude",
         start=_start_block(op, k, start),
+        neighbours=_neighbours(start, sign),
         max_matvecs=settings.max_matvecs or 500 + 100 * k,
         max_basis=_basis_size(n, k, op.dtype),
         verify_fully=settings.verify_fully or start is None,  # an operator's own suggestion is only a guess
@@ -212,7 +219,6 @@ def _steps(op: LinearOperator, settings: _Settings, start: Any) -> Generator[Ten
         device=op.device,
         generator=torch.Generator().manual_seed(settings.seed),
     )
-    sign = -1.0 if settings.which == "smallest" else 1.0
     steps = solver.steps()
     block = next(steps)
     while True:
@@ -243,9 +249,17 @@ def _start_block(op: LinearOperator, k: int, start: Any) -> Tensor | None:
     return block
 
 
+def _neighbours(start: Any, sign: float) -> Neighbours | None:
+    if not isinstance(start, Eigenpairs) or not start.nearby_values.numel():
+        return None
+    return Neighbours(sign * start.nearby_values, start.nearby_vectors)
+
+
 def _result(op: LinearOperator, solution: Solution, settings: _Settings, cost: Cost) -> Eigenpairs:
     values, vectors, residuals = solution.values, solution.vectors, solution.residuals
+    nearby = solution.neighbours.values
     if settings.which == "smallest":
+        nearby = -nearby
         values, vectors, residuals = (-values).flip(0), vectors.flip(1), residuals.flip(0)
     return Eigenpairs(
         values=values,
@@ -257,6 +271,8 @@ def _result(op: LinearOperator, solution: Solution, settings: _Settings, cost: C
         tol=settings.tol,
         scale=solution.scale,
         miss_probability=solution.miss_probability,
+        nearby_values=nearby,
+        nearby_vectors=solution.neighbours.vectors,
         outcome=solution.outcome,
         seed=settings.seed,
         cost=cost,

@@ -1,9 +1,10 @@
 """Restarted Lanczos with full reorthogonalisation, any start, true residuals, and a search for missed copies.
 
 From one vector the method is thick-restart Lanczos. From a subspace (a warm start) it expands by the leading
-direction of the wanted residuals. Both end the same way: a random vector orthogonal to everything seen starts a
-fresh chain, which either brings up an eigenvalue that was missed or certifies (`certificate.py`) that there is
-none. A warm start is trusted further: its chain stops early unless it comes near the wanted values.
+direction of the unsettled residuals, corrected for the neighbouring eigenvectors where those are known
+(`neighbours.py`). Both end the same way: a random vector orthogonal to everything seen starts a fresh chain, which
+either brings up an eigenvalue that was missed or certifies (`certificate.py`) that there is none. A warm start is
+trusted further: its chain stops early unless it comes near the wanted values.
 """
 
 from __future__ import annotations
@@ -16,11 +17,19 @@ import torch
 from torch import Tensor
 
 from theodolite.linalg.certificate import RISK, Chain
+from theodolite.linalg.neighbours import FEW, Neighbours, room_for
 from theodolite.linalg.ritz import RitzBasis, RitzPairs
 from theodolite.results import Outcome
 
 #: A warm start that settled early spends its search up to this many products in all.
-WARM_PRODUCTS = 8
+WARM_PRODUCTS = 7
+
+#: So many vectors beyond a warm start, random or residuals of the changed operator, count as a look around.
+LOOK = 4
+
+#: Residuals of a warm start, in units of the tolerance, above which old vectors serve only through their mean: a
+#: chain from it is cheaper than mending them one by one, the more so the more there are.
+MOVED_MANY, MOVED_FEW = 8.0, 50.0
 
 Products = Generator[Tensor, Tensor, None]
 
@@ -36,6 +45,7 @@ class Solution:
     matvecs: int
     scale: float
     miss_probability: float
+    neighbours: Neighbours
 
 
 class _Search(Enum):
@@ -55,6 +65,7 @@ class EigenSolver:
         tol: float,
         by_magnitude: bool,
         start: Tensor | None,
+        neighbours: Neighbours | None,
         max_matvecs: int,
         max_basis: int,
         verify_fully: bool,
@@ -64,7 +75,7 @@ class EigenSolver:
     ) -> None:
         self.n, self.k, self.tol = n, k, tol
         self.by_magnitude = by_magnitude
-        self.start, self.max_matvecs = start, max_matvecs
+        self.start, self.neighbours, self.max_matvecs = start, neighbours, max_matvecs
         self.verify_fully = verify_fully
         self.generator = generator
         capacity = min(n, max_basis)
@@ -114,11 +125,20 @@ class EigenSolver:
             return
         block, _ = torch.linalg.qr(self.start.to(device=self.device, dtype=torch.float64))
         block = block[:, : max(1, min(block.shape[1], self.basis.capacity, self.max_matvecs))]
+        if block.shape[1] > 1:
+            mean, rest = _mean_and_rest(block)
+            yield from self._expand(mean)
+            image = self.basis.images[0].double()
+            moved = float((image - block @ (block.T @ image)).norm())
+            allowed = MOVED_FEW if block.shape[1] <= FEW else MOVED_MANY
+            if moved > allowed * self.tol * float(image.norm()):
+                return
+            block = rest
         images = yield block
         self.matvecs += block.shape[1]
         for vector, image in zip(block.T, images.T, strict=True):
             self.tail = self.basis.append(vector, image)
-        self.chained = block.shape[1] == 1
+        self.chained = self.basis.size == 1 and self.neighbours is None
 
     def _expand(self, direction: Tensor) -> Products:
         image = yield direction[:, None]
@@ -126,17 +146,23 @@ class EigenSolver:
         self.tail = self.basis.append(direction, image[:, 0])
 
     def _direction(self, pairs: RitzPairs, norms: Tensor) -> Tensor:
-        if self.chained:
-            candidate = self.tail
-        else:
-            # The leading singular direction of all residuals: one product serves every pair it can.
-            residuals = self.basis.residuals(pairs, len(norms))
-            candidate = residuals @ torch.linalg.eigh(residuals.T @ residuals).eigenvectors[:, -1]
+        candidate = self.tail if self.chained else self._common_direction(pairs, norms)
         length = float(candidate.norm())
         candidate, norm = self.basis.orthogonalise(candidate)
         if norm <= 1e-13 * max(self.scale, length) or norm == 0.0:
             return self._random_direction()
         return candidate / norm
+
+    def _common_direction(self, pairs: RitzPairs, norms: Tensor) -> Tensor:
+        """The leading singular direction of the unsettled corrections: one product serves every pair it can."""
+        steps = self.basis.residuals(pairs, len(norms))
+        # Neighbours that have not helped by now are out of date.
+        if self.neighbours is not None and self.matvecs <= 3 * self.k + WARM_PRODUCTS:
+            steps = self.neighbours.correct(steps, pairs.values[: len(norms)])
+            steps = steps - self.basis.vectors.T @ (self.basis.vectors @ steps)
+        steps = steps * (norms > self.tol * self.scale).to(steps)
+        leading: Tensor = steps @ torch.linalg.eigh(steps.T @ steps).eigenvectors[:, -1]
+        return leading
 
     def _random_direction(self) -> Tensor:
         draw = torch.randn(self.n, generator=self.generator, dtype=torch.float64).to(self.device)
@@ -193,14 +219,13 @@ class EigenSolver:
             return _Search.CLEAN
         chain = self._open_chain()
         while True:
-            if chain.length:
-                if chain.reach(both_ends=self.by_magnitude) > bound:
-                    return _Search.FOUND
-                self.miss = chain.miss_probability(bound, both_ends=self.by_magnitude)
-                if self.miss <= RISK or self._trusts(chain, edge) or self.basis.size == self.n:
-                    self.certified = bound
-                    # The chain may have pulled a close value into the wanted ones: that one still has to settle.
-                    return _Search.CLEAN if self._settled(self._residual_norms(self._ritz())) else _Search.FOUND
+            if chain.length and chain.reach(both_ends=self.by_magnitude) > bound:
+                return _Search.FOUND
+            self.miss = chain.miss_probability(bound, both_ends=self.by_magnitude)
+            if self.miss <= RISK or self._trusts(chain, edge) or self.basis.size == self.n:
+                self.certified = bound
+                # The chain may have pulled a close value into the wanted ones: that one still has to settle.
+                return _Search.CLEAN if self._settled(self._residual_norms(self._ritz())) else _Search.FOUND
             if self.matvecs >= self.max_matvecs:
                 return _Search.BUDGET
             if self.basis.size == self.basis.capacity:
@@ -227,18 +252,39 @@ class EigenSolver:
         """Whether a warm start needs no further search: a short chain stayed below the wanted values."""
         if self.start is None or self.verify_fully or self.matvecs < WARM_PRODUCTS:
             return False
-        if chain.length < (1 if self.k <= 3 else 2):
-            return False
-        return chain.length >= 4 or chain.reach(both_ends=self.by_magnitude) <= 0.9 * edge
+        if chain.length >= LOOK or self._has_looked():
+            return True
+        return chain.length >= 2 and chain.reach(both_ends=self.by_magnitude) <= 0.9 * edge
+
+    def _has_looked(self) -> bool:
+        """Whether a warm start took so many residuals to settle that it met whatever moved."""
+        return self.start is not None and self.matvecs - self.start.shape[1] >= LOOK
 
     def _solution(self, pairs: RitzPairs, outcome: Outcome) -> Solution:
         count = min(self.k, self.basis.size)
+        vectors = self.basis.lift(pairs.coordinates[:, :count])
         return Solution(
             values=pairs.values[:count],
-            vectors=self.basis.lift(pairs.coordinates[:, :count]),
+            vectors=vectors,
             residuals=self.basis.residuals(pairs, count).norm(dim=0).cpu(),
             outcome=outcome,
             matvecs=self.matvecs,
             scale=self.scale,
             miss_probability=self.miss,
+            neighbours=self._next_to(vectors, pairs),
         )
+
+    def _next_to(self, vectors: Tensor, pairs: RitzPairs) -> Neighbours:
+        """The Ritz pairs after the wanted ones; a short warm run knows no better ones than it was given."""
+        if self.neighbours is not None and self.basis.size < 2 * self.k + self.neighbours.values.numel():
+            return self.neighbours.outside(vectors)
+        beyond = slice(self.k, self.k + room_for(self.n, self.k, self.basis.images.dtype))
+        found = self.basis.lift(pairs.coordinates[:, beyond])
+        return Neighbours(pairs.values[beyond], found.to(self.basis.images.dtype))
+
+
+def _mean_and_rest(block: Tensor) -> tuple[Tensor, Tensor]:
+    """The normalised sum (n,) of orthonormal columns (n, j), and (n, j−1) orthonormal columns for what remains."""
+    ones = block.new_ones(block.shape[1], 1)
+    rotation = torch.linalg.qr(ones, mode="complete").Q
+    return block @ rotation[:, 0], block @ rotation[:, 1:]

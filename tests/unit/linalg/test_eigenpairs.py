@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -170,12 +171,19 @@ def test_arpack_agrees():
 # Warm starts
 
 
-def digits_problems(seed: int, lr: float = 0.01) -> tuple[th.Problem, th.Problem]:
-    """A small smooth network on digits, and the same after one full-batch SGD step."""
+def digits_problems(seed: int, activation: type[nn.Module], lr: float = 0.01) -> tuple[th.Problem, th.Problem]:
+    """A small network on digits after a little training, and the same after one full-batch SGD step more."""
     data = load_digits()
     x, y = torch.tensor(data.data / 16.0), torch.tensor(data.target)
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 10)).double()
+    layers = [nn.Linear(64, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 10)]
+    model = nn.Sequential(*layers).double()
+    trainer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(60):
+        trainer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        trainer.step()
+    model.zero_grad()
     stepped = copy.deepcopy(model)
     optimizer = torch.optim.SGD(stepped.parameters(), lr=lr)
     nn.functional.cross_entropy(stepped(x), y).backward()
@@ -184,9 +192,10 @@ def digits_problems(seed: int, lr: float = 0.01) -> tuple[th.Problem, th.Problem
 
 
 @pytest.mark.parametrize(("k", "limit"), [(1, 8), (2, 8), (3, 8), (10, None)])
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_warm_start_after_one_step_saves_products(k, limit, seed):
-    before, after = digits_problems(seed)
+def test_warm_start_after_one_step_saves_products(k, limit, seed, activation):
+    before, after = digits_problems(seed, activation)
     start = th.top_eigenpairs(th.hessian(before), k)
     cold = th.top_eigenpairs(th.hessian(after), k)
     for given_start in (start, start.vectors):
@@ -205,6 +214,34 @@ def test_a_start_at_the_wrong_eigenvectors_is_not_believed():
         pairs = th.top_eigenpairs(matrix, k, start=vectors[:, 3 : 3 + k])
         check(matrix, values, pairs, k, "largest")
         check(matrix, values, th.top_eigenpairs(matrix, k, start=vectors[:, 3 : 3 + k], verify="full"), k, "largest")
+
+
+def test_neighbours_point_where_residuals_do_not():
+    """A wanted vector mixed with one of a close value: its neighbour mends it in a step, its residual does not."""
+    values = torch.cat([torch.tensor([10.0, 9.8]), torch.linspace(-4, 4, 298)]).double()
+    matrix = random_symmetric(values)
+    vectors = torch.linalg.eigh(matrix).eigenvectors.flip(1)
+    noise = 1e-2 * torch.randn(300, 1, generator=torch.Generator().manual_seed(0)).double()
+    mixed = vectors[:, :1] + 0.3 * vectors[:, 1:2] + noise
+    known = th.top_eigenpairs(matrix, 1)
+    from_result = th.top_eigenpairs(matrix, 1, start=dataclasses.replace(known, vectors=mixed))
+    from_columns = th.top_eigenpairs(matrix, 1, start=mixed)
+    assert known.nearby_values[0] == pytest.approx(9.8, abs=0.05)
+    assert from_result.matvecs < from_columns.matvecs
+    assert float(from_result.values[0]) == pytest.approx(10.0, abs=1e-4)
+
+
+def test_warm_starts_follow_a_training_run():
+    """Step after step, each solve started from the last, still right at the end."""
+    matrices = [random_symmetric(torch.cat([torch.tensor([9.0, 8.5, 8.0, 7.7]), torch.linspace(-1, 1, 196)]).double())]
+    drift = random_symmetric(torch.randn(200, generator=torch.Generator().manual_seed(1)).double(), seed=5)
+    matrices += [matrices[0] + 0.05 * step * drift for step in range(1, 20)]
+    pairs = th.top_eigenpairs(matrices[0], 2)
+    for matrix in matrices[1:]:
+        pairs = th.top_eigenpairs(matrix, 2, start=pairs)
+        assert pairs.converged
+        truth = torch.linalg.eigvalsh(matrix).flip(0)[:2]
+        assert float((pairs.values - truth).abs().max()) <= 1e-3 * pairs.scale
 
 
 def test_full_verification_bounds_the_miss_probability():
