@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 import torch
@@ -151,7 +151,7 @@ def top_eigenpairs(
         starts = _starts(op, start)
         with counting("eigenpairs", progress=progress) as count:
             found = run_all(op, lambda name, block: _steps(block, settings, starts.get(name)), count)
-        cost = spent(op, began)
+        cost = _with_bases(spent(op, began), found.values())
         results: dict[str, Result] = {
             name: _result(as_operator(op[name]), solution, settings, cost) for name, solution in found.items()
         }
@@ -161,7 +161,11 @@ def top_eigenpairs(
         raise ValueError(f"k must be at most the size of the operator, {operator.shape[0]}. Got {k}.")
     with counting("eigenpairs", progress=progress) as count:
         solution = run(operator, _steps(operator, settings, start), count)
-    return _result(operator, solution, settings, spent(operator, began))
+    return _result(operator, solution, settings, _with_bases(spent(operator, began), [solution]))
+
+
+def _with_bases(cost: Cost, solutions: Iterable[Solution]) -> Cost:
+    return replace(cost, peak_bytes=cost.peak_bytes + sum(s.basis_bytes for s in solutions))
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Solution:
     scale: float
     miss_probability: float
     neighbours: Neighbours
+    basis_bytes: int
 
 
 class _Search(Enum):
@@ -272,6 +273,7 @@ class EigenSolver:
             scale=self.scale,
             miss_probability=self.miss,
             neighbours=self._next_to(vectors, pairs),
+            basis_bytes=self.basis.bytes,
         )
 
     def _next_to(self, vectors: Tensor, pairs: RitzPairs) -> Neighbours:

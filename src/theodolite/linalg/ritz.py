@@ -45,6 +45,10 @@ class RitzBasis:
     def projection(self) -> Tensor:
         return self._projection[: self.size, : self.size]
 
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self._vectors, self._images, self._projection))
+
     def orthogonalise(self, x: Tensor) -> tuple[Tensor, float]:
         """`x` without its part in the basis, and its norm. Repeats while cancellation is heavy."""
         norm = float(x.norm())

@@ -46,7 +46,7 @@ class BlockRoute:
     def _proves_itself(single: Callable[[Tensor], Tensor], block: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
         # Random vectors: the caller's may be special (a unit vector whose product is zero proves nothing).
         generator = torch.Generator().manual_seed(0)
-        trial = torch.randn(2, rows.shape[1], generator=generator, dtype=torch.float64).to(rows)
+        trial = torch.randn(2, rows.shape[1], generator=generator, dtype=torch.float32).to(rows)
         expected = single(trial[0])
         try:
             got = block(trial)[0]
@@ -75,7 +75,7 @@ def asymmetric_elsewhere(problem: Problem, make: Callable[[Problem], LinearOpera
         return True  # the model cannot run there: the first verdict stands
     there = torch.stack(images, dim=1)
     tiny = 1e-3 if problem.dtype == torch.float32 else 1e-6
-    if symmetry_gap(x, there) > SYMMETRY_TOLERANCE[torch.float64] or float(ax.norm()) > tiny * float(there.norm()):
+    if symmetry_gap(x.double(), there) > SYMMETRY_TOLERANCE[torch.float64] or float(ax.norm()) > tiny * float(there.norm()):
         return True
     warnings.warn(
         "Products are dominated by rounding here: the loss is nearly flat at these parameters. In float64 fewer digits are lost.",

@@ -244,6 +244,12 @@ def test_warm_starts_follow_a_training_run():
         assert float((pairs.values - truth).abs().max()) <= 1e-3 * pairs.scale
 
 
+def test_the_cost_counts_the_matrix_and_the_basis():
+    matrix = random_symmetric(torch.linspace(0, 1, 200).double())
+    pairs = th.top_eigenpairs(matrix, 2)
+    assert pairs.cost.peak_bytes >= 8 * (200 * 200 + 2 * 200 * pairs.matvecs)
+
+
 def test_full_verification_bounds_the_miss_probability():
     matrix = random_symmetric(torch.cat([torch.tensor([5.0, 5.0]), torch.rand(98)]).double())
     cold = th.top_eigenpairs(matrix, 2)
