@@ -66,13 +66,13 @@ class Batch:
             self.size + other.size,
         )
 
-    def part(self, rows: slice) -> Batch:
-        """Some samples of the batch; tensors whose first size is not the batch's are shared."""
+    def part(self, rows: slice | Tensor) -> Batch:
+        """Some samples of the batch, by slice or indices; tensors whose first size is not the batch's are shared."""
 
         def cut(t: Tensor) -> Tensor:
             return t[rows] if t.ndim and t.shape[0] == self.size else t
 
-        size = len(range(*rows.indices(self.size)))
+        size = len(range(*rows.indices(self.size))) if isinstance(rows, slice) else len(rows)
         return Batch(map_tensors(cut, self.args), map_tensors(cut, self.kwargs), map_tensors(cut, self.target), size)
 
 

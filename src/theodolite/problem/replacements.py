@@ -16,11 +16,10 @@ Geometry = tuple[list[int], list[int], list[int], bool, list[int], int]
 
 _convolve: Any = torch.ops.aten.convolution
 _convolve_backward: Any = torch.ops.aten.convolution_backward
-_layer_norm_backward: Any = torch.ops.aten.native_layer_norm_backward
 
 
 class Replacements(TorchFunctionMode):
-    """Swaps functions whose own double backward is slow (convolutions, ReLU, LayerNorm) or wrong (`_weight_norm`)."""
+    """Swaps functions whose own double backward is slow (convolutions, ReLU) or wrong (`_weight_norm`)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -32,8 +31,6 @@ class Replacements(TorchFunctionMode):
             return _relu(*args, **{k: v for k, v in kwargs.items() if k == "input"})
         elif func is torch._weight_norm:
             return _weight_norm(*args, **kwargs)
-        elif func is nn.functional.layer_norm and _fits_layer_norm(*args, **kwargs):
-            return _layer_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -128,78 +125,3 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """`g v / ‖v‖`; the fused kernel's double backward is wrong by tens of percent in torch 2.13."""
     others = [d for d in range(v.ndim) if d != dim % v.ndim] if dim != -1 else list(range(v.ndim))
     return v * (g / v.square().sum(dim=others, keepdim=True).sqrt())
-
-
-def _fits_layer_norm(input: Tensor, normalized_shape: Any, *_: Any, **__: Any) -> bool:
-    """Whether the shapes are right; wrong ones are left to torch and its error."""
-    return input.shape[-len(normalized_shape) :] == torch.Size(normalized_shape)
-
-
-def _layer_norm(
-    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    """Layer norm over the trailing dimensions, as one normalisation of rows and an affine map."""
-    shape = torch.Size(normalized_shape)
-    out: Tensor = _Standardise.apply(input.reshape(-1, shape.numel()), eps)[0].view_as(input)
-    out = out if weight is None else out * weight
-    return out if bias is None else out + bias
-
-
-class _Standardise(Function):
-    """`x̂ = (x − mean) r` per row, `r = 1/sqrt(var + eps)`.
-
-    With `P v = v − mean(v) − x̂ mean(v x̂)` the backward is `r P g`, one fused kernel. torch's own double backward of it
-    makes some forty passes over the data, this one about ten.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, eps: float) -> Any:
-        return torch.native_layer_norm(x, x.shape[1:], None, None, eps)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        normal, mean, scale = output
-        ctx.mark_non_differentiable(mean, scale)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[0], normal, mean, scale)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, normal, mean, scale = ctx.saved_tensors
-        if grads[0] is None:
-            return None, None
-        return _StandardiseBackward.apply(grads[0], x, normal.detach(), mean, scale), None
-
-
-class _StandardiseBackward(Function):
-    """(g, x) -> r P g; x̂, mean and r come along as constants and are differentiated through x."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(g: Tensor, x: Tensor, normal: Tensor, mean: Tensor, scale: Tensor) -> Any:
-        return _scaled_projection(g, x, mean, scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (v,) = grads
-        g, x, normal, mean, scale, rpg = ctx.saved_tensors
-        rpv = _scaled_projection(v, x, mean, scale)
-        if not ctx.needs_input_grad[1]:
-            return rpv, None, None, None, None
-        # d/dx of  r (v·g − D v̄ ḡ − D a b)  with a = mean(g x̂), b = mean(v x̂); the bracket times r is v·(r P g).
-        a, b = (g * normal).mean(1, keepdim=True), (v * normal).mean(1, keepdim=True)
-        inner = (v * rpg).mean(1, keepdim=True)
-        return rpv, (normal * inner + rpg * b + rpv * a) * -scale, None, None, None
-
-
-def _scaled_projection(v: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """`r P v` by torch's own layer-norm backward."""
-    out: Tensor = _layer_norm_backward(v.contiguous(), x, x.shape[1:], mean, scale, None, None, [True, False, False])[0]
-    return out

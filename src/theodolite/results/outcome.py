@@ -20,6 +20,7 @@ class Outcome(Enum):
         "stopped because the residuals no longer fall: they have reached the rounding of the "
         "products; raise tol, or use a float64 model"
     )
+    DIVERGED = "the loss became NaN or infinite; lower the learning rate, or look at the step before"
     ESTIMATED = "estimated; the error stands beside the value"
 
     @property
