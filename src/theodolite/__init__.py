@@ -16,6 +16,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from theodolite import (
+        data as data,
+        experiments as experiments,
+        models as models,
+        plots as plots,
+        runners as runners,
+        testing as testing,
+    )
     from theodolite.linalg import (
         Density as Density,
         Eigenpairs as Eigenpairs,
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
     )
     from theodolite.problem import Problem as Problem
     from theodolite.results import Outcome as Outcome, Result as Result, load as load
+    from theodolite.training import Trace as Trace, train as train
 
 __version__ = "0.1.0"
 
@@ -67,17 +76,23 @@ _CONTENTS = {
         "Density",
         "TraceEstimate",
     ],
+    # training runs and their traces
+    "theodolite.training": ["train", "Trace"],
     # what comes back
     "theodolite.results": ["Result", "Outcome", "load"],
 }
+# Rooms that are used by their own name: `th.experiments.names()`, `th.data.load("mnist")`.
+_ROOMS = ["data", "experiments", "models", "plots", "runners", "testing"]
 _HOME = {name: module for module, names in _CONTENTS.items() for name in names}
 
-__all__ = list(_HOME)
+__all__ = [*_HOME, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"theodolite.{name}")
     raise AttributeError(f"module 'theodolite' has no attribute {name!r}")
 
 

@@ -25,7 +25,8 @@ FLOORS = [
     ["measures"],
     ["monitors", "plots", "models", "data"],
     ["runners"],
-    ["experiments", "testing"],
+    ["experiments"],
+    ["testing"],
     ["report"],
     ["instruments"],
     ["cli"],
@@ -116,4 +117,17 @@ def test_every_public_name_is_documented():
 
 def test_no_folder_is_named_like_a_function():
     rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir()}
-    assert not rooms & set(th.__all__)
+    assert not rooms & set(th._HOME)
+
+
+def test_only_runners_name_an_engine():
+    """`joblib`, `ray` and their like are imported in one room."""
+    engines = ("joblib", "ray", "dask", "submitit", "multiprocessing", "concurrent")
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] != "runners":
+            assert not any(module.split(".")[0] in engines for module in imports_of(path)), path
+
+
+def test_help_imports_no_torch():
+    code = "import sys; import theodolite.cli.app; raise SystemExit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,7 +1,8 @@
-"""Contracts for authors of operators, and tiny problems with known answers."""
+"""Contracts for authors of operators and experiments, and tiny problems with known answers."""
 
 from theodolite.testing.contracts import OperatorContract
 from theodolite.testing.dense import dense_gauss_newton, dense_hessian, finite_difference_product
+from theodolite.testing.experiment_contract import ExperimentContract
 from theodolite.testing.problems import (
     KnownProblem,
     bilinear_problem,
@@ -13,6 +14,7 @@ from theodolite.testing.problems import (
 )
 
 __all__ = [
+    "ExperimentContract",
     "KnownProblem",
     "OperatorContract",
     "bilinear_problem",

@@ -1,0 +1,156 @@
+"""The commands: each is a thin call of a Python function.
+
+Exit codes: 0 done, 1 a claim or a job failed, 2 wrong usage or bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from theodolite.cli import data
+from theodolite.errors import TheodoliteError
+
+app = typer.Typer(
+    help="Survey how a neural network trains, and reproduce the papers behind it.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(data.app, name="data")
+
+
+class Size(StrEnum):
+    TINY = "tiny"
+    LAPTOP = "laptop"
+    PAPER = "paper"
+
+
+@app.command("list")
+def list_(
+    pattern: Annotated[str, typer.Argument(help="A glob such as 'checks/*', or a word.")] = "*",
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """List the experiments."""
+    from theodolite import experiments
+
+    found = [experiments.get(name) for name in experiments.names(pattern)]
+    if as_json:
+        rows = [{"id": e.id, "title": e.title, "reproduces": list(e.reproduces), "source": e.source} for e in found]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    if not found:
+        everything = ", ".join(experiments.names())
+        raise ValueError(f"No experiment fits {pattern!r}. There are: {everything}.")
+    width = max(len(e.id) for e in found)
+    for e in found:
+        rows_of = f" [{', '.join(e.reproduces)}]" if e.reproduces else ""
+        typer.echo(f"{e.id:<{width}}  {e.title}{rows_of}")
+    typer.echo(str(experiments.coverage()))
+
+
+@app.command()
+def reproduce(
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids or globs; none means all. module:Class names your own.")] = None,
+    size: Annotated[Size, typer.Option(help="tiny: seconds, laptop: minutes, paper: the source's setting.")] = Size.TINY,
+    engine: Annotated[str, typer.Option(help="serial or joblib.")] = "serial",
+    workers: Annotated[int | None, typer.Option(help="Worker processes; default: the cores.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads per job.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("gallery"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in the folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON.")] = False,
+) -> None:
+    """Run experiments, judge their claims and write the gallery page."""
+    from theodolite import experiments
+    from theodolite.report import write_gallery
+
+    runs = []
+    try:
+        for name in _choose(ids):
+            run = experiments.run(name, size.value, engine=engine, workers=workers, threads=threads, out=out, resume=resume)
+            runs.append(run)
+            if not as_json:
+                typer.echo(str(run))
+                for record in run.failures:
+                    typer.echo(f"  job failed: {record.error} {dict(record.job)}", err=True)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. What had finished is kept; the same command with --resume goes on.", err=True)
+        raise typer.Exit(130) from None
+    page = write_gallery(out)
+    if as_json:
+        typer.echo(json.dumps([_as_json(run) for run in runs], indent=1))
+    else:
+        typer.echo(f"The page is {page}")
+    raise typer.Exit(0 if all(run.good for run in runs) else 1)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that holds runs.")],
+    out: Annotated[Path | None, typer.Option(help="The page; default: index.html in the folder.")] = None,
+) -> None:
+    """Write the gallery page of finished runs."""
+    from theodolite.report import collect_runs, write_gallery
+
+    typer.echo(f"The page is {write_gallery(folder, out)}")
+    runs, bad = collect_runs(folder)
+    for run in runs:
+        typer.echo(run.sentence())
+    raise typer.Exit(0 if all(run.good for run in runs) and not bad else 1)
+
+
+@app.command()
+def info() -> None:
+    """Versions and machine, for bug reports."""
+    from dataclasses import asdict
+
+    from theodolite.results import Provenance
+    from theodolite.runners.code_version import git_state, package_version
+
+    facts = {**asdict(Provenance()), "code": package_version(), "git": git_state() or "no repository"}
+    for name, value in facts.items():
+        typer.echo(f"{name}: {value}")
+
+
+def _choose(ids: list[str] | None) -> list[str]:
+    """Ids from ids and globs, all known before anything runs."""
+    from theodolite import experiments
+
+    chosen: list[str] = []
+    for wanted in ids or ["*"]:
+        if any(c in wanted for c in "*?["):
+            fitting = experiments.names(wanted)
+            if not fitting:
+                raise ValueError(f"No experiment fits {wanted!r}. `theodolite list` shows all.")
+            chosen += fitting
+        else:
+            experiments.get(wanted)
+            chosen.append(wanted)
+    return list(dict.fromkeys(chosen))
+
+
+def _as_json(run: Any) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "size": run.size,
+        "seconds": run.seconds,
+        "failed_jobs": len(run.failures),
+        "claims": [
+            {"text": v.text, "state": v.state.value, "measured": v.measured, "error": v.error, "rule": v.rule} for v in run
+        ],
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: bad input becomes one line on stderr and exit code 2."""
+    sys.path.insert(0, str(Path.cwd()))  # for module:Class
+    try:
+        app(args=arguments)
+    except (TheodoliteError, ValueError, OSError) as error:
+        typer.echo(f"error: {getattr(error, 'strerror', None) or error}", err=True)
+        raise SystemExit(2) from None

@@ -1,0 +1,183 @@
+"""A claim compares what was measured with what was reported, by a rule that can fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+from theodolite.errors import nearest
+from theodolite.results import Row
+
+#: From seconds to the source's own setting.
+SIZES = ("tiny", "laptop", "paper")
+
+
+class State(Enum):
+    """What became of a claim."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    NOT_REPRODUCED = "not reproduced at this size"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A value of the source: where it stands, and whether it was read from its text, a plot or an author's code.
+
+    `"theory"` marks what follows from a statement of the source without being printed there.
+    """
+
+    value: Any
+    where: str
+    read_from: Literal["text", "plot", "code", "theory"] = "text"
+
+    def __str__(self) -> str:
+        read = (
+            "" if self.read_from == "text" else f", read from {'a plot' if self.read_from == 'plot' else 'its ' + self.read_from}"
+        )
+        return f"{show(self.value)} ({self.where}{read})"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured value with its error."""
+
+    value: Any
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim after the measurement."""
+
+    text: str
+    state: State
+    measured: Any
+    error: float | None
+    expected: Any
+    reported: Reported | None
+    rule: str
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return self.state is State.HOLDS
+
+    @property
+    def failed(self) -> bool:
+        return self.state is State.FAILS
+
+    def __str__(self) -> str:
+        value = show(self.measured) + (f" ± {self.error:.2g}" if self.error is not None else "")
+        wanted = f", wanted {self.rule}" if self.rule else ""
+        reported = f", reported {self.reported}" if self.reported is not None else ""
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.state.value}: {self.text}: measured {value}{wanted}{reported}{note}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the source that our rows confirm or not.
+
+    Parameters
+    ----------
+    text : the statement.
+    measure : rows -> the measured value, or `Measured` with its error.
+    rule : how it is compared with `expected`: "within" (a distance of `tolerance`), "relative" (that times the expected
+        value), "at least", "at most", "between" (expected is a pair) or "equal".
+    expected : what the rule compares with; None means the reported value. A claim with neither is only measured.
+    reported : the value of the source, if it gives one.
+    since : the smallest size at which the source's statement is expected to be seen; a miss below it reads "not
+        reproduced at this size" and does not count as failed.
+    """
+
+    text: str
+    measure: Callable[[list[Row]], Any]
+    rule: str = "within"
+    expected: Any = None
+    tolerance: float = 0.0
+    reported: Reported | None = None
+    since: str = "tiny"
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(
+                f"rule must be one of {', '.join(map(repr, RULES))}; the nearest is "
+                f"{nearest(self.rule, RULES, 1)[0]!r}. Got {self.rule!r}."
+            )
+        if self.since not in SIZES:
+            raise ValueError(f"since must be one of {', '.join(SIZES)}. Got {self.since!r}.")
+
+    def judge(self, rows: list[Row], size: str) -> Verdict:
+        """Measure and compare; a claim that cannot be measured fails."""
+        wanted = self.expected if self.expected is not None else self.reported.value if self.reported else None
+        rule = "" if wanted is None else describe(self.rule, wanted, self.tolerance)
+        try:
+            measured = self.measure(rows)
+        except Exception as error:
+            note = f"could not be measured: {type(error).__name__}: {error}"
+            return Verdict(self.text, self._missed(size), None, None, wanted, self.reported, rule, note)
+        value, error_bar = (measured.value, measured.error) if isinstance(measured, Measured) else (measured, None)
+        state = State.MEASURED if wanted is None else self._compare(value, wanted, size)
+        return Verdict(self.text, state, value, error_bar, wanted, self.reported, rule)
+
+    def _compare(self, value: Any, wanted: Any, size: str) -> State:
+        try:
+            good = not _is_nan(value) and bool(RULES[self.rule](value, wanted, self.tolerance))
+        except TypeError:
+            good = False
+        return State.HOLDS if good else self._missed(size)
+
+    def _missed(self, size: str) -> State:
+        return State.NOT_REPRODUCED if SIZES.index(size) < SIZES.index(self.since) else State.FAILS
+
+
+RULES: Mapping[str, Callable[[Any, Any, float], bool]] = {
+    "within": lambda m, e, tol: abs(m - e) <= tol,
+    "relative": lambda m, e, tol: abs(m - e) <= tol * abs(e),
+    "at least": lambda m, e, tol: m >= e - tol,
+    "at most": lambda m, e, tol: m <= e + tol,
+    "between": lambda m, e, tol: e[0] - tol <= m <= e[1] + tol,
+    "equal": lambda m, e, tol: m == e,
+}
+
+
+def describe(rule: str, expected: Any, tolerance: float) -> str:
+    """A rule as words.
+
+    >>> describe("within", 2.0, 0.1), describe("between", (0, 1), 0.0), describe("relative", 3.6, 0.05)
+    ('2 ± 0.1', 'between 0 and 1', '3.6 ± 5 %')
+    """
+    slack = f" (± {tolerance:g})" if tolerance else ""
+    if rule == "within":
+        return f"{show(expected)} ± {tolerance:g}"
+    if rule == "relative":
+        return f"{show(expected)} ± {100 * tolerance:g} %"
+    if rule == "between":
+        return f"between {show(expected[0])} and {show(expected[1])}{slack}"
+    return show(expected) if rule == "equal" else f"{rule} {show(expected)}{slack}"
+
+
+def show(value: Any) -> str:
+    """A value as a reader likes it: numbers short, yes and no for truth.
+
+    >>> show(0.123456789), show(True), show(None), show((1.0, 2.5))
+    ('0.1235', 'yes', 'nothing', '1, 2.5')
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(show(v) for v in value)
+    return str(value)
+
+
+def _is_nan(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -1,0 +1,142 @@
+"""The gallery: for every experiment our figure, reported beside measured, and what became of each claim."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from theodolite.experiments import Coverage, ExperimentRun, State, coverage, load_run
+from theodolite.experiments.claims import show
+from theodolite.report.pages import environment, write_page
+from theodolite.runners.store import FORMAT
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A run folder that could not be shown, and why."""
+
+    folder: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One experiment as the page shows it."""
+
+    run: ExperimentRun
+    svg: str
+    figure_error: str
+    rerun: str
+    settings: dict[str, str]
+    made: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def anchor(self) -> str:
+        return f"{self.run.id}-{self.run.size}".replace("/", "-").replace(":", "-")
+
+
+def collect_runs(folder: str | PathLike[str]) -> tuple[list[ExperimentRun], list[Unreadable]]:
+    """All runs below a folder in the order of their ids, and those that cannot be read."""
+    runs: list[ExperimentRun] = []
+    bad: list[Unreadable] = []
+    for path in sorted(Path(folder).rglob("manifest.json")):
+        if not _is_run(path):
+            continue
+        try:
+            runs.append(load_run(path.parent))
+        except (ValueError, KeyError, TypeError) as error:
+            bad.append(Unreadable(str(path.parent), str(error)))
+    return sorted(runs, key=lambda run: (run.id, run.size)), bad
+
+
+def write_gallery(folder: str | PathLike[str], out: str | PathLike[str] | None = None) -> Path:
+    """Write `index.html` for all runs below `folder`; returns its path."""
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"There is no folder {folder}. `theodolite reproduce --out {folder}` makes one.")
+    runs, bad = collect_runs(folder)
+    if not runs and not bad:
+        raise ValueError(f"{folder} holds no runs. `theodolite reproduce --out {folder}` makes some.")
+    return write_page(Path(out or Path(folder) / "index.html"), gallery_html(runs, bad, base=Path(folder)))
+
+
+def gallery_html(runs: Sequence[ExperimentRun], bad: Sequence[Unreadable] = (), *, base: Path | None = None) -> str:
+    """The page as one self-contained text."""
+    cards = [card(run, base) for run in runs]
+    verdicts = [v for run in runs for v in run.verdicts]
+    counts = {state.value: sum(v.state is state for v in verdicts) for state in State}
+    return (
+        environment()
+        .get_template("gallery.html.j2")
+        .render(
+            cards=cards,
+            bad=bad,
+            counts=counts,
+            failed_jobs=sum(len(run.failures) for run in runs),
+            coverage=coverage(),
+            systems=_systems(coverage()),
+            made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            show=show,
+            slug={state.value: state.name.lower().replace("_", "-") for state in State},
+        )
+    )
+
+
+def card(run: ExperimentRun, base: Path | None = None) -> Card:
+    """Draw and describe one run; a figure that cannot be drawn leaves its error instead."""
+    from theodolite.plots import to_svg
+
+    svg = error = ""
+    try:
+        svg = to_svg(run.experiment.figure(run.rows), prefix=f"{run.id}-{run.size}")
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    parameters = run.experiment.settings(run.size)["parameters"]
+    return Card(run, svg, error, _rerun(run, base), {k: show(v) for k, v in parameters.items()}, _made(run.folder))
+
+
+def _rerun(run: ExperimentRun, base: Path | None) -> str:
+    out = f" --out {shlex.quote(str(base))}" if base is not None else ""
+    return f"theodolite reproduce {shlex.quote(run.id)} --size {run.size}{out}"
+
+
+def _made(folder: Path | None) -> dict[str, str]:
+    """Facts of the manifest that a reader may want: versions, machine, threads, state of the code."""
+    if folder is None:
+        return {}
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    facts = {k: str(v) for k, v in manifest.get("provenance", {}).items()}
+    return {**facts, "code": str(manifest.get("code", "")), "git": str(manifest.get("git") or "no repository")}
+
+
+def _systems(covered: Coverage) -> list[tuple[str, str, int, int]]:
+    return [(system, SYSTEMS.get(system, ""), done, total) for system, (done, total) in covered.by_system().items()]
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        document = json.loads(path.read_text())
+    except (ValueError, OSError):
+        return False
+    return isinstance(document, dict) and document.get("format") == FORMAT
+
+
+SYSTEMS = {
+    "A": "masked sparse coding",
+    "B": "anchor vectors in language models",
+    "C1": "layer-wise Hessian structure",
+    "C2": "PAC-Bayes bounds from the Hessian",
+    "D": "learning the step size",
+    "E": "transition to linearity",
+    "F": "catapult dynamics",
+    "G": "spikes and feature learning",
+    "H": "algorithmic stability",
+    "I": "local signal adaptivity",
+    "J": "transformers learning decision lists",
+    "K": "landscape-aware growing",
+}

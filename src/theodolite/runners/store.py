@@ -1,0 +1,341 @@
+"""A run is a folder that survives being killed at any moment.
+
+    run/manifest.json            what is being run: name, settings, versions, state of the code
+    run/rows.jsonl               one line per finished job: key, job, rows or failure, check sum
+    run/tensors/KEY.safetensors  tensors among a job's rows
+
+A line is written whole and forced to disk before the next job is reported. A line that a kill or a full disk cut short
+fails its check sum, is cut off when the run is opened again, and its job is done anew. A job is known by its content
+(`job_key`), so nothing is counted twice, and results of other code or other settings are never taken for its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from theodolite.errors import TheodoliteError
+from theodolite.results import Row
+
+FORMAT = "theodolite-run"
+
+
+class RunBusyError(TheodoliteError, RuntimeError):
+    """Another process is writing to the run."""
+
+
+class RunExistsError(TheodoliteError, FileExistsError):
+    """The folder already holds a run."""
+
+
+class StoreError(TheodoliteError, OSError):
+    """The run could not be written; what had finished is safe."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished job: rows, or the failure with its traceback."""
+
+    key: str
+    job: Mapping[str, Any]
+    rows: list[Row]
+    seconds: float
+    error: str | None = None
+    traceback: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
+
+def job_key(name: str, job: Mapping[str, Any], code: str) -> str:
+    """A job's identity: experiment, parameters with their seed, and version of the code.
+
+    >>> job_key("a", {"x": 1, "seed": 0}, "v1") == job_key("a", {"seed": 0, "x": 1}, "v1")
+    True
+    """
+    text = json.dumps([name, plain(dict(job)), code], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class RunStore:
+    """The open folder of one run; only one process at a time may hold it.
+
+    Use as a context manager: `with RunStore.open(folder, manifest, resume=True) as store`.
+    """
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], lock: int) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._lock = lock
+        self.records, self._end = _read_records(folder)
+        self.torn = self._cut_torn_line()
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], manifest: Mapping[str, Any], *, resume: bool) -> Self:
+        """Create the run, or with `resume` go on with it; `manifest` must hold its `name` and `settings`."""
+        folder = Path(folder)
+        with _plain_os_errors(folder, 0):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = _take_lock(folder)
+        try:
+            existing = read_manifest(folder) if (folder / "manifest.json").exists() else None
+            if existing is not None:
+                _check_same(folder, existing, manifest, resume)
+            current = {"format": FORMAT, "version": 1, **plain(dict(manifest))}
+            store = cls(folder, current, lock)
+            with _plain_os_errors(folder, len(store.records)):
+                write_whole(folder / "manifest.json", json.dumps(current, indent=1).encode())
+            return store
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def add(self, record: Record) -> None:
+        """Append a finished job; returns when it is on disk."""
+        tensors: dict[str, Tensor] = {}
+        rows = [_encode_row(plain_row(row), i, tensors) for i, row in enumerate(record.rows)]
+        content = {
+            "key": record.key,
+            "job": plain(dict(record.job)),
+            "rows": rows,
+            "seconds": record.seconds,
+            "error": record.error,
+            "traceback": record.traceback,
+        }
+        with _plain_os_errors(self.folder, len(self.records)):
+            if tensors:
+                write_whole(self.folder / "tensors" / f"{record.key}.safetensors", save_tensors(tensors))
+            self._append(_line(content))
+        self.records[record.key] = record
+
+    def _append(self, line: bytes) -> None:
+        handle = os.open(self.folder / "rows.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            _write_all(handle, line)
+            os.fsync(handle)
+        except BaseException:
+            # Half a line must not stand before the next one.
+            os.ftruncate(handle, self._end)
+            raise
+        finally:
+            os.close(handle)
+        self._end += len(line)
+
+    def _cut_torn_line(self) -> bool:
+        path = self.folder / "rows.jsonl"
+        if not path.exists() or path.stat().st_size == self._end:
+            return False
+        os.truncate(path, self._end)
+        return True
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run folder."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {error}. Move the folder away and run again.") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{folder} does not hold a run of theodolite.")
+    return manifest
+
+
+def read_records(folder: str | os.PathLike[str]) -> dict[str, Record]:
+    """The finished jobs of a run by key, without opening it for writing; a torn last line is left out."""
+    return _read_records(Path(folder))[0]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON holds it: NumPy and torch scalars become numbers, tuples become lists."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "tolist"):  # NumPy and torch
+        return plain(value.tolist())
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise ValueError(f"A job or row may hold numbers, strings, lists and tensors. Got {type(value).__name__}: {value!r}.")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is complete or absent, and force it to disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            _write_all(handle, content)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+# Lines
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return (json.dumps({**content, "crc": _crc(content)}) + "\n").encode()
+
+
+def _crc(content: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content).encode()):08x}"
+
+
+def _read_records(folder: Path) -> tuple[dict[str, Record], int]:
+    """All whole records by key, and where the last whole line ends."""
+    path = folder / "rows.jsonl"
+    records: dict[str, Record] = {}
+    end = 0
+    if not path.exists():
+        return records, end
+    place = 0
+    with path.open("rb") as file:
+        for line in file:
+            place += len(line)
+            record = _parse(line, folder) if line.endswith(b"\n") else None
+            if record is None:
+                continue  # torn, or damaged in the middle: its job is done anew
+            end = place
+            if record.key not in records or records[record.key].failed:
+                records[record.key] = record
+    return records, end
+
+
+def _parse(line: bytes, folder: Path) -> Record | None:
+    try:
+        content = json.loads(line)
+        crc = content.pop("crc")
+    except (ValueError, AttributeError, KeyError):
+        return None
+    if crc != _crc(content):
+        return None
+    try:
+        rows = _decode_rows(content.pop("rows"), folder / "tensors" / f"{content['key']}.safetensors")
+    except OSError:
+        return None  # its tensors are gone
+    return Record(rows=rows, **content)
+
+
+def plain_row(row: Row) -> Row:
+    """The row as it will be read back: plain values, and tensors that have a shape."""
+    return {str(k): v.detach().cpu() if isinstance(v, Tensor) and v.ndim else plain(v) for k, v in row.items()}
+
+
+def _encode_row(row: Row, index: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    encoded: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Tensor):
+            tensors[f"{index}.{name}"] = value.contiguous()
+            encoded[name] = {"$tensor": f"{index}.{name}"}
+        else:
+            encoded[name] = value
+    return encoded
+
+
+def _decode_rows(rows: list[dict[str, Any]], path: Path) -> list[Row]:
+    def is_reference(value: Any) -> bool:
+        return isinstance(value, dict) and set(value) == {"$tensor"}
+
+    if not any(is_reference(v) for row in rows for v in row.values()):
+        return rows
+    tensors = load_tensors(path.read_bytes())
+    return [{k: tensors[v["$tensor"]] if is_reference(v) else v for k, v in row.items()} for row in rows]
+
+
+# Files
+
+
+def _write_all(handle: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _take_lock(folder: Path) -> int:
+    """An exclusive lock that the system releases when the process ends, however it ends."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+        os.close(handle)
+        raise RunBusyError(f"{folder} is being written by {holder}. Wait for it to end, or choose another folder.") from error
+    os.ftruncate(handle, 0)
+    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    return handle
+
+
+def _check_same(folder: Path, existing: dict[str, Any], manifest: Mapping[str, Any], resume: bool) -> None:
+    if not resume:
+        raise RunExistsError(f"{folder} already holds a run. Go on with it by --resume (resume=True), or choose another folder.")
+    for part in ("name", "settings"):
+        wanted = plain(manifest.get(part))
+        if existing.get(part) != wanted:
+            raise RunExistsError(
+                f"{folder} holds a run with another {part}: {existing.get(part)!r}, not {wanted!r}. Choose another folder."
+            )
+
+
+@contextmanager
+def _plain_os_errors(folder: Path, finished: int) -> Iterator[None]:
+    """A full disk and its like become one clear sentence."""
+    try:
+        yield
+    except TheodoliteError:
+        raise
+    except OSError as error:
+        reason = "no space is left on the disk" if error.errno == errno.ENOSPC else str(error)
+        raise StoreError(
+            error.errno,
+            f"{folder} could not be written: {reason}. {finished} finished jobs are safe there; "
+            "mend the cause and run again with --resume.",
+        ) from error
+
+
+def iterate_rows(records: Mapping[str, Record], keys: Iterable[str]) -> Iterator[Row]:
+    """Rows of the given jobs in their order, whatever order they finished in."""
+    for key in keys:
+        if key in records:
+            yield from records[key].rows

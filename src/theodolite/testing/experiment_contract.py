@@ -1,0 +1,98 @@
+"""The contract that every experiment keeps. Inherit it and name the experiment; pytest does the rest.
+
+class TestFigure33(ExperimentContract):
+    id = "catapult/figure-3.3"
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any, ClassVar
+
+from theodolite.experiments import Experiment, ExperimentRun, get, run
+from theodolite.experiments.base import check_declaration
+from theodolite.experiments.claims import SIZES
+from theodolite.experiments.manifest import items
+from theodolite.runners.engines import perform
+from theodolite.runners.store import plain, plain_row
+
+_RUNS: dict[str, ExperimentRun] = {}
+
+
+class ExperimentContract:
+    """Runs the experiment once at `tiny` and looks at it from all sides.
+
+    `known_failures` are texts of claims that do not hold at `tiny`; the test fails as well when one of them begins to.
+    """
+
+    id: ClassVar[str]
+    known_failures: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def experiment(self) -> Experiment:
+        return get(self.id)
+
+    @property
+    def tiny_run(self) -> ExperimentRun:
+        if self.id not in _RUNS:
+            _RUNS[self.id] = run(self.id, "tiny")
+        return _RUNS[self.id]
+
+    def test_states_what_an_experiment_must(self) -> None:
+        check_declaration(type(self.experiment))
+        known = {item.key for item in items()}
+        assert [key for key in self.experiment.reproduces if key not in known] == []
+
+    def test_jobs_are_plain_distinct_and_the_same_each_time(self) -> None:
+        experiment = self.experiment
+        for size in SIZES:
+            jobs = [plain(dict(job)) for job in islice(experiment.jobs(experiment.parameters(size)), 200)]
+            again = [plain(dict(job)) for job in islice(experiment.jobs(experiment.parameters(size)), 200)]
+            texts = [json.dumps(job, sort_keys=True) for job in jobs]
+            assert jobs
+            assert jobs == again
+            assert len(set(texts)) == len(texts)
+
+    def test_every_job_finishes_at_tiny(self) -> None:
+        assert [record.traceback for record in self.tiny_run.failures] == []
+        assert self.tiny_run.rows
+
+    def test_a_job_gives_the_same_rows_again(self) -> None:
+        experiment = self.experiment
+        job = plain(dict(next(iter(experiment.jobs(experiment.parameters("tiny"))))))
+        rows = [plain_row(row) for row in perform(experiment.run, 0, job, 1).rows]
+        assert same(rows, self.tiny_run.rows[: len(rows)])
+
+    def test_claims_are_measured_and_hold(self) -> None:
+        verdicts = self.tiny_run.verdicts
+        assert [v.note for v in verdicts if v.note] == []
+        assert {v.text for v in verdicts if v.failed} == self.known_failures
+
+    def test_claims_can_fail(self) -> None:
+        """Rows whose numbers are all NaN must convince nobody."""
+        rows = [{k: float("nan") if is_number(v) else v for k, v in row.items()} for row in self.tiny_run.rows]
+        assert [v.text for v in self.experiment.judge(rows, "paper") if v.holds] == []
+
+    def test_the_figure_is_drawn_and_repeats(self) -> None:
+        from theodolite.plots import to_svg
+
+        rows = self.tiny_run.rows
+        figure = self.experiment.figure(rows)
+        assert any(ax.has_data() for ax in figure.axes)
+        assert to_svg(figure) == to_svg(self.experiment.figure(rows))
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality of rows, value for value; NaN equals NaN, tensors are compared entry by entry."""
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return list(left) == list(right) and all(same(left[k], right[k]) for k in left)
+    if hasattr(left, "shape") or hasattr(right, "shape"):
+        return type(left) is type(right) and left.shape == right.shape and bool(((left == right) | (left != left)).all())
+    return bool(left == right or (left != left and right != right))
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,7 @@
+"""L4: training runs and their traces."""
+
+from theodolite.training.loop import train
+from theodolite.training.schedules import cosine, step_decay, warmup
+from theodolite.training.trace import Trace
+
+__all__ = ["Trace", "cosine", "step_decay", "train", "warmup"]

@@ -1,0 +1,76 @@
+"""Training states on disk: safetensors for tensors, JSON for the rest, never pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+#: The newest state; each is written beside its place and moved there, so a kill leaves the one before.
+NAME = "checkpoint.safetensors"
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a nested state of tensors, numbers, strings, lists and dictionaries as one file."""
+    tensors: dict[str, Tensor] = {}
+    document = json.dumps(_encode(state, tensors))
+    tensors.setdefault("", torch.zeros(0))  # safetensors wants at least one
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / (NAME + ".part")
+    with part.open("wb") as file:
+        file.write(save_tensors(tensors, metadata={"state": document}))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, folder / NAME)
+
+
+def load_state(folder: Path) -> dict[str, Any] | None:
+    """The newest state of a folder, None if there is none."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    content = path.read_bytes()
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        tensors = load_tensors(content)
+        document = json.loads(header["__metadata__"]["state"])
+    except Exception as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}). Remove it to train from the start.") from error
+    state: dict[str, Any] = _decode(document, tensors)
+    return state
+
+
+def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().clone().contiguous()
+        return {"$tensor": name}
+    if isinstance(value, Mapping):
+        # Keys keep their type: optimizers number their parameters.
+        return {"$items": [[key, _encode(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {"$tuple": [_encode(item, tensors) for item in value]}
+    if isinstance(value, list):
+        return [_encode(item, tensors) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"A training state may hold tensors, numbers, strings, lists and dictionaries. Got {type(value).__name__}.")
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$tuple" in value:
+        return tuple(_decode(item, tensors) for item in value["$tuple"])
+    return {key: _decode(item, tensors) for key, item in value["$items"]}

@@ -1,0 +1,191 @@
+"""A run survives kills, torn lines and full disks; nothing is lost, nothing is counted twice."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.experiments.samples import Failing, Right
+from theodolite.runners import Record, RunStore, run_stored
+from theodolite.runners.store import RunBusyError, RunExistsError, StoreError, job_key, plain, read_records
+from theodolite.testing.experiment_contract import same
+
+MANIFEST = {"name": "test", "settings": {"size": "tiny"}}
+
+
+def record(i: int) -> Record:
+    row = {"i": i, "value": 0.1 * i, "nan": float("nan"), "flag": True, "none": None, "t": torch.full((3,), float(i))}
+    return Record(f"key{i}", {"seed": i}, [row, {"i": -i}], 0.5)
+
+
+def filled(folder, count=4):
+    with RunStore.open(folder, MANIFEST, resume=False) as store:
+        for i in range(count):
+            store.add(record(i))
+    return (folder / "rows.jsonl").read_bytes()
+
+
+def test_what_was_added_is_read_back(tmp_path):
+    filled(tmp_path)
+    records = read_records(tmp_path)
+    assert list(records) == [f"key{i}" for i in range(4)]
+    assert all(same(records[f"key{i}"].rows, record(i).rows) for i in range(4))
+
+
+def test_a_line_torn_at_any_byte_is_cut_off_and_the_rest_kept(tmp_path):
+    content = filled(tmp_path)
+    lines = content.splitlines(keepends=True)
+    start = len(content) - len(lines[-1])
+    for cut in range(start, len(content)):
+        (tmp_path / "rows.jsonl").write_bytes(content[:cut])
+        with RunStore.open(tmp_path, MANIFEST, resume=True) as store:
+            assert list(store.records) == ["key0", "key1", "key2"]
+            assert store.torn == (cut > start)
+            store.add(record(3))
+        assert (tmp_path / "rows.jsonl").read_bytes() == content
+
+
+def test_a_line_damaged_in_the_middle_is_done_anew(tmp_path):
+    content = filled(tmp_path)
+    (tmp_path / "rows.jsonl").write_bytes(content.replace(b'"i": 1,', b'"i": 9,'))
+    assert list(read_records(tmp_path)) == ["key0", "key2", "key3"]
+    with RunStore.open(tmp_path, MANIFEST, resume=True) as store:
+        store.add(record(1))
+    assert set(read_records(tmp_path)) == {f"key{i}" for i in range(4)}
+
+
+def test_lost_tensors_make_the_job_undone(tmp_path):
+    filled(tmp_path)
+    (tmp_path / "tensors" / "key2.safetensors").unlink()
+    assert "key2" not in read_records(tmp_path)
+
+
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path, monkeypatch):
+    filled(tmp_path, 2)
+    real = os.write
+
+    def full(handle, content):
+        real(handle, bytes(content)[:10])  # part of the line gets through
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with RunStore.open(tmp_path, MANIFEST, resume=True) as store:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(StoreError, match=r"no space is left .* 2 finished jobs are safe .* --resume"):
+            store.add(Record("key9", {}, [{"a": 1}], 0.0))
+        monkeypatch.undo()
+        store.add(record(3))
+    assert list(read_records(tmp_path)) == ["key0", "key1", "key3"]
+
+
+def test_a_full_disk_at_the_tensors_leaves_no_half_file(tmp_path, monkeypatch):
+    def full(handle, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    filled(tmp_path, 1)
+    with RunStore.open(tmp_path, MANIFEST, resume=True) as store:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(StoreError, match="no space"):
+            store.add(record(5))
+    assert sorted(p.name for p in (tmp_path / "tensors").iterdir()) == ["key0.safetensors"]
+
+
+def test_a_really_full_disk(tmp_path):
+    """A file-size limit of the system stands in for the disk: writes beyond it fail for real."""
+    code = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(os.getcwd())!r})
+from theodolite.runners import RunStore, Record
+from theodolite.runners.store import StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = RunStore.open({str(tmp_path / "run")!r}, {MANIFEST!r}, resume=False)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+done = 0
+try:
+    for i in range(100):
+        store.add(Record(f"k{{i}}", {{"seed": i}}, [{{"value": i}}], 0.0))
+        done += 1
+except StoreError as error:
+    assert "finished jobs are safe" in str(error)
+    print(done)
+"""
+    done = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert 3 < done < 100
+    assert list(read_records(tmp_path / "run")) == [f"k{i}" for i in range(done)]
+    with RunStore.open(tmp_path / "run", MANIFEST, resume=True) as store:
+        assert not store.torn
+
+
+def test_only_one_process_may_write(tmp_path):
+    with RunStore.open(tmp_path, MANIFEST, resume=False):
+        code = f"""
+from theodolite.runners import RunStore
+RunStore.open({str(tmp_path)!r}, {MANIFEST!r}, resume=True)
+"""
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert other.returncode != 0
+        assert f"RunBusyError: {tmp_path} is being written by process {os.getpid()}" in other.stderr
+        with pytest.raises(RunBusyError):
+            RunStore.open(tmp_path, MANIFEST, resume=True)
+    RunStore.open(tmp_path, MANIFEST, resume=True).close()
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path):
+    filled(tmp_path)
+    with pytest.raises(RunExistsError, match="--resume"):
+        RunStore.open(tmp_path, MANIFEST, resume=False)
+    with pytest.raises(RunExistsError, match="another settings"):
+        RunStore.open(tmp_path, {"name": "test", "settings": {"size": "paper"}}, resume=True)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        RunStore.open(tmp_path, MANIFEST, resume=True)
+
+
+def test_keys_follow_content():
+    base = job_key("a", {"x": 1.0, "seed": 0}, "v1")
+    others = [("b", {"x": 1.0, "seed": 0}, "v1"), ("a", {"x": 1.5, "seed": 0}, "v1"), ("a", {"x": 1.0, "seed": 1}, "v1")]
+    others.append(("a", {"x": 1.0, "seed": 0}, "v2"))
+    assert len({base, *(job_key(*other) for other in others)}) == 5
+    assert plain({"a": torch.tensor(2.0), "b": (1, 2)}) == {"a": 2.0, "b": [1, 2]}
+    with pytest.raises(ValueError, match="object"):
+        plain({"a": object()})
+
+
+JOBS = [{"seed": i, "pause": 0.0} for i in range(6)]
+
+
+def test_a_run_goes_on_where_it_was(tmp_path):
+    whole = run_stored(Right().run, JOBS, name="r")
+    first = run_stored(Right().run, JOBS[:3], name="r", folder=tmp_path)
+    rest = run_stored(Right().run, JOBS, name="r", folder=tmp_path, resume=True)
+    assert (first.reused, rest.reused, rest.jobs) == (0, 3, 6)
+    assert same(rest.rows, whole.rows)
+    again = run_stored(Right().run, list(reversed(JOBS)), name="r", folder=tmp_path, resume=True)
+    assert again.reused == 6
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 6
+
+
+def test_failed_jobs_are_recorded_and_tried_again(tmp_path):
+    first = run_stored(Failing().run, JOBS, name="r", folder=tmp_path)
+    assert len(first.failures) == 3
+    assert "is odd" in first.failures[0].traceback
+    # The same key with code that works now: rows replace the failure.
+    second = run_stored(Failing().run, JOBS, name="r", folder=tmp_path, resume=True)
+    assert (second.reused, len(second.failures)) == (3, 3)
+
+
+def test_results_of_other_code_are_not_reused(tmp_path, monkeypatch):
+    run_stored(Right().run, JOBS, name="r", folder=tmp_path)
+    monkeypatch.setattr("theodolite.runners.runs.code_version", lambda *owners: "other")
+    assert run_stored(Right().run, JOBS, name="r", folder=tmp_path, resume=True).reused == 0
+    assert json.loads((tmp_path / "manifest.json").read_text())["code"] == "other"
+
+
+def test_equal_jobs_are_refused():
+    with pytest.raises(ValueError, match="two jobs are the same"):
+        run_stored(Right().run, [JOBS[0], JOBS[0]], name="r")
