@@ -85,4 +85,8 @@ class Slow(Right):
 
     id = "samples/slow"
     _pause = float(os.environ.get("SLOW_PAUSE", "0.3"))
-    sizes = {"tiny": {"count": 10, "pause": _pause}, "laptop": {"count": 20, "pause": _pause}, "paper": {"count": 30, "pause": _pause}}
+    sizes = {
+        "tiny": {"count": 10, "pause": _pause},
+        "laptop": {"count": 20, "pause": _pause},
+        "paper": {"count": 30, "pause": _pause},
+    }

@@ -36,10 +36,20 @@ class Reported:
     read_from: Literal["text", "plot", "code", "theory"] = "text"
 
     def __str__(self) -> str:
-        read = (
-            "" if self.read_from == "text" else f", read from {'a plot' if self.read_from == 'plot' else 'its ' + self.read_from}"
-        )
-        return f"{show(self.value)} ({self.where}{read})"
+        return f"{show(self.value)} ({self.origin})"
+
+    @property
+    def origin(self) -> str:
+        """Where the value stands and how it was read."""
+        return self.where + _READ_FROM[self.read_from]
+
+
+_READ_FROM = {
+    "text": "",
+    "plot": "; read from a plot",
+    "code": "; read from an author's code",
+    "theory": "; follows from the theory",
+}
 
 
 @dataclass(frozen=True)

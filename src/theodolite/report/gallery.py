@@ -11,8 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from theodolite.experiments import Coverage, ExperimentRun, State, coverage, load_run
+from theodolite.experiments import Coverage, ExperimentRun, State, coverage, load_run, names
 from theodolite.experiments.claims import show
+from theodolite.experiments.running import target_of
 from theodolite.report.pages import environment, write_page
 from theodolite.runners.store import FORMAT
 
@@ -102,7 +103,8 @@ def card(run: ExperimentRun, base: Path | None = None) -> Card:
 
 def _rerun(run: ExperimentRun, base: Path | None) -> str:
     out = f" --out {shlex.quote(str(base))}" if base is not None else ""
-    return f"theodolite reproduce {shlex.quote(run.id)} --size {run.size}{out}"
+    name = run.id if run.id in names() else target_of(run.experiment)
+    return f"theodolite reproduce {shlex.quote(name)} --size {run.size}{out}"
 
 
 def _made(folder: Path | None) -> dict[str, str]:

@@ -76,7 +76,7 @@ def train(
     >>> x = torch.ones(1, 1).double()
     >>> trace = train(model, nn.MSELoss(), (x, 0 * x), torch.optim.SGD(model.parameters(), lr=0.25), steps=3)
     >>> trace.loss                                     # w halves in every step
-    [1.0, 0.25, 0.0625]
+    (1.0, 0.25, 0.0625)
     """
     feed = Feed(data, batch_size=batch_size, shuffle=shuffle, own_loss=loss is None, target=target, seed=seed)
     if not isinstance(optimizer, Optimizer):
@@ -135,26 +135,32 @@ class _Run:
     def steps(self, feed: Feed, steps: int | None, epochs: int | None) -> Iterator[None]:
         """Take the steps that remain, yielding after each."""
         while not self.ended and (epochs is None or self.epoch < epochs):
-            skip, random = self.place, torch.get_rng_state()
-            if skip:  # in the middle of an epoch: its order follows from the random state at its start
-                torch.set_rng_state(self.epoch_random)
-            else:
-                self.epoch_random = random
-            for i, batch in enumerate(feed.epoch(self.epoch)):
-                if i < skip:
-                    continue
-                if i == skip and skip:
-                    torch.set_rng_state(random)
+            empty = True
+            for batch in self._rest_of_epoch(feed):
+                empty = False
                 if steps is not None and self.step >= steps:
                     return
                 self._take(batch)
-                self.place = i + 1
+                self.place += 1
                 yield
                 if self.ended:
                     return
-            if self.place == 0:
+            if empty and self.place == 0:
                 raise ValueError("data holds no batches.")
             self.epoch, self.place = self.epoch + 1, 0
+
+    def _rest_of_epoch(self, feed: Feed) -> Iterator[Batch]:
+        """The batches from `place` on; a loader's order follows from the random state at the start of its epoch."""
+        now = torch.get_rng_state()
+        if self.place == 0:
+            self.epoch_random = now
+        torch.set_rng_state(self.epoch_random)
+        batches = feed.epoch(self.epoch)
+        for _ in range(self.place):
+            next(batches, None)
+        if self.place:
+            torch.set_rng_state(now)
+        yield from batches
 
     def _take(self, batch: Batch) -> None:
         if self.device.type != "cpu":
@@ -232,8 +238,10 @@ class _Run:
 
     def trace(self, seed: int, final: float | None, seconds: float) -> Trace:
         return Trace(
-            **self.columns,
-            measured=self.measured,
+            loss=tuple(self.columns["loss"]),
+            rate=tuple(self.columns["rate"]),
+            epoch=tuple(self.columns["epoch"]),
+            measured={name: tuple(column) for name, column in self.measured.items()},
             final_loss=final,
             stopped=self.stopped,
             outcome=Outcome.DIVERGED if self.diverged else Outcome.CONVERGED,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from theodolite.results import Result, Row
 
-Column = list[float | None]
+Column = tuple[float | None, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -19,9 +19,9 @@ class Trace(Result):
     loss on the whole data after the last step, None where it was not asked for.
     """
 
-    loss: list[float]
-    rate: list[float]
-    epoch: list[int]
+    loss: tuple[float, ...]
+    rate: tuple[float, ...]
+    epoch: tuple[int, ...]
     measured: dict[str, Column]
     final_loss: float | None = None
     stopped: str = "all steps were taken"

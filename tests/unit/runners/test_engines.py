@@ -66,7 +66,9 @@ def test_a_dead_worker_is_tried_again_then_reported_while_the_others_go_on():
     assert [f.index for f in finished] == list(range(8))
     assert [f.index for f in finished if f.failure] == [2]
     assert "died twice" in finished[2].failure.error
-    assert same(by_seed([row for f in finished for row in f.rows]), by_seed(run_all(Right().run, [j for j in JOBS if j["seed"] != 2])))
+    assert same(
+        by_seed([row for f in finished for row in f.rows]), by_seed(run_all(Right().run, [j for j in JOBS if j["seed"] != 2]))
+    )
 
 
 def dies_once(job):

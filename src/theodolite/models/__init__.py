@@ -1,0 +1,73 @@
+"""L6: the networks of the sources, each with its initialisation named. No weights are ever downloaded.
+
+>>> from theodolite import models
+>>> model = models.build("F-200^2", inputs=64, seed=0)
+>>> model.initialisation, models.count_parameters(model)  # 64·200 + 200 + 200·200 + 200 + 200·10 + 10
+('xavier', 55210)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from theodolite.models.convolutional import cnn as cnn
+    from theodolite.models.fully_connected import f_network as f_network
+    from theodolite.models.fully_connected import fcn as fcn
+    from theodolite.models.initialisation import count_parameters as count_parameters
+    from theodolite.models.initialisation import initialise as initialise
+    from theodolite.models.language import bert as bert
+    from theodolite.models.language import gpt as gpt
+    from theodolite.models.lenet import lenet5 as lenet5
+    from theodolite.models.lenet import lenet_mini as lenet_mini
+    from theodolite.models.llama import llama_decoder as llama_decoder
+    from theodolite.models.llama import llama_from_config as llama_from_config
+    from theodolite.models.myrtle import myrtle5 as myrtle5
+    from theodolite.models.ntk import ntk_cnn as ntk_cnn
+    from theodolite.models.ntk import ntk_fcn as ntk_fcn
+    from theodolite.models.ntk_layers import ntk_parameterise as ntk_parameterise
+    from theodolite.models.pretrained import load_weights as load_weights
+    from theodolite.models.pretrained import resnet20_from as resnet20_from
+    from theodolite.models.pretrained import stories260k_from as stories260k_from
+    from theodolite.models.registry import build as build
+    from theodolite.models.registry import names as names
+    from theodolite.models.resnet import cifar_resnet as cifar_resnet
+    from theodolite.models.resnet import resnet18 as resnet18
+    from theodolite.models.resnet import resnet20 as resnet20
+    from theodolite.models.vgg import vgg11 as vgg11
+    from theodolite.models.vit import vision_transformer as vision_transformer
+    from theodolite.models.wide_resnet import wrn as wrn
+
+# By file; imported on first use, so listing the names does not load torch. No function may be called like a file: the
+# module would hide it.
+_CONTENTS = {
+    "registry": ["build", "names"],
+    "fully_connected": ["fcn", "f_network"],
+    "lenet": ["lenet5", "lenet_mini"],
+    "vgg": ["vgg11"],
+    "resnet": ["resnet18", "resnet20", "cifar_resnet"],
+    "wide_resnet": ["wrn"],
+    "myrtle": ["myrtle5"],
+    "convolutional": ["cnn"],
+    "vit": ["vision_transformer"],
+    "language": ["gpt", "bert"],
+    "llama": ["llama_decoder", "llama_from_config"],
+    "ntk": ["ntk_fcn", "ntk_cnn"],
+    "initialisation": ["count_parameters", "initialise"],
+    "ntk_layers": ["ntk_parameterise"],
+    "pretrained": ["load_weights", "resnet20_from", "stories260k_from"],
+}
+_HOME = {name: f"theodolite.models.{module}" for module, names in _CONTENTS.items() for name in names}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'theodolite.models' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,187 @@
+"""Named initialisations: every model of this room says in `model.initialisation` which one it had.
+
+| name | weights | biases |
+|---|---|---|
+| `torch` | what torch does: U(±1/√fan_in); embeddings N(0, 1) | the same law |
+| `xavier` | U(±√(6/(fan_in + fan_out))) | 0 |
+| `xavier_normal` | N(0, 2/(fan_in + fan_out)) | 0 |
+| `kaiming_normal` | N(0, 2/fan_in) | 0 |
+| `kaiming_fan_out` | convolutions N(0, 2/fan_out), linear layers as torch | 0, linear layers as torch |
+| `lecun_normal` | N(0, 1/fan_in) | 0 |
+| `normal_1.2` | N(0, 1.2²/fan_in) | N(0, 1.2²/size) |
+| `normal_0.02` | N(0, 0.02²), embeddings too | 0 |
+| `gpt2` | the same, projections into the residual stream divided by √(number of them) | 0 |
+| `ntk` | N(0, 1), and the layer divides by √fan_in in its forward pass | 0 |
+
+Normalisation layers always start at scale 1 and shift 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from theodolite.models.choices import choose
+from theodolite.models.ntk_layers import ntk_layers, ntk_parameterise
+
+M = TypeVar("M", bound=nn.Module)
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d
+
+#: What networks on images and vectors accept.
+LAYER_INITS = ("torch", "xavier", "xavier_normal", "kaiming_normal", "kaiming_fan_out", "lecun_normal", "normal_1.2", "ntk")
+#: What networks on tokens accept.
+TOKEN_INITS = ("torch", "normal_0.02", "gpt2")
+
+# Linear layers of these names write into the residual stream.
+_INTO_THE_STREAM = ("out", "down", "o_proj", "down_proj")
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Draw from `seed` inside and leave the global generator as it was; None draws from the global one.
+
+    >>> before = torch.get_rng_state()
+    >>> with seeded(0):
+    ...     x = torch.randn(1)
+    >>> torch.equal(before, torch.get_rng_state())
+    True
+    """
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):  # models are built on the CPU; no other device is touched
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def construct(make: Callable[[], M], init: str, seed: int | None, accepted: Sequence[str] = LAYER_INITS) -> M:
+    """Build a model under a seed and initialise it; a wrong name is found before anything is built."""
+    choose("init", init, {name: name for name in accepted})
+    with seeded(seed):
+        model = make()
+        return named(model, init) if init == "torch" else initialise(model, init)
+
+
+def initialise(model: M, init: str, *, residuals: int | None = None) -> M:
+    """Draw all Linear, Conv and Embedding weights anew by the named law, from the global generator.
+
+    `residuals` is the number of projections into the residual stream that "gpt2" counts: 2 · depth. None counts those
+    of `model`; name it where `model` is one block of a deeper network.
+
+    >>> initialise(nn.Linear(3, 3), "kaiming_normal").bias.tolist()
+    [0.0, 0.0, 0.0]
+    """
+    rule = choose("init", init, _RULES)
+    scaled = ntk_layers(model)
+    if scaled and init != "ntk":
+        raise ValueError(f"init must be 'ntk' for a network with NTK layers, whose scale is in the forward pass; got {init!r}.")
+    for layer in scaled:
+        layer.reset_parameters()
+    if init == "ntk":
+        model = ntk_parameterise(model)  # type: ignore[assignment]
+    elif init in ("gpt2", "normal_0.02"):
+        _small_normal(model, init == "gpt2", residuals)
+    elif rule is not None:
+        for module in model.modules():
+            if isinstance(module, Layer):
+                rule(module)
+            elif isinstance(module, nn.Embedding):
+                module.reset_parameters()
+    return named(model, init)
+
+
+def named(model: M, init: str) -> M:
+    """The model, knowing its initialisation by name."""
+    model.initialisation = init  # type: ignore[assignment]
+    return model
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Numbers in the model's parameters, tied ones once.
+
+    >>> count_parameters(nn.Linear(3, 2))
+    8
+    """
+    return sum(p.numel() for p in model.parameters())
+
+
+def _fan_in(layer: Layer) -> int:
+    return layer.weight[0].numel()
+
+
+def _zero_bias(layer: Layer) -> None:
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def _torch(layer: Layer) -> None:
+    layer.reset_parameters()
+
+
+def _xavier(layer: Layer) -> None:
+    nn.init.xavier_uniform_(layer.weight)
+    _zero_bias(layer)
+
+
+def _xavier_normal(layer: Layer) -> None:
+    nn.init.xavier_normal_(layer.weight)
+    _zero_bias(layer)
+
+
+def _kaiming_normal(layer: Layer) -> None:
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    _zero_bias(layer)
+
+
+def _kaiming_fan_out(layer: Layer) -> None:
+    if isinstance(layer, nn.Linear):
+        return  # ten classes would give a standard deviation of 0.45: the usual recipe leaves the classifier alone
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    _zero_bias(layer)
+
+
+def _lecun_normal(layer: Layer) -> None:
+    nn.init.normal_(layer.weight, std=_fan_in(layer) ** -0.5)
+    _zero_bias(layer)
+
+
+def _normal_1_2(layer: Layer) -> None:
+    nn.init.normal_(layer.weight, std=1.2 * _fan_in(layer) ** -0.5)
+    if layer.bias is not None:
+        nn.init.normal_(layer.bias, std=1.2 * layer.bias.numel() ** -0.5)
+
+
+def _small_normal(model: nn.Module, scale_residuals: bool, residuals: int | None, std: float = 0.02) -> None:
+    into_stream = {
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in _INTO_THE_STREAM
+    }
+    count = residuals if residuals is not None else max(1, len(into_stream))
+    shrink = 1 / math.sqrt(count) if scale_residuals else 1.0
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+        elif isinstance(module, Layer):
+            nn.init.normal_(module.weight, std=std * (shrink if module in into_stream else 1.0))
+            _zero_bias(module)
+
+
+# None: the rule needs to see the whole model.
+_RULES: dict[str, Callable[[Layer], None] | None] = {
+    "torch": _torch,
+    "xavier": _xavier,
+    "xavier_normal": _xavier_normal,
+    "kaiming_normal": _kaiming_normal,
+    "kaiming_fan_out": _kaiming_fan_out,
+    "lecun_normal": _lecun_normal,
+    "normal_1.2": _normal_1_2,
+    "normal_0.02": None,
+    "gpt2": None,
+    "ntk": None,
+}

@@ -1,0 +1,45 @@
+"""L6: rows in, matplotlib Axes out. One style, deterministic SVG, nothing pops up.
+
+>>> from theodolite import plots
+>>> ax = plots.curves([{"step": 0, "loss": 2.3}, {"step": 1, "loss": 0.7}], "step", "loss", log="y")
+>>> plots.to_svg(ax).startswith("<svg")
+True
+"""
+
+from theodolite.plots.curves import curves
+from theodolite.plots.fits import PowerLaw, log_log, power_law, with_error
+from theodolite.plots.heatmaps import heatmap, matrix
+from theodolite.plots.panels import panels
+from theodolite.plots.references import reference, span
+from theodolite.plots.scatter import correlation_of, scatter
+from theodolite.plots.spectra import density, eigenvalues, histogram
+from theodolite.plots.style import DIVERGING, MARKERS, PALETTE, SEQUENTIAL, Look, look, looks, style
+from theodolite.plots.svg import save, to_svg
+
+__all__ = [
+    "DIVERGING",
+    "MARKERS",
+    "PALETTE",
+    "SEQUENTIAL",
+    "Look",
+    "PowerLaw",
+    "correlation_of",
+    "curves",
+    "density",
+    "eigenvalues",
+    "heatmap",
+    "histogram",
+    "log_log",
+    "look",
+    "looks",
+    "matrix",
+    "panels",
+    "power_law",
+    "reference",
+    "save",
+    "scatter",
+    "span",
+    "style",
+    "to_svg",
+    "with_error",
+]

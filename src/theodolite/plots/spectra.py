@@ -1,0 +1,268 @@
+"""Spectra: eigenvalues with their residuals, densities with their error bands, histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from theodolite.plots.dressing import (
+    check_log,
+    label_axes,
+    labelled,
+    legend,
+    legend_title,
+    note,
+    note_left_out,
+    note_not_positive,
+    set_scales,
+)
+from theodolite.plots.style import GREY, Look, looks, new_axes, style
+from theodolite.plots.tables import Array, By, finite, groups, numbers, read
+
+_BINS = 120  # no more, whatever the rule says: heavy tails would ask for millions
+
+
+def eigenvalues(
+    rows: Any,
+    *,
+    value: str = "eigenvalue",
+    index: str | None = None,
+    error: str | None = None,
+    by: By = None,
+    kind: Literal["points", "stems"] = "points",
+    log: bool = False,
+    order: Sequence[Any] | None = None,
+    label: str = "",
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Eigenvalues by rank (1, 2, ... in the order of the rows) or by the column `index`.
+
+    `error` is a column of half widths; by default the column "residual" where the rows have one. With `log` the
+    magnitudes are drawn, negative eigenvalues hollow.
+
+    >>> ax = eigenvalues([{"eigenvalue": 3.0, "residual": 0.1}, {"eigenvalue": 1.0, "residual": 0.1}])
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('rank', 'eigenvalue ± residual')
+    """
+    if kind not in ("points", "stems"):
+        raise ValueError(f'kind must be "points" or "stems". Got {kind!r}.')
+    table = read(rows, value, index, error, by)
+    if error is None and any("residual" in row for row in table):
+        error = "residual"
+    found = groups(table, by, order)
+    bad = zero = 0
+    with style():
+        ax = new_axes(ax)
+        set_scales(ax, "y" if log else "")
+        for group, look in zip(found, looks([g.key for g in found], start=labelled(ax)), strict=True):
+            values = numbers(group.rows, value)
+            at = np.arange(1.0, len(values) + 1) if index is None else numbers(group.rows, index)
+            errors = np.full(len(values), np.nan) if error is None else numbers(group.rows, error)
+            if (errors < 0).any():
+                raise ValueError(f"Column {error!r} must not be negative: it is an error.")
+            usable = finite(values) & finite(at)
+            drawn = usable & (values != 0) if log else usable
+            bad, zero = bad + int((~usable).sum()), zero + int((usable & ~drawn).sum())
+            _draw_values(ax, at[drawn], values[drawn], errors[drawn], look, group.label or label, kind, log)
+        errored = "" if error is None else f" ± {error}"
+        label_axes(ax, index or "rank", ("magnitude of " if log else "") + value + errored, xlabel, ylabel, title)
+        if index is None:
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if not log and kind == "stems":
+            ax.axhline(0, color="#444444", linewidth=0.8, zorder=1.5)
+        legend(ax, legend_title(by, found))
+        note_left_out(ax, bad, len(table))
+        note_not_positive(ax, zero, len(table))
+    return ax
+
+
+def density(
+    rows: Any,
+    *,
+    x: str = "eigenvalue",
+    y: str = "density",
+    error: str | None = None,
+    width: float = 2.0,
+    by: By = None,
+    nodes: Any = None,
+    log: bool = True,
+    floor: float = 1e-6,
+    order: Sequence[Any] | None = None,
+    label: str = "",
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """A density curve with a band of `width` standard errors (column `error`, by default "stderr" if there is one).
+
+    `nodes` are values (or a tensor) marked by ticks at the bottom: quadrature nodes, or eigenvalues. On the log
+    axis the picture ends at `floor` times the peak.
+
+    >>> ax = density([{"eigenvalue": 0.0, "density": 1.0}, {"eigenvalue": 1.0, "density": 0.5}], nodes=[0.2])
+    >>> ax.get_yscale()
+    'log'
+    """
+    table = read(rows, x, y, error, by)
+    if error is None and any("stderr" in row for row in table):
+        error = "stderr"
+    found = groups(table, by, order)
+    values = numbers(table, y)
+    peak = float(np.max(values[finite(values)], initial=0.0))
+    lowest = peak * floor if log and peak > 0 else -np.inf
+    bad = 0
+    with style():
+        ax = new_axes(ax)
+        set_scales(ax, "y" if log and peak > 0 else "")
+        for group, look in zip(found, looks([g.key for g in found], start=labelled(ax)), strict=True):
+            columns = [numbers(group.rows, name) for name in (x, y, error or y)]
+            ordering = np.argsort(columns[0], kind="stable")
+            at, curve, errors = (column[ordering] for column in columns)
+            usable = finite(at) & finite(curve)
+            bad += int((~usable).sum())
+            if error is not None:
+                _band(ax, at, curve, width * errors, usable & finite(errors), lowest, look)
+            shown = np.where(usable, np.maximum(curve, lowest / 10), np.nan)
+            ax.plot(at, shown, color=look.colour, linestyle=look.line, linewidth=1.5, label=group.label or label)
+        if np.isfinite(lowest):
+            ax.set_ylim(bottom=lowest)
+        _rug(ax, nodes)
+        label_axes(ax, x, y, xlabel, ylabel, title)
+        legend(ax, legend_title(by, found))
+        if error is not None:
+            note(ax, f"band: ± {width:g} standard errors")
+        note_left_out(ax, bad, len(table))
+    return ax
+
+
+def histogram(
+    rows: Any,
+    value: str,
+    *,
+    by: By = None,
+    bins: int | Sequence[float] | None = None,
+    density: bool = True,
+    log: str = "",
+    order: Sequence[Any] | None = None,
+    label: str = "",
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Histogram of a column, the same bins for each value of `by`; with eigenvalues, the empirical spectral density.
+
+    `bins` is a number or the edges; on a log x axis they are spaced evenly in the logarithm and the
+    density is per decade, so that the area seen is one.
+
+    >>> ax = histogram([{"v": 0.0}, {"v": 1.0}, {"v": 1.0}], "v", bins=[0, 0.5, 1.5], density=False)
+    >>> ax.patches[0].get_data().values.tolist()
+    [1, 2]
+    """
+    check_log(log)
+    table = read(rows, value, by)
+    found = groups(table, by, order)
+    columns = [numbers(group.rows, value) for group in found]
+    usable = [finite(column) for column in columns]
+    positive = [column > 0 if "x" in log else np.ones(len(column), bool) for column in columns]
+    shown = [c[u & p] for c, u, p in zip(columns, usable, positive, strict=True)]
+    edges = _edges(np.concatenate(shown), bins, "x" in log)
+    widths = np.diff(np.log10(edges)) if "x" in log else np.diff(edges)
+    outside = sum(int(((c < edges[0]) | (c > edges[-1])).sum()) for c in shown)
+    with style():
+        ax = new_axes(ax)
+        set_scales(ax, log)
+        for group, sample, look in zip(found, shown, looks([g.key for g in found], start=labelled(ax)), strict=True):
+            counts, _ = np.histogram(sample, edges)
+            heights = counts / (max(len(sample), 1) * widths) if density else counts
+            ax.stairs(heights, edges, fill=True, color=look.colour, alpha=0.22)
+            ax.stairs(heights, edges, color=look.colour, linestyle=look.line, linewidth=1.4, label=group.label or label)
+        height = "density per decade" if "x" in log else "density"
+        label_axes(ax, value, height if density else "count", xlabel, ylabel, title)
+        legend(ax, legend_title(by, found))
+        note_left_out(ax, sum(int((~u).sum()) for u in usable), len(table))
+        lost = sum(int((u & ~p).sum()) for u, p in zip(usable, positive, strict=True))
+        note_not_positive(ax, lost, len(table))
+        if outside:
+            note(ax, f"{outside} of {len(table)} values outside the bins")
+    return ax
+
+
+def _draw_values(ax: Axes, at: Array, values: Array, errors: Array, look: Look, label: str, kind: str, log: bool) -> None:
+    heights = np.abs(values) if log else values
+    if kind == "stems":
+        bottom = np.zeros(len(at)) if not log else np.full(len(at), np.min(heights, initial=np.inf) / 10)
+        ax.vlines(at, bottom, heights, color=look.colour, linewidth=1.2, alpha=0.5)
+    known = np.where(finite(errors), errors, 0.0)
+    if known.any():
+        bars = np.vstack([np.minimum(known, 0.9 * heights) if log else known, known])
+        ax.errorbar(at, heights, yerr=bars, fmt="none", ecolor=look.colour, elinewidth=1.1, capsize=2.5)
+    hollow = values < 0 if log else np.zeros(len(at), bool)
+    plain: dict[str, Any] = {"linestyle": "none", "marker": look.marker, "color": look.colour, "markersize": 5}
+    if (~hollow).any() or not hollow.any():
+        ax.plot(at[~hollow], heights[~hollow], label=label, **plain)
+    if hollow.any():
+        name = f"{label}, negative" if label else "negative"
+        ax.plot(at[hollow], heights[hollow], label=name, markerfacecolor="white", **plain)
+
+
+def _band(ax: Axes, at: Array, curve: Array, half: Array, usable: NDArray[np.bool_], lowest: float, look: Look) -> None:
+    low, high = curve - half, curve + half
+    floor = lowest / 10
+    ax.fill_between(at, np.maximum(low, floor), np.maximum(high, floor), where=usable, color=look.colour, alpha=0.22, linewidth=0)
+
+
+def _rug(ax: Axes, nodes: Any) -> None:
+    if nodes is None:
+        return
+    places = np.asarray([float(node) for node in nodes], dtype=np.float64)
+    good = finite(places)
+    ax.plot(
+        places[good],
+        np.full(int(good.sum()), 0.02),
+        "|",
+        color=GREY,
+        markersize=9,
+        markeredgewidth=1.1,
+        transform=ax.get_xaxis_transform(),
+        clip_on=False,
+        label="nodes",
+    )
+    if not good.all():
+        note(ax, f"{int((~good).sum())} of {len(places)} nodes not finite")
+
+
+def _edges(sample: Array, bins: int | Sequence[float] | None, log: bool) -> Array:
+    if bins is not None and not isinstance(bins, int):
+        edges = np.asarray(bins, dtype=np.float64)
+        if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all() or (log and edges[0] <= 0):
+            raise ValueError("bins must be a number or ascending edges, positive ones on a log axis.")
+        return edges
+    if bins is not None and bins < 1:
+        raise ValueError(f"bins must be at least 1. Got {bins}.")
+    if not len(sample):
+        return np.array([1.0, 10.0]) if log else np.array([0.0, 1.0])
+    sample = np.log10(sample) if log else sample
+    low, high = float(sample.min()), float(sample.max())
+    if not high > low:
+        low, high = low - 0.5 * max(abs(low), 1.0), high + 0.5 * max(abs(high), 1.0)
+    edges = np.linspace(low, high, (bins or _bin_count(sample)) + 1)
+    return 10.0**edges if log else edges
+
+
+def _bin_count(sample: Array) -> int:
+    """Freedman and Diaconis where the quartiles differ, else Sturges; between 5 and 120."""
+    n = len(sample)
+    quartiles = np.quantile(sample, [0.25, 0.75])
+    step = 2 * float(quartiles[1] - quartiles[0]) / n ** (1 / 3)
+    span = float(np.ptp(sample))
+    count = span / step if step > span / _BINS else (_BINS if step > 0 else np.log2(n) + 1)
+    return int(np.clip(np.ceil(count), 5, _BINS))

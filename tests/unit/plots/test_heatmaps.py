@@ -1,0 +1,78 @@
+"""Matrices and grids of rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from theodolite import plots
+from theodolite.plots.dressing import notes
+
+
+def test_both_signs_get_a_symmetric_diverging_map():
+    ax = plots.matrix(torch.tensor([[1.0, -3.0], [0.0, 2.0]], requires_grad=True))
+    assert ax.images[0].get_clim() == (-3.0, 3.0)
+    assert ax.images[0].get_cmap().name == plots.DIVERGING
+    assert plots.matrix([[1.0, 3.0]]).images[0].get_cmap().name == plots.SEQUENTIAL
+    centred = plots.matrix([[0.5, 1.2]], center=1.0)
+    assert centred.images[0].get_clim() == (0.5, 1.5)
+    assert plots.matrix([[1.0, -3.0]], center=None).images[0].get_clim() == (-3.0, 1.0)
+    assert plots.matrix([[1.0, -3.0]], limits=(-1, 1)).images[0].get_clim() == (-1, 1)
+
+
+def test_small_matrices_carry_their_numbers():
+    ax = plots.matrix([[1.0, -0.25], [math.nan, 0.125]])
+    assert [t.get_text() for t in ax.texts[:3]] == ["1", "−0.25", "0.12"]
+    assert notes(ax) == ["1 of 4 entries not finite (grey)"]
+    assert ax.images[0].get_array().mask.tolist() == [[False, False], [True, False]]
+    dark, light = plots.matrix([[0.0, 1.0]]).texts
+    assert (dark.get_color(), light.get_color()) == ("white", "black")
+    assert not plots.matrix(np.eye(20)).texts
+    assert len(plots.matrix(np.eye(12), annotate=True, number=".0f").texts) == 144
+
+
+def test_blocks():
+    ax = plots.matrix(np.eye(10), blocks=[3, 7], block_names=["fc1", "fc2"], annotate=False)
+    assert sorted(line.get_xdata()[0] for line in ax.lines) == [0, 2.5]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["fc1", "fc2"]
+    assert ax.get_yticks().tolist() == [1.0, 6.0]
+    assert len(plots.matrix(np.ones((10, 4)), blocks=[5, 5]).lines) == 1
+    with pytest.raises(ValueError, match="blocks must be"):
+        plots.matrix(np.eye(10), blocks=[3, 3])
+    with pytest.raises(ValueError, match="block_names must hold 2"):
+        plots.matrix(np.eye(10), blocks=[5, 5], block_names=["a"])
+
+
+def test_log_colours_and_awkward_values():
+    ax = plots.matrix([[1.0, 100.0], [0.0, 10.0]], log=True)
+    assert (ax.images[0].norm.vmin, ax.images[0].norm.vmax) == (1.0, 100.0)
+    assert notes(ax) == ["1 of 4 values not positive, not on the log axis"]
+    for values in (np.zeros((2, 2)), np.full((2, 2), np.nan), [[1e308, -1e308]], [[5.0]]):
+        plots.matrix(values).figure.draw_without_rendering()
+        plots.matrix(values, log=True).figure.draw_without_rendering()
+
+
+def test_names_and_shapes_are_checked():
+    ax = plots.matrix([[1.0, 2.0]], column_names=["a$", "b"], row_names=[0.5])
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["a\\$", "b"]
+    with pytest.raises(ValueError, match=r"row_names must hold 1 names. Got 2"):
+        plots.matrix([[1.0, 2.0]], row_names=["a", "b"])
+    for bad in ([1.0, 2.0], np.zeros((0, 3)), np.zeros((2, 2, 2))):
+        with pytest.raises(ValueError, match="rows and columns"):
+            plots.matrix(bad)
+
+
+def test_rows_become_a_grid():
+    rows = [{"lr": lr, "width": w, "loss": lr * w} for w in (8, 4) for lr in (0.2, 0.1)]
+    ax = plots.heatmap(rows, "lr", "width", "loss")
+    np.testing.assert_allclose(ax.images[0].get_array(), [[0.8, 1.6], [0.4, 0.8]])  # width grows upwards
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["8", "4"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("lr", "width")
+    ax = plots.heatmap([*rows, {"lr": 0.1, "width": 4, "loss": 1.4}, {"lr": 0.3, "width": 4, "loss": 1.0}], "lr", "width", "loss")
+    assert ax.images[0].get_array()[1, 0] == pytest.approx(0.9)
+    assert notes(ax) == ["1 of 6 cells empty (grey)", "mean of up to 2 repeats"]
+    with pytest.raises(ValueError, match=r"no column 'widht'. Nearest: width"):
+        plots.heatmap(rows, "lr", "widht", "loss")
