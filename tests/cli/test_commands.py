@@ -57,7 +57,7 @@ def test_a_failed_job_is_in_the_exit_code_and_the_others_finish(theodolite, tmp_
 def test_json(theodolite, tmp_path):
     code, out, _ = theodolite("reproduce", f"{SAMPLES}:Wrong", "--out", str(tmp_path), "--json")
     assert code == 1
-    assert [claim["state"] for claim in json.loads(out)[0]["claims"]][0] == "fails"
+    assert next(claim["state"] for claim in json.loads(out)[0]["claims"]) == "fails"
     code, out, _ = theodolite("list", "checks", "--json")
     assert code == 0
     assert {row["id"] for row in json.loads(out)} >= {"checks/stability-edge", "checks/kronecker-identity"}

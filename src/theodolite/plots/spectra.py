@@ -179,7 +179,7 @@ def histogram(
     outside = sum(int(((c < edges[0]) | (c > edges[-1])).sum()) for c in shown)
     with style():
         ax = new_axes(ax)
-        set_scales(ax, log)
+        set_scales(ax, log if any(map(len, shown)) else log.replace("y", ""))
         for group, sample, look in zip(found, shown, looks([g.key for g in found], start=labelled(ax)), strict=True):
             counts, _ = np.histogram(sample, edges)
             heights = counts / (max(len(sample), 1) * widths) if density else counts
@@ -253,7 +253,8 @@ def _edges(sample: Array, bins: int | Sequence[float] | None, log: bool) -> Arra
     sample = np.log10(sample) if log else sample
     low, high = float(sample.min()), float(sample.max())
     if not high > low:
-        low, high = low - 0.5 * max(abs(low), 1.0), high + 0.5 * max(abs(high), 1.0)
+        half = 0.5 if log else 0.5 * max(abs(low), 1.0)
+        low, high = low - half, high + half
     edges = np.linspace(low, high, (bins or _bin_count(sample)) + 1)
     return 10.0**edges if log else edges
 

@@ -18,7 +18,7 @@ By = str | Sequence[str] | None
 Band = Literal["stderr", "std", "quantiles", "range"]
 
 #: Beyond this size a number counts as not finite: axes cannot hold it.
-DRAWABLE = 1e300
+DRAWABLE = 1e150
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,13 @@ class ProcessRun:
 
     def _submit(self, index: int) -> Future[Finished]:
         arguments = (perform, self.task, index, self.jobs[index], self.threads)
+        future: Future[Finished]
         try:
-            return self._pool.submit(*arguments)
+            future = self._pool.submit(*arguments)
         except BrokenProcessPool:  # a worker died while idle
             self._restart()
-            return self._pool.submit(*arguments)
+            future = self._pool.submit(*arguments)
+        return future
 
     def _collect(self) -> Iterator[Finished]:
         broken = any(_lost(future) for future in self._running if future.done())

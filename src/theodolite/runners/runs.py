@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -52,13 +53,13 @@ def run_stored(
     keys = [job_key(name, job, code) for job in jobs]
     if len(set(keys)) < len(keys):
         raise ValueError(f"{name}: two jobs are the same. Give each its own parameters or seed.")
-    options = {"engine": engine, "workers": workers, "threads": threads, "progress": progress}
+    perform_all = partial(finish_all, task, engine=engine, workers=workers, threads=threads, progress=progress)
     if folder is None:
-        fresh = {keys[f.index]: _record(keys[f.index], f) for f in finish_all(task, jobs, **options)}
+        fresh = {keys[f.index]: _record(keys[f.index], f) for f in perform_all(jobs)}
         return _summary(fresh, keys, reused=0, seconds=time.perf_counter() - began)
     with RunStore.open(folder, _manifest(name, settings, code, threads, keys), resume=resume) as store:
         missing = [i for i, key in enumerate(keys) if key not in store.records or store.records[key].failed]
-        for finished in finish_all(task, [jobs[i] for i in missing], **options):
+        for finished in perform_all([jobs[i] for i in missing]):
             store.add(_record(keys[missing[finished.index]], finished))
         reused = len(keys) - len(missing)
         return _summary(store.records, keys, reused=reused, seconds=time.perf_counter() - began, torn=store.torn)

@@ -187,7 +187,7 @@ class _Run:
             return value
 
         if self.needs_closure:
-            self.optimizer.step(closure)
+            self.optimizer.step(closure)  # type: ignore[arg-type]
         else:
             closure()
             if math.isfinite(first[0]):

@@ -42,7 +42,7 @@ def test_a_job_that_raises_does_not_stop_the_others(engine):
     assert "seed 3 is odd" in finished[3].failure.error
     assert "raise RuntimeError" in finished[3].failure.traceback
     rows = list(run_all(Failing().run, JOBS[:2], engine=engine, workers=2))
-    assert [row for row in rows if row.get("outcome") == "failed"][0]["seed"] == 1
+    assert next(row for row in rows if row.get("outcome") == "failed")["seed"] == 1
 
 
 @pytest.mark.parametrize("error", [SystemExit, GeneratorExit])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ def half_sum(output: Tensor, target: Tensor) -> Tensor:
     return 0.5 * (output - target).square().sum()
 
 
-LOSSES = {"half sum": half_sum, "mean": nn.MSELoss()}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"half sum": half_sum, "mean": nn.MSELoss()}
 #: Learning rate at the edge, in units of 1/λ_1(K): 2 for ½ Σ r², n for (1/n) Σ r².
 KERNEL_EDGE = {"half sum": lambda n: 2.0, "mean": lambda n: float(n)}
 
@@ -54,7 +54,7 @@ def worst(column: str) -> Any:
 def growth_law(rows: list[Row]) -> float:
     """Largest distance between the measured growth of the loss per step above the edge and (1 − ηλ)²."""
     above = [row for row in rows if row["kind"] == "growth" and row["ratio"] > 1.0]
-    return max(abs(row["growth"] - row["predicted"]) for row in above)
+    return max(float(abs(row["growth"] - row["predicted"])) for row in above)
 
 
 class StabilityEdge(Experiment):
