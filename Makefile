@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: survey test lint bench clean
+.PHONY: survey reproduce test lint bench clean
 
 survey: $(VENV)/installed
 	$(BIN)/python examples/plot_first_spectrum.py --out survey
+
+# Every registered experiment at tiny size, into gallery/index.html; exit code 1 if a claim failed.
+reproduce: $(VENV)/installed
+	$(BIN)/theodolite reproduce --size tiny --engine joblib --out gallery --resume
 
 test: $(VENV)/installed-test lint
 	$(BIN)/python -m pytest
@@ -37,4 +41,4 @@ $(VENV)/installed-bench: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) survey benchmarks/results .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) survey gallery benchmarks/results .mypy_cache .ruff_cache .pytest_cache

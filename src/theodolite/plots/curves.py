@@ -26,7 +26,7 @@ from theodolite.plots.dressing import (
     spread,
 )
 from theodolite.plots.style import Look, looks, new_axes, style
-from theodolite.plots.tables import Array, Band, By, Group, Summary, finite, groups, numbers, read, summarise
+from theodolite.plots.tables import Array, Band, By, Group, Summary, finite, groups, numbers, positive, read, summarise
 
 _FEW = 25  # points per line up to which each one gets a marker
 _NAMES = {
@@ -125,18 +125,18 @@ def _off_the_scale(ax: Axes, lines: list[Summary], log: str) -> list[Summary]:
     for line in lines:
         hidden = np.zeros(len(line.x), dtype=bool)
         if "x" in log:
-            hidden |= line.x <= 0
+            hidden |= ~positive(line.x)
         if "y" in log:
-            hidden |= line.y <= 0
+            hidden |= ~positive(line.y)
         lost += int((hidden & finite(line.y)).sum())
         shown = np.where(hidden, np.nan, line.y)
-        out.append(replace(line, y=shown, x=np.where(line.x <= 0, np.nan, line.x) if "x" in log else line.x))
+        out.append(replace(line, y=shown, x=np.where(positive(line.x), line.x, np.nan) if "x" in log else line.x))
     note_not_positive(ax, lost, sum(len(line.x) for line in lines))
     return out
 
 
 def _on_axis(places: Array, log: str) -> Array:
-    return places[places > 0] if "x" in log else places
+    return places[positive(places)] if "x" in log else places
 
 
 def _draw(ax: Axes, line: Summary, look: Look, label: str, log: str, markers: bool | None) -> None:
@@ -144,7 +144,8 @@ def _draw(ax: Axes, line: Summary, look: Look, label: str, log: str, markers: bo
     if banded.any():
         low = line.low
         if "y" in log:  # a band that reaches below zero goes down to the lowest thing drawn
-            low = np.where(low > 0, low, np.min([line.y[banded].min(), low[banded & (low > 0)].min(initial=np.inf)]))
+            above = positive(low)
+            low = np.where(above, low, np.min([line.y[banded].min(), low[banded & above].min(initial=np.inf)]))
         ax.fill_between(line.x, low, line.high, where=banded, color=look.colour, alpha=0.2, linewidth=0)
     few = len(line.x) <= _FEW if markers is None else markers
     ax.plot(line.x, line.y, color=look.colour, linestyle=look.line, marker=look.marker if few else "", label=label)

@@ -35,7 +35,7 @@ class LogLabels(Formatter):
         low, high = sorted(abs(end) for end in self.axis.get_view_interval())  # type: ignore[union-attr]
         if x <= 0 or low <= 0:
             return ""
-        decades = math.log10(high / low)
+        decades = math.log10(high) - math.log10(low)
         exponent = math.floor(math.log10(x) + 1e-9)
         digit = round(x / 10.0**exponent, 6)
         shown = (2, 3, 4, 6, 8) if decades < 0.8 else (2, 5) if decades < 1.7 else ()

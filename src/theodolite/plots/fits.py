@@ -21,7 +21,7 @@ from theodolite.plots.dressing import (
     set_scales,
 )
 from theodolite.plots.style import GREY, looks, new_axes, style
-from theodolite.plots.tables import Array, By, finite, groups, numbers, read
+from theodolite.plots.tables import Array, By, finite, groups, numbers, positive, read
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def power_law(x: Any, y: Any) -> PowerLaw:
     x, y = np.asarray(x, dtype=np.float64).reshape(-1), np.asarray(y, dtype=np.float64).reshape(-1)
     if len(x) != len(y):
         raise ValueError(f"x and y must have the same length. Got {len(x)} and {len(y)}.")
-    keep = finite(x) & finite(y) & (np.nan_to_num(x) > 0) & (np.nan_to_num(y) > 0)
+    keep = finite(x) & finite(y) & positive(x) & positive(y)
     u, v = np.log(x[keep]), np.log(y[keep])
     n = len(u)
     if n < 2 or not np.ptp(u) > 0:
@@ -113,9 +113,9 @@ def log_log(
         for group, look in zip(found, looks([g.key for g in found], start=labelled(ax)), strict=True):
             xs, ys = numbers(group.rows, x), numbers(group.rows, y)
             usable = finite(xs) & finite(ys)
-            positive = usable & (np.nan_to_num(xs) > 0) & (np.nan_to_num(ys) > 0)
-            bad, negative = bad + int((~usable).sum()), negative + int((usable & ~positive).sum())
-            xs, ys = xs[positive], ys[positive]
+            shown = usable & positive(xs) & positive(ys)
+            bad, negative = bad + int((~usable).sum()), negative + int((usable & ~shown).sum())
+            xs, ys = xs[shown], ys[shown]
             inside = np.ones(len(xs), bool) if window is None else (xs >= window[0]) & (xs <= window[1])
             text = _draw_fit(ax, xs[inside], ys[inside], look)
             name = group.label or label

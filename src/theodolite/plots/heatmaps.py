@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from theodolite.plots.dressing import label_axes, note, note_not_positive, set_log_labels
 from theodolite.plots.style import DIVERGING, SEQUENTIAL, new_axes, style
-from theodolite.plots.tables import Array, finite, groups, is_number, label_of, numbers, read, words
+from theodolite.plots.tables import Array, finite, groups, is_number, label_of, numbers, positive, read, words
 
 _TICKS = 12
 _MISSING = "#BDBDBD"
@@ -53,7 +53,7 @@ def matrix(
     masked = np.broadcast_to(masked, array.shape)
     _check_names(array, row_names, column_names)
     good = finite(array) & ~masked
-    shown = good & (array > 0) if log else good
+    shown = good & positive(array) if log else good
     with style():
         ax = new_axes(ax, size=_size(array))
         ax.grid(False)

@@ -21,7 +21,7 @@ from theodolite.plots.dressing import (
     set_scales,
 )
 from theodolite.plots.style import GREY, looks, new_axes, style
-from theodolite.plots.tables import Array, By, finite, groups, label_of, numbers, read
+from theodolite.plots.tables import Array, By, finite, groups, label_of, numbers, positive, read
 
 
 def scatter(
@@ -51,6 +51,8 @@ def scatter(
     [[1.0, 2.0], [2.0, 4.0]]
     """
     check_log(log)
+    if identity and log not in ("", "xy"):
+        raise ValueError('The line y = x needs both axes alike: log="" or log="xy".')
     table = read(rows, x, y, by, text)
     found = groups(table, by, order)
     kept: list[Array] = []
@@ -120,7 +122,7 @@ def _not_positive(points: Array, log: str) -> Any:
     lost = np.zeros(len(points), dtype=bool)
     for column, axis in enumerate("xy"):
         if axis in log:
-            lost |= np.nan_to_num(points[:, column]) <= 0
+            lost |= ~positive(points[:, column])
     return lost
 
 

@@ -22,7 +22,7 @@ from theodolite.plots.dressing import (
     set_scales,
 )
 from theodolite.plots.style import GREY, Look, looks, new_axes, style
-from theodolite.plots.tables import Array, By, finite, groups, numbers, read
+from theodolite.plots.tables import Array, By, finite, groups, numbers, positive, read
 
 _BINS = 120  # no more, whatever the rule says: heavy tails would ask for millions
 
@@ -69,7 +69,7 @@ def eigenvalues(
             if (errors < 0).any():
                 raise ValueError(f"Column {error!r} must not be negative: it is an error.")
             usable = finite(values) & finite(at)
-            drawn = usable & (values != 0) if log else usable
+            drawn = usable & positive(np.abs(values)) if log else usable
             bad, zero = bad + int((~usable).sum()), zero + int((usable & ~drawn).sum())
             _draw_values(ax, at[drawn], values[drawn], errors[drawn], look, group.label or label, kind, log)
         errored = "" if error is None else f" ± {error}"
@@ -172,8 +172,8 @@ def histogram(
     found = groups(table, by, order)
     columns = [numbers(group.rows, value) for group in found]
     usable = [finite(column) for column in columns]
-    positive = [column > 0 if "x" in log else np.ones(len(column), bool) for column in columns]
-    shown = [c[u & p] for c, u, p in zip(columns, usable, positive, strict=True)]
+    above = [positive(column) if "x" in log else np.ones(len(column), bool) for column in columns]
+    shown = [c[u & p] for c, u, p in zip(columns, usable, above, strict=True)]
     edges = _edges(np.concatenate(shown), bins, "x" in log)
     widths = np.diff(np.log10(edges)) if "x" in log else np.diff(edges)
     outside = sum(int(((c < edges[0]) | (c > edges[-1])).sum()) for c in shown)
@@ -189,7 +189,7 @@ def histogram(
         label_axes(ax, value, height if density else "count", xlabel, ylabel, title)
         legend(ax, legend_title(by, found))
         note_left_out(ax, sum(int((~u).sum()) for u in usable), len(table))
-        lost = sum(int((u & ~p).sum()) for u, p in zip(usable, positive, strict=True))
+        lost = sum(int((u & ~p).sum()) for u, p in zip(usable, above, strict=True))
         note_not_positive(ax, lost, len(table))
         if outside:
             note(ax, f"{outside} of {len(table)} values outside the bins")

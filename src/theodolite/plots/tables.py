@@ -17,8 +17,8 @@ Array = NDArray[np.float64]
 By = str | Sequence[str] | None
 Band = Literal["stderr", "std", "quantiles", "range"]
 
-#: Beyond this size a number counts as not finite: axes cannot hold it.
-DRAWABLE = 1e150
+#: Beyond this size a number counts as not finite, and below its inverse as zero on a log axis: axes cannot hold it.
+DRAWABLE = 1e140
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,11 @@ def _number(value: Any, name: str, i: int) -> float:
 def finite(values: Array) -> NDArray[np.bool_]:
     """Which values can be drawn."""
     return np.isfinite(values) & (np.abs(np.nan_to_num(values)) < DRAWABLE)
+
+
+def positive(values: Array) -> NDArray[np.bool_]:
+    """Which values a logarithmic axis can show."""
+    return np.asarray(np.nan_to_num(values) > 1 / DRAWABLE)
 
 
 def groups(rows: list[Row], by: By, order: Sequence[Any] | None = None) -> list[Group]:

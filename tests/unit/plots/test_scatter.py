@@ -28,6 +28,8 @@ def test_identity_line_makes_both_axes_alike():
     assert ax.get_xlim() == ax.get_ylim()
     assert list(ax.lines[0].get_xdata()) == list(ax.lines[0].get_ydata())
     assert ax.get_aspect() == 1.0
+    with pytest.raises(ValueError, match="both axes alike"):
+        plots.scatter(ROWS, "a", "b", identity=True, log="x")
 
 
 @pytest.mark.parametrize("kind", ["pearson", "spearman"])
