@@ -16,7 +16,7 @@ PACKAGE = Path(th.__file__).parent
 
 # Lowest first; rooms on one line may not import each other.
 FLOORS = [
-    ["errors", "progress"],
+    ["errors", "files", "progress"],
     ["results"],
     ["problem"],
     ["operators"],

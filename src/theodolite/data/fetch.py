@@ -18,6 +18,7 @@ from theodolite.data import catalog
 from theodolite.data.base import DamagedDataError, FetchError
 from theodolite.data.entry import Entry, File
 from theodolite.data.loading import remedy, roots
+from theodolite.files import sync_folder
 from theodolite.progress import counting
 
 _BLOCK = 1 << 20
@@ -93,7 +94,7 @@ def _fetch_file(file: File, path: Path, base_url: str | None, progress: bool | N
             raise DamagedDataError(url, f"its checksum is {found}, it should be {file.digest}", "Nothing was kept.")
         part.chmod(0o644)  # mkstemp makes it private
         os.replace(part, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except (DamagedDataError, FetchError):
         raise
     except OSError as error:
@@ -155,13 +156,3 @@ def _address(url: str, base_url: str | None) -> str:
     'http://localhost:8000/data/a.gz'
     """
     return url if base_url is None else base_url.rstrip("/") + urllib.parse.urlsplit(url).path
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name durable, where the system lets a folder be opened."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -14,7 +14,8 @@ from typing import Any
 from theodolite.experiments import Coverage, ExperimentRun, State, coverage, load_run, names
 from theodolite.experiments.claims import show
 from theodolite.experiments.running import target_of
-from theodolite.report.pages import environment, write_page
+from theodolite.files import write_whole
+from theodolite.report.pages import environment
 from theodolite.runners.store import FORMAT
 
 
@@ -63,7 +64,9 @@ def write_gallery(folder: str | PathLike[str], out: str | PathLike[str] | None =
     runs, bad = collect_runs(folder)
     if not runs and not bad:
         raise ValueError(f"{folder} holds no runs. `theodolite reproduce --out {folder}` makes some.")
-    return write_page(Path(out or Path(folder) / "index.html"), gallery_html(runs, bad, base=Path(folder)))
+    page = Path(out or Path(folder) / "index.html")
+    write_whole(page, gallery_html(runs, bad, base=Path(folder)).encode())
+    return page
 
 
 def gallery_html(runs: Sequence[ExperimentRun], bad: Sequence[Unreadable] = (), *, base: Path | None = None) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -17,6 +15,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from theodolite.errors import nearest
+from theodolite.files import write_whole
 from theodolite.results.base import Result
 from theodolite.results.outcome import Outcome
 from theodolite.results.provenance import Cost, Provenance
@@ -27,16 +26,15 @@ _PLAIN = {"Cost": Cost, "Provenance": Provenance}
 def save(result: Result, path: str | PathLike[str]) -> None:
     """Write `path`.json, and `path`.safetensors if the result holds tensors.
 
-    Each file is complete or absent: it is written beside its place and moved there.
+    Each file is complete or absent.
     """
     tensors: dict[str, Tensor] = {}
     document = _encode(result, "result", tensors)
     json_path, tensor_path = _paths(path)
-    json_path.parent.mkdir(parents=True, exist_ok=True)
     if tensors:
-        _write(tensor_path, save_tensors(tensors))
+        write_whole(tensor_path, save_tensors(tensors))
     text = json.dumps({"format": "theodolite-result", "content": document}, indent=1, allow_nan=True)
-    _write(json_path, text.encode())
+    write_whole(json_path, text.encode())
 
 
 def load(path: str | PathLike[str]) -> Result:
@@ -62,17 +60,6 @@ def _paths(path: str | PathLike[str]) -> tuple[Path, Path]:
     if base.suffix in (".json", ".safetensors"):
         base = base.with_suffix("")
     return base.with_name(base.name + ".json"), base.with_name(base.name + ".safetensors")
-
-
-def _write(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:

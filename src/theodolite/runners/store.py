@@ -29,6 +29,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from theodolite.errors import TheodoliteError
+from theodolite.files import write_all, write_whole
 from theodolite.results import Row
 
 FORMAT = "theodolite-run"
@@ -125,7 +126,7 @@ class RunStore:
     def _append(self, line: bytes) -> None:
         handle = os.open(self.folder / "rows.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            _write_all(handle, line)
+            write_all(handle, line)
             os.fsync(handle)
         except BaseException:
             # Half a line must not stand before the next one.
@@ -184,24 +185,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise ValueError(f"A job or row may hold numbers, strings, lists and tensors. Got {type(value).__name__}: {value!r}.")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is complete or absent, and force it to disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            _write_all(handle, content)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
 
 
 # Lines
@@ -277,20 +260,6 @@ def _decode_rows(rows: list[dict[str, Any]], path: Path) -> list[Row]:
 
 
 # Files
-
-
-def _write_all(handle: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(handle, view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _take_lock(folder: Path) -> int:

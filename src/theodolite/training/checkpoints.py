@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-#: The newest state; each is written beside its place and moved there, so a kill leaves the one before.
+from theodolite.files import write_whole
+
+#: The newest state; a kill while it is written leaves the one before.
 NAME = "checkpoint.safetensors"
 
 
@@ -22,13 +23,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     document = json.dumps(_encode(state, tensors))
     tensors.setdefault("", torch.zeros(0))  # safetensors wants at least one
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / (NAME + ".part")
-    with part.open("wb") as file:
-        file.write(save_tensors(tensors, metadata={"state": document}))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, folder / NAME)
+    write_whole(folder / NAME, save_tensors(tensors, metadata={"state": document}))
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:

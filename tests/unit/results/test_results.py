@@ -81,12 +81,10 @@ def test_files_that_are_not_results_are_refused(tmp_path):
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
-    from theodolite.results import storage
-
     def full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storage.os, "replace", full_disk)
+    monkeypatch.setattr("os.replace", full_disk)
     with pytest.raises(OSError, match="No space"):
         RESULTS["trace"]().save(tmp_path / "trace")
     assert list(tmp_path.iterdir()) == []
