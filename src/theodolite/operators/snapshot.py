@@ -21,13 +21,13 @@ class Snapshot:
         ]
         tensors = self._tensors()
         self._stamps = [(t._version, t.data_ptr()) for t in tensors]
-        self._samples = [_sample(t) for t in tensors if t.is_floating_point() and t.numel()]
-        self._norms = _norms(self._samples)
+        self._samples = _grouped([_sample(t) for t in tensors if t.is_floating_point() and t.numel()])
+        self._values = [_bits(group) for group in self._samples]
 
     def check(self) -> None:
         """Raise if anything changed."""
         stamps = [(t._version, t.data_ptr()) for t in self._tensors()]
-        if stamps != self._stamps or not torch.equal(_norms(self._samples), self._norms):
+        if stamps != self._stamps or not all(map(torch.equal, map(_bits, self._samples), self._values)):
             raise StaleOperatorError(
                 "The model's parameters or buffers changed after this operator was built (an optimizer step, load_state_dict, "
                 "a move to another device). An operator is a snapshot: build a new one from the same Problem."
@@ -39,13 +39,26 @@ class Snapshot:
 
 
 def _sample(t: Tensor) -> Tensor:
-    """A view of at most about `SAMPLE` entries, spread over the tensor; it follows the tensor's memory."""
+    """A flat view of at most about `SAMPLE` entries, spread over the tensor; it follows the tensor's memory."""
     t = t.detach()
-    return t.view(-1)[:: max(1, t.numel() // SAMPLE)] if t.is_contiguous() else t
+    if t.is_contiguous():
+        return t.view(-1)[:: max(1, t.numel() // SAMPLE)]
+    while t.ndim > 1:
+        t = t.select(0, t.shape[0] // 2)
+    return t[:SAMPLE] if t.ndim else t[None]
 
 
-def _norms(samples: list[Tensor]) -> Tensor:
-    norms = list(torch._foreach_norm(samples)) if samples else []
-    if len({(n.dtype, n.device) for n in norms}) > 1:
-        norms = [n.double().cpu() for n in norms]
-    return torch.stack(norms) if norms else torch.empty(0)
+def _grouped(samples: list[Tensor]) -> list[list[Tensor]]:
+    """By dtype and device, so that each group can be joined."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for t in samples:
+        groups.setdefault((t.dtype, t.device), []).append(t)
+    return list(groups.values())
+
+
+def _bits(group: list[Tensor]) -> Tensor:
+    """The samples side by side as whole numbers: NaN must equal itself."""
+    return torch.cat(group).view(_WHOLE[group[0].element_size()])
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
