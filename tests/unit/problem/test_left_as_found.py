@@ -245,7 +245,7 @@ def test_a_loss_without_second_derivative_is_named():
         th.hessian(problem) @ torch.ones(problem.size, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("change", ["optimizer", "data", "load", "buffer", "replace"])
+@pytest.mark.parametrize("change", ["optimizer", "data", "sign", "load", "buffer", "replace"])
 def test_a_stale_operator_raises(change):
     model = network()
     problem = th.Problem(model, LOSS, (X, Y))
@@ -256,6 +256,8 @@ def test_a_stale_operator_raises(change):
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     elif change == "data":
         model[0].weight.data.add_(0.01)
+    elif change == "sign":
+        model[0].weight.data.neg_()
     elif change == "load":
         model.load_state_dict({k: t + 1 for k, t in model.state_dict().items()})
     elif change == "buffer":
