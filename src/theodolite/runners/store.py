@@ -124,17 +124,22 @@ class RunStore:
         self.records[record.key] = record
 
     def _append(self, line: bytes) -> None:
+        """Write a line and force it to disk. Half a line must never stand before the next one."""
         handle = os.open(self.folder / "rows.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        start = self._end
         try:
             write_all(handle, line)
+            self._end += len(line)
             os.fsync(handle)
-        except BaseException:
-            # Half a line must not stand before the next one.
+        except OSError:
+            self._end = start
+            os.ftruncate(handle, start)
+            raise
+        except BaseException:  # Ctrl-C: a line that is whole stays
             os.ftruncate(handle, self._end)
             raise
         finally:
             os.close(handle)
-        self._end += len(line)
 
     def _cut_torn_line(self) -> bool:
         path = self.folder / "rows.jsonl"

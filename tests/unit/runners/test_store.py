@@ -95,6 +95,26 @@ def test_a_full_disk_at_the_tensors_leaves_no_half_file(tmp_path, monkeypatch):
     assert sorted(p.name for p in (tmp_path / "tensors").iterdir()) == ["key0.safetensors"]
 
 
+@pytest.mark.parametrize(("moment", "kept"), [("write", 2), ("fsync", 3)])
+def test_ctrl_c_while_writing_leaves_whole_lines_only(tmp_path, monkeypatch, moment, kept):
+    filled(tmp_path, 2)
+    real = os.write
+
+    def interrupted(handle, *content):
+        if content:
+            real(handle, bytes(content[0])[:10])
+        raise KeyboardInterrupt
+
+    with RunStore.open(tmp_path, MANIFEST, resume=True) as store:
+        monkeypatch.setattr(os, moment, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.add(Record("key2", {}, [{"a": 1}], 0.0))
+    monkeypatch.undo()
+    assert len(read_records(tmp_path)) == kept
+    with RunStore.open(tmp_path, MANIFEST, resume=True) as store:
+        assert not store.torn
+
+
 def test_a_really_full_disk(tmp_path):
     """A file-size limit of the system stands in for the disk: writes beyond it fail for real."""
     code = f"""
