@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import glob
 import os
-import tempfile
 from pathlib import Path
 
 
@@ -13,20 +13,38 @@ def write_whole(path: Path, content: bytes) -> None:
     Whoever reads meets the old file or the new one, never half of it, also after a crash or on a full disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
-    part = Path(name)
+    _clear_orphans(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             write_all(handle, content)
             os.fsync(handle)
         finally:
             os.close(handle)
-        part.chmod(0o644)  # mkstemp makes it private
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _clear_orphans(path: Path) -> None:
+    """Remove what processes that were killed while writing left behind."""
+    for old in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+        pid = old.name.removesuffix(".part").rpartition(".")[2]
+        if pid.isdigit() and int(pid) != os.getpid() and not _is_alive(int(pid)):
+            old.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def write_all(handle: int, content: bytes) -> None:

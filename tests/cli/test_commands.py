@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -35,6 +36,7 @@ def test_reproduce_writes_the_page_and_succeeds(theodolite, tmp_path):
     assert "--resume" in err
     assert err.count("\n") == 1
     assert theodolite("reproduce", "checks/kronecker-identity", "--out", str(tmp_path), "--resume")[0] == 0
+    assert theodolite("reproduce", "checks/kronecker-identity", "--out", str(tmp_path), "--fresh")[0] == 0
     assert theodolite("report", str(tmp_path))[0] == 0
 
 
@@ -93,6 +95,24 @@ def test_a_missing_data_file_is_named_with_the_command_that_fetches_it(theodolit
     code, _, err = theodolite("data", "where", "mnist")
     assert code == 2
     assert "theodolite data fetch mnist" in err
+
+
+def test_a_module_that_does_not_import_is_one_line(theodolite, tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("def :\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = theodolite("reproduce", "broken_module:Thing", "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "SyntaxError" in err
+    assert "Traceback" not in err
+
+
+def test_files_in_the_working_folder_hide_nothing(tmp_path):
+    """A user's `statistics.py` beside the run must not be taken for Python's own."""
+    for name in ("statistics", "random", "queue", "code", "token"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong module')\n")
+    program = "import sys; sys.path = [p for p in sys.path if p]; from theodolite.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "list"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_list_data_and_info(theodolite):

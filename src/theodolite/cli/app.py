@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,13 +41,13 @@ def list_(
     from theodolite import experiments
 
     found = [experiments.get(name) for name in experiments.names(pattern)]
+    if not found:
+        everything = ", ".join(experiments.names())
+        raise ValueError(f"No experiment fits {pattern!r}. There are: {everything}.")
     if as_json:
         rows = [{"id": e.id, "title": e.title, "reproduces": list(e.reproduces), "source": e.source} for e in found]
         typer.echo(json.dumps(rows, indent=1))
         return
-    if not found:
-        everything = ", ".join(experiments.names())
-        raise ValueError(f"No experiment fits {pattern!r}. There are: {everything}.")
     width = max(len(e.id) for e in found)
     for e in found:
         rows_of = f" [{', '.join(e.reproduces)}]" if e.reproduces else ""
@@ -63,6 +64,7 @@ def reproduce(
     threads: Annotated[int, typer.Option(help="Threads per job.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("gallery"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in the folder.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do runs that are there anew.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON.")] = False,
 ) -> None:
     """Run experiments, judge their claims and write the gallery page."""
@@ -71,8 +73,10 @@ def reproduce(
 
     runs = []
     try:
-        for name in _choose(ids):
-            run = experiments.run(name, size.value, engine=engine, workers=workers, threads=threads, out=out, resume=resume)
+        chosen = _choose(ids, out, size.value, may_exist=resume or fresh)
+        start = partial(experiments.run, engine=engine, workers=workers, threads=threads, out=out, resume=resume, fresh=fresh)
+        for name in chosen:
+            run = start(name, size.value)
             runs.append(run)
             if not as_json:
                 typer.echo(str(run))
@@ -83,7 +87,7 @@ def reproduce(
         raise typer.Exit(130) from None
     page = write_gallery(out)
     if as_json:
-        typer.echo(json.dumps([_as_json(run) for run in runs], indent=1))
+        typer.echo(json.dumps([_as_json(run) for run in runs], indent=1, default=str))
     else:
         typer.echo(f"The page is {page}")
     raise typer.Exit(0 if all(run.good for run in runs) else 1)
@@ -97,8 +101,8 @@ def report(
     """Write the gallery page of finished runs."""
     from theodolite.report import collect_runs, write_gallery
 
-    typer.echo(f"The page is {write_gallery(folder, out)}")
     runs, bad = collect_runs(folder)
+    typer.echo(f"The page is {write_gallery(folder, out, (runs, bad))}")
     for run in runs:
         typer.echo(run.sentence())
     raise typer.Exit(0 if all(run.good for run in runs) and not bad else 1)
@@ -117,20 +121,22 @@ def info() -> None:
         typer.echo(f"{name}: {value}")
 
 
-def _choose(ids: list[str] | None) -> list[str]:
-    """Ids from ids and globs, all known before anything runs."""
+def _choose(ids: list[str] | None, out: Path, size: str, *, may_exist: bool) -> list[str]:
+    """Ids from ids and globs, all known and free to run before anything runs."""
     from theodolite import experiments
+    from theodolite.experiments.running import run_folder
+    from theodolite.runners.store import refuse_existing
 
     chosen: list[str] = []
     for wanted in ids or ["*"]:
-        if any(c in wanted for c in "*?["):
-            fitting = experiments.names(wanted)
-            if not fitting:
-                raise ValueError(f"No experiment fits {wanted!r}. `theodolite list` shows all.")
-            chosen += fitting
-        else:
-            experiments.get(wanted)
-            chosen.append(wanted)
+        fitting = experiments.names(wanted) if any(c in wanted for c in "*?[") else [wanted]
+        if not fitting:
+            raise ValueError(f"No experiment fits {wanted!r}. `theodolite list` shows all.")
+        chosen += fitting
+    for name in chosen:
+        folder = run_folder(out, experiments.get(name).id, size)
+        if not may_exist:
+            refuse_existing(folder)
     return list(dict.fromkeys(chosen))
 
 
@@ -148,9 +154,10 @@ def _as_json(run: Any) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: bad input becomes one line on stderr and exit code 2."""
-    sys.path.insert(0, str(Path.cwd()))  # for module:Class
+    sys.path.append(str(Path.cwd()))  # for module:Class; last, so that no file there hides a module of Python's
     try:
         app(args=arguments)
     except (TheodoliteError, ValueError, OSError) as error:
-        typer.echo(f"error: {getattr(error, 'strerror', None) or error}", err=True)
+        own = isinstance(error, TheodoliteError) and getattr(error, "strerror", None)
+        typer.echo(f"error: {own or error}", err=True)
         raise SystemExit(2) from None

@@ -43,4 +43,4 @@ def where(name: Name, folder: Folder = None) -> None:
     """Say where a data set lies."""
     from theodolite import data
 
-    typer.echo(str(data.where(name, folder=folder)))
+    typer.echo(data.where(name, folder=folder).origin)

@@ -112,26 +112,27 @@ def listing() -> list[Listed]:
 
 
 def roots(folder: str | Path | None = None) -> list[Path]:
-    """Where data sets are looked for, in this order."""
-    named = [Path(folder)] if folder is not None else []
+    """Where data sets are looked for, in this order; a folder that was named is the only one."""
+    if folder is not None:
+        return [Path(folder).expanduser()]
     variable = os.environ.get(VARIABLE)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "theodolite" / "data"
-    return [path.expanduser() for path in (*named, *([Path(variable)] if variable else []), cache)]
+    return [path.expanduser() for path in (*([Path(variable)] if variable else []), cache)]
 
 
 def find(entry: Entry, folder: str | Path | None = None) -> Location:
-    """The first form that is whole, in the first place that has one."""
+    """The best form that is whole anywhere: a part of the data in one place must not hide the whole in another."""
     partial = []
-    for root in roots(folder):
-        for form in entry.forms:
-            for place in _places(entry, form, root, named=folder is not None and root == Path(folder).expanduser()):
+    for form in entry.forms:
+        for root in roots(folder):
+            for place in _places(entry, form, root, named=folder is not None):
                 found = [next((p for name in names for p in sorted(place.glob(name))), None) for names in form.needs]
                 paths = tuple(path for path in found if path is not None)
                 if len(paths) == len(form.needs):
                     return Location(entry.name, paths, form)
                 if paths:
                     partial.append(f"{place} lacks {form.needs[found.index(None)][0]}")
-    raise MissingDataError(_missing(entry, roots(folder), partial))
+    raise MissingDataError(_missing(entry, folder, partial))
 
 
 def remedy(entry: Entry) -> str:
@@ -145,8 +146,9 @@ def remedy(entry: Entry) -> str:
     return f"It has no public address: put {files} into a folder and name that with ${VARIABLE} or folder=."
 
 
-def _missing(entry: Entry, looked: list[Path], partial: list[str]) -> str:
-    places = ", ".join(map(str, looked)) + ("" if os.environ.get(VARIABLE) else f" (${VARIABLE} is not set)")
+def _missing(entry: Entry, folder: str | Path | None, partial: list[str]) -> str:
+    unset = folder is None and not os.environ.get(VARIABLE)
+    places = ", ".join(map(str, roots(folder))) + (f" (${VARIABLE} is not set)" if unset else "")
     incomplete = f" Incomplete: {'; '.join(partial)}." if partial else ""
     return f"{entry.name} is not there. Looked in {places}.{incomplete} {remedy(entry)}"
 

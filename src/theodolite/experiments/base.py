@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -74,6 +75,8 @@ def check_declaration(experiment: type[Experiment]) -> None:
     for part in ("id", "source", "sizes", "claims"):
         if not getattr(experiment, part, None):
             raise ValueError(f"{name} must state {part!r}.")
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", experiment.id):
+        raise ValueError(f"{name}: an id is made of letters, digits, '-', '.', '_' and single '/'. Got {experiment.id!r}.")
     if set(experiment.sizes) != set(SIZES):
         raise ValueError(f"{name} must state the sizes {', '.join(SIZES)}. Got {', '.join(experiment.sizes)}.")
     if not (experiment.__doc__ or "").strip():

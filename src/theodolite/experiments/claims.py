@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from theodolite.errors import nearest
 from theodolite.results import Row
+from theodolite.runners.store import plain
 
 #: From seconds to the source's own setting.
 SIZES = ("tiny", "laptop", "paper")
@@ -98,51 +99,67 @@ class Claim:
     text : the statement.
     measure : rows -> the measured value, or `Measured` with its error.
     rule : how it is compared with `expected`: "within" (a distance of `tolerance`), "relative" (that times the expected
-        value), "at least", "at most", "between" (expected is a pair) or "equal".
+        value), "at least", "at most", "between" (expected is a pair) or "equal". Default: "within" for numbers, else
+        "equal".
     expected : what the rule compares with; None means the reported value. A claim with neither is only measured.
     reported : the value of the source, if it gives one.
     since : the smallest size at which the source's statement is expected to be seen; a miss below it reads "not
-        reproduced at this size" and does not count as failed.
+        reproduced at this size" and does not count as failed. What cannot be measured at all fails at any size.
     """
 
     text: str
     measure: Callable[[list[Row]], Any]
-    rule: str = "within"
+    rule: str | None = None
     expected: Any = None
     tolerance: float = 0.0
     reported: Reported | None = None
     since: str = "tiny"
 
     def __post_init__(self) -> None:
+        if self.reported is not None and not isinstance(self.reported, Reported):
+            object.__setattr__(self, "reported", Reported(self.reported, "the source"))
+        wanted = self.wanted
+        if self.rule is None:
+            number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
+            object.__setattr__(self, "rule", "within" if number or wanted is None else "equal")
         if self.rule not in RULES:
             raise ValueError(
                 f"rule must be one of {', '.join(map(repr, RULES))}; the nearest is "
-                f"{nearest(self.rule, RULES, 1)[0]!r}. Got {self.rule!r}."
+                f"{nearest(str(self.rule), RULES, 1)[0]!r}. Got {self.rule!r}."
             )
+        if self.rule == "between" and not (isinstance(wanted, list | tuple) and len(wanted) == 2):
+            raise ValueError(f"The rule 'between' needs a pair of numbers. Got {wanted!r}.")
         if self.since not in SIZES:
             raise ValueError(f"since must be one of {', '.join(SIZES)}. Got {self.since!r}.")
 
+    @property
+    def wanted(self) -> Any:
+        """What the rule compares with."""
+        return self.expected if self.expected is not None else self.reported.value if self.reported else None
+
     def judge(self, rows: list[Row], size: str) -> Verdict:
-        """Measure and compare; a claim that cannot be measured fails."""
-        wanted = self.expected if self.expected is not None else self.reported.value if self.reported else None
-        rule = "" if wanted is None else describe(self.rule, wanted, self.tolerance)
+        """Measure and compare; a claim that cannot be measured, or has no rows to be measured on, fails."""
+        wanted = self.wanted
+        rule = "" if wanted is None else describe(str(self.rule), wanted, self.tolerance)
+        value: Any = None
+        error_bar: float | None = None
+        note = ""
         try:
+            if not rows:
+                raise ValueError("there are no rows")
             measured = self.measure(rows)
+            if isinstance(measured, Measured):
+                value, error_bar = plain(measured.value), None if measured.error is None else float(measured.error)
+            else:
+                value = plain(measured)
+            state = State.MEASURED if wanted is None else self._compare(value, wanted, size)
         except Exception as error:
-            note = f"could not be measured: {type(error).__name__}: {error}"
-            return Verdict(self.text, self._missed(size), None, None, wanted, self.reported, rule, note)
-        value, error_bar = (measured.value, measured.error) if isinstance(measured, Measured) else (measured, None)
-        state = State.MEASURED if wanted is None else self._compare(value, wanted, size)
-        return Verdict(self.text, state, value, error_bar, wanted, self.reported, rule)
+            state, note = State.FAILS, f"could not be measured: {type(error).__name__}: {error}"
+        return Verdict(self.text, state, value, error_bar, wanted, self.reported, rule, note)
 
     def _compare(self, value: Any, wanted: Any, size: str) -> State:
-        try:
-            good = not _is_nan(value) and bool(RULES[self.rule](value, wanted, self.tolerance))
-        except TypeError:
-            good = False
-        return State.HOLDS if good else self._missed(size)
-
-    def _missed(self, size: str) -> State:
+        if not _is_nan(value) and bool(RULES[str(self.rule)](value, plain(wanted), self.tolerance)):
+            return State.HOLDS
         return State.NOT_REPRODUCED if SIZES.index(size) < SIZES.index(self.since) else State.FAILS
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib
 from importlib.metadata import entry_points
 
@@ -56,9 +57,10 @@ def _class_of(name: str) -> type[Experiment]:
         raise UnknownExperimentError(f"There is no experiment {name!r}. The nearest are: {near}. `theodolite list` shows all.")
     module, _, attribute = target.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UnknownExperimentError(f"{target!r} could not be imported: {error}. It must read module:Class.") from error
+        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except Exception as error:  # whatever the user's module does when it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise UnknownExperimentError(f"{target!r} could not be imported: {reason}. It must read module:Class.") from error
     if not (isinstance(found, type) and issubclass(found, Experiment)):
         raise UnknownExperimentError(f"{target!r} is no Experiment but {found!r}.")
     check_declaration(found)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
-from theodolite.experiments.base import Experiment
+from theodolite.experiments.base import Experiment, check_declaration
 from theodolite.experiments.claims import SIZES, State, Verdict
 from theodolite.experiments.registry import get
 from theodolite.results import Row
@@ -30,6 +30,7 @@ class ExperimentRun(Sequence[Verdict]):
     reused: int
     seconds: float
     folder: Path | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -76,7 +77,7 @@ class ExperimentRun(Sequence[Verdict]):
 
 
 def run(
-    id: str | Experiment,
+    id: str | Experiment | type[Experiment],
     size: str = "tiny",
     *,
     engine: str = "serial",
@@ -84,17 +85,20 @@ def run(
     threads: int = 1,
     out: str | PathLike[str] | None = None,
     resume: bool = False,
+    fresh: bool = False,
     progress: bool | None = None,
 ) -> ExperimentRun:
     """Run an experiment and judge its claims.
 
-    With `out` the run is kept in `out/ID/SIZE` job by job and survives being killed: `resume=True` goes on with it.
+    With `out` the run is kept in `out/ID/SIZE` job by job and survives being killed: `resume=True` goes on with it,
+    `fresh=True` does it anew.
 
     >>> verdicts = run("checks/kronecker-identity", size="tiny")
     >>> all(v.holds for v in verdicts)
     True
     """
-    experiment = id if isinstance(id, Experiment) else get(id)
+    experiment = id() if isinstance(id, type) else id if isinstance(id, Experiment) else get(id)
+    check_declaration(type(experiment))
     folder = None if out is None else run_folder(Path(out), experiment.id, size)
     summary = run_stored(
         experiment.run,
@@ -104,6 +108,7 @@ def run(
         settings={**experiment.settings(size), "target": target_of(experiment)},
         owners=(type(experiment),),
         resume=resume,
+        fresh=fresh,
         engine=engine,
         workers=workers,
         threads=threads,
@@ -121,6 +126,7 @@ def run(
         reused=summary.reused,
         seconds=summary.seconds,
         folder=folder,
+        settings=experiment.settings(size),
     )
 
 
@@ -148,6 +154,7 @@ def load_run(folder: str | PathLike[str]) -> ExperimentRun:
         reused=len(mine),
         seconds=seconds,
         folder=folder,
+        settings=settings,
     )
 
 

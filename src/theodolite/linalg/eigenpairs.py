@@ -133,8 +133,9 @@ def top_eigenpairs(
     start : columns (n, j), or an earlier `Eigenpairs`, near the wanted eigenvectors; the latter needs fewer
         products, because it also knows the neighbouring eigenvectors. For a mapping, a mapping.
     max_matvecs : the budget in products; None means `500 + 100 k`.
-    verify : `"auto"` certifies a cold start against missed copies of eigenvalues with error chance 1e-3 and
-        checks a warm start with a short chain only; `"full"` certifies both.
+    verify : `"auto"` certifies the result against missed copies of eigenvalues with error chance 1e-3, but trusts a warm
+        start (k columns or more that are nearly eigenvectors) after a short look around: a value that has risen from
+        nowhere since may then be missed, and the printed sentence says so. `"full"` certifies always.
     seed : of the random start and the verification.
     progress : show a bar; None shows it on a terminal only.
 

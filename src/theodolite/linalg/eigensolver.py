@@ -24,6 +24,9 @@ from theodolite.results import Outcome
 #: A warm start that settled early spends its search up to this many products in all.
 WARM_PRODUCTS = 7
 
+#: Residuals of a start, relative to the largest value, up to which it is taken for what it claims to be.
+NEAR = 0.05
+
 #: So many vectors beyond a warm start, random or residuals of the changed operator, count as a look around.
 LOOK = 4
 
@@ -90,6 +93,7 @@ class EigenSolver:
         self.restarted = False
         self.miss = 1.0
         self.certified = float("inf")  # nothing beyond this value was missed
+        self.trusted = False
         self._stalled = 0
         self._best = float("inf")
 
@@ -133,6 +137,7 @@ class EigenSolver:
             moved = float((image - block @ (block.T @ image)).norm())
             allowed = MOVED_FEW if block.shape[1] <= FEW else MOVED_MANY
             if moved > allowed * self.tol * float(image.norm()):
+                self.trusted = self._may_trust(moved <= NEAR * float(image.norm()))
                 return
             block = rest
         images = yield block
@@ -140,6 +145,12 @@ class EigenSolver:
         for vector, image in zip(block.T, images.T, strict=True):
             self.tail = self.basis.append(vector, image)
         self.chained = self.basis.size == 1 and self.neighbours is None
+        norms = self.basis.residuals(self._ritz(), self.basis.size).norm(dim=0)
+        self.trusted = self._may_trust(float(norms.max()) <= NEAR * self.scale)
+
+    def _may_trust(self, near: bool) -> bool:
+        """A start that has all the wanted vectors, nearly eigenvectors, is a warm one; any other is only a hint."""
+        return near and not self.verify_fully and self.start is not None and self.start.shape[1] >= self.k
 
     def _expand(self, direction: Tensor) -> Products:
         image = yield direction[:, None]
@@ -251,7 +262,7 @@ class EigenSolver:
 
     def _trusts(self, chain: Chain, edge: float) -> bool:
         """Whether a warm start needs no further search: a short chain stayed below the wanted values."""
-        if self.start is None or self.verify_fully or self.matvecs < WARM_PRODUCTS:
+        if not self.trusted or self.matvecs < WARM_PRODUCTS:
             return False
         if chain.length >= LOOK or self._has_looked():
             return True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from theodolite.experiments import Coverage, ExperimentRun, State, coverage, load_run, names
-from theodolite.experiments.claims import show
+from theodolite.experiments.claims import SIZES, show
 from theodolite.experiments.running import target_of
 from theodolite.files import write_whole
 from theodolite.report.pages import environment
@@ -52,16 +52,20 @@ def collect_runs(folder: str | PathLike[str]) -> tuple[list[ExperimentRun], list
             continue
         try:
             runs.append(load_run(path.parent))
-        except (ValueError, KeyError, TypeError) as error:
-            bad.append(Unreadable(str(path.parent), str(error)))
-    return sorted(runs, key=lambda run: (run.id, run.size)), bad
+        except Exception as error:  # one bad run must not hide the others
+            bad.append(Unreadable(str(path.parent), f"{type(error).__name__}: {error}"))
+    return sorted(runs, key=lambda run: (run.id, SIZES.index(run.size))), bad
 
 
-def write_gallery(folder: str | PathLike[str], out: str | PathLike[str] | None = None) -> Path:
-    """Write `index.html` for all runs below `folder`; returns its path."""
+def write_gallery(
+    folder: str | PathLike[str],
+    out: str | PathLike[str] | None = None,
+    found: tuple[Sequence[ExperimentRun], Sequence[Unreadable]] | None = None,
+) -> Path:
+    """Write `index.html` for all runs below `folder` (or for those already `found` there); returns its path."""
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. `theodolite reproduce --out {folder}` makes one.")
-    runs, bad = collect_runs(folder)
+    runs, bad = found or collect_runs(folder)
     if not runs and not bad:
         raise ValueError(f"{folder} holds no runs. `theodolite reproduce --out {folder}` makes some.")
     page = Path(out or Path(folder) / "index.html")
@@ -71,7 +75,7 @@ def write_gallery(folder: str | PathLike[str], out: str | PathLike[str] | None =
 
 def gallery_html(runs: Sequence[ExperimentRun], bad: Sequence[Unreadable] = (), *, base: Path | None = None) -> str:
     """The page as one self-contained text."""
-    cards = [card(run, base) for run in runs]
+    cards = [card(run, base, number) for number, run in enumerate(runs)]
     verdicts = [v for run in runs for v in run.verdicts]
     counts = {state.value: sum(v.state is state for v in verdicts) for state in State}
     return (
@@ -91,23 +95,23 @@ def gallery_html(runs: Sequence[ExperimentRun], bad: Sequence[Unreadable] = (), 
     )
 
 
-def card(run: ExperimentRun, base: Path | None = None) -> Card:
+def card(run: ExperimentRun, base: Path | None = None, number: int = 0) -> Card:
     """Draw and describe one run; a figure that cannot be drawn leaves its error instead."""
     from theodolite.plots import to_svg
 
     svg = error = ""
     try:
-        svg = to_svg(run.experiment.figure(run.rows), prefix=f"{run.id}-{run.size}")
+        svg = to_svg(run.experiment.figure(run.rows), prefix=f"figure-{number}")
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"
-    parameters = run.experiment.settings(run.size)["parameters"]
+    parameters = run.settings["parameters"]  # those of the run: the code may say something else by now
     return Card(run, svg, error, _rerun(run, base), {k: show(v) for k, v in parameters.items()}, _made(run.folder))
 
 
 def _rerun(run: ExperimentRun, base: Path | None) -> str:
     out = f" --out {shlex.quote(str(base))}" if base is not None else ""
     name = run.id if run.id in names() else target_of(run.experiment)
-    return f"theodolite reproduce {shlex.quote(name)} --size {run.size}{out}"
+    return f"theodolite reproduce {shlex.quote(name)} --size {run.size}{out} --fresh"
 
 
 def _made(folder: Path | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ class Outcome(Enum):
     """How a computation ended; the value is the sentence a user reads."""
 
     CONVERGED = "converged"
+    FINISHED = "finished"
     MAX_MATVECS = (
         "stopped at the product budget before every residual fell below tol; raise max_matvecs, raise tol or ask for fewer pairs"
     )
@@ -26,4 +27,4 @@ class Outcome(Enum):
     @property
     def good(self) -> bool:
         """Whether the number may be used as it stands."""
-        return self in (Outcome.CONVERGED, Outcome.ESTIMATED)
+        return self in (Outcome.CONVERGED, Outcome.FINISHED, Outcome.ESTIMATED)

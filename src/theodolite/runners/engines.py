@@ -6,9 +6,12 @@ jobs with the same number of threads, because the order of a sum changes its las
 
 from __future__ import annotations
 
+import copy
 import os
+import random
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,12 +61,14 @@ def run_all(
     >>> list(run_all(lambda job: {"square": job["x"] ** 2}, [{"x": 2}, {"x": 3}]))
     [{'square': 4}, {'square': 9}]
     """
-    for finished in finish_all(task, jobs, engine=engine, workers=workers, threads=threads, progress=progress):
-        if finished.failure is None:
-            yield from finished.rows
-        else:
-            failure = finished.failure
-            yield {**finished.job, "outcome": "failed", "error": failure.error, "traceback": failure.traceback}
+    finished = finish_all(task, jobs, engine=engine, workers=workers, threads=threads, progress=progress)
+    return (row for one in finished for row in _rows_of(one))
+
+
+def _rows_of(finished: Finished) -> list[Row]:
+    if finished.failure is None:
+        return finished.rows
+    return [{**finished.job, "outcome": "failed", "error": finished.failure.error, "traceback": finished.failure.traceback}]
 
 
 def finish_all(
@@ -77,7 +82,7 @@ def finish_all(
 ) -> Iterator[Finished]:
     """As `run_all`, one `Finished` per job, with what failed and how long it took."""
     check_engine(engine, workers, threads)
-    return _counted(ENGINES[engine], task, list(jobs), workers or _cores(), threads, progress)
+    return _counted(ENGINES[engine], task, list(jobs), workers or max(1, _cores() // threads), threads, progress)
 
 
 def check_engine(engine: str, workers: int | None, threads: int) -> None:
@@ -85,10 +90,9 @@ def check_engine(engine: str, workers: int | None, threads: int) -> None:
     if engine not in ENGINES:
         known = ", ".join(map(repr, ENGINES))
         raise ValueError(f"engine must be one of {known}; the nearest is {nearest(engine, ENGINES, 1)[0]!r}. Got {engine!r}.")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1. Got {workers!r}.")
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1. Got {threads!r}.")
+    for name, value in (("workers", workers), ("threads", threads)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
 
 
 def _counted(
@@ -101,18 +105,50 @@ def _counted(
 
 
 def perform(task: Task, index: int, job: Job, threads: int) -> Finished:
-    """One job, here and now; whatever it raises becomes its failure."""
+    """One job, here and now; whatever it raises becomes its failure, whatever it changes is given back."""
     began = time.perf_counter()
     try:
-        with limited_threads(threads):
-            returned = task(job)
+        with limited_threads(threads), isolated(job):
+            returned = task(copy.deepcopy(job))
             rows = [dict(returned)] if isinstance(returned, Mapping) else [dict(row) for row in returned]
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit: a job must not end the run
-        failure = Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
-        return Finished(index, job, [], time.perf_counter() - began, failure)
+        return Finished(index, job, [], time.perf_counter() - began, failure_of(error))
     return Finished(index, job, rows, time.perf_counter() - began)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An exception as text, also one that cannot say what it is."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = type(error).__name__
+    return Failure(text, "".join(traceback.format_exception(error)))
+
+
+@contextmanager
+def isolated(job: Job) -> Iterator[None]:
+    """Random states that follow from the job alone, and global settings of torch given back afterwards.
+
+    Jobs bring their own seeds; one that forgets, or that sets a default, must still give the same rows in any process.
+    """
+    import numpy
+    import torch
+
+    seed = zlib.crc32(repr(sorted(job.items(), key=repr)).encode())
+    before = random.getstate(), numpy.random.get_state(), torch.get_default_dtype(), torch.is_grad_enabled()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        numpy.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            numpy.random.set_state(before[1])  # noqa: NPY002
+            torch.set_default_dtype(before[2])
+            torch.set_grad_enabled(before[3])
 
 
 @contextmanager

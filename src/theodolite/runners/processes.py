@@ -8,14 +8,13 @@ reported, the innocent finish, and the run goes on.
 from __future__ import annotations
 
 import signal
-import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from joblib.externals.loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
-from theodolite.runners.engines import Failure, Finished, Job, Task, perform
+from theodolite.runners.engines import Failure, Finished, Job, Task, failure_of, perform
 
 #: Seconds given to the other futures of a broken pool to learn of it.
 GRACE = 10.0
@@ -82,8 +81,7 @@ class ProcessRun:
         error = future.exception()
         if error is None:
             return future.result()
-        text = "".join(traceback.format_exception(error))
-        return Finished(index, self.jobs[index], [], 0.0, Failure(f"{type(error).__name__}: {error}", text))
+        return Finished(index, self.jobs[index], [], 0.0, failure_of(error))
 
     def _restart(self) -> None:
         self._pool.shutdown(wait=True, kill_workers=True)

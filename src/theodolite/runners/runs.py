@@ -9,6 +9,8 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
+import torch
+
 from theodolite.results import Provenance, Row
 from theodolite.runners.code_version import code_version, git_state
 from theodolite.runners.engines import Finished, Job, Task, check_engine, finish_all
@@ -36,6 +38,7 @@ def run_stored(
     settings: Mapping[str, Any] | None = None,
     owners: tuple[object, ...] = (),
     resume: bool = False,
+    fresh: bool = False,
     engine: str = "serial",
     workers: int | None = None,
     threads: int = 1,
@@ -44,20 +47,23 @@ def run_stored(
     """Perform the jobs that `folder` does not hold yet and keep each as it finishes; without a folder, in memory only.
 
     `owners` are the classes or functions whose source decides whether an earlier result is still one. Failed jobs are
-    tried again on `resume`. Raises `RunBusyError` while another process holds the folder.
+    tried again on `resume`; `fresh` forgets what the folder holds. A row that cannot be kept fails its job. Raises
+    `RunBusyError` while another process holds the folder.
     """
     began = time.perf_counter()
     check_engine(engine, workers, threads)
     jobs = [plain(dict(job)) for job in jobs]
-    code = code_version(*owners) if owners else code_version(task)
+    if not jobs:
+        raise ValueError(f"{name}: there are no jobs to do.")
+    code = code_version(*(owners or (task,)), f"torch {torch.__version__}, {threads} threads")
     keys = [job_key(name, job, code) for job in jobs]
     if len(set(keys)) < len(keys):
         raise ValueError(f"{name}: two jobs are the same. Give each its own parameters or seed.")
-    perform_all = partial(finish_all, task, engine=engine, workers=workers, threads=threads, progress=progress)
+    perform_all = partial(finish_all, _PlainRows(task), engine=engine, workers=workers, threads=threads, progress=progress)
     if folder is None:
-        fresh = {keys[f.index]: _record(keys[f.index], f) for f in perform_all(jobs)}
-        return _summary(fresh, keys, reused=0, seconds=time.perf_counter() - began)
-    with RunStore.open(folder, _manifest(name, settings, code, threads, keys), resume=resume) as store:
+        records = {keys[f.index]: _record(keys[f.index], f) for f in perform_all(jobs)}
+        return _summary(records, keys, reused=0, seconds=time.perf_counter() - began)
+    with RunStore.open(folder, _manifest(name, settings, code, threads, keys), resume=resume, fresh=fresh) as store:
         missing = [i for i, key in enumerate(keys) if key not in store.records or store.records[key].failed]
         for finished in perform_all([jobs[i] for i in missing]):
             store.add(_record(keys[missing[finished.index]], finished))
@@ -65,12 +71,23 @@ def run_stored(
         return _summary(store.records, keys, reused=reused, seconds=time.perf_counter() - began, torn=store.torn)
 
 
+@dataclass(frozen=True)
+class _PlainRows:
+    """The task with its rows as they will be read back; what cannot be kept fails here, in the job that made it."""
+
+    task: Task
+
+    def __call__(self, job: Job) -> list[Row]:
+        returned = self.task(job)
+        return [plain_row(dict(row)) for row in ([returned] if isinstance(returned, Mapping) else returned)]
+
+
 def _record(key: str, finished: Finished) -> Record:
     failure = finished.failure
     return Record(
         key,
         finished.job,
-        [plain_row(row) for row in finished.rows],
+        finished.rows,
         finished.seconds,
         error=failure.error if failure else None,
         traceback=failure.traceback if failure else None,

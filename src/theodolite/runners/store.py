@@ -86,16 +86,19 @@ class RunStore:
         self.torn = self._cut_torn_line()
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], manifest: Mapping[str, Any], *, resume: bool) -> Self:
-        """Create the run, or with `resume` go on with it; `manifest` must hold its `name` and `settings`."""
+    def open(cls, folder: str | os.PathLike[str], manifest: Mapping[str, Any], *, resume: bool, fresh: bool = False) -> Self:
+        """Create the run, go on with it (`resume`), or do it anew (`fresh`); `manifest` must hold its `name`."""
         folder = Path(folder)
         with _plain_os_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
         lock = _take_lock(folder)
         try:
-            existing = read_manifest(folder) if (folder / "manifest.json").exists() else None
-            if existing is not None:
-                _check_same(folder, existing, manifest, resume)
+            if fresh:
+                (folder / "rows.jsonl").unlink(missing_ok=True)
+            elif resume:
+                _check_same(folder, manifest)
+            else:
+                refuse_existing(folder)
             current = {"format": FORMAT, "version": 1, **plain(dict(manifest))}
             store = cls(folder, current, lock)
             with _plain_os_errors(folder, len(store.records)):
@@ -119,7 +122,9 @@ class RunStore:
         }
         with _plain_os_errors(self.folder, len(self.records)):
             if tensors:
-                write_whole(self.folder / "tensors" / f"{record.key}.safetensors", save_tensors(tensors))
+                packed = save_tensors(tensors)
+                content["tensors"] = f"{zlib.crc32(packed):08x}"
+                write_whole(self.folder / "tensors" / f"{record.key}.safetensors", packed)
             self._append(_line(content))
         self.records[record.key] = record
 
@@ -231,16 +236,19 @@ def _parse(line: bytes, folder: Path) -> Record | None:
         return None
     if crc != _crc(content):
         return None
-    try:
-        rows = _decode_rows(content.pop("rows"), folder / "tensors" / f"{content['key']}.safetensors")
-    except OSError:
-        return None  # its tensors are gone
+    rows, crc = content.pop("rows"), content.pop("tensors", None)
+    if crc is not None:
+        path = folder / "tensors" / f"{content['key']}.safetensors"
+        packed = path.read_bytes() if path.exists() else b""
+        if f"{zlib.crc32(packed):08x}" != crc:
+            return None  # its tensors are gone or damaged
+        rows = _decode_rows(rows, load_tensors(packed))
     return Record(rows=rows, **content)
 
 
 def plain_row(row: Row) -> Row:
     """The row as it will be read back: plain values, and tensors that have a shape."""
-    return {str(k): v.detach().cpu() if isinstance(v, Tensor) and v.ndim else plain(v) for k, v in row.items()}
+    return {str(k): v.detach().cpu().clone() if isinstance(v, Tensor) and v.ndim else plain(v) for k, v in row.items()}
 
 
 def _encode_row(row: Row, index: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -254,14 +262,11 @@ def _encode_row(row: Row, index: int, tensors: dict[str, Tensor]) -> dict[str, A
     return encoded
 
 
-def _decode_rows(rows: list[dict[str, Any]], path: Path) -> list[Row]:
-    def is_reference(value: Any) -> bool:
-        return isinstance(value, dict) and set(value) == {"$tensor"}
+def _decode_rows(rows: list[dict[str, Any]], tensors: dict[str, Tensor]) -> list[Row]:
+    def decode(value: Any) -> Any:
+        return tensors[value["$tensor"]] if isinstance(value, dict) and set(value) == {"$tensor"} else value
 
-    if not any(is_reference(v) for row in rows for v in row.values()):
-        return rows
-    tensors = load_tensors(path.read_bytes())
-    return [{k: tensors[v["$tensor"]] if is_reference(v) else v for k, v in row.items()} for row in rows]
+    return [{name: decode(value) for name, value in row.items()} for row in rows]
 
 
 # Files
@@ -281,15 +286,18 @@ def _take_lock(folder: Path) -> int:
     return handle
 
 
-def _check_same(folder: Path, existing: dict[str, Any], manifest: Mapping[str, Any], resume: bool) -> None:
-    if not resume:
-        raise RunExistsError(f"{folder} already holds a run. Go on with it by --resume (resume=True), or choose another folder.")
-    for part in ("name", "settings"):
-        wanted = plain(manifest.get(part))
-        if existing.get(part) != wanted:
-            raise RunExistsError(
-                f"{folder} holds a run with another {part}: {existing.get(part)!r}, not {wanted!r}. Choose another folder."
-            )
+def refuse_existing(folder: Path) -> None:
+    """Raise if a folder already holds a run."""
+    if (folder / "manifest.json").exists():
+        raise RunExistsError(
+            f"{folder} already holds a run. Go on with it by --resume, do it anew by --fresh, or choose another folder."
+        )
+
+
+def _check_same(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Other parameters are other jobs of the same run; another name is another run."""
+    if (folder / "manifest.json").exists() and (name := read_manifest(folder).get("name")) != manifest.get("name"):
+        raise RunExistsError(f"{folder} holds a run of {name!r}. Choose another folder.")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,14 @@ class Feed:
     def __init__(self, data: Any, *, batch_size: int | None, shuffle: bool, own_loss: bool, target: str, seed: int) -> None:
         self._parse = BatchParser(own_loss=own_loss, target_key=target)
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
+        self.generator: torch.Generator | None = getattr(data, "generator", None)  # a loader's own
         self._whole: Batch | None = None
         self._parts: Sequence[Any] | Iterable[Any] = ()
-        if isinstance(data, tuple) and isinstance(data[-1], Tensor):
+        if isinstance(data, tuple) and data and isinstance(data[-1], Tensor):
             self._whole = self._parse(data, 0)
-        elif isinstance(data, Iterable):
+        elif isinstance(data, Iterator):
+            raise ValueError("data can be read only once; give a list of batches or a DataLoader.")
+        elif isinstance(data, Iterable) and not isinstance(data, Mapping | str):
             if batch_size is not None:
                 raise ValueError("batch_size is for data given as tensors; a list or a loader brings its own batches.")
             self._parts = data

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss, ModelCall
@@ -61,15 +61,17 @@ def train(
     data : `(inputs, targets)` with `batch_size` (None: the whole data in every step), a list of batches or a DataLoader.
     optimizer : a torch optimizer, or a function of the parameters that makes one.
     steps, epochs : how long; give one of them. With `resume` they count from the very start.
-    schedule : learning rate as a function of the step, a table `{first step: rate}`, a number, or a torch scheduler.
+    schedule : learning rate as a function of the step, a table `{first step: rate}`, a number, or a torch scheduler, which
+        is stepped after every optimizer step. With several parameter groups the others keep their ratio to the first.
     until : stop once the loss of a batch is at most this.
     clip : largest norm of the gradient.
     measure, every : columns of the trace by name, each a function of the model, taken every so many steps before the step.
     observe : called as `observe(step, model, batch, optimizer)` after backward and before the optimizer's step.
     evaluate : also compute the loss on the whole data after the last step.
     checkpoint, checkpoint_every, resume : folder for the state of the run, how often it is saved, and whether to go on
-        from it. A resumed run takes the same steps as an undisturbed one.
-    seed : of the order of the data and of the model's own randomness; the caller's random state is left alone.
+        from it. A resumed run takes the same steps as an undisturbed one; what came after the last save is done anew.
+    seed : of the order of the data and of the model's own randomness, by torch's generator (randomness that comes from
+        NumPy or Python is not followed by a resume); the caller's random state is left alone.
 
     >>> model = nn.Linear(1, 1, bias=False).double()
     >>> _ = nn.init.constant_(model.weight, 1.0)
@@ -78,11 +80,15 @@ def train(
     >>> trace.loss                                     # w halves in every step
     (1.0, 0.25, 0.0625)
     """
+    _check_length(steps, epochs, every, checkpoint_every)
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be positive. Got {clip!r}.")
     feed = Feed(data, batch_size=batch_size, shuffle=shuffle, own_loss=loss is None, target=target, seed=seed)
     if not isinstance(optimizer, Optimizer):
         optimizer = optimizer([p for p in model.parameters() if p.requires_grad])
-    run = _Run(model, ModelCall(model, loss), optimizer, schedule, until, clip, dict(measure or {}), every, observe)
-    _check_length(steps, epochs, every, checkpoint_every)
+    run = _Run(
+        model, ModelCall(model, loss), optimizer, schedule, until, clip, dict(measure or {}), every, observe, feed.generator
+    )
     folder = None if checkpoint is None else Path(checkpoint)
     began = time.perf_counter()
     with _training(model, seed):
@@ -113,16 +119,22 @@ class _Run:
         measure: dict[str, Callable[[nn.Module], float]],
         every: int,
         observe: Observer | None,
+        generator: torch.Generator | None,
     ) -> None:
         self.model, self.call, self.optimizer = model, call, optimizer
-        self.scheduler = schedule if isinstance(schedule, LRScheduler) else None
+        self.scheduler = _own_scheduler(schedule, optimizer)
         self.schedule = None if self.scheduler else as_schedule(schedule)
         self.until, self.clip, self.measure, self.every, self.observe = until, clip, measure, every, observe
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.needs_closure = inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty
+        closure_of = inspect.signature(optimizer.step).parameters.get("closure")
+        self.needs_closure = closure_of is not None and closure_of.default is inspect.Parameter.empty
+        # A schedule sets the rate of the first group; the others keep their ratio to it.
+        first = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else 1.0
+        self.shares = [float(group.get("lr", 1.0)) / first if first else 1.0 for group in optimizer.param_groups]
         self.device = self.parameters[0].device
         self.step = self.epoch = self.place = 0
-        self.epoch_random = torch.get_rng_state()
+        self.random = RandomState(generator)
+        self.epoch_random = self.random.state()
         self.columns: dict[str, list[Any]] = {"loss": [], "rate": [], "epoch": []}
         self.measured: dict[str, list[float | None]] = {name: [] for name in measure}
         self.stopped = "all steps were taken"
@@ -134,42 +146,42 @@ class _Run:
 
     def steps(self, feed: Feed, steps: int | None, epochs: int | None) -> Iterator[None]:
         """Take the steps that remain, yielding after each."""
-        while not self.ended and (epochs is None or self.epoch < epochs):
-            empty = True
+        # Nothing is drawn from a loader beyond the last step: its random state must stand where the run stops.
+        while not self._over(steps) and (epochs is None or self.epoch < epochs):
             for batch in self._rest_of_epoch(feed):
-                empty = False
-                if steps is not None and self.step >= steps:
-                    return
                 self._take(batch)
                 self.place += 1
                 yield
-                if self.ended:
+                if self._over(steps):
                     return
-            if empty and self.place == 0:
+            if self.place == 0:
                 raise ValueError("data holds no batches.")
             self.epoch, self.place = self.epoch + 1, 0
 
+    def _over(self, steps: int | None) -> bool:
+        return self.ended or (steps is not None and self.step >= steps)
+
     def _rest_of_epoch(self, feed: Feed) -> Iterator[Batch]:
         """The batches from `place` on; a loader's order follows from the random state at the start of its epoch."""
-        now = torch.get_rng_state()
+        now = self.random.state()
         if self.place == 0:
             self.epoch_random = now
-        torch.set_rng_state(self.epoch_random)
+        self.random.restore(self.epoch_random)
         batches = feed.epoch(self.epoch)
         for _ in range(self.place):
             next(batches, None)
         if self.place:
-            torch.set_rng_state(now)
+            self.random.restore(now)
         yield from batches
 
     def _take(self, batch: Batch) -> None:
         if self.device.type != "cpu":
             batch = batch.to(self.device, None)
         if self.schedule is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.schedule(self.step)
-        for name, column in self.measured.items():
-            column.append(float(self.measure[name](self.model)) if self.step % self.every == 0 else None)
+            rate = float(self.schedule(self.step))
+            for group, share in zip(self.optimizer.param_groups, self.shares, strict=True):
+                group["lr"] = rate * share
+        self._measure()
         self.columns["rate"].append(float(self.optimizer.param_groups[0]["lr"]))
         self.columns["epoch"].append(self.epoch)
         first: list[float] = []
@@ -196,6 +208,13 @@ class _Run:
             self.scheduler.step()
         self._note(first[0])
 
+    def _measure(self) -> None:
+        """Measuring must not change the run: the random state is given back."""
+        due = self.step % self.every == 0
+        with torch.random.fork_rng(devices=[], enabled=due and bool(self.measured)):
+            for name, column in self.measured.items():
+                column.append(float(self.measure[name](self.model)) if due else None)
+
     def _note(self, loss: float) -> None:
         self.columns["loss"].append(loss)
         self.step += 1
@@ -210,9 +229,9 @@ class _Run:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": _plain_scheduler(self.scheduler),
             "place": [self.step, self.epoch, self.place],
-            "random": [torch.get_rng_state(), self.epoch_random],
-            "columns": self.columns,
-            "measured": self.measured,
+            "random": [self.random.state(), self.epoch_random],
+            "columns": {name: torch.tensor(column, dtype=torch.float64) for name, column in self.columns.items()},
+            "measured": {name: _with_gaps(column) for name, column in self.measured.items()},
             "ended": [self.ended, self.stopped],
             "seed": seed,
         }
@@ -227,13 +246,15 @@ class _Run:
                 f"not seed {seed} and {sorted(self.measured)}. Use the same, or another folder."
             )
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        _load_optimizer(self.optimizer, state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.step, self.epoch, self.place = state["place"]
         random, self.epoch_random = state["random"]
-        torch.set_rng_state(random)
-        self.columns, self.measured = state["columns"], state["measured"]
+        self.random.restore(random)
+        self.columns = {name: column.tolist() for name, column in state["columns"].items()}
+        self.columns["epoch"] = [int(epoch) for epoch in self.columns["epoch"]]
+        self.measured = {name: _without_gaps(*column) for name, column in state["measured"].items()}
         self.ended, self.stopped = state["ended"]
 
     def trace(self, seed: int, final: float | None, seconds: float) -> Trace:
@@ -244,7 +265,7 @@ class _Run:
             measured={name: tuple(column) for name, column in self.measured.items()},
             final_loss=final,
             stopped=self.stopped,
-            outcome=Outcome.DIVERGED if self.diverged else Outcome.CONVERGED,
+            outcome=Outcome.DIVERGED if self.diverged else Outcome.FINISHED,
             seed=seed,
             cost=Cost(seconds=seconds, route=type(self.optimizer).__name__),
         )
@@ -265,6 +286,44 @@ def _training(model: nn.Module, seed: int) -> Iterator[None]:
                 module.training = training
 
 
+class RandomState:
+    """torch's random state, and that of a loader's own generator."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
+
+    def state(self) -> list[Tensor | None]:
+        return [torch.get_rng_state(), None if self.generator is None else self.generator.get_state()]
+
+    def restore(self, state: list[Tensor | None]) -> None:
+        own, loader = state
+        assert own is not None
+        torch.set_rng_state(own)
+        if self.generator is not None and loader is not None:
+            self.generator.set_state(loader)
+
+
+def _with_gaps(column: list[float | None]) -> list[Tensor]:
+    """Values, and where there are any."""
+    present = torch.tensor([value is not None for value in column], dtype=torch.bool)
+    return [torch.tensor([0.0 if value is None else value for value in column], dtype=torch.float64), present]
+
+
+def _without_gaps(values: Tensor, present: Tensor) -> list[float | None]:
+    return [value if here else None for value, here in zip(values.tolist(), present.tolist(), strict=True)]
+
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Refuse the state of another kind of optimizer: torch would take it and fail at the next step."""
+    here, there = set(optimizer.state_dict()["param_groups"][0]), set(state["param_groups"][0])
+    if here != there:
+        raise ValueError(
+            f"The checkpoint was made with another optimizer than {type(optimizer).__name__} (its settings are "
+            f"{', '.join(sorted(there - {'params'}))}). Use the same, or another folder."
+        )
+    optimizer.load_state_dict(state)
+
+
 def _plain_scheduler(scheduler: LRScheduler | None) -> dict[str, Any] | None:
     """A scheduler's state without the functions it may hold."""
     if scheduler is None:
@@ -272,9 +331,21 @@ def _plain_scheduler(scheduler: LRScheduler | None) -> dict[str, Any] | None:
     return {k: v for k, v in scheduler.state_dict().items() if not callable(v) and not k.startswith("_get")}
 
 
+def _own_scheduler(schedule: Any, optimizer: Optimizer) -> LRScheduler | None:
+    if not isinstance(schedule, LRScheduler):
+        return None
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise ValueError("ReduceLROnPlateau follows a validation loss, which train does not have; use a function of the step.")
+    if schedule.optimizer is not optimizer:
+        raise ValueError(
+            "schedule is bound to another optimizer. Make the optimizer first, pass it, and bind the schedule to it."
+        )
+    return schedule
+
+
 def _check_length(steps: int | None, epochs: int | None, every: int, checkpoint_every: int) -> None:
     if (steps is None) == (epochs is None):
         raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
     for name, value in (("steps", steps), ("epochs", epochs), ("every", every), ("checkpoint_every", checkpoint_every)):
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name} must be a positive integer. Got {value!r}.")

@@ -34,9 +34,18 @@ def test_the_order_of_folders(monkeypatch, tmp_path):
     assert found.x_train[0, 0, 0, 0] == 3
     assert (found.name, found.origin) == ("mnist", str(mine / "mnist.npz"))
     (mine / "mnist.npz").unlink()
-    assert data.load("mnist", folder=str(mine)).x_train[0, 0, 0, 0] == 2
+    with pytest.raises(data.MissingDataError, match="mine"):  # a folder that was named is the only one
+        data.load("mnist", folder=str(mine))
     monkeypatch.setenv("THEODOLITE_DATA", "")
     assert data.load("mnist").x_train[0, 0, 0, 0] == 1
+
+
+def test_a_part_in_one_place_does_not_hide_the_whole_in_another(monkeypatch, tmp_path):
+    write_npz(tmp_path / "variable" / "cifar10_subset.npz", (32, 32, 3))
+    monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path / "variable"))
+    assert data.load("cifar10").origin.endswith("cifar10_subset.npz")
+    write_npz(tmp_path / "cache" / "theodolite" / "data" / "cifar10.npz", (32, 32, 3))
+    assert data.load("cifar10").origin.endswith("cifar10.npz")
 
 
 def test_published_files_come_first_then_the_whole_then_the_subset(tmp_path):
@@ -93,8 +102,10 @@ def test_digits_are_always_there():
 def test_missing_says_where_it_looked_and_what_to_do(monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         data.load("mnist", folder=tmp_path / "mine")
+    assert str(tmp_path / "mine") in str(caught.value)
+    with pytest.raises(FileNotFoundError) as caught:
+        data.load("mnist")
     message = str(caught.value)
-    assert str(tmp_path / "mine") in message
     assert str(tmp_path / "cache" / "theodolite" / "data") in message
     assert "$THEODOLITE_DATA is not set" in message
     assert "theodolite data fetch mnist" in message

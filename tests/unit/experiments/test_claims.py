@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 import theodolite as th
 from tests.experiments.samples import Right, Wrong
@@ -65,7 +67,48 @@ def test_what_cannot_be_measured_fails_and_says_why():
     assert "KeyError: 'y'" in verdict.note
 
 
-@pytest.mark.parametrize(("options", "message"), [({"rule": "withn"}, "'within'"), ({"since": "huge"}, "since")])
+def test_a_bug_below_the_stated_size_is_no_size_effect():
+    assert Claim("text", lambda rows: rows[0]["y"], expected=1.0, since="paper").judge(ROWS, "tiny").failed
+
+
+def test_no_rows_convince_nobody():
+    claim = Claim("text", lambda rows: sum(row["x"] for row in rows), rule="equal", expected=0)
+    assert claim.judge([], "tiny").failed
+    assert "no rows" in claim.judge([], "tiny").note
+
+
+@pytest.mark.parametrize(
+    ("value", "good"),
+    [
+        (torch.tensor(2.0), True),
+        (np.float32(2.0), True),
+        (torch.tensor([1.0, 2.0]), False),
+        (np.array([1.0]), False),
+        ("two", False),
+    ],
+)
+def test_measured_values_of_any_kind_are_judged(value, good):
+    assert judge(value, expected=2.0).holds is good
+
+
+def test_a_bare_reported_value_is_enough():
+    claim = Claim("text", lambda rows: "yes", reported="yes")
+    assert claim.judge(ROWS, "tiny").holds
+    assert claim.reported.value == "yes"
+    assert judge(True, expected=True).holds
+    assert judge(False, expected=True).failed
+    assert judge(0, expected=0).holds
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "withn"}, "'within'"),
+        ({"since": "huge"}, "since"),
+        ({"rule": "between", "expected": 1.0}, "pair"),
+        ({"rule": "between"}, "pair"),
+    ],
+)
 def test_bad_claims_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Claim("text", lambda rows: 1.0, **options)
@@ -74,6 +117,7 @@ def test_bad_claims_are_refused(options, message):
 def test_runs_carry_verdicts():
     run = th.experiments.run("tests.experiments.samples:Wrong")
     assert [v.state for v in run] == [State.FAILS, State.NOT_REPRODUCED, State.MEASURED, State.FAILS]
+    assert not th.experiments.run(Wrong).good
     assert not run.good
     assert len(run) == 4
     assert run[0].failed
@@ -88,6 +132,8 @@ def test_unknown_names_bring_the_nearest():
         th.experiments.get("nosuch.module:Thing")
     with pytest.raises(UnknownExperimentError, match="no Experiment"):
         th.experiments.get("theodolite.experiments:Claim")
+    with pytest.raises(UnknownExperimentError, match="could not be imported"):
+        th.experiments.get(":Thing")
     with pytest.raises(ValueError, match="size must be one of"):
         th.experiments.run("checks/stability-edge", "huge")
 
@@ -104,6 +150,9 @@ def test_an_experiment_must_state_its_parts(missing):
     broken = type("Broken", (Right,), {"__doc__": "A title.", missing: None})
     with pytest.raises(ValueError, match=missing):
         check_declaration(broken)
+    for bad in ("../../outside", "a//b", "/a", "a/../b", ""):
+        with pytest.raises(ValueError, match="id"):
+            check_declaration(type("Broken", (Right,), {"__doc__": "A title.", "id": bad}))
     with pytest.raises(ValueError, match="docstring"):
         check_declaration(type("Broken", (Right,), {"__doc__": None}))
     with pytest.raises(ValueError, match="sizes tiny, laptop, paper"):

@@ -216,6 +216,21 @@ def test_a_start_at_the_wrong_eigenvectors_is_not_believed():
         check(matrix, values, th.top_eigenpairs(matrix, k, start=vectors[:, 3 : 3 + k], verify="full"), k, "largest")
 
 
+@pytest.mark.parametrize("start", ["one random", "three random", "one noisy eigenvector"])
+def test_a_start_that_is_no_warm_one_is_verified_in_full(start):
+    """Copies of the top value must be found whatever the start was: a hint is not an answer."""
+    values = torch.cat([torch.tensor([3.0, 3.0, 3.0, 2.5, 2.4]), torch.linspace(0, 1, 295)]).double()
+    matrix = random_symmetric(values)
+    draw = torch.randn(300, 3, generator=torch.Generator().manual_seed(4)).double()
+    noisy = torch.linalg.eigh(matrix).eigenvectors[:, -1:] + 1e-3 * draw[:, :1]
+    columns = {"one random": draw[:, :1], "three random": draw, "one noisy eigenvector": noisy}[start]
+    for seed in range(5):
+        pairs = th.top_eigenpairs(matrix, 3, start=columns, seed=seed)
+        assert pairs.converged
+        assert pairs.miss_probability <= RISK
+        check(matrix, values, pairs, 3, "largest")
+
+
 def test_neighbours_point_where_residuals_do_not():
     """A wanted vector mixed with one of a close value: its neighbour mends it in a step, its residual does not."""
     values = torch.cat([torch.tensor([10.0, 9.8]), torch.linspace(-4, 4, 298)]).double()

@@ -60,7 +60,7 @@ def test_the_page_is_whole_self_contained_and_its_ids_are_unique(page):
 
 
 def test_a_wrong_claim_shows_as_failed(page):
-    section = page.split('id="samples-wrong-tiny"')[1].split("</section>")[0]
+    section = page.split('id="samples-wrong-tiny-3"')[1].split("</section>")[0]
     assert section.count('class="verdict fails"') == 2
     assert "the mean is 7" in section
     assert "7 ± 0.1" in section
@@ -71,13 +71,13 @@ def test_a_wrong_claim_shows_as_failed(page):
 
 
 def test_reported_stands_beside_measured_with_settings_and_the_command(page):
-    section = page.split('id="samples-right-tiny"')[1].split("</section>")[0]
+    section = page.split('id="samples-right-tiny-2"')[1].split("</section>")[0]
     for part in ("0.5", "line 1", "between 0 and 1", "holds", "count", "torch", "<svg", f"theodolite reproduce {SAMPLES}:Right"):
         assert part in section, part
 
 
 def test_failed_jobs_are_shown_with_their_traceback(page):
-    section = page.split('id="samples-failing-tiny"')[1].split("</section>")[0]
+    section = page.split('id="samples-failing-tiny-1"')[1].split("</section>")[0]
     assert "3 of 6 jobs failed" in section
     assert "RuntimeError: seed 3 is odd" in section
     assert "Traceback" in section

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,6 +96,45 @@ def test_threads_are_limited_and_given_back(engine):
     assert torch.get_num_threads() == before
 
 
+def meddles(job):
+    draws = float(torch.rand(())), float(np.random.rand()), random.random()  # noqa: NPY002
+    before = (torch.get_default_dtype(), torch.is_grad_enabled(), *draws)
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
+    job["x"] = 99
+    return {"x": job["seed"], "before": str(before)}
+
+
+def test_what_a_job_changes_does_not_reach_the_next():
+    """Defaults, random states, the job itself: rows are the same in any process, and the caller keeps their own."""
+    jobs = [{"seed": i, "x": i} for i in range(4)]
+    state, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    serial = list(run_all(meddles, jobs))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_default_dtype() is dtype
+    assert torch.is_grad_enabled()
+    assert jobs == [{"seed": i, "x": i} for i in range(4)]
+    assert all("float32, True" in row["before"] for row in serial)
+    assert len({row["before"] for row in serial}) == 4
+    parallel = sorted(run_all(meddles, jobs, engine="joblib", workers=1), key=lambda row: row["x"])
+    assert parallel == serial
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def test_an_exception_that_cannot_speak_is_a_failure():
+    def task(job):
+        raise UnspeakableError
+
+    assert [f.failure.error for f in finish_all(task, [{}])] == ["UnspeakableError"]
+
+
 def test_a_result_that_cannot_travel_is_a_failure():
     finished = list(finish_all(lambda job: {"value": (i for i in range(3))}, [{}], engine="joblib", workers=1))
     assert finished[0].failure is not None
@@ -101,8 +142,10 @@ def test_a_result_that_cannot_travel_is_a_failure():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"engine": "jobli"}, "'joblib'"), ({"workers": 0}, "workers"), ({"threads": 0}, "threads")],
+    [({"engine": "jobli"}, "'joblib'"), ({"workers": 0}, "workers"), ({"workers": "2"}, "workers"), ({"threads": 0}, "threads")],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         finish_all(lambda job: {}, [{}], **arguments)
+    with pytest.raises(ValueError, match=message):
+        run_all(lambda job: {}, [{}], **arguments)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,11 +161,29 @@ def test_an_existing_run_is_not_overwritten(tmp_path):
     filled(tmp_path)
     with pytest.raises(RunExistsError, match="--resume"):
         RunStore.open(tmp_path, MANIFEST, resume=False)
-    with pytest.raises(RunExistsError, match="another settings"):
-        RunStore.open(tmp_path, {"name": "test", "settings": {"size": "paper"}}, resume=True)
+    with pytest.raises(RunExistsError, match="a run of 'test'"):
+        RunStore.open(tmp_path, {"name": "other"}, resume=True)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match="damaged"):
         RunStore.open(tmp_path, MANIFEST, resume=True)
+
+
+def test_a_fresh_run_forgets_the_old_one(tmp_path):
+    filled(tmp_path)
+    with RunStore.open(tmp_path, MANIFEST, resume=False, fresh=True) as store:
+        assert store.records == {}
+        store.add(record(7))
+    assert list(read_records(tmp_path)) == ["key7"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", "flip"])
+def test_damaged_tensors_make_the_job_undone(tmp_path, damage):
+    filled(tmp_path)
+    path = tmp_path / "tensors" / "key2.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 255
+    path.write_bytes(bytes(content) if damage == "flip" else damage)
+    assert list(read_records(tmp_path)) == ["key0", "key1", "key3"]
 
 
 def test_keys_follow_content():
@@ -190,13 +210,95 @@ def test_a_run_goes_on_where_it_was(tmp_path):
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 6
 
 
+def fails_at_first(job):
+    mark = Path(job["mark"])
+    if not mark.exists():
+        mark.touch()
+        raise RuntimeError("not yet")
+    return {"seed": job["seed"]}
+
+
 def test_failed_jobs_are_recorded_and_tried_again(tmp_path):
-    first = run_stored(Failing().run, JOBS, name="r", folder=tmp_path)
+    first = run_stored(Failing().run, JOBS, name="r", folder=tmp_path / "a")
     assert len(first.failures) == 3
     assert "is odd" in first.failures[0].traceback
-    # The same key with code that works now: rows replace the failure.
-    second = run_stored(Failing().run, JOBS, name="r", folder=tmp_path, resume=True)
-    assert (second.reused, len(second.failures)) == (3, 3)
+    again = run_stored(Failing().run, JOBS, name="r", folder=tmp_path / "a", resume=True)
+    assert (again.reused, len(again.failures)) == (3, 3)
+    jobs = [{"seed": i, "mark": str(tmp_path / f"mark{i}")} for i in range(3)]
+    assert len(run_stored(fails_at_first, jobs, name="r", folder=tmp_path / "b").failures) == 3
+    mended = run_stored(fails_at_first, jobs, name="r", folder=tmp_path / "b", resume=True)
+    assert (mended.rows, mended.failures) == ([{"seed": 0}, {"seed": 1}, {"seed": 2}], [])
+    assert run_stored(fails_at_first, jobs, name="r", folder=tmp_path / "b", resume=True).reused == 3
+
+
+@pytest.mark.parametrize("engine", ["serial", "joblib"])
+def test_a_row_that_cannot_be_kept_fails_its_job_only(tmp_path, engine):
+    def task(job):
+        shared = torch.arange(4.0)
+        odd = {0: {1, 2}, 1: 1j, 2: object()}.get(job["seed"], "fine")
+        return [{"odd": odd, "one": shared, "two": shared[1:]}]
+
+    jobs = [{"seed": i} for i in range(4)]
+    done = run_stored(task, jobs, name="r", folder=tmp_path, engine=engine, workers=2)
+    assert [record.job["seed"] for record in done.failures] == [0, 1, 2]
+    assert "may hold numbers" in done.failures[0].error
+    (row,) = done.rows
+    assert row["two"].tolist() == [1.0, 2.0, 3.0]
+    assert same(list(read_records(tmp_path).values())[-1].rows or [row], [row])
+
+
+MODULE = "FACTOR = {factor}\ndef scaled(x):\n    return FACTOR * x\n"
+OWNER = """
+from helper_module import scaled
+class Base:
+    def run(self, job):
+        return {{"value": scaled(job["x"]) + {shift}}}
+"""
+
+
+def test_results_follow_the_code_that_made_them(tmp_path):
+    """A helper module, the class's own file and its parent's: a change in any of them makes old rows stale."""
+    run = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import owner_module, child_module
+from theodolite.runners import run_stored
+done = run_stored(child_module.Child().run, [{{"x": 1}}, {{"x": 2}}], name="r", folder={str(tmp_path / "run")!r},
+                  owners=(child_module.Child,), resume=True)
+print(done.reused, [row["value"] for row in done.rows])
+"""
+    (tmp_path / "child_module.py").write_text("from owner_module import Base\nclass Child(Base):\n    pass\n")
+
+    def write_and_run(factor, shift):
+        (tmp_path / "helper_module.py").write_text(MODULE.format(factor=factor))
+        (tmp_path / "owner_module.py").write_text(OWNER.format(shift=shift))
+        options = {"capture_output": True, "text": True, "check": True, "env": {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}}
+        return subprocess.run([sys.executable, "-c", run], **options).stdout.strip()
+
+    assert write_and_run(10, 0) == "0 [10, 20]"
+    assert write_and_run(10, 0) == "2 [10, 20]"
+    assert write_and_run(30, 0) == "0 [30, 60]"
+    assert write_and_run(30, 1) == "0 [31, 61]"
+    assert write_and_run(10, 0) == "2 [10, 20]"
+
+
+def test_other_threads_are_another_result(tmp_path):
+    run_stored(Right().run, JOBS, name="r", folder=tmp_path)
+    assert run_stored(Right().run, JOBS, name="r", folder=tmp_path, resume=True, threads=2).reused == 0
+
+
+def test_tasks_without_a_file_have_a_version_too():
+    from theodolite.runners.code_version import code_version
+
+    space: dict = {}
+    exec("def one(job):\n    return {'a': 1}\ndef two(job):\n    return {'a': 2}\n", space)
+    assert code_version(space["one"]) != code_version(space["two"])
+    assert code_version(functools.partial(fails_at_first)) == code_version(fails_at_first)
+
+
+def test_no_jobs_are_no_run():
+    with pytest.raises(ValueError, match="no jobs"):
+        run_stored(Right().run, [], name="r")
 
 
 def test_results_of_other_code_are_not_reused(tmp_path, monkeypatch):

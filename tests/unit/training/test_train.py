@@ -86,9 +86,10 @@ def test_lists_and_loaders_bring_their_own_batches():
     batches = [(x[:20], y[:20]), (x[20:], y[20:])]
     from_list, from_loader = network(), network()
     a = th.train(from_list, nn.CrossEntropyLoss(), batches, OPTIMIZERS["SGD"], epochs=3)
-    loader = DataLoader(TensorDataset(x, y), batch_size=30)
+    loader = DataLoader(TensorDataset(x, y), batch_sampler=[range(20), range(20, 50)])
     b = th.train(from_loader, nn.CrossEntropyLoss(), loader, OPTIMIZERS["SGD"], steps=6)
-    assert len(a.loss) == len(b.loss) == 6
+    assert a.loss == b.loss
+    assert torch.equal(weights(from_list), weights(from_loader))
     with pytest.raises(ValueError, match="batch_size"):
         th.train(network(), nn.CrossEntropyLoss(), batches, OPTIMIZERS["SGD"], steps=1, batch_size=5)
 
@@ -106,26 +107,76 @@ def stopping(at: int):
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
-@pytest.mark.parametrize("form", ["tensors", "loader"])
+@pytest.mark.parametrize("form", ["tensors", "loader", "own generator"])
 @pytest.mark.parametrize("stop", [3, 4, 9])
 def test_a_resumed_run_takes_the_same_steps(tmp_path, name, form, stop):
     """Dropout, batch norm, shuffling, momentum: all go on as if nothing had happened."""
     x, y = data()
-    feed = (x, y) if form == "tensors" else DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+
+    def feed():
+        own = torch.Generator().manual_seed(8) if form == "own generator" else None
+        return (x, y) if form == "tensors" else DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True, generator=own)
+
     options = {"steps": 14, "seed": 5, "schedule": cosine(0.05, 14), "measure": {"norm": lambda m: float(weights(m).norm())}}
     options |= {"batch_size": 16} if form == "tensors" else {}
     whole, parts = network(0.3, norm=True), network(0.3, norm=True)
-    undisturbed = th.train(whole, nn.CrossEntropyLoss(), feed, OPTIMIZERS[name], **options)
+    undisturbed = th.train(whole, nn.CrossEntropyLoss(), feed(), OPTIMIZERS[name], **options)
     keep = {"checkpoint": tmp_path, "checkpoint_every": 2}
     with pytest.raises(StopError):
-        th.train(parts, nn.CrossEntropyLoss(), feed, OPTIMIZERS[name], observe=stopping(stop), **options, **keep)
+        th.train(parts, nn.CrossEntropyLoss(), feed(), OPTIMIZERS[name], observe=stopping(stop), **options, **keep)
     fresh = network(0.3, norm=True)
-    resumed = th.train(fresh, nn.CrossEntropyLoss(), feed, OPTIMIZERS[name], resume=True, **options, **keep)
+    resumed = th.train(fresh, nn.CrossEntropyLoss(), feed(), OPTIMIZERS[name], resume=True, **options, **keep)
     assert resumed.loss == undisturbed.loss
     assert resumed.measured == undisturbed.measured
     assert torch.equal(weights(fresh), weights(whole))
-    again = th.train(network(0.3, norm=True), nn.CrossEntropyLoss(), feed, OPTIMIZERS[name], resume=True, **options, **keep)
+    again = th.train(network(0.3, norm=True), nn.CrossEntropyLoss(), feed(), OPTIMIZERS[name], resume=True, **options, **keep)
     assert again.loss == undisturbed.loss
+
+
+@pytest.mark.parametrize("cut", [3, 4, 5, 8])
+def test_a_run_cut_by_its_steps_goes_on_the_same(tmp_path, cut):
+    """Also at the end of an epoch, where the next one's order must not have been drawn yet."""
+    x, y = data()
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+    whole = th.train(network(0.2), nn.CrossEntropyLoss(), loader, OPTIMIZERS["SGD"], steps=11)
+    th.train(network(0.2), nn.CrossEntropyLoss(), loader, OPTIMIZERS["SGD"], steps=cut, checkpoint=tmp_path)
+    rest = th.train(network(0.2), nn.CrossEntropyLoss(), loader, OPTIMIZERS["SGD"], steps=11, checkpoint=tmp_path, resume=True)
+    assert rest.loss == whole.loss
+
+
+def test_measuring_does_not_change_the_run():
+    x, y = data()
+    noisy = {"noise": lambda m: float(torch.rand(()))}
+    traces = [
+        th.train(network(0.4), nn.CrossEntropyLoss(), (x, y), OPTIMIZERS["SGD"], steps=6, measure=noisy, every=every)
+        for every in (1, 3, 5)
+    ]
+    assert traces[0].loss == traces[1].loss == traces[2].loss
+
+
+def test_groups_keep_their_ratio_under_a_schedule():
+    model = network()
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[-1].parameters(), "lr": 0.001}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    th.train(model, nn.CrossEntropyLoss(), data(), optimizer, steps=1, schedule=0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.005])
+
+
+def test_schedulers_that_would_do_nothing_are_refused():
+    model, other = network(), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    foreign = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(other.parameters(), lr=0.1), 1)
+    with pytest.raises(ValueError, match="another optimizer"):
+        th.train(model, nn.CrossEntropyLoss(), data(), optimizer, steps=1, schedule=foreign)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(ValueError, match="ReduceLROnPlateau"):
+        th.train(model, nn.CrossEntropyLoss(), data(), optimizer, steps=1, schedule=plateau)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
+    th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["SGD"], steps=2, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="another optimizer than Adam"):
+        th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["Adam"], steps=4, checkpoint=tmp_path, resume=True)
 
 
 def test_a_torch_scheduler_is_stepped_and_resumed(tmp_path):
@@ -244,6 +295,8 @@ def test_schedules():
         ({"steps": 3, "epochs": 1}, "steps or epochs"),
         ({"steps": 0}, "steps"),
         ({"steps": 1, "every": 0}, "every"),
+        ({"steps": True}, "steps"),
+        ({"steps": 1, "clip": -1.0}, "clip"),
         ({"steps": 1, "batch_size": 0}, "batch_size"),
         ({"steps": 1, "schedule": {5: 0.1}}, "step 0"),
     ],
@@ -256,6 +309,11 @@ def test_bad_arguments(arguments, message):
 def test_wrong_data_is_named():
     with pytest.raises(ValueError, match="data must be"):
         th.train(network(), nn.CrossEntropyLoss(), 5, OPTIMIZERS["SGD"], steps=1)
+    for wrong in ("text", {"a": 1}):
+        with pytest.raises(ValueError, match="data must be"):
+            th.train(network(), nn.CrossEntropyLoss(), wrong, OPTIMIZERS["SGD"], steps=1)
+    with pytest.raises(ValueError, match="only once"):
+        th.train(network(), nn.CrossEntropyLoss(), iter([data()]), OPTIMIZERS["SGD"], steps=1)
     with pytest.raises(ValueError, match="no batches"):
         th.train(network(), nn.CrossEntropyLoss(), [], OPTIMIZERS["SGD"], steps=1)
 

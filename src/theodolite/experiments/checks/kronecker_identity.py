@@ -92,7 +92,7 @@ class KroneckerIdentity(Experiment):
         # Uneven features, so that the eigenvalues of E[xxᵀ] lie apart.
         x = torch.randn(count, n, generator=generator, dtype=torch.float64) * torch.linspace(0.5, 2.0, n, dtype=torch.float64)
         y = torch.randn(count, m, generator=generator, dtype=torch.float64)
-        problem = Problem(nn.Linear(n, m, bias=False).double(), lambda z, t: 0.5 * (z - t).square().sum(1).mean(), (x, y))
+        problem = Problem(_layer(n, m, generator), lambda z, t: 0.5 * (z - t).square().sum(1).mean(), (x, y))
         H = hessian(problem)
         correlation = x.T @ x / count
         kronecker = DenseOperator(torch.eye(m, dtype=torch.float64)).kron(DenseOperator(correlation))
@@ -140,3 +140,10 @@ class KroneckerIdentity(Experiment):
         )
         plots.scatter(layers, "outputs", "copies", by="layer", identity=True, xlabel="outputs", ylabel="copies found", ax=right)
         return figure
+
+
+def _layer(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(outputs, inputs, generator=generator, dtype=torch.float64))
+    return layer
