@@ -79,6 +79,6 @@ def hidden_widths(name: str) -> tuple[list[int], bool]:
     parts = name.split("-")
     batchnorm = parts[-1] == "BN"
     found = [_PART.fullmatch(part) for part in (parts[1:-1] if batchnorm else parts[1:])]
-    if parts[0] != "F" or not found or any(match is None for match in found):
+    if parts[0] != "F" or not found or any(match is None or match[2] == "0" for match in found):
         raise ValueError(f"name must look like 'F-200^2', 'F-200^2-100' or 'F-200^2-BN'; got {name!r}.")
     return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))], batchnorm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,5 +121,12 @@ def _build(family: Family, match: re.Match[str], arguments: dict[str, Any]) -> n
     if twice:
         raise ValueError(f"{twice[0]}: the name {match[0]!r} already says {said[twice[0]]!r}.")
     builder = getattr(importlib.import_module(f"{_PACKAGE}.{family.module}"), family.builder)
+    missing = [
+        name
+        for name, part in inspect.signature(builder).parameters.items()
+        if part.default is part.empty and name not in {*said, *arguments}
+    ]
+    if missing:
+        raise ValueError(f"{match[0]} needs {missing[0]}: build({match[0]!r}, {missing[0]}=...).")
     model: nn.Module = builder(**said, **arguments)
     return model

@@ -73,3 +73,11 @@ def test_the_table_of_contents_is_complete():
     assert set(models.__all__) <= set(dir(models))
     with pytest.raises(AttributeError, match="nosuch"):
         models.nosuch  # noqa: B018
+
+
+def test_what_a_name_leaves_open_must_be_said():
+    with pytest.raises(ValueError, match="NTK-FCN-2 needs inputs"):
+        models.build("NTK-FCN-2")
+    assert models.build("NTK-FCN-2", inputs=3, width=4) is not None
+    with pytest.raises(ValueError, match="name must look like"):
+        models.build("F-10^0")
