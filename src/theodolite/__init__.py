@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         jacobian as jacobian,
         layer_hessians as layer_hessians,
     )
+    from theodolite.measures.dynamics import CriticalRate as CriticalRate, critical_learning_rate as critical_learning_rate
     from theodolite.problem import Problem as Problem
     from theodolite.results import Outcome as Outcome, Result as Result, load as load
     from theodolite.training import Trace as Trace, train as train
@@ -76,6 +77,8 @@ _CONTENTS = {
         "Density",
         "TraceEstimate",
     ],
+    # how training moves
+    "theodolite.measures.dynamics": ["critical_learning_rate", "CriticalRate"],
     # training runs and their traces
     "theodolite.training": ["train", "Trace"],
     # what comes back

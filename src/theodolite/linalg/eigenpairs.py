@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
@@ -20,6 +21,9 @@ from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 
 Which = Literal["largest", "smallest", "magnitude"]
 _WHICH = ("largest", "smallest", "magnitude")
+
+#: Results by their `vectors`, so that `start=pairs.vectors` brings along what `start=pairs` would.
+_LIVING: weakref.WeakValueDictionary[int, Eigenpairs] = weakref.WeakValueDictionary()
 
 #: Memory the solver may use for its basis, in bytes; smaller bases restart more often.
 BASIS_BYTES = 2 * 2**30
@@ -47,6 +51,9 @@ class Eigenpairs(Result):
     miss_probability: float
     nearby_values: Tensor
     nearby_vectors: Tensor
+
+    def __post_init__(self) -> None:
+        _LIVING[id(self.vectors)] = self
 
     @property
     def unresolved(self) -> Tensor:
@@ -131,7 +138,8 @@ def top_eigenpairs(
     which : `"largest"` or `"smallest"` (algebraic), or `"magnitude"`.
     tol : a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen.
     start : columns (n, j), or an earlier `Eigenpairs`, near the wanted eigenvectors; the latter needs fewer
-        products, because it also knows the neighbouring eigenvectors. For a mapping, a mapping.
+        products, because it also knows the neighbouring eigenvectors (so do its `vectors` while it lives). For a
+        mapping, a mapping.
     max_matvecs : the budget in products; None means `500 + 100 k`.
     verify : `"auto"` certifies the result against missed copies of eigenvalues with error chance 1e-3, but trusts a warm
         start (k columns or more that are nearly eigenvectors) after a short look around: a value that has risen from
@@ -255,6 +263,9 @@ def _start_block(op: LinearOperator, k: int, start: Any) -> Tensor | None:
 
 
 def _neighbours(start: Any, sign: float) -> Neighbours | None:
+    known = _LIVING.get(id(start))
+    if known is not None and known.vectors is start:
+        start = known
     if not isinstance(start, Eigenpairs) or not start.nearby_values.numel():
         return None
     return Neighbours(sign * start.nearby_values, start.nearby_vectors)

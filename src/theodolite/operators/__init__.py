@@ -3,6 +3,7 @@
 from theodolite.operators.algebra import IdentityOperator, ProductOperator
 from theodolite.operators.base import LinearOperator
 from theodolite.operators.dense import DenseOperator
+from theodolite.operators.diagonal import CongruentOperator, DiagonalOperator, congruent
 from theodolite.operators.gauss_newton import GaussNewtonOperator, gauss_newton
 from theodolite.operators.hessian import HessianOperator, hessian
 from theodolite.operators.jacobian import JacobianOperator, jacobian
@@ -11,7 +12,9 @@ from theodolite.operators.layers import LayerHessians, layer_hessians
 from theodolite.operators.scipy_bridge import as_operator
 
 __all__ = [
+    "CongruentOperator",
     "DenseOperator",
+    "DiagonalOperator",
     "GaussNewtonOperator",
     "HessianOperator",
     "IdentityOperator",
@@ -21,6 +24,7 @@ __all__ = [
     "LinearOperator",
     "ProductOperator",
     "as_operator",
+    "congruent",
     "gauss_newton",
     "hessian",
     "jacobian",

@@ -79,7 +79,7 @@ def refuse_batch_coupling(problem: Problem, quantity: str) -> None:
 def first_bad_tensor(tensors: dict[str, Tensor], batch: Batch, result: Evaluation, index: int) -> str:
     """Where NaN or infinity entered a loss."""
     places = {**tensors, **batch.inputs, "target": batch.target, "output": result.output}
-    loss = float(result.loss)
+    loss = float(result.loss.detach())
     for name, t in named_tensors(places):
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             return f"The loss of batch {index} is {loss}: {name} is the first tensor with NaN or inf."

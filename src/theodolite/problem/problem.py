@@ -113,15 +113,21 @@ class Problem:
         return ("half-precision parameters are measured through a float32 copy",) if self.half_precision else ()
 
     @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The measured parameters themselves, in the order of the flat vector."""
+        available = dict(self.model.named_parameters())
+        return [available[key] for key in self.selection.keys]
+
+    @property
     def vector(self) -> Tensor:
         """The measured parameters as one flat vector (a copy)."""
-        return torch.cat([p.detach().to(self.dtype).reshape(-1) for p in self._parameters()])
+        return torch.cat([p.detach().to(self.dtype).reshape(-1) for p in self.parameters])
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A flat vector as named tensors of the parameters' shapes."""
         if vector.shape != (self.size,):
             raise ValueError(f"vector must have shape ({self.size},). Got {tuple(vector.shape)}.")
-        return dict(zip(self.names, split_like(vector, self._parameters()), strict=True))
+        return dict(zip(self.names, split_like(vector, self.parameters), strict=True))
 
     # Computing
 
@@ -147,7 +153,7 @@ class Problem:
 
     def leaves(self, *, grad: bool = True) -> list[Tensor]:
         """Stand-ins for the measured parameters: same values, own graph, nothing of the model touched."""
-        return [self._stand_in(p).requires_grad_(grad) for p in self._parameters()]
+        return [self._stand_in(p).requires_grad_(grad) for p in self.parameters]
 
     def tensors(self, leaves: Sequence[Tensor]) -> dict[str, Tensor]:
         """All a functional call needs: the leaves, the other parameters and copies of the buffers."""
@@ -257,12 +263,8 @@ class Problem:
 
     # Inner parts
 
-    def _parameters(self) -> list[nn.Parameter]:
-        available = dict(self.model.named_parameters())
-        return [available[key] for key in self.selection.keys]
-
     def _set_precision(self) -> None:
-        measured = {p.dtype for p in self._parameters()}
+        measured = {p.dtype for p in self.parameters}
         every = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
         self.half_precision = not every.isdisjoint(_HALF)
         self.dtype = torch.float64 if torch.float64 in measured else torch.float32
@@ -273,7 +275,7 @@ class Problem:
         return tensor.float() if self.half_precision and tensor.dtype in _HALF else tensor
 
     def _one_device(self) -> torch.device:
-        devices = {p.device for p in self._parameters()}
+        devices = {p.device for p in self.parameters}
         if len(devices) > 1:
             raise ValueError(
                 f"The measured parameters lie on several devices ({', '.join(map(str, devices))}); move the model to one."

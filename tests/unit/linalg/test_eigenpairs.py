@@ -246,6 +246,14 @@ def test_neighbours_point_where_residuals_do_not():
     assert float(from_result.values[0]) == pytest.approx(10.0, abs=1e-4)
 
 
+def test_the_vectors_of_a_living_result_bring_its_neighbours_along():
+    before, after = digits_problems(0, nn.ReLU)
+    pairs = th.top_eigenpairs(th.hessian(before), 3)
+    op = th.hessian(after)
+    counts = [th.top_eigenpairs(op, 3, start=start).matvecs for start in (pairs, pairs.vectors, pairs.vectors.clone())]
+    assert counts[0] == counts[1] <= counts[2]
+
+
 def test_warm_starts_follow_a_training_run():
     """Step after step, each solve started from the last, still right at the end."""
     matrices = [random_symmetric(torch.cat([torch.tensor([9.0, 8.5, 8.0, 7.7]), torch.linspace(-1, 1, 196)]).double())]

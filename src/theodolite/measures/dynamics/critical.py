@@ -1,0 +1,197 @@
+"""The largest learning rate at which training stays stable."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim import Optimizer
+
+from theodolite.errors import NonFiniteError
+from theodolite.linalg import top_eigenpairs
+from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
+from theodolite.operators import LinearOperator, gauss_newton, hessian
+from theodolite.problem import Problem
+from theodolite.results import Cost, Result, Row
+
+By = Literal["hessian", "gauss_newton"]
+_ROUTES: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hessian, "gauss_newton": gauss_newton}
+
+#: Rates tried on a copy, in units of the critical one, and how many steps each gets.
+TRIALS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
+TRIAL_STEPS = 60
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class CriticalRate(Result):
+    """The edge of stability: `value` is the critical learning rate, `sharpness` the eigenvalue it comes from.
+
+    `error` bounds what the eigen-residual leaves open, and holds the sampling error where a population was named.
+    `window` are rates above the edge at which training still converges: empty for a quadratic loss, measured on a copy
+    with `trial=True`, None where nobody looked. `rule` is the formula used.
+    """
+
+    value: float
+    sharpness: float
+    error: float
+    window: tuple[float, ...] | None
+    rule: str
+    by: str
+    optimizer: str
+    matvecs: int
+    note: str = ""
+
+    def rows(self) -> list[Row]:
+        low, high = self.window if self.window else (None, None)
+        return [
+            {
+                "rate": self.value,
+                "error": self.error,
+                "sharpness": self.sharpness,
+                "window_low": low,
+                "window_high": high,
+                "rule": self.rule,
+                "by": self.by,
+                "optimizer": self.optimizer,
+                "seed": self.seed,
+            }
+        ]
+
+    def sentence(self) -> str:
+        if math.isinf(self.value):
+            return f"No direction curves upwards (largest eigenvalue {self.sharpness:.3g}), so no learning rate is critical here."
+        above = ""
+        if self.window is not None:
+            above = " Above it training diverges." if not self.window else f" It still converges up to {self.window[1]:.3g}."
+        note = f" ({self.note})" if self.note else ""
+        return f"The critical learning rate of {self.optimizer} is {self.value:.4g} ± {self.error:.1g}: {self.rule}{note}.{above}"
+
+
+def critical_learning_rate(
+    problem: Problem,
+    *,
+    by: By = "hessian",
+    optimizer: Optimizer | None = None,
+    trial: bool = False,
+    population: int | None = None,
+    tol: float = 1e-4,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> CriticalRate:
+    """The learning rate above which the optimizer leaves the sharpest direction of the loss.
+
+    Plain descent 2/λ; heavy ball 2(1+β)/λ; Nesterov 2(1+β)/((1+2β)λ); coupled weight decay adds to λ; Adam
+    2(1+β₁)/((1−β₁)λ(P⁻¹H)) with its second moment frozen. Groups of different rates are measured by the first one's.
+
+    Parameters
+    ----------
+    by : the matrix λ belongs to, `"hessian"` or `"gauss_newton"`.
+    optimizer : the optimizer as it stands; None means plain gradient descent.
+    trial : look for rates above the edge at which training still converges, by short runs on a copy.
+    population : size of the set the data was drawn from; adds the sampling error.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False).double()
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()
+    >>> problem = Problem(model, torch.nn.MSELoss(), (x, torch.zeros(2, 1).double()))
+    >>> rate = critical_learning_rate(problem)                # λ = 9
+    >>> round(rate.value, 6), rate.window, rate.rule
+    (0.222222, (), '2/λ')
+    """
+    if by not in _ROUTES:
+        raise ValueError(f"by must be one of {', '.join(map(repr, _ROUTES))}. Got {by!r}.")
+    began = time.perf_counter()
+    law = stability_law(optimizer, problem)
+    pairs = top_eigenpairs(law.effective(_ROUTES[by](problem)), 1, tol=tol, seed=seed, progress=progress)
+    sharpness, residual = float(pairs.values[0]), float(pairs.residuals[0])
+    value, error = _rate(law, sharpness, residual, tol * pairs.scale)
+    if population is not None and math.isfinite(value):
+        error = math.hypot(error, _sampling_error(problem, by, optimizer, population, tol, seed))
+    window = None if math.isinf(value) else _window(problem, optimizer, value, trial)
+    return CriticalRate(
+        value=value,
+        sharpness=sharpness,
+        error=error,
+        window=window,
+        rule=law.rule,
+        by=by,
+        optimizer="gradient descent" if optimizer is None else type(optimizer).__name__,
+        matvecs=pairs.matvecs,
+        note=law.note,
+        outcome=pairs.outcome,
+        seed=seed,
+        cost=Cost(time.perf_counter() - began, pairs.cost.route, pairs.cost.peak_bytes, pairs.cost.notes),
+    )
+
+
+def _rate(law: StabilityLaw, sharpness: float, residual: float, resolution: float) -> tuple[float, float]:
+    """The rate and what the residual leaves open; infinite where no direction curves upwards."""
+    if sharpness <= resolution:
+        return math.inf, 0.0
+    value = law.rate(sharpness)
+    return value, value - law.rate(sharpness + residual)
+
+
+def _sampling_error(problem: Problem, by: By, optimizer: Optimizer | None, population: int, tol: float, seed: int) -> float:
+    def value(part: Problem) -> float:
+        return critical_learning_rate(part, by=by, optimizer=optimizer, tol=tol, seed=seed, progress=False).value
+
+    return problem.sampling_error(value, population=population)
+
+
+# Above the edge
+
+
+def _window(problem: Problem, optimizer: Optimizer | None, value: float, trial: bool) -> tuple[float, ...] | None:
+    if is_quadratic(problem):
+        return ()
+    if not trial:
+        return None
+    highest = value
+    for factor in TRIALS:
+        if not _converges(problem, optimizer, factor * value):
+            break
+        highest = factor * value
+    return () if highest == value else (value, highest)
+
+
+def is_quadratic(problem: Problem) -> bool:
+    """Whether the loss is a quadratic function of the parameters: its Hessian is the same elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    elsewhere = problem.with_model(copy.deepcopy(problem.model))
+    v = torch.randn(problem.size, generator=generator, dtype=torch.float32).to(problem.device, problem.dtype)
+    with torch.no_grad():
+        for p in elsewhere.parameters:
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p.device, p.dtype)
+            p.add_(noise * (p.abs().mean() + 0.1))
+    here, there = hessian(problem, keep="never") @ v, hessian(elsewhere, keep="never") @ v
+    return bool((here - there).norm() <= (1e-3 if problem.dtype == torch.float32 else 1e-9) * here.norm())
+
+
+def _converges(problem: Problem, optimizer: Optimizer | None, rate: float) -> bool:
+    """Whether a short run at this rate on a copy ends below where it began."""
+    trial = problem.with_model(copy.deepcopy(problem.model))
+    stepper = _same_kind(optimizer, trial, rate)
+    first = trial.loss()
+    try:
+        for _ in range(TRIAL_STEPS):
+            for p, g in zip(trial.parameters, trial.split(trial.gradient()).values(), strict=True):
+                p.grad = g.to(p.dtype).reshape(p.shape)
+            stepper.step()
+        return trial.loss() < first
+    except NonFiniteError:
+        return False
+
+
+def _same_kind(optimizer: Optimizer | None, problem: Problem, rate: float) -> Optimizer:
+    """A fresh optimizer of the same kind and settings for a copy."""
+    if optimizer is None:
+        return torch.optim.SGD(problem.parameters, lr=rate)
+    settings: dict[str, Any] = {k: v for k, v in optimizer.defaults.items() if k not in ("lr", "decoupled_weight_decay")}
+    kind: Any = type(optimizer)
+    fresh: Optimizer = kind(problem.parameters, lr=rate, **settings)
+    return fresh

@@ -1,0 +1,152 @@
+"""At which learning rate an optimizer leaves a quadratic bowl, rule by rule.
+
+On a quadratic loss with Hessian H an optimizer is a linear recursion; along an eigenvector with eigenvalue λ it becomes
+unstable where a root of its characteristic polynomial passes −1. The rules below are those roots solved for the rate η.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from theodolite.operators import LinearOperator
+from theodolite.operators.diagonal import DiagonalOperator, congruent
+from theodolite.problem import Problem
+
+
+@dataclass(frozen=True)
+class StabilityLaw:
+    """The edge of an optimizer: `rate(λ)` with λ the largest eigenvalue of `S (H + W) S`.
+
+    `scale` is S (one number per parameter: square roots of relative learning rates and of a frozen preconditioner),
+    `decay` is W (coupled weight decay); None where they do not matter.
+    """
+
+    rule: str
+    rate: Callable[[float], float]
+    scale: Tensor | None = None
+    decay: Tensor | None = None
+    note: str = ""
+
+    def effective(self, op: LinearOperator) -> LinearOperator:
+        """The operator whose largest eigenvalue sets the edge."""
+        if self.decay is not None:
+            op = op + DiagonalOperator(self.decay.to(op.device, op.dtype))
+        return op if self.scale is None else congruent(op, self.scale.to(op.device, op.dtype))
+
+
+def stability_law(optimizer: Optimizer | None, problem: Problem) -> StabilityLaw:
+    """The law of an optimizer as it stands, its state included; None means plain gradient descent."""
+    if optimizer is None:
+        return StabilityLaw("2/λ", lambda x: 2.0 / x)
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        raise ValueError("The optimizer maximizes; a critical learning rate belongs to minimizing.")
+    for kind, law in _LAWS.items():
+        if isinstance(optimizer, kind):
+            return law(optimizer, problem)
+    known = ", ".join(kind.__name__ for kind in _LAWS)
+    raise ValueError(f"No stability law is known for {type(optimizer).__name__}. Known: {known}, or None for plain descent.")
+
+
+def _sgd(optimizer: Optimizer, problem: Problem) -> StabilityLaw:
+    group = _common(optimizer, "momentum", "dampening", "nesterov")
+    beta, damp = float(group["momentum"]), float(group["dampening"])
+    scale, decay = _relative_rates(optimizer, problem), _decay(optimizer, problem)
+    shown = "λ" if decay is None else "(λ+wd)"
+    if not beta:
+        return StabilityLaw(f"2/{shown}", lambda x: 2.0 / x, _root(scale), decay)
+    if group["nesterov"]:
+        rule = f"2(1+β)/((1+2β){shown}), β = {beta:g}"
+        return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 + 2.0 * beta) * x), _root(scale), decay)
+    damped = f"(1−τ){shown}, τ = {damp:g}" if damp else shown
+    rule = f"2(1+β)/{damped}, β = {beta:g}"
+    return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 - damp) * x), _root(scale), decay)
+
+
+def _adam(optimizer: Optimizer, problem: Problem) -> StabilityLaw:
+    group = _common(optimizer, "betas", "eps", "amsgrad", "weight_decay")
+    beta = float(group["betas"][0])
+    preconditioner, note = _second_moment(optimizer, problem)
+    scale = _relative_rates(optimizer, problem)
+    scale = 1.0 / preconditioner if scale is None else scale / preconditioner
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
+    wd = float(group["weight_decay"])
+    if decoupled and wd:
+        rule = f"2(1+β₁)/((1−β₁)λ(P⁻¹H) + (1+β₁)wd), β₁ = {beta:g}"
+        return StabilityLaw(rule, lambda x: 2.0 * (1 + beta) / ((1 - beta) * x + (1 + beta) * wd), _root(scale), None, note)
+    shown = "λ(P⁻¹(H+wd))" if wd else "λ(P⁻¹H)"
+    rule = f"2(1+β₁)/((1−β₁){shown}), β₁ = {beta:g}"
+    return StabilityLaw(rule, lambda x: 2.0 * (1 + beta) / ((1 - beta) * x), _root(scale), _decay(optimizer, problem), note)
+
+
+_LAWS: dict[type[Optimizer], Callable[[Optimizer, Problem], StabilityLaw]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.AdamW: _adam,
+    torch.optim.Adam: _adam,
+}
+
+
+def _common(optimizer: Optimizer, *names: str) -> dict[str, Any]:
+    """The first group, if all groups agree on these settings."""
+    first = optimizer.param_groups[0]
+    for name in names:
+        if any(group.get(name) != first.get(name) for group in optimizer.param_groups):
+            raise ValueError(f"The optimizer's groups differ in {name}; a critical learning rate needs one value.")
+    return first
+
+
+def _per_parameter(optimizer: Optimizer, problem: Problem, value: Callable[[dict[str, Any], Tensor], Any]) -> Tensor:
+    """A flat vector over the problem's parameters: a number or a tensor for each, from its group."""
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    parts = []
+    for name, p in zip(problem.names, problem.parameters, strict=True):
+        if id(p) not in groups:
+            raise ValueError(f"The optimizer does not train {name}. Select what it trains: Problem(..., params=...).")
+        found = value(groups[id(p)], p)
+        parts.append(torch.as_tensor(found, dtype=torch.float64, device=p.device).detach().expand(p.shape).reshape(-1))
+    return torch.cat(parts)
+
+
+def _relative_rates(optimizer: Optimizer, problem: Problem) -> Tensor | None:
+    """Learning rates in units of the first group's; None where all are equal."""
+    first = float(optimizer.param_groups[0]["lr"])
+    if all(float(group["lr"]) == first for group in optimizer.param_groups):
+        _per_parameter(optimizer, problem, lambda group, p: 1.0)  # for its check
+        return None
+    if not first:
+        raise ValueError("The learning rate of the first group is 0; the others cannot be measured by it.")
+    return _per_parameter(optimizer, problem, lambda group, p: float(group["lr"]) / first)
+
+
+def _decay(optimizer: Optimizer, problem: Problem) -> Tensor | None:
+    if not any(float(group.get("weight_decay", 0.0)) for group in optimizer.param_groups):
+        return None
+    return _per_parameter(optimizer, problem, lambda group, p: float(group["weight_decay"]))
+
+
+def _second_moment(optimizer: Optimizer, problem: Problem) -> tuple[Tensor, str]:
+    """`sqrt(v̂) + eps` per parameter, from the optimizer's state or, before its first step, from the gradient."""
+    if not any(optimizer.state.values()):
+        gradient = problem.gradient().double().abs()
+        eps = _per_parameter(optimizer, problem, lambda group, p: group["eps"])
+        return gradient + eps.to(gradient), "its second moment is that of a first step here, for it has taken none yet"
+
+    def root(group: dict[str, Any], p: Tensor) -> Tensor:
+        state = optimizer.state.get(p)
+        if not state:
+            raise ValueError("The optimizer has stepped some parameters and not others; take one more step with all of them.")
+        moment = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
+        correction = 1.0 - float(group["betas"][1]) ** float(state["step"])
+        root_of: Tensor = (moment.double() / correction).sqrt() + float(group["eps"])
+        return root_of
+
+    return _per_parameter(optimizer, problem, root), "its second moment is held as it stands; live Adam adapts and tolerates more"
+
+
+def _root(scale: Tensor | None) -> Tensor | None:
+    return None if scale is None else scale.sqrt()
