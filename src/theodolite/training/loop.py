@@ -22,6 +22,7 @@ from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
 from theodolite.training.checkpoints import load_state, save_state
 from theodolite.training.feeding import Feed
+from theodolite.training.interrupts import deferred_interrupt
 from theodolite.training.schedules import Schedule, as_schedule
 from theodolite.training.trace import Trace
 
@@ -69,7 +70,8 @@ def train(
     observe : called as `observe(step, model, batch, optimizer)` after backward and before the optimizer's step.
     evaluate : also compute the loss on the whole data after the last step.
     checkpoint, checkpoint_every, resume : folder for the state of the run, how often it is saved, and whether to go on
-        from it. A resumed run takes the same steps as an undisturbed one; what came after the last save is done anew.
+        from it. Ctrl-C saves too, after the step under way. A resumed run takes the same steps as an undisturbed one;
+        what came after the last save is done anew.
     seed : of the order of the data and of the model's own randomness, by torch's generator (randomness that comes from
         NumPy or Python is not followed by a resume); the caller's random state is left alone.
 
@@ -95,12 +97,11 @@ def train(
         if folder is not None and resume:
             run.restore(load_state(folder), seed=seed)
         with counting("training", progress=progress, total=steps) as count:
-            for _ in run.steps(feed, steps, epochs):
-                count(1)
-                if folder is not None and run.step % checkpoint_every == 0:
-                    save_state(folder, run.state(seed))
-        if folder is not None:
-            save_state(folder, run.state(seed))
+            if folder is None:
+                for _ in run.steps(feed, steps, epochs):
+                    count(1)
+            else:
+                _with_checkpoints(run, run.steps(feed, steps, epochs), folder, checkpoint_every, seed, count)
     final = Problem(model, loss, data, target=target, check=False).loss() if evaluate and not run.diverged else None
     return run.trace(seed, final, time.perf_counter() - began)
 
@@ -269,6 +270,21 @@ class _Run:
             seed=seed,
             cost=Cost(seconds=seconds, route=type(self.optimizer).__name__),
         )
+
+
+def _with_checkpoints(
+    run: _Run, steps: Iterator[None], folder: Path, every: int, seed: int, count: Callable[[int], None]
+) -> None:
+    """Take the steps and save the state every so many, at the end, and on Ctrl-C."""
+    with deferred_interrupt() as interrupted:
+        for _ in steps:
+            count(1)
+            if interrupted():
+                save_state(folder, run.state(seed))
+                raise KeyboardInterrupt
+            if run.step % every == 0:
+                save_state(folder, run.state(seed))
+        save_state(folder, run.state(seed))
 
 
 @contextmanager

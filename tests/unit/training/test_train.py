@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -141,6 +143,33 @@ def test_a_run_cut_by_its_steps_goes_on_the_same(tmp_path, cut):
     whole = th.train(network(0.2), nn.CrossEntropyLoss(), loader, OPTIMIZERS["SGD"], steps=11)
     th.train(network(0.2), nn.CrossEntropyLoss(), loader, OPTIMIZERS["SGD"], steps=cut, checkpoint=tmp_path)
     rest = th.train(network(0.2), nn.CrossEntropyLoss(), loader, OPTIMIZERS["SGD"], steps=11, checkpoint=tmp_path, resume=True)
+    assert rest.loss == whole.loss
+
+
+def test_ctrl_c_saves_the_step_under_way(tmp_path):
+    x, y = data()
+
+    def press(step, model, batch, optimizer):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    whole = th.train(network(0.2), nn.CrossEntropyLoss(), (x, y), OPTIMIZERS["Adam"], steps=9, batch_size=16)
+    options = {"steps": 9, "batch_size": 16, "checkpoint": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        th.train(network(0.2), nn.CrossEntropyLoss(), (x, y), OPTIMIZERS["Adam"], observe=press, **options)
+    assert signal.getsignal(signal.SIGINT) is before
+    seen = []
+    rest = th.train(
+        network(0.2),
+        nn.CrossEntropyLoss(),
+        (x, y),
+        OPTIMIZERS["Adam"],
+        resume=True,
+        **options,
+        observe=lambda step, *_: seen.append(step),
+    )
+    assert seen == [5, 6, 7, 8]
     assert rest.loss == whole.loss
 
 
