@@ -56,6 +56,16 @@ def test_a_failed_job_is_in_the_exit_code_and_the_others_finish(theodolite, tmp_
     assert "seed 3 is odd" in err
 
 
+def test_a_figure_that_cannot_be_drawn_is_in_the_exit_code(theodolite, tmp_path):
+    code, out, err = theodolite("reproduce", f"{SAMPLES}:Undrawn", "--out", str(tmp_path))
+    assert code == 1
+    assert "1 holds" in out
+    assert "no figure: samples/undrawn (tiny): RuntimeError: no ink" in err
+    assert theodolite("report", str(tmp_path))[0] == 1
+    assert "no ink" in (tmp_path / "index.html").read_text()
+    assert theodolite("reproduce", f"{SAMPLES}:Right", "--out", str(tmp_path))[0] == 0
+
+
 def test_json(theodolite, tmp_path):
     code, out, _ = theodolite("reproduce", f"{SAMPLES}:Wrong", "--out", str(tmp_path), "--json")
     assert code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -63,7 +64,8 @@ def kill_and_resume(tmp_path: Path, pause: str, kills: int, seed: int) -> None:
                 break
         time.sleep(moments.uniform(0.0, 0.3))
         interrupted += process.poll() is None
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it had just ended
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         finish(out, pause, "--resume")
         assert same(rows_of(out), whole)

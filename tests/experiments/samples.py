@@ -80,6 +80,15 @@ class Deadly(Right):
         yield from super().run(job)
 
 
+class Undrawn(Right):
+    """A figure that raises."""
+
+    id = "samples/undrawn"
+
+    def figure(self, rows: list[Row]) -> Any:
+        raise RuntimeError("no ink")
+
+
 class Slow(Right):
     """Jobs that take their time; SLOW_PAUSE says how much."""
 

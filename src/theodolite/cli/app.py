@@ -86,11 +86,14 @@ def reproduce(
         typer.echo("Interrupted. What had finished is kept; the same command with --resume goes on.", err=True)
         raise typer.Exit(130) from None
     page = write_gallery(out)
+    mine = [text for text in page.undrawn if text.partition(" ")[0] in {run.id for run in runs}]
+    for text in mine:
+        typer.echo(f"no figure: {text}", err=True)
     if as_json:
         typer.echo(json.dumps([_as_json(run) for run in runs], indent=1, default=str))
     else:
-        typer.echo(f"The page is {page}")
-    raise typer.Exit(0 if all(run.good for run in runs) else 1)
+        typer.echo(f"The page is {page.path}")
+    raise typer.Exit(0 if all(run.good for run in runs) and not mine else 1)
 
 
 @app.command()
@@ -99,13 +102,15 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The page; default: index.html in the folder.")] = None,
 ) -> None:
     """Write the gallery page of finished runs."""
-    from theodolite.report import collect_runs, write_gallery
+    from theodolite.report import write_gallery
 
-    runs, bad = collect_runs(folder)
-    typer.echo(f"The page is {write_gallery(folder, out, (runs, bad))}")
-    for run in runs:
+    page = write_gallery(folder, out)
+    typer.echo(f"The page is {page.path}")
+    for run in page.runs:
         typer.echo(run.sentence())
-    raise typer.Exit(0 if all(run.good for run in runs) and not bad else 1)
+    for text in (*(f"unreadable: {run.folder}: {run.reason}" for run in page.bad), *(f"no figure: {t}" for t in page.undrawn)):
+        typer.echo(text, err=True)
+    raise typer.Exit(0 if page.good else 1)
 
 
 @app.command()

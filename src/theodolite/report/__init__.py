@@ -1,5 +1,5 @@
 """L9: static pages from runs, verdicts and figures."""
 
-from theodolite.report.gallery import collect_runs, gallery_html, write_gallery
+from theodolite.report.gallery import Gallery, collect_runs, write_gallery
 
-__all__ = ["collect_runs", "gallery_html", "write_gallery"]
+__all__ = ["Gallery", "collect_runs", "write_gallery"]

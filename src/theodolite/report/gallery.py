@@ -43,6 +43,21 @@ class Card:
         return f"{self.run.id}-{self.run.size}".replace("/", "-").replace(":", "-")
 
 
+@dataclass(frozen=True)
+class Gallery:
+    """A page that was written: where, what it shows, and what could not be shown."""
+
+    path: Path
+    runs: list[ExperimentRun]
+    bad: list[Unreadable]
+    undrawn: list[str]
+
+    @property
+    def good(self) -> bool:
+        """Whether everything could be read and drawn and no claim or job failed."""
+        return not self.bad and not self.undrawn and all(run.good for run in self.runs)
+
+
 def collect_runs(folder: str | PathLike[str]) -> tuple[list[ExperimentRun], list[Unreadable]]:
     """All runs below a folder in the order of their ids, and those that cannot be read."""
     runs: list[ExperimentRun] = []
@@ -57,25 +72,23 @@ def collect_runs(folder: str | PathLike[str]) -> tuple[list[ExperimentRun], list
     return sorted(runs, key=lambda run: (run.id, SIZES.index(run.size))), bad
 
 
-def write_gallery(
-    folder: str | PathLike[str],
-    out: str | PathLike[str] | None = None,
-    found: tuple[Sequence[ExperimentRun], Sequence[Unreadable]] | None = None,
-) -> Path:
-    """Write `index.html` for all runs below `folder` (or for those already `found` there); returns its path."""
+def write_gallery(folder: str | PathLike[str], out: str | PathLike[str] | None = None) -> Gallery:
+    """Write `index.html` for all runs below `folder`."""
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. `theodolite reproduce --out {folder}` makes one.")
-    runs, bad = found or collect_runs(folder)
+    runs, bad = collect_runs(folder)
     if not runs and not bad:
         raise ValueError(f"{folder} holds no runs. `theodolite reproduce --out {folder}` makes some.")
     page = Path(out or Path(folder) / "index.html")
-    write_whole(page, gallery_html(runs, bad, base=Path(folder)).encode())
-    return page
+    cards = [card(run, Path(folder), number) for number, run in enumerate(runs)]
+    write_whole(page, gallery_html(cards, bad).encode())
+    undrawn = [f"{c.run.id} ({c.run.size}): {c.figure_error}" for c in cards if c.figure_error]
+    return Gallery(page, runs, bad, undrawn)
 
 
-def gallery_html(runs: Sequence[ExperimentRun], bad: Sequence[Unreadable] = (), *, base: Path | None = None) -> str:
+def gallery_html(cards: Sequence[Card], bad: Sequence[Unreadable] = ()) -> str:
     """The page as one self-contained text."""
-    cards = [card(run, base, number) for number, run in enumerate(runs)]
+    runs = [card.run for card in cards]
     verdicts = [v for run in runs for v in run.verdicts]
     counts = {state.value: sum(v.state is state for v in verdicts) for state in State}
     return (

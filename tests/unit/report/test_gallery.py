@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(folder):
-    return write_gallery(folder).read_text()
+    return write_gallery(folder).path.read_text()
 
 
 class Checker(HTMLParser):
@@ -102,7 +102,7 @@ def test_an_interrupted_run_is_shown_as_such(folder, tmp_path):
     run = experiments.load_run(target)
     assert (run.unfinished, run.good) == (6, False)  # both lines fail their check sum now
     (target / "rows.jsonl").write_text("")
-    text = write_gallery(tmp_path).read_text()
+    text = write_gallery(tmp_path).path.read_text()
     assert "6 of 6 jobs are not done" in text
     assert "no figure" in text
 
@@ -116,7 +116,7 @@ def test_a_run_that_cannot_be_read_is_listed_not_hidden(folder, tmp_path):
     runs, bad = collect_runs(tmp_path)
     assert runs == []
     assert "gone.module" in bad[0].reason
-    assert "unreadable" in write_gallery(tmp_path).read_text()
+    assert "unreadable" in write_gallery(tmp_path).path.read_text()
 
 
 def test_nothing_to_show_is_said(tmp_path):
