@@ -21,8 +21,9 @@ lint: $(VENV)/installed-test
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
+# BENCH="--quick" tries the harness, BENCH="--items product layers" measures only these.
 bench: $(VENV)/installed-bench
-	$(BIN)/python benchmarks/run.py --out benchmarks/results
+	$(BIN)/python benchmarks/run.py --out benchmarks/results $(BENCH)
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -171,15 +171,15 @@ def test_arpack_agrees():
 # Warm starts
 
 
-def digits_problems(seed: int, activation: type[nn.Module], lr: float = 0.01) -> tuple[th.Problem, th.Problem]:
-    """A small network on digits after a little training, and the same after one full-batch SGD step more."""
+def digits_problems(seed: int, activation: type[nn.Module], steps: int = 60, lr: float = 0.01) -> tuple[th.Problem, th.Problem]:
+    """A small network on digits after so many steps, and the same after one full-batch SGD step more."""
     data = load_digits()
     x, y = torch.tensor(data.data / 16.0), torch.tensor(data.target)
     torch.manual_seed(seed)
     layers = [nn.Linear(64, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 10)]
     model = nn.Sequential(*layers).double()
     trainer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(60):
+    for _ in range(steps):
         trainer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         trainer.step()
@@ -193,9 +193,10 @@ def digits_problems(seed: int, activation: type[nn.Module], lr: float = 0.01) ->
 
 @pytest.mark.parametrize(("k", "limit"), [(1, 8), (2, 8), (3, 8), (10, None)])
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize("steps", [0, 60])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_warm_start_after_one_step_saves_products(k, limit, seed, activation):
-    before, after = digits_problems(seed, activation)
+def test_warm_start_after_one_step_saves_products(k, limit, seed, activation, steps):
+    before, after = digits_problems(seed, activation, steps)
     start = th.top_eigenpairs(th.hessian(before), k)
     cold = th.top_eigenpairs(th.hessian(after), k)
     for given_start in (start, start.vectors):
