@@ -31,6 +31,7 @@ class ExperimentRun(Sequence[Verdict]):
     seconds: float
     folder: Path | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    torn: bool = False  # a line cut short by a kill was found, and its job done anew
 
     @property
     def id(self) -> str:
@@ -66,8 +67,10 @@ class ExperimentRun(Sequence[Verdict]):
     def sentence(self) -> str:
         parts = [f"{n} {state.value}" for state in State if (n := self.count(state))]
         failed = f"; {len(self.failures)} of {self.jobs} jobs failed" if self.failures else ""
+        before = f"; {self.reused} of {self.jobs} jobs were there already" if self.reused else ""
+        before += ", a line cut short was found and its job done anew" if self.torn else ""
         missing = f"; {self.unfinished} of {self.jobs} jobs are not done" if self.unfinished else ""
-        return f"{self.id} ({self.size}): {', '.join(parts) or 'no claims'}{failed}{missing}; {self.seconds:.1f} s."
+        return f"{self.id} ({self.size}): {', '.join(parts) or 'no claims'}{failed}{missing}{before}; {self.seconds:.1f} s."
 
     def __str__(self) -> str:
         return "\n".join([self.sentence(), *(f"  {v}" for v in self.verdicts)])
@@ -127,6 +130,7 @@ def run(
         seconds=summary.seconds,
         folder=folder,
         settings=experiment.settings(size),
+        torn=summary.torn,
     )
 
 
@@ -151,7 +155,7 @@ def load_run(folder: str | PathLike[str]) -> ExperimentRun:
         failures,
         jobs=len(keys),
         done=len(mine),
-        reused=len(mine),
+        reused=0,
         seconds=seconds,
         folder=folder,
         settings=settings,

@@ -125,6 +125,15 @@ def test_runs_carry_verdicts():
     assert th.experiments.run(Right()).good
 
 
+def test_a_resumed_run_says_what_was_there(tmp_path):
+    th.experiments.run(Right, out=tmp_path)
+    rows = tmp_path / "samples" / "right" / "tiny" / "rows.jsonl"
+    rows.write_bytes(rows.read_bytes()[:-5])
+    resumed = th.experiments.run(Right, out=tmp_path, resume=True)
+    assert "5 of 6 jobs were there already, a line cut short was found" in resumed.sentence()
+    assert "there already" not in th.experiments.load_run(rows.parent).sentence()
+
+
 def test_unknown_names_bring_the_nearest():
     with pytest.raises(UnknownExperimentError, match=r"checks/stability-edge.*theodolite list"):
         th.experiments.get("checks/stability-egde")
