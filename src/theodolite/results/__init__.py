@@ -1,8 +1,22 @@
 """L0: frozen results with their error, cost, outcome and seed."""
 
 from theodolite.results.base import Result, ResultMapping, Row, html_table
+from theodolite.results.findings import Finding, Severity, number
 from theodolite.results.outcome import Outcome
 from theodolite.results.provenance import Cost, Provenance
 from theodolite.results.storage import load, save
 
-__all__ = ["Cost", "Outcome", "Provenance", "Result", "ResultMapping", "Row", "html_table", "load", "save"]
+__all__ = [
+    "Cost",
+    "Finding",
+    "Outcome",
+    "Provenance",
+    "Result",
+    "ResultMapping",
+    "Row",
+    "Severity",
+    "html_table",
+    "load",
+    "number",
+    "save",
+]

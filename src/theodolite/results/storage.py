@@ -17,10 +17,11 @@ from torch import Tensor
 from theodolite.errors import nearest
 from theodolite.files import write_whole
 from theodolite.results.base import Result
+from theodolite.results.findings import Finding, Severity
 from theodolite.results.outcome import Outcome
 from theodolite.results.provenance import Cost, Provenance
 
-_PLAIN = {"Cost": Cost, "Provenance": Provenance}
+_PLAIN = {"Cost": Cost, "Provenance": Provenance, "Finding": Finding}
 
 
 def save(result: Result, path: str | PathLike[str]) -> None:
@@ -68,7 +69,9 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": key}
     if isinstance(value, Outcome):
         return {"outcome": value.name}
-    if isinstance(value, Result | Cost | Provenance):
+    if isinstance(value, Severity):
+        return {"severity": value.name}
+    if isinstance(value, Result | Cost | Provenance | Finding):
         fields = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in dataclasses.fields(value)}
         document = {"type": type(value).__name__, "module": type(value).__module__, "fields": fields}
         return {**document, "schema": value.schema} if isinstance(value, Result) else document
@@ -87,6 +90,7 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     decoders: dict[str, Callable[[Any], Any]] = {
         "tensor": lambda key: _tensor(key, tensors),
         "outcome": lambda name: Outcome[name],
+        "severity": lambda name: Severity[name],
         "map": lambda pairs: {name: _decode(v, tensors) for name, v in pairs},
         "list": lambda items: tuple(_decode(v, tensors) for v in items),
     }
