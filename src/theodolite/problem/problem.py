@@ -142,14 +142,21 @@ class Problem:
 
     def gradient(self) -> Tensor:
         """The gradient of the objective as a flat vector, accumulated in float64."""
+        return self.loss_and_gradient()[1]
+
+    def loss_and_gradient(self) -> tuple[float, Tensor]:
+        """The objective and its gradient from one pass over the data."""
+        value = 0.0
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         with self.session(second=False):
             leaves = self.leaves()
             tensors = self.tensors(leaves)
             for i, share, batch in self.iterate():
-                grads = torch.autograd.grad(self.evaluate(tensors, batch, i).loss, leaves, allow_unused=True)
+                loss = self.evaluate(tensors, batch, i).loss
+                grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+                value += share * float(loss.detach().double())
                 total += share * join_like(grads, leaves).double()
-        return total.to(self.dtype)
+        return value, total.to(self.dtype)
 
     def leaves(self, *, grad: bool = True) -> list[Tensor]:
         """Stand-ins for the measured parameters: same values, own graph, nothing of the model touched."""

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch.optim import Optimizer
 
-from theodolite.errors import NonFiniteError
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
+from theodolite.measures.dynamics.trials import run_trial
 from theodolite.operators import LinearOperator, gauss_newton, hessian
 from theodolite.problem import Problem
 from theodolite.results import Cost, Result, Row
@@ -33,7 +33,8 @@ class CriticalRate(Result):
 
     `error` bounds what the eigen-residual leaves open, and holds the sampling error where a population was named.
     `window` are rates above the edge at which training still converges: empty for a quadratic loss, measured on a copy
-    with `trial=True`, None where nobody looked. `rule` is the formula used.
+    with `trial=True`, None where nobody looked. `quadratic` says whether the loss is a quadratic function of the parameters.
+    `rule` is the formula used.
     """
 
     value: float
@@ -44,6 +45,7 @@ class CriticalRate(Result):
     by: str
     optimizer: str
     matvecs: int
+    quadratic: bool
     note: str = ""
 
     def rows(self) -> list[Row]:
@@ -79,6 +81,9 @@ def critical_learning_rate(
     optimizer: Optimizer | None = None,
     trial: bool = False,
     population: int | None = None,
+    operator: LinearOperator | None = None,
+    start: Any = None,
+    max_matvecs: int | None = None,
     tol: float = 1e-4,
     seed: int = 0,
     progress: bool | None = None,
@@ -94,6 +99,8 @@ def critical_learning_rate(
     optimizer : the optimizer as it stands; None means plain gradient descent.
     trial : look for rates above the edge at which training still converges, by short runs on a copy.
     population : size of the set the data was drawn from; adds the sampling error.
+    operator, start, max_matvecs : the Hessian (or Gauss-Newton matrix) where it is there already, eigenvectors to start
+        from, and the budget in products.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()
@@ -106,12 +113,14 @@ def critical_learning_rate(
         raise ValueError(f"by must be one of {', '.join(map(repr, _ROUTES))}. Got {by!r}.")
     began = time.perf_counter()
     law = stability_law(optimizer, problem)
-    pairs = top_eigenpairs(law.effective(_ROUTES[by](problem)), 1, tol=tol, seed=seed, progress=progress)
+    op = law.effective(_ROUTES[by](problem) if operator is None else operator)
+    pairs = top_eigenpairs(op, 1, tol=tol, start=start, max_matvecs=max_matvecs, seed=seed, progress=progress)
     sharpness, residual = float(pairs.values[0]), float(pairs.residuals[0])
     value, error = _rate(law, sharpness, residual, tol * pairs.scale)
     if population is not None and math.isfinite(value):
         error = math.hypot(error, _sampling_error(problem, by, optimizer, population, tol, seed))
-    window = None if math.isinf(value) else _window(problem, optimizer, value, trial)
+    quadratic = is_quadratic(problem)
+    window = None if math.isinf(value) else () if quadratic else _window(problem, optimizer, value, trial)
     return CriticalRate(
         value=value,
         sharpness=sharpness,
@@ -121,6 +130,7 @@ def critical_learning_rate(
         by=by,
         optimizer="gradient descent" if optimizer is None else type(optimizer).__name__,
         matvecs=pairs.matvecs,
+        quadratic=quadratic,
         note=law.note,
         outcome=pairs.outcome,
         seed=seed,
@@ -147,13 +157,12 @@ def _sampling_error(problem: Problem, by: By, optimizer: Optimizer | None, popul
 
 
 def _window(problem: Problem, optimizer: Optimizer | None, value: float, trial: bool) -> tuple[float, ...] | None:
-    if is_quadratic(problem):
-        return ()
     if not trial:
         return None
     highest = value
     for factor in TRIALS:
-        if not _converges(problem, optimizer, factor * value):
+        losses = run_trial(problem, factor * value, optimizer=optimizer, steps=TRIAL_STEPS)
+        if not losses[-1] < losses[0]:
             break
         highest = factor * value
     return () if highest == value else (value, highest)
@@ -170,28 +179,3 @@ def is_quadratic(problem: Problem) -> bool:
             p.add_(noise * (p.abs().mean() + 0.1))
     here, there = hessian(problem, keep="never") @ v, hessian(elsewhere, keep="never") @ v
     return bool((here - there).norm() <= (1e-3 if problem.dtype == torch.float32 else 1e-9) * here.norm())
-
-
-def _converges(problem: Problem, optimizer: Optimizer | None, rate: float) -> bool:
-    """Whether a short run at this rate on a copy ends below where it began."""
-    trial = problem.with_model(copy.deepcopy(problem.model))
-    stepper = _same_kind(optimizer, trial, rate)
-    first = trial.loss()
-    try:
-        for _ in range(TRIAL_STEPS):
-            for p, g in zip(trial.parameters, trial.split(trial.gradient()).values(), strict=True):
-                p.grad = g.to(p.dtype).reshape(p.shape)
-            stepper.step()
-        return trial.loss() < first
-    except NonFiniteError:
-        return False
-
-
-def _same_kind(optimizer: Optimizer | None, problem: Problem, rate: float) -> Optimizer:
-    """A fresh optimizer of the same kind and settings for a copy."""
-    if optimizer is None:
-        return torch.optim.SGD(problem.parameters, lr=rate)
-    settings: dict[str, Any] = {k: v for k, v in optimizer.defaults.items() if k not in ("lr", "decoupled_weight_decay")}
-    kind: Any = type(optimizer)
-    fresh: Optimizer = kind(problem.parameters, lr=rate, **settings)
-    return fresh

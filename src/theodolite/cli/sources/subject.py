@@ -1,0 +1,206 @@
+"""`load_subject`: the words of the command line become a model, a loss and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from theodolite.cli.sources import losses
+from theodolite.cli.sources.batches import first_parts, in_batches
+from theodolite.cli.sources.checkpoints import load_checkpoint
+from theodolite.cli.sources.datasets import DEFAULT_SAMPLES, Source, from_value, load_data
+from theodolite.cli.sources.fitting import fit_inputs, fit_targets, text_for_any_model
+from theodolite.cli.sources.optimizers import load_state
+from theodolite.cli.sources.parts import Parts
+from theodolite.cli.sources.words import names_code
+from theodolite.models.initialisation import seeded
+from theodolite.problem import Problem
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be surveyed, and where it came from.
+
+    `loss` is None where the model returns its own. `facts` tells what was loaded from where, `notes` what the user must
+    know. `population` is the size of the full data where these are a part of it. `optimizer`, `lr` and `problem` are there
+    where the user's own code gave them, `optimizer_state` where the checkpoint held one.
+    """
+
+    name: str
+    model: nn.Module
+    loss: Callable[[Any, Any], Tensor] | None
+    data: Any
+    facts: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    population: int | None = None
+    optimizer: Optimizer | None = None
+    lr: float | None = None
+    problem: Problem | None = None
+    optimizer_state: dict[str, Any] | None = None
+
+
+def load_subject(
+    model: str | None,
+    data: str | None,
+    loss: str | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    samples: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    pretrained: bool = True,
+) -> Subject:
+    """The model, loss and data that the words name; the global random state is left alone.
+
+    Parameters
+    ----------
+    model : a built-in name, `module:attribute`, or `hf:FOLDER`; None is a small network that suits the data.
+    data : the name of a data set, `module:attribute`, or a file; None is what the model word brings or what suits it.
+    loss : `cross-entropy`, `mse`, `bce`, `l1` or `module:attribute`; None is the model's own or follows from the targets.
+    checkpoint : weights for the model, .safetensors or a file of torch's.
+    samples : how many examples (sequences) to take, a seeded choice.
+    batch_size : cut data given as tensors into batches.
+    pretrained : whether ResNet20 and stories260k take their stored weights where these are there.
+    """
+    _check_counts(samples=samples, batch_size=batch_size)
+    losses.word_of(loss)  # a wrong word shows before anything is loaded
+    stored = pretrained and checkpoint is None
+    with seeded(seed):
+        parts = _load_parts(model, data, loss, samples, seed, stored)
+        state = None
+        if checkpoint is not None:
+            state = load_checkpoint(parts.model, checkpoint).optimizer
+            fresh = tuple(n for n in parts.notes if not n.startswith("weights are random"))
+            parts = replace(parts, facts={**parts.facts, "weights": str(checkpoint)}, notes=fresh)
+            if state is not None and parts.optimizer is not None:
+                load_state(parts.optimizer, state)
+        parts = _with_loss(parts, loss)
+        parts = _tidied(parts, batch_size)
+    title = f"{parts.name} on {parts.data_name}" if parts.data_name else parts.name
+    facts = {**parts.facts, "loss": parts.facts.get("loss", losses.name_of(parts.loss))}
+    return Subject(
+        title, parts.model, parts.loss, parts.data, facts, tuple(dict.fromkeys(parts.notes)), parts.population,
+        parts.optimizer, parts.lr, parts.problem, state,
+    )  # fmt: skip
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"--{name.replace('_', '-')} must be a whole number of at least 1. Got {value!r}.")
+
+
+def _load_parts(model: str | None, data: str | None, loss: str | None, samples: int | None, seed: int, stored: bool) -> Parts:
+    if model is not None and model.startswith("hf:"):
+        from theodolite.cli.sources.hugging_face import load_folder
+
+        loaded = load_folder(model, seed)
+        return _hugging_parts(loaded, None if data is None else _source(data, samples, seed, 16), samples, seed)
+    if model is not None and names_code(model):
+        return _own_parts(model, data, samples, seed)
+    from theodolite.cli.sources.models import Wish, named_model
+
+    source = None if data is None else _source(data, samples, seed)
+    notes: tuple[str, ...] = ()
+    if model is None:
+        model = "GPT-small" if source is not None and source.text is not None else "F-40^2"
+        notes = (f"the network is {model}, because no --model was given",)
+    parts = named_model(model, source, Wish(loss, samples, seed, stored))
+    return replace(parts, notes=(*notes, *parts.notes))
+
+
+def _source(word: str, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES) -> Source:
+    return load_data(word, samples=samples, seed=seed, default=default)
+
+
+def _hugging_parts(loaded: Any, source: Source | None, samples: int | None, seed: int) -> Parts:
+    from theodolite.cli.sources.hugging_data import HuggingData
+
+    maker = HuggingData(loaded, samples, seed)
+    content, population = maker.batches(source)
+    kind = type(loaded.model).__name__
+    facts = {
+        "model": f"{kind} from {loaded.folder or loaded.weights}",
+        "weights": loaded.weights,
+        "data": f"random, seed {seed}" if source is None else source.origin,
+    }
+    name = "random images" if loaded.task == "images" else "random tokens"
+    return Parts(
+        loaded.model, loaded.name, content, name if source is None else source.name, own_loss=True, task=loaded.task,
+        population=population, facts=facts, notes=(*loaded.notes, *(() if source is None else source.notes), *maker.notes),
+    )  # fmt: skip
+
+
+def _own_parts(target: str, data: str | None, samples: int | None, seed: int) -> Parts:
+    """The user's model on the data named, on the data it brought, or on random data if transformers knows its kind."""
+    from theodolite.cli.sources.own_models import own_model
+
+    parts = own_model(target, seed)
+    hugging = _as_hugging(parts) if parts.own_loss else None
+    if data is not None:
+        source = _source(data, samples, seed, 16 if hugging is not None else DEFAULT_SAMPLES)
+    elif parts.data is not None:
+        source = from_value(parts.data, "its own data", samples, seed)
+    elif hugging is not None:
+        source = None
+    else:
+        raise ValueError(f"--model {target!r} brings no data: name some with --data, or return a dict with the key data.")
+    if hugging is not None and (source is None or not source.own):
+        made = _hugging_parts(hugging, source, samples, seed)
+        facts = {**parts.facts, "data": made.facts["data"]}
+        return replace(
+            parts, data=made.data, data_name=made.data_name, task=made.task, population=made.population, facts=facts,
+            notes=made.notes,
+        )  # fmt: skip
+    assert source is not None
+    source = text_for_any_model(parts.model, source, samples) if source.content is None else fit_inputs(parts.model, source)
+    untouched = data is None and source.population is None
+    return replace(
+        parts, data=source.content, data_name="" if data is None else source.name, population=source.population,
+        problem=parts.problem if untouched else None, facts={**parts.facts, "data": source.origin}, notes=source.notes,
+    )  # fmt: skip
+
+
+def _as_hugging(parts: Parts) -> Any:
+    """The user's model as one of transformers' that we can make batches for, or None."""
+    if not hasattr(getattr(parts.model, "config", None), "get_text_config"):
+        return None
+    from theodolite.cli.sources.hugging_face import HuggingFaceModel, task_of
+
+    task = task_of(type(parts.model).__name__)
+    return None if task is None else HuggingFaceModel(parts.model, task, parts.name)
+
+
+def _with_loss(parts: Parts, word: str | None) -> Parts:
+    """The loss by the word, by the builder, by the model itself, or by the targets, in this order."""
+    plain = losses.word_of(word)
+    if word is not None and parts.own_loss and plain is not None:
+        if plain != "cross-entropy":
+            raise ValueError(
+                f"--loss {word}: {type(parts.model).__name__} computes its own loss. Leave --loss out, or name module:attribute."
+            )
+        return replace(parts, notes=(*parts.notes, "cross-entropy is computed by the model itself, which knows its labels"))
+    if word is None and (parts.loss is not None or parts.own_loss):
+        return parts
+    target = first_parts(parts.data)[1]
+    if word is None:
+        chosen, note = losses.inferred(target)
+        return replace(parts, loss=chosen, notes=(*parts.notes, note))
+    kept = parts.loss if plain == "cross-entropy" and parts.loss is losses.token_cross_entropy else None
+    changed = replace(parts, loss=kept or losses.loss_from(word, target), own_loss=False, problem=None)
+    if plain in losses.ELEMENTWISE:
+        fitted, note = fit_targets(changed.model, changed.data)
+        changed = replace(changed, data=fitted, notes=(*changed.notes, *((note,) if note else ())))
+    return replace(changed, facts={**changed.facts, "loss": word})
+
+
+def _tidied(parts: Parts, batch_size: int | None) -> Parts:
+    """The data in batches of the size asked for."""
+    if batch_size is None:
+        return parts
+    return replace(parts, data=in_batches(parts.data, batch_size), problem=None)

@@ -1,0 +1,12 @@
+"""L10: the main job. What applies to this problem, at what cost, run it, and say what was found.
+
+An instrument is one file: what it applies to, what it costs, how it runs, what it finds. `registry.py` lists them; other
+packages add theirs through the entry points `theodolite.instruments`.
+"""
+
+from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.planning import Plan
+from theodolite.instruments.registry import names
+from theodolite.instruments.survey import Survey, plan_survey, survey
+
+__all__ = ["Instrument", "Plan", "Site", "Survey", "Work", "names", "plan_survey", "survey"]

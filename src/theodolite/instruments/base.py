@@ -1,0 +1,109 @@
+"""`Instrument`: one question about a problem; `Site`: the problem with all that instruments share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from theodolite.instruments.sounding import Sounding, Work, sound
+from theodolite.operators import LinearOperator, hessian
+from theodolite.problem import Problem
+from theodolite.results import Finding, Result, Row, Severity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Instrument", "Site", "Work"]
+
+
+class Site:
+    """What is surveyed: the problem, the user's learning rate and optimizer, and what has been measured so far.
+
+    The Hessian, the gradient and the sounding are made once and shared. `allowance` is what the instrument at work may
+    take, in seconds; None where there is no budget.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        lr: float | None = None,
+        optimizer: Optimizer | None = None,
+        population: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.problem, self.optimizer, self.population, self.seed = problem, optimizer, population, seed
+        self.lr = float(optimizer.param_groups[0]["lr"]) if lr is None and optimizer is not None else lr
+        self.results: dict[str, Result] = {}
+        self.allowance: float | None = None
+
+    @cached_property
+    def sounding(self) -> Sounding:
+        return sound(self.problem)
+
+    @cached_property
+    def hessian(self) -> LinearOperator:
+        """The Hessian, with the graph that the sounding built where it covered all the data."""
+        return hessian(self.problem) if self.sounding.operator is None else self.sounding.operator
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        return self.problem.gradient()
+
+    def affordable(self, products: int) -> int:
+        """How many single products the instrument at work may make: `products`, or what its allowance pays for."""
+        if self.allowance is None:
+            return products
+        one = self.sounding.seconds(Work(products=1.0))
+        return max(4, min(products, int(self.allowance / max(one, 1e-9))))
+
+
+class Instrument(ABC):
+    """One question: does it apply, what does it cost, run it, what did it find?
+
+    `efforts` are settings for `cost` and `run`, the fullest first; with a budget a later, cheaper one may be chosen.
+    `needs` names instruments whose results it uses; it is skipped where one of them is missing.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    question: ClassVar[str]
+    how: ClassVar[str]
+    source: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ()
+    efforts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    first: ClassVar[bool] = False  # runs before anything is timed; if it finds something critical, nothing else runs
+
+    def applies(self, site: Site) -> str:
+        """Empty where the instrument applies, else the reason why it does not."""
+        return ""
+
+    @abstractmethod
+    def cost(self, site: Site, **effort: Any) -> Work:
+        """What a run will need."""
+
+    @abstractmethod
+    def run(self, site: Site, **effort: Any) -> Result:
+        """Measure."""
+
+    @abstractmethod
+    def findings(self, site: Site, result: Any) -> list[Finding]:
+        """What the result means."""
+
+    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+        """A picture of the result (`results[self.name]`), or None."""
+        return None
+
+    def rows(self, result: Any) -> list[Row]:
+        """The table below the picture."""
+        found: list[Row] = result.rows()
+        return found
+
+    def found(self, severity: Severity, sentence: str, **fields: Any) -> Finding:
+        """A finding of this instrument."""
+        return Finding(instrument=self.name, severity=severity, sentence=sentence, **{"source": self.source, **fields})

@@ -1,0 +1,58 @@
+"""What does the whole spectrum look like?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.linalg import Density, Eigenpairs, spectral_density
+from theodolite.results import Finding, Row, Severity, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Spectrum(Instrument):
+    name = "density"
+    title = "The whole spectrum"
+    question = "How are all eigenvalues distributed, not only the largest?"
+    how = "Block Lanczos quadrature from random vectors, smoothed by a narrow Gaussian; the band is two standard errors over the vectors."
+    source = "Ghorbani, Krishnan and Xiao (2019); Golub and Welsch (1969) for the quadrature."
+    efforts = ({"probes": 8, "steps": 48}, {"probes": 4, "steps": 24})
+
+    def applies(self, site: Site) -> str:
+        return "" if site.problem.size >= 10 else "there are so few parameters that the eigenvalues say it all"
+
+    def cost(self, site: Site, **effort: Any) -> Work:
+        products = effort["probes"] * min(effort["steps"], site.problem.size)
+        return Work(block_products=products, seconds=2e-8 * site.problem.size * products, bytes=site.problem.size * products * 8)
+
+    def run(self, site: Site, **effort: Any) -> Density:
+        found: Density = spectral_density(site.hessian, **effort, seed=site.seed, progress=False)
+        return found
+
+    def rows(self, result: Density) -> list[Row]:
+        """A coarse table: the share of directions between bounds."""
+        nodes, weights = result.nodes, result.weights
+        top = float(nodes.abs().max()) or 1.0
+        edges = [-1.0, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1.0]
+        rows = []
+        for low, high in zip(edges, edges[1:], strict=False):
+            inside = (nodes > low * top) & ((nodes <= high * top) if high < 1 else (nodes <= 1.001 * top))
+            rows.append({"from": low * top, "to": high * top, "share of directions": float(weights[inside].sum())})
+        return rows
+
+    def findings(self, site: Site, result: Density) -> list[Finding]:
+        low, high = float(result.nodes.min()), float(result.nodes.max())
+        mean = float((result.nodes * result.weights).sum())
+        text = f"The spectrum reaches from {low:.3g} to {high:.3g}; the mean eigenvalue is {number(mean)}."
+        return [self.found(Severity.NOTE, text, label="spectrum", quantity="mean eigenvalue", value=mean)]
+
+    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+        from theodolite import plots
+
+        pairs = results.get("curvature")
+        marks = pairs.values if isinstance(pairs, Eigenpairs) else None
+        drawn = plots.density(results[self.name], nodes=marks, title="Density of the eigenvalues of the Hessian")
+        return drawn.figure  # type: ignore[no-any-return]

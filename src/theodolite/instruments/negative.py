@@ -1,0 +1,59 @@
+"""Does the loss curve downwards anywhere: a saddle?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.curvature import eigen_work
+from theodolite.linalg import Eigenpairs, top_eigenpairs
+from theodolite.results import Finding, Severity, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class NegativeCurvature(Instrument):
+    name = "negative"
+    title = "Negative curvature"
+    question = "Are there directions in which the loss curves downwards, so that this is no minimum?"
+    how = "The smallest eigenpairs of the Hessian, by the same search as the largest; the error is the true residual."
+    source = "Dauphin and others (2014): high-dimensional losses have saddles rather than bad minima."
+    efforts = ({"k": 3}, {"k": 1})
+
+    def applies(self, site: Site) -> str:
+        return "" if site.problem.size > 1 else "there is only one parameter"
+
+    def cost(self, site: Site, **effort: Any) -> Work:
+        return eigen_work(site, effort["k"], hard=1.6)
+
+    def run(self, site: Site, **effort: Any) -> Eigenpairs:
+        k = min(effort["k"], site.problem.size)
+        cap = site.affordable(500 + 100 * k)
+        return top_eigenpairs(site.hessian, k, which="smallest", max_matvecs=cap, seed=site.seed, progress=False)
+
+    def findings(self, site: Site, result: Eigenpairs) -> list[Finding]:
+        low, error = float(result.values[-1]), float(result.residuals[-1])
+        fields: dict[str, Any] = {"quantity": "smallest Hessian eigenvalue", "value": low, "error": error}
+        if low >= -max(result.tol * result.scale, 2 * error):
+            sure = "" if result.converged else " as far as the search went"
+            text = f"No direction curves downwards{sure}: the smallest eigenvalue is {number(low, error)}."
+            return [self.found(Severity.GOOD, text, label="no negative curvature", **fields)]
+        share = f"{abs(low) / result.scale:.2g} of the sharpest"
+        if self._stationary(site, result):
+            text = f"This is a saddle: the gradient is nearly zero, but a direction curves downwards by {number(low, error)} ({share})."
+            advice = "Training lingers here; a little noise, momentum or a step along that eigenvector leaves it."
+            return [self.found(Severity.WARNING, text, label="saddle", advice=advice, **fields)]
+        text = f"The loss curves downwards along some direction: smallest eigenvalue {number(low, error)}, {share}."
+        advice = "Usual on the way down; at the end of training it says that there is a way further down."
+        return [self.found(Severity.NOTE, text, label="negative curvature", advice=advice, **fields)]
+
+    @staticmethod
+    def _stationary(site: Site, result: Eigenpairs) -> bool:
+        """Whether a step of the critical size would change the loss by less than a thousandth."""
+        square = float(site.gradient.double().square().sum())
+        return square / (2 * result.scale) <= 1e-3 * abs(site.problem.loss())
+
+    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+        return None

@@ -1,0 +1,87 @@
+"""From a survey to its page: sections with pictures, tables, how and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from theodolite.instruments.registry import get, names
+from theodolite.report import Section, SurveyPage
+from theodolite.results import Row
+
+if TYPE_CHECKING:
+    from theodolite.instruments.survey import Survey
+
+
+def page_of(survey: Survey) -> SurveyPage:
+    """All that the page of a survey shows."""
+    known = set(names())
+    sections = [_section(survey, row, place) for place, row in enumerate(survey.plan) if row["instrument"] in known]
+    return SurveyPage(
+        title=survey.title,
+        findings=survey.findings,
+        sections=sections,
+        facts=survey.facts,
+        plan=[_plan_row(row) for row in survey.plan],
+        provenance={name: str(value) for name, value in asdict(survey.provenance).items()} | {"seed": str(survey.seed)},
+    )
+
+
+def _section(survey: Survey, row: Row, place: int) -> Section:
+    name = row["instrument"]
+    instrument = get(name)
+    result = survey.results.get(name)
+    svg = error = ""
+    if result is not None:
+        svg, error = _drawn(survey, name, place)
+    return Section(
+        name=name,
+        title=instrument.title,
+        question=instrument.question,
+        state="done" if row["state"] == "done" else "failed" if row["state"] == "failed" else "skipped",
+        reason=row.get("reason", ""),
+        sentence="" if result is None else result.sentence(),
+        findings=survey.of(name),
+        svg=svg,
+        figure_error=error,
+        rows=[] if result is None else instrument.rows(result),
+        how=instrument.how,
+        cost=_cost(row),
+        source=instrument.source,
+    )
+
+
+def _drawn(survey: Survey, name: str, place: int) -> tuple[str, str]:
+    """The picture as SVG; one that cannot be drawn leaves its error instead."""
+    from theodolite.plots import to_svg
+
+    try:
+        figure = get(name).figure(survey.results)
+        return ("", "") if figure is None else (to_svg(figure, prefix=f"picture-{place}"), "")
+    except Exception as problem:
+        return "", f"{type(problem).__name__}: {problem}"
+
+
+def _cost(row: Row) -> str:
+    if row.get("took") is None:
+        return ""
+    took = f"{row['took']:.2g} s"
+    if not row.get("seconds"):
+        return took
+    per = row["seconds"] / row["gradients"] if row.get("gradients") else 0.0
+    gradients = f", that is {row['took'] / per:.3g} gradients" if per else ""
+    settings = f" ({row['effort']})" if row.get("effort") else ""
+    return f"{took}{gradients}{settings}; expected {row['seconds']:.2g} s"
+
+
+def _plan_row(row: Row) -> Row:
+    return {
+        "instrument": row["instrument"],
+        "state": row["state"],
+        "effort": row.get("effort", ""),
+        "expected gradients": row.get("gradients"),
+        "expected seconds": row.get("seconds"),
+        "seconds": row.get("took"),
+        "MiB": row.get("MiB"),
+        "reason": row.get("reason", ""),
+    }

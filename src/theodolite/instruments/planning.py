@@ -1,0 +1,163 @@
+"""The plan of a survey: which instruments, with how much effort, at what price; and how it fits a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from theodolite.instruments.base import Instrument, Site
+from theodolite.instruments.sounding import Work
+from theodolite.results import Result, Row
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one effort of an instrument is expected to take."""
+
+    effort: Mapping[str, Any]
+    seconds: float
+    gradients: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instrument in the plan: the prices of its efforts, fullest first, and which one is chosen.
+
+    `reason` says why it will not run, and is empty if it will.
+    """
+
+    instrument: Instrument
+    prices: tuple[Price, ...]
+    choice: int = 0
+    reason: str = ""
+
+    @property
+    def price(self) -> Price:
+        return self.prices[self.choice]
+
+    @property
+    def cheapest(self) -> Price:
+        return self.prices[-1]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Plan(Result):
+    """What a survey will do and what it will take: one row per instrument, in gradients, seconds and bytes."""
+
+    steps: tuple[Row, ...]
+    seconds: float
+    gradients: float
+    peak_bytes: int
+    gradient_seconds: float
+    budget: float | None
+    sounding_seconds: float
+    partial: float = field(default=1.0)
+
+    def rows(self) -> list[Row]:
+        return [dict(step) for step in self.steps]
+
+    def sentence(self) -> str:
+        within = "" if self.budget is None else f" within a budget of {self.budget:.3g} s"
+        part = "" if self.partial == 1.0 else f"; timed on {100 * self.partial:.2g} % of the data"
+        running = sum(step["state"] == "planned" for step in self.steps)
+        return (
+            f"{running} of {len(self.steps)} instruments{within}: about {self.seconds:.2g} s, that is {self.gradients:.3g} gradients "
+            f"of {1000 * self.gradient_seconds:.3g} ms, and {self.peak_bytes / 2**20:.3g} MiB of memory{part}."
+        )
+
+
+def price_steps(site: Site, instruments: Sequence[Instrument]) -> list[Step]:
+    """Each instrument with the prices of its efforts, or the reason why it does not apply."""
+    steps = []
+    missing: dict[str, str] = {}
+    for instrument in instruments:
+        reason = instrument.applies(site)
+        lost = [name for name in instrument.needs if name in missing]
+        if not reason and lost:
+            reason = f"it needs {lost[0]}, which will not run"
+        if reason:
+            missing[instrument.name] = reason
+            steps.append(Step(instrument, (), reason=reason))
+            continue
+        works = [(effort, instrument.cost(site, **effort)) for effort in instrument.efforts]
+        if site.sounding.refused and any(work.products or work.block_products for _, work in works):
+            missing[instrument.name] = site.sounding.refused
+            steps.append(Step(instrument, (), reason=f"there are no Hessian products here: {site.sounding.refused}"))
+            continue
+        steps.append(Step(instrument, tuple(_price(site, effort, work) for effort, work in works)))
+    return steps
+
+
+def _price(site: Site, effort: Mapping[str, Any], work: Work) -> Price:
+    sounding = site.sounding
+    graph = sounding.graph_bytes if work.products or work.block_products else 0
+    return Price(effort, sounding.seconds(work), sounding.gradients(work), work.bytes + graph)
+
+
+def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
+    """Choose efforts so that the sum fits the budget: first every instrument as cheaply as it goes, then more effort, both
+    in the order of the instruments; what does not fit even so is left out."""
+    if budget is None:
+        return list(steps)
+    fitted: list[Step] = []
+    left = budget
+    dropped: set[str] = set()
+    for step in steps:
+        if step.reason:
+            dropped.add(step.instrument.name)
+            fitted.append(step)
+            continue
+        lost = [name for name in step.instrument.needs if name in dropped]
+        if lost or step.cheapest.seconds > left:
+            why = f"it needs {lost[0]}, which will not run" if lost else f"it would take {step.cheapest.seconds:.2g} s of {left:.2g} s left"
+            dropped.add(step.instrument.name)
+            fitted.append(replace(step, choice=len(step.prices) - 1, reason=f"beyond the budget: {why}"))
+            continue
+        left -= step.cheapest.seconds
+        fitted.append(replace(step, choice=len(step.prices) - 1))
+    return _spend(fitted, left)
+
+
+def _spend(steps: list[Step], left: float) -> list[Step]:
+    """Raise efforts, instrument by instrument, while the money lasts."""
+    for place, step in enumerate(steps):
+        if step.reason:
+            continue
+        for choice in range(len(step.prices)):
+            extra = step.prices[choice].seconds - step.cheapest.seconds
+            if extra <= left:
+                steps[place] = replace(step, choice=choice)
+                left -= extra
+                break
+    return steps
+
+
+def as_plan(site: Site, steps: Sequence[Step], budget: float | None) -> Plan:
+    """The plan as a result that can be shown."""
+    sounding = site.sounding
+    running = [step for step in steps if not step.reason]
+    seconds = sounding.spent + sum(step.price.seconds for step in running)
+    return Plan(
+        steps=tuple(row_of(step) for step in steps),
+        seconds=seconds,
+        gradients=seconds / sounding.gradient,
+        peak_bytes=max((step.price.bytes for step in running), default=0),
+        gradient_seconds=sounding.gradient,
+        budget=budget,
+        sounding_seconds=sounding.spent,
+        partial=sounding.share,
+        seed=site.seed,
+    )
+
+
+def row_of(step: Step) -> Row:
+    """One line of the plan."""
+    row: Row = {"instrument": step.instrument.name, "state": "skipped" if step.reason else "planned"}
+    if step.reason:
+        return {**row, "effort": "", "gradients": None, "seconds": None, "MiB": None, "reason": step.reason}
+    price = step.price
+    effort = ", ".join(f"{k}={v}" for k, v in price.effort.items())
+    numbers = {"gradients": price.gradients, "seconds": price.seconds, "MiB": price.bytes / 2**20}
+    return {**row, "effort": effort, **numbers, "reason": ""}

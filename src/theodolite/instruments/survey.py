@@ -1,0 +1,327 @@
+"""`survey`: the main job. Price the instruments, run them within the budget, and say what was found."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from theodolite.errors import NonFiniteError, ParameterSelectionError, nearest
+from theodolite.instruments.base import Instrument, Site
+from theodolite.instruments.planning import Plan, Step, as_plan, fit, price_steps, row_of
+from theodolite.instruments.registry import all_instruments, get
+from theodolite.problem import Problem
+from theodolite.progress import Advance, counting
+from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
+
+Budget = float | str | None
+_NOT_GIVEN: Any = object()
+_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Survey(Result):
+    """What a survey found: `findings`, the worst first; `results` by instrument; `plan`, expected against real costs.
+
+    `to_html(path)` writes the page; `results["curvature"]` and so on are the measurements themselves.
+    """
+
+    title: str
+    findings: tuple[Finding, ...]
+    results: dict[str, Result]
+    plan: tuple[Row, ...]
+    facts: dict[str, str]
+    budget: float | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing critical was found and no instrument failed."""
+        critical = any(f.severity is Severity.CRITICAL for f in self.findings)
+        return not critical and all(row["state"] != "failed" for row in self.plan)
+
+    def of(self, instrument: str) -> list[Finding]:
+        """The findings of one instrument."""
+        return [f for f in self.findings if f.instrument == instrument]
+
+    def labels(self) -> list[str]:
+        """The labels of all findings, for programs."""
+        return [f.label for f in self.findings if f.label]
+
+    def rows(self) -> list[Row]:
+        return [finding.row() for finding in self.findings]
+
+    def sentence(self) -> str:
+        return "\n".join([f"Survey of {self.title}:", *(f"  {finding}" for finding in self.findings)])
+
+    def to_html(self, path: str | PathLike[str]) -> Path:
+        """Write the survey as one self-contained page."""
+        from theodolite.instruments.page import page_of
+        from theodolite.report import write_survey
+
+        return write_survey(page_of(self), path)
+
+
+def survey(
+    problem: Problem | nn.Module,
+    loss: Any = _NOT_GIVEN,
+    data: Any = None,
+    *,
+    lr: float | None = None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    budget: Budget = None,
+    only: Iterable[str] | None = None,
+    name: str = "",
+    population: int | None = None,
+    facts: dict[str, str] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Survey:
+    """Measure what applies to a problem and turn it into findings.
+
+    Parameters
+    ----------
+    problem : a `Problem`; or a model, followed by its loss and its data. In the second form data that hold NaN and models
+        without trainable parameters become findings too, where building the `Problem` would raise.
+    lr, optimizer : the learning rate and the optimizer you train with; the survey then says what to expect of them.
+    budget : seconds, or a text such as "60s" or "2m"; efforts are lowered and instruments left out to fit.
+    only : names of instruments; those they need run too.
+    name : what the page calls the subject; by default the model's class.
+    population : size of the data set that the data is a sample of, for sampling errors.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 1, bias=False).double()
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()
+    >>> found = survey(Problem(model, nn.MSELoss(), (x, torch.zeros(2, 1).double())), lr=0.5, only=["rate"])  # critical: 2/9
+    >>> found.of("rate")[0].label
+    'divergence expected'
+    """
+    began = time.perf_counter()
+    allowed = seconds_of(budget)
+    known = {"model": type(getattr(problem, "model", problem)).__name__, **(facts or {})}
+    title = name or known["model"]
+    opened = open_site(problem, loss, data, lr=lr, optimizer=optimizer, population=population, seed=seed)
+    if isinstance(opened, Finding):
+        return Survey(title=title, findings=(opened,), results={}, plan=(), facts=known, budget=allowed, seed=seed)
+    run = _Run(opened, _chosen(only), allowed, began)
+    with counting("survey", progress=progress, total=len(run.instruments)) as advance:
+        run.all(advance)
+    cost = Cost(time.perf_counter() - began, run.route, run.peak_bytes, opened.problem.notes)
+    return Survey(
+        title=title,
+        findings=tuple(sorted(run.findings, key=lambda f: -f.severity.rank)),
+        results=opened.results,
+        plan=tuple(run.rows),
+        facts={**known, **_facts(opened)},
+        budget=allowed,
+        outcome=Outcome.FINISHED,
+        seed=seed,
+        cost=cost,
+    )
+
+
+def plan_survey(
+    problem: Problem | nn.Module,
+    loss: Any = _NOT_GIVEN,
+    data: Any = None,
+    *,
+    lr: float | None = None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    budget: Budget = None,
+    only: Iterable[str] | None = None,
+    seed: int = 0,
+) -> Plan:
+    """What `survey` would do with the same arguments, and what it would take; only a gradient and a few products are made."""
+    site = open_site(problem, loss, data, lr=lr, optimizer=optimizer, population=None, seed=seed)
+    if isinstance(site, Finding):
+        raise ValueError(site.sentence)
+    began = time.perf_counter()
+    run = _Run(site, _chosen(only), seconds_of(budget), began)
+    return as_plan(site, run.prepare(), run.budget)
+
+
+def seconds_of(budget: Budget) -> float | None:
+    """A budget in seconds.
+
+    >>> seconds_of("60s"), seconds_of("1.5m"), seconds_of(20), seconds_of(None)
+    (60.0, 90.0, 20.0, None)
+    """
+    if budget is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", str(budget).lower())
+    try:
+        seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    except (ValueError, KeyError):
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"budget must be a positive time such as 60, '60s', '2m' or '1h'. Got {budget!r}.")
+    return seconds
+
+
+def open_site(
+    problem: Problem | nn.Module,
+    loss: Any,
+    data: Any,
+    *,
+    lr: float | None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None,
+    population: int | None,
+    seed: int,
+) -> Site | Finding:
+    """The site of a survey, or the finding that stands in its way."""
+    if lr is not None and not lr > 0:
+        raise ValueError(f"lr must be positive. Got {lr!r}.")
+    if not isinstance(problem, Problem):
+        if loss is _NOT_GIVEN or data is None:
+            raise ValueError("survey takes a Problem, or a model with its loss and data: survey(model, loss, data).")
+        try:
+            problem = _build(problem, loss, data)
+        except NonFiniteError as error:
+            return not_finite(str(error))
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        optimizer = optimizer(problem.parameters)
+    return Site(problem, lr=lr, optimizer=optimizer, population=population, seed=seed)
+
+
+def not_finite(sentence: str) -> Finding:
+    """The finding that ends a survey before it begins."""
+    return Finding(
+        instrument="batches",
+        severity=Severity.CRITICAL,
+        label="not finite",
+        sentence=sentence,
+        advice="Repair or leave out what is named here; until then no number about this model means anything.",
+    )
+
+
+def _build(model: nn.Module, loss: Any, data: Any) -> Problem:
+    try:
+        return Problem(model, loss, data)
+    except ParameterSelectionError:
+        if not any(p.is_floating_point() for p in model.parameters()):
+            raise
+        return Problem(model, loss, data, params="*")  # all frozen: the survey says so and measures them all the same
+
+
+def _chosen(only: Iterable[str] | None) -> list[Instrument]:
+    everything = all_instruments()
+    if only is None:
+        return everything
+    known = {instrument.name for instrument in everything}
+    wanted = {i.name for i in everything if i.first}
+    pending = [only] if isinstance(only, str) else list(only)
+    while pending:
+        name = pending.pop()
+        if name not in known:
+            near = ", ".join(nearest(name, known, count=3))
+            raise ValueError(f"No instrument is called {name!r}. Nearest: {near}.")
+        if name not in wanted:
+            wanted.add(name)
+            pending += get(name).needs
+    return [instrument for instrument in everything if instrument.name in wanted]
+
+
+def _facts(site: Site) -> dict[str, str]:
+    problem = site.problem
+    loss = problem.loss_function
+    facts = {
+        "parameters": f"{problem.size:,} in {len(problem.layers)} layers".replace(",", " "),
+        "loss function": "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__),
+        "data": f"{problem.samples} samples in {len(problem.data)} batch{'es' if len(problem.data) > 1 else ''}",
+        "mode": str(problem.mode),
+        "precision": str(problem.dtype).removeprefix("torch."),
+        "optimizer": "gradient descent" if site.optimizer is None else type(site.optimizer).__name__,
+        "learning rate": "not given" if site.lr is None else f"{site.lr:g}",
+    }
+    return facts
+
+
+class _Run:
+    """The instruments at work, one after the other."""
+
+    def __init__(self, site: Site, instruments: Sequence[Instrument], budget: float | None, began: float) -> None:
+        self.site, self.instruments, self.budget, self.began = site, list(instruments), budget, began
+        self.findings: list[Finding] = []
+        self.rows: list[Row] = []
+        self.peak_bytes = 0
+        self.route = ""
+        self.drift = 1.0  # what things took over what was expected
+        self._first: dict[str, float] = {}
+
+    @property
+    def left(self) -> float | None:
+        return None if self.budget is None else self.budget - (time.perf_counter() - self.began)
+
+    def prepare(self) -> list[Step]:
+        """Run what comes before anything can be timed, then price and fit the rest."""
+        for instrument in self.instruments:
+            if instrument.first:
+                self._measure(instrument, {})
+        if any(f.severity is Severity.CRITICAL for f in self.findings):
+            return [Step(i, (), reason="nothing can be measured before that is repaired") for i in self.instruments if not i.first]
+        return fit(price_steps(self.site, self.instruments), self.left)
+
+    def all(self, advance: Advance) -> None:
+        """Everything: the rows say what was expected, what it took, and what was left out."""
+        steps = self.prepare()
+        for place, step in enumerate(steps):
+            self._one(step, steps[place + 1 :])
+            advance(1)
+
+    def _one(self, step: Step, later: Sequence[Step]) -> None:
+        instrument = step.instrument
+        if instrument.name in self._first:
+            self.rows.append({**row_of(step), "state": "done", "took": self._first[instrument.name]})
+            return
+        step = self._adjust(step, later)
+        lost = [name for name in instrument.needs if name not in self.site.results]
+        if not step.reason and lost:
+            step = replace(step, reason=f"it needs {lost[0]}, which gave no result")
+        if step.reason:
+            self.rows.append({**row_of(step), "took": None})
+            return
+        failure, took = self._measure(instrument, dict(step.price.effort))
+        state = "failed" if failure else "done"
+        self.rows.append({**row_of(step), "state": state, "reason": failure, "took": took})
+        if step.price.seconds > 0.05:
+            self.drift = 0.5 * self.drift + 0.5 * took / step.price.seconds
+
+    def _adjust(self, step: Step, later: Sequence[Step]) -> Step:
+        """With a budget: as much effort as is left once the others have what they need, and a hard limit in seconds."""
+        left = self.left
+        if left is None or step.reason:
+            return step
+        others = sum(s.cheapest.seconds for s in later if not s.reason and s.instrument.name not in self._first)
+        drift = max(1.0, self.drift)
+        spare = max(left - drift * others, 0.5 * left)
+        affordable = [i for i in range(step.choice, len(step.prices)) if drift * step.prices[i].seconds <= spare]
+        if not affordable:
+            if drift * step.cheapest.seconds > left:
+                return replace(step, reason=f"beyond the budget: {left:.2g} s left, it takes about {drift * step.cheapest.seconds:.2g} s")
+            affordable = [len(step.prices) - 1]
+        self.site.allowance = spare
+        return replace(step, choice=affordable[0])
+
+    def _measure(self, instrument: Instrument, effort: dict[str, Any]) -> tuple[str, float]:
+        """Run one instrument; a failure is written down and does not stop the others."""
+        began = time.perf_counter()
+        try:
+            result = instrument.run(self.site, **effort)
+            self.findings += instrument.findings(self.site, result)
+            self.site.results[instrument.name] = result
+            self.peak_bytes = max(self.peak_bytes, result.cost.peak_bytes)
+            self.route = self.route or (result.cost.route if "graph" in result.cost.route else "")
+            failure = ""
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+            self.findings.append(instrument.found(Severity.WARNING, f"{instrument.title} could not be measured. {failure}", label="failed"))
+        took = time.perf_counter() - began
+        if instrument.first:
+            self._first[instrument.name] = took
+        return failure, took

@@ -1,0 +1,128 @@
+"""What a training run at a given learning rate will do: settle, catapult, or diverge."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch.optim import Optimizer
+
+from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
+from theodolite.measures.dynamics.trials import run_trial
+from theodolite.problem import Problem
+from theodolite.progress import counting
+from theodolite.results import Outcome, Result, Row, number
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Regime(Result):
+    """What to expect at a learning rate: `regime` is one of
+
+    "monotone" (below the edge), "stable" (below it, with momentum: oscillations fade), "catapult" (the loss rises, then
+    settles in a flatter place), "edge of stability" (above the edge, yet the loss stays below its start),
+    "divergence expected", "unstable" (it neither settled nor blew up within the trial) and "unknown" (above the edge, not
+    tried). `ratio` is the rate over the critical one; `losses` are those of a short run on a copy, empty where the loss is
+    quadratic and theory is exact, or where no trial was asked for.
+    """
+
+    regime: str
+    rate: float
+    ratio: float
+    error: float
+    critical: CriticalRate
+    losses: tuple[float, ...]
+    quadratic: bool
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether a run on a copy, or exact theory, stands behind the word."""
+        return self.quadratic or len(self.losses) > 1
+
+    def rows(self) -> list[Row]:
+        return [{"step": i, "loss": loss, "rate": self.rate, "seed": self.seed} for i, loss in enumerate(self.losses)]
+
+    def sentence(self) -> str:
+        times = f"{number(self.ratio, self.error)} times the critical rate {number(self.critical.value, self.critical.error)}"
+        return f"A learning rate of {self.rate:.4g} is {times}: {self.regime}."
+
+
+def expected_regime(
+    problem: Problem,
+    rate: float,
+    *,
+    optimizer: Optimizer | None = None,
+    critical: CriticalRate | None = None,
+    steps: int = 60,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Regime:
+    """The regime of training at `rate`, from the critical rate and a short full-batch run on a copy.
+
+    On a quadratic loss theory is exact and nothing is run. Elsewhere `steps` steps are taken on a copy of the model (0: none),
+    and the word says what that run did.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(1, 1, bias=False).double()
+    >>> x = torch.tensor([[3.0]]).double()
+    >>> problem = Problem(model, torch.nn.MSELoss(), (x, 0 * x))          # λ = 18, critical rate 1/9
+    >>> expected_regime(problem, 0.1).regime, expected_regime(problem, 0.12).regime
+    ('monotone', 'divergence expected')
+    """
+    if not (rate > 0 and math.isfinite(rate)):
+        raise ValueError(f"rate must be a positive number. Got {rate!r}.")
+    began = time.perf_counter()
+    if critical is None:
+        critical = critical_learning_rate(problem, optimizer=optimizer, seed=seed, progress=progress)
+    ratio = rate / critical.value if math.isfinite(critical.value) else 0.0
+    error = ratio * critical.error / critical.value if ratio else 0.0
+    quadratic = critical.quadratic
+    losses: tuple[float, ...] = ()
+    if steps and not quadratic:
+        with counting("trial run", progress=progress, total=steps) as advance:
+            losses = run_trial(problem, rate, optimizer=optimizer, steps=steps, advance=advance)
+    word = _by_theory(ratio, quadratic, has_momentum(optimizer)) if not losses else classify(losses, ratio, has_momentum(optimizer))
+    return Regime(
+        regime=word,
+        rate=rate,
+        ratio=ratio,
+        error=error,
+        critical=critical,
+        losses=losses,
+        quadratic=quadratic,
+        outcome=critical.outcome if not critical.outcome.good else Outcome.FINISHED,
+        seed=seed,
+        cost=replace(critical.cost, seconds=time.perf_counter() - began),
+    )
+
+
+def has_momentum(optimizer: Optimizer | None) -> bool:
+    """Whether a stable run may oscillate on its way down."""
+    if optimizer is None:
+        return False
+    return any(group.get("momentum") or group.get("betas") for group in optimizer.param_groups)
+
+
+def _by_theory(ratio: float, quadratic: bool, momentum: bool) -> str:
+    if ratio <= 1.0:
+        return "stable" if momentum else "monotone"
+    return "divergence expected" if quadratic else "unknown"
+
+
+def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> str:
+    """The regime a trial run shows.
+
+    >>> classify([1.0, 0.5, 0.2], 0.5), classify([1.0, 3.0, 0.2], 1.5), classify([1.0, 40.0, float("inf")], 5.0)
+    ('monotone', 'catapult', 'divergence expected')
+    """
+    first, last, most = losses[0], losses[-1], max(losses)
+    if not math.isfinite(last):
+        return "divergence expected"
+    if all(b <= a * (1 + 1e-6) for a, b in zip(losses, losses[1:], strict=False)):
+        return "monotone"
+    if most > 1.05 * first:
+        return "catapult" if last < min(first, 0.5 * most) else "unstable"
+    if last < first:
+        return "stable" if ratio <= 1.0 and momentum else "edge of stability"
+    return "unstable"

@@ -1,0 +1,63 @@
+"""Short training runs on a copy: what would happen at this learning rate?"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+from torch.optim import SGD, Optimizer
+
+from theodolite.errors import NonFiniteError
+from theodolite.problem import Problem
+from theodolite.progress import Advance
+
+#: A loss this many times the first one has diverged.
+BLOWN_UP = 1e8
+
+
+def run_trial(
+    problem: Problem, rate: float, *, optimizer: Optimizer | None = None, steps: int = 60, advance: Advance | None = None
+) -> tuple[float, ...]:
+    """Losses before each of `steps` full-batch steps on a copy of the model, and after the last.
+
+    The run ends early, with infinity as its last loss, once it has diverged. The optimizer is copied with its state;
+    its groups keep the ratio of their rates to the first. Nothing of the user's is touched.
+    """
+    trial = problem.with_model(copy.deepcopy(problem.model))
+    stepper = copy_optimizer(optimizer, problem, trial, rate)
+    losses: list[float] = []
+    for taken in range(steps + 1):
+        try:
+            loss, gradient = trial.loss_and_gradient() if taken < steps else (trial.loss(), None)
+        except NonFiniteError:
+            loss, gradient = math.inf, None
+        losses.append(loss if not losses or abs(loss) <= BLOWN_UP * max(abs(losses[0]), 1e-30) else math.inf)
+        if gradient is None or not math.isfinite(losses[-1]):
+            break
+        for p, g in zip(trial.parameters, trial.split(gradient).values(), strict=True):
+            p.grad = g.to(p.dtype).reshape(p.shape)
+        stepper.step()
+        if advance is not None:
+            advance(1)
+    return tuple(losses)
+
+
+def copy_optimizer(optimizer: Optimizer | None, problem: Problem, trial: Problem, rate: float) -> Optimizer:
+    """The optimizer with its settings and state, for the parameters of a copy, its first group at `rate`."""
+    if optimizer is None:
+        return SGD(trial.parameters, lr=rate)
+    twin = {id(p): q for p, q in zip(problem.parameters, trial.parameters, strict=True)}
+    first = float(optimizer.param_groups[0]["lr"]) or 1.0
+    state = copy.deepcopy(optimizer.state_dict())
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        # Parameters that are not measured do not move; dummies keep the numbering of the state.
+        members = [twin[id(p)] if id(p) in twin else p.detach().clone() for p in group["params"]]
+        groups.append({"params": members, "lr": float(group["lr"])})
+    kind: Any = type(optimizer)
+    fresh: Optimizer = kind(groups, lr=rate)
+    fresh.load_state_dict(state)
+    for group in fresh.param_groups:
+        group["lr"] = float(group["lr"]) / first * rate
+    return fresh

@@ -1,0 +1,89 @@
+"""How badly the curvature is conditioned: few sharp directions, many flat ones."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from theodolite.linalg import Density, Eigenpairs
+from theodolite.results import Cost, Outcome, Result, Row, number
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Conditioning(Result):
+    """`flat` is the share of directions whose curvature is below `threshold` times the sharpest, `negative` the share that
+    curves downwards by more than that; `stable_rank` is tr H² / λ₁², the number of directions that carry the curvature;
+    `spread` is λ₁ over the root mean square of all eigenvalues.
+
+    Errors are standard errors over the probes: the share of a random unit vector in a subspace follows a beta law, and
+    the variance of its quadratic form in H² is 2 tr H⁴ / probes.
+    """
+
+    sharpness: float
+    flat: float
+    flat_error: float
+    negative: float
+    negative_error: float
+    stable_rank: float
+    stable_rank_error: float
+    spread: float
+    threshold: float
+    size: int
+
+    def rows(self) -> list[Row]:
+        return [
+            {"quantity": "share of flat directions", "value": self.flat, "error": self.flat_error},
+            {"quantity": "share of negative directions", "value": self.negative, "error": self.negative_error},
+            {"quantity": "stable rank", "value": self.stable_rank, "error": self.stable_rank_error},
+            {"quantity": "λ₁ over the root mean square", "value": self.spread, "error": None},
+            {"quantity": "directions", "value": float(self.size), "error": 0.0},
+        ]
+
+    def sentence(self) -> str:
+        return (
+            f"{number(100 * self.flat, 100 * self.flat_error)} % of {self.size} directions are flat (below "
+            f"{self.threshold:g} of the sharpest); the curvature lives in about {number(self.stable_rank, self.stable_rank_error)}."
+        )
+
+
+def conditioning(pairs: Eigenpairs, density: Density, threshold: float = 0.01) -> Conditioning:
+    """Summary of a spectrum from its top eigenpairs and its density (Lanczos quadrature).
+
+    >>> import torch
+    >>> from theodolite.linalg import spectral_density, top_eigenpairs
+    >>> matrix = torch.diag(torch.tensor([3.0, 3.0, 0.0, 0.0, 0.0, 0.0]).double())
+    >>> summary = conditioning(top_eigenpairs(matrix, 2), spectral_density(matrix, probes=64, steps=4))
+    >>> abs(summary.stable_rank - 2) <= 4 * summary.stable_rank_error, abs(summary.flat - 4 / 6) <= 4 * summary.flat_error
+    (True, True)
+    """
+    began = time.perf_counter()
+    size = len(pairs.vectors)
+    nodes, weights = density.nodes.double(), density.weights.double()
+    sharpness = float(pairs.values.abs().max())
+    if not sharpness > 0:
+        raise ValueError("The curvature is zero in every direction.")
+    flat = float(weights[nodes.abs() < threshold * sharpness].sum())
+    negative = float(weights[nodes <= -threshold * sharpness].sum())
+    second, fourth = (size * float((weights * nodes**power).sum()) for power in (2, 4))
+    return Conditioning(
+        sharpness=sharpness,
+        flat=flat,
+        flat_error=_share_error(flat, size, density.probes),
+        negative=negative,
+        negative_error=_share_error(negative, size, density.probes),
+        stable_rank=second / sharpness**2,
+        stable_rank_error=math.sqrt(2 * fourth / density.probes) / sharpness**2,
+        spread=sharpness / math.sqrt(second / size),
+        threshold=threshold,
+        size=size,
+        outcome=Outcome.ESTIMATED,
+        seed=density.seed,
+        cost=Cost(seconds=time.perf_counter() - began, route="quadrature"),
+    )
+
+
+def _share_error(share: float, size: int, probes: int) -> float:
+    """Standard deviation of the mean share of `probes` random unit vectors in a subspace of dimension share·size."""
+    share = min(1.0, max(0.0, share))
+    return math.sqrt(2 * share * (1 - share) / ((size + 2) * probes))
