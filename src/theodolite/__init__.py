@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from theodolite import (
         data as data,
         experiments as experiments,
+        instruments as instruments,
         models as models,
         plots as plots,
         runners as runners,
@@ -44,9 +45,21 @@ if TYPE_CHECKING:
         jacobian as jacobian,
         layer_hessians as layer_hessians,
     )
-    from theodolite.measures.dynamics import CriticalRate as CriticalRate, critical_learning_rate as critical_learning_rate
+    from theodolite.instruments import Plan as Plan, Survey as Survey, plan_survey as plan_survey, survey as survey
+    from theodolite.measures.audit import (
+        audit_batches as audit_batches,
+        audit_inputs as audit_inputs,
+        audit_parameters as audit_parameters,
+    )
+    from theodolite.measures.dynamics import (
+        CriticalRate as CriticalRate,
+        critical_learning_rate as critical_learning_rate,
+        expected_regime as expected_regime,
+        gradient_noise as gradient_noise,
+    )
+    from theodolite.measures.hessian import conditioning as conditioning, gradient_alignment as gradient_alignment
     from theodolite.problem import Problem as Problem
-    from theodolite.results import Outcome as Outcome, Result as Result, load as load
+    from theodolite.results import Finding as Finding, Outcome as Outcome, Result as Result, Severity as Severity, load as load
     from theodolite.training import Trace as Trace, train as train
 
 __version__ = "0.1.0"
@@ -78,14 +91,20 @@ _CONTENTS = {
         "TraceEstimate",
     ],
     # how training moves
-    "theodolite.measures.dynamics": ["critical_learning_rate", "CriticalRate"],
+    "theodolite.measures.dynamics": ["critical_learning_rate", "CriticalRate", "expected_regime", "gradient_noise"],
+    # what the curvature means
+    "theodolite.measures.hessian": ["gradient_alignment", "conditioning"],
+    # what is there before anything is measured
+    "theodolite.measures.audit": ["audit_batches", "audit_inputs", "audit_parameters"],
+    # the main job
+    "theodolite.instruments": ["survey", "plan_survey", "Survey", "Plan"],
     # training runs and their traces
     "theodolite.training": ["train", "Trace"],
     # what comes back
-    "theodolite.results": ["Result", "Outcome", "load"],
+    "theodolite.results": ["Result", "Outcome", "Finding", "Severity", "load"],
 }
 # Rooms that are used by their own name: `th.experiments.names()`, `th.data.load("mnist")`.
-_ROOMS = ["data", "experiments", "models", "plots", "runners", "testing"]
+_ROOMS = ["data", "experiments", "instruments", "models", "plots", "runners", "testing"]
 _HOME = {name: module for module, names in _CONTENTS.items() for name in names}
 
 __all__ = [*_HOME, *_ROOMS]

@@ -1,6 +1,6 @@
 """The commands: each is a thin call of a Python function.
 
-Exit codes: 0 done, 1 a claim or a job failed, 2 wrong usage or bad input, 130 interrupted.
+Exit codes: 0 done, 1 a claim, a job or a survey's check failed, 2 wrong usage or bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from theodolite.cli import data
+from theodolite.cli.survey import survey
 from theodolite.errors import TheodoliteError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+app.command()(survey)
 app.add_typer(data.app, name="data")
 
 

@@ -11,14 +11,16 @@ from theodolite.measures.hessian import Alignment, gradient_alignment
 from theodolite.results import Finding, Severity
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 
 class GradientAlignment(Instrument):
     name = "alignment"
     title = "The gradient and the sharp directions"
     question = "How much of the gradient lies in the sharpest directions?"
-    how = "The gradient over all data is projected on the eigenvectors found above; the error follows from their residuals and gap."
+    how = (
+        "The gradient over all data is projected on the eigenvectors found above; the error follows from their residuals and gap."
+    )
     source = "Gur-Ari, Roberts and Dyer (2018), Gradient Descent Happens in a Tiny Subspace."
     needs = ("curvature",)
 
@@ -37,11 +39,14 @@ class GradientAlignment(Instrument):
         )
         advice = ""
         if result.fraction > 0.5 and result.chance < 0.1:
-            advice = "Most of each step goes across the valley, not along it: a smaller rate, momentum or preconditioning makes it useful."
+            advice = (
+                "Most of each step goes across the valley, not along it: a smaller rate, momentum or "
+                "preconditioning makes it useful."
+            )
         fields = {"quantity": "share of the squared gradient", "value": result.fraction, "error": result.error}
         return [self.found(Severity.NOTE, text, label="gradient alignment", advice=advice, **fields)]
 
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots
 
         result = results[self.name]
@@ -50,4 +55,4 @@ class GradientAlignment(Instrument):
         title = "Share of the squared gradient in the sharpest directions"
         axes = plots.curves(result.rows(), x="directions", y="fraction", markers=True, title=title, ylabel="share")
         axes.set_ylim(0, 1.05)
-        return axes.figure  # type: ignore[no-any-return]
+        return axes

@@ -16,6 +16,7 @@ from theodolite.problem import Problem
 from theodolite.results import Finding, Result, Row, Severity
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["Instrument", "Site", "Work"]
@@ -95,7 +96,7 @@ class Instrument(ABC):
     def findings(self, site: Site, result: Any) -> list[Finding]:
         """What the result means."""
 
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+    def figure(self, results: Mapping[str, Any]) -> Axes | Figure | None:
         """A picture of the result (`results[self.name]`), or None."""
         return None
 

@@ -10,7 +10,7 @@ from theodolite.measures.audit import BatchAudit, audit_batches
 from theodolite.results import Finding, Severity
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 _ADVICE = "Repair or leave out what is named here; until then no number about this model means anything."
 
@@ -41,10 +41,10 @@ class Batches(Instrument):
             )
         ]
 
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots
 
         rows = [row for row in results[self.name].rows() if row["loss"] == row["loss"]]
         if len(rows) < 3:
             return None
-        return plots.curves(rows, x="batch", y="loss", title="Loss of each batch", ylabel="loss").figure  # type: ignore[no-any-return]
+        return plots.curves(rows, x="batch", y="loss", title="Loss of each batch", ylabel="loss")

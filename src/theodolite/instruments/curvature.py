@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from theodolite.measures.audit import BatchAudit
 from theodolite.results import Finding, Severity, number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 
 def eigen_work(site: Site, k: int, *, hard: float = 1.0) -> Work:
@@ -43,7 +44,10 @@ class Curvature(Instrument):
         top, error = float(result.values[0]), float(result.residuals[0])
         fields: dict[str, Any] = {"quantity": "largest Hessian eigenvalue", "value": top, "error": error}
         if not result.converged:
-            text = f"The sharpest direction curves by about {number(top, error)}, but the search did not finish: {result.outcome.value}."
+            text = (
+                f"The sharpest direction curves by about {number(top, error)}, but the search did not "
+                f"finish: {result.outcome.value}."
+            )
             return [self.found(Severity.WARNING, text, label="not converged", advice="Allow a larger budget.", **fields)]
         if top <= result.tol * result.scale:
             text = f"No direction curves upwards (largest eigenvalue {number(top, error)})."
@@ -56,17 +60,19 @@ class Curvature(Instrument):
         values = [v for v in result.values.tolist() if v > result.tol * result.scale]
         if len(values) < 4:
             return ""
-        gaps = [a / b for a, b in zip(values, values[1:], strict=False)]
+        gaps = [a / b for a, b in itertools.pairwise(values)]
         place = max(range(len(gaps)), key=gaps.__getitem__)
         if gaps[place] < 1.5:
             return "; the eigenvalues below it follow without a gap"
         audit = site.results.get("batches")
         classes = audit.classes if isinstance(audit, BatchAudit) else 0
         known = f", as expected of {classes} classes" if classes == place + 2 else ""
-        return f"; {place + 1} direction{'s stand' if place else ' stands'} out (the next is {gaps[place]:.2g} times flatter{known})"
+        return (
+            f"; {place + 1} direction{'s stand' if place else ' stands'} out (the next is {gaps[place]:.2g} times flatter{known})"
+        )
 
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots
 
         drawn = plots.eigenvalues(results[self.name], title="Largest eigenvalues of the Hessian")
-        return drawn.figure  # type: ignore[no-any-return]
+        return drawn

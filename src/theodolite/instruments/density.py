@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,17 @@ from theodolite.linalg import Density, Eigenpairs, spectral_density
 from theodolite.results import Finding, Row, Severity, number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 
 class Spectrum(Instrument):
     name = "density"
     title = "The whole spectrum"
     question = "How are all eigenvalues distributed, not only the largest?"
-    how = "Block Lanczos quadrature from random vectors, smoothed by a narrow Gaussian; the band is two standard errors over the vectors."
+    how = (
+        "Block Lanczos quadrature from random vectors, smoothed by a narrow Gaussian; the band is two "
+        "standard errors over the vectors."
+    )
     source = "Ghorbani, Krishnan and Xiao (2019); Golub and Welsch (1969) for the quadrature."
     efforts = ({"probes": 8, "steps": 48}, {"probes": 4, "steps": 24})
 
@@ -38,7 +42,7 @@ class Spectrum(Instrument):
         top = float(nodes.abs().max()) or 1.0
         edges = [-1.0, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1.0]
         rows = []
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in itertools.pairwise(edges):
             inside = (nodes > low * top) & ((nodes <= high * top) if high < 1 else (nodes <= 1.001 * top))
             rows.append({"from": low * top, "to": high * top, "share of directions": float(weights[inside].sum())})
         return rows
@@ -49,10 +53,10 @@ class Spectrum(Instrument):
         text = f"The spectrum reaches from {low:.3g} to {high:.3g}; the mean eigenvalue is {number(mean)}."
         return [self.found(Severity.NOTE, text, label="spectrum", quantity="mean eigenvalue", value=mean)]
 
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots
 
         pairs = results.get("curvature")
         marks = pairs.values if isinstance(pairs, Eigenpairs) else None
         drawn = plots.density(results[self.name], nodes=marks, title="Density of the eigenvalues of the Hessian")
-        return drawn.figure  # type: ignore[no-any-return]
+        return drawn

@@ -38,7 +38,8 @@ class Inputs(Instrument):
                     label="duplicated feature",
                     quantity="redundant inputs",
                     value=float(result.redundant),
-                    advice="Remove the copies: the loss is flat along the difference of their weights, and weight decay alone decides.",
+                    advice="Remove the copies: the loss is flat along the difference of their weights, and "
+                    "weight decay alone decides.",
                 )
             )
         if result.constant:

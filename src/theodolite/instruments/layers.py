@@ -16,7 +16,7 @@ from theodolite.operators.layers import LayerHessians
 from theodolite.results import Finding, ResultMapping, Row, Severity, number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 #: More layers than this are drawn by their place in the network, fewer each by its spectrum.
 FEW = 6
@@ -27,7 +27,8 @@ class Layers(Instrument):
     title = "Curvature layer by layer"
     question = "Which layers are sharp, and which are flat?"
     how = (
-        "The exact diagonal block of the Hessian of each layer's weight; the largest eigenpairs of all blocks are found in lockstep on "
+        "The exact diagonal block of the Hessian of each layer's weight; the largest eigenpairs of "
+        "all blocks are found in lockstep on "
         "one graph. The error is the true residual."
     )
     source = "Wu and others (2020), Dissecting Hessian: layer-wise structure and its eigenspaces."
@@ -95,7 +96,10 @@ class Layers(Instrument):
         share = ""
         if isinstance(whole, Eigenpairs) and float(whole.values[0]) > 0:
             share = f", {100 * value / float(whole.values[0]):.3g} % of the whole network's"
-        text = f"The sharpest layer is {sharpest} with curvature {number(value, error)}{share}; the flattest is {flattest} ({tops[flattest][0]:.3g})."
+        text = (
+            f"The sharpest layer is {sharpest} with curvature {number(value, error)}{share}; the flattest "
+            f"is {flattest} ({tops[flattest][0]:.3g})."
+        )
         fields = {"quantity": f"largest eigenvalue of the block of {sharpest}", "value": value, "error": error}
         advice = "This layer sets the largest stable rate; a smaller rate or a normalisation there lets the others go faster."
         slow = [name for name, pairs in result.items() if not pairs.converged]
@@ -103,15 +107,17 @@ class Layers(Instrument):
             text += f" The search did not finish in {len(slow)} layers."
         return [self.found(Severity.NOTE, text, label="sharpest layer", advice=advice, **fields)]
 
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots
 
         result = results[self.name]
         if len(result) <= FEW:
             drawn = plots.eigenvalues(result, by="layer", log=True, title="Largest eigenvalues of each layer's block")
-            return drawn.figure  # type: ignore[no-any-return]
+            return drawn
         rows = [{"layer number": i + 1, "eigenvalue": row["largest eigenvalue"]} for i, row in enumerate(self.rows(result))]
         rows = [row for row in rows if row["eigenvalue"] > 0]
         title = "Sharpness of each layer, in the order of the model"
-        drawn = plots.curves(rows, x="layer number", y="eigenvalue", log="y", markers=True, title=title, ylabel="largest eigenvalue")
-        return drawn.figure  # type: ignore[no-any-return]
+        drawn = plots.curves(
+            rows, x="layer number", y="eigenvalue", log="y", markers=True, title=title, ylabel="largest eigenvalue"
+        )
+        return drawn

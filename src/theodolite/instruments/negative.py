@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from theodolite.instruments.base import Instrument, Site, Work
 from theodolite.instruments.curvature import eigen_work
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.results import Finding, Severity, number
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class NegativeCurvature(Instrument):
@@ -42,7 +38,10 @@ class NegativeCurvature(Instrument):
             return [self.found(Severity.GOOD, text, label="no negative curvature", **fields)]
         share = f"{abs(low) / result.scale:.2g} of the sharpest"
         if self._stationary(site, result):
-            text = f"This is a saddle: the gradient is nearly zero, but a direction curves downwards by {number(low, error)} ({share})."
+            text = (
+                "This is a saddle: the gradient is nearly zero, but a direction curves downwards by "
+                f"{number(low, error)} ({share})."
+            )
             advice = "Training lingers here; a little noise, momentum or a step along that eigenvector leaves it."
             return [self.found(Severity.WARNING, text, label="saddle", advice=advice, **fields)]
         text = f"The loss curves downwards along some direction: smallest eigenvalue {number(low, error)}, {share}."
@@ -54,6 +53,3 @@ class NegativeCurvature(Instrument):
         """Whether a step of the critical size would change the loss by less than a thousandth."""
         square = float(site.gradient.double().square().sum())
         return square / (2 * result.scale) <= 1e-3 * abs(site.problem.loss())
-
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
-        return None

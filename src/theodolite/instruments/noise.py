@@ -14,7 +14,7 @@ from theodolite.measures.dynamics import GradientNoise, gradient_noise
 from theodolite.results import Finding, Row, Severity, number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 
 class Noise(Instrument):
@@ -65,10 +65,16 @@ class Noise(Instrument):
         length = number(result.norm, result.norm_error)
         fields = {"quantity": "gradient norm", "value": result.norm, "error": result.norm_error}
         if result.norm <= 1e-12 * max(1.0, abs(result.loss)):
-            return [self.found(Severity.NOTE, f"The gradient is zero ({result.norm:.1e}): a stationary point.", label="stationary", **fields)]
+            return [
+                self.found(
+                    Severity.NOTE, f"The gradient is zero ({result.norm:.1e}): a stationary point.", label="stationary", **fields
+                )
+            ]
         if math.isinf(result.noise_scale):
             text = f"The gradient (norm {length}) cannot be told from zero with {result.samples} samples: its noise is as large."
-            return [self.found(Severity.NOTE, text, label="gradient lost in noise", advice="Average over more samples.", **fields)]
+            return [
+                self.found(Severity.NOTE, text, label="gradient lost in noise", advice="Average over more samples.", **fields)
+            ]
         text = (
             f"The gradient has norm {length}; its noise scale is {number(result.noise_scale, result.noise_scale_error)} samples"
             f"{_against(site, result)}."
@@ -77,14 +83,16 @@ class Noise(Instrument):
         fields = {"quantity": "noise scale in samples", "value": result.noise_scale, "error": result.noise_scale_error}
         return [self.found(Severity.NOTE, text, label="noise scale", advice=advice, **fields)]
 
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots
 
         rows = results[self.name].rows()
         if len(rows) < 4:
             return None
-        drawn = plots.scatter(rows, x="loss", y="gradient_norm", title="Loss and gradient of each group of samples", ylabel="gradient norm")
-        return drawn.figure  # type: ignore[no-any-return]
+        drawn = plots.scatter(
+            rows, x="loss", y="gradient_norm", title="Loss and gradient of each group of samples", ylabel="gradient norm"
+        )
+        return drawn
 
 
 def _guessing(site: Site) -> float | None:

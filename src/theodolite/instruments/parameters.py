@@ -14,7 +14,8 @@ class Parameters(Instrument):
     title = "Parameters that cannot train"
     question = "Which units are dead, which repeat another, which parameters are tied, frozen or never used?"
     how = (
-        "One backward pass from random combinations of all outputs: a parameter is dead if no output of any sample changes with it "
+        "One backward pass from random combinations of all outputs: a parameter is dead if no output "
+        "of any sample changes with it "
         "at first order. Units are duplicates if their incoming weights and bias agree to 1e-6."
     )
     source = "A unit whose derivative is zero on all data gets no gradient; units that are equal get equal gradients."
@@ -33,7 +34,7 @@ class Parameters(Instrument):
             *self._unreached(result),
             *self._notes(result),
         ]
-        if not any(f.severity.rank > Severity.NOTE.rank for f in found):
+        if not result.motionless and not any(result.total(column) for column in ("dead", "duplicated")) and not result.unreached:
             text = f"All {result.total('units')} units of {len(result.layers)} layers can train, and no two are the same."
             found.append(self.found(Severity.GOOD, text, label="all can train"))
         return found
@@ -76,7 +77,8 @@ class Parameters(Instrument):
                 label="dead layer",
                 quantity="dead units",
                 value=float(next(row["dead"] for row in result.layers if row["layer"] == name)),
-                advice="Its activation is shut (a large negative bias, exploded weights) or nothing reads it: initialise it anew, "
+                advice="Its activation is shut (a large negative bias, exploded weights) or nothing reads "
+                "it: initialise it anew, "
                 "lower the learning rate, or use an activation with a slope on both sides.",
             )
             for name in result.dead_layers
@@ -88,7 +90,8 @@ class Parameters(Instrument):
             found.append(
                 self.found(
                     Severity.WARNING if dead > 0.05 * units else Severity.NOTE,
-                    f"{dead} of {units} units are dead ({where}{', ...' if len(partly) > 4 else ''}): they move no output on any sample.",
+                    f"{dead} of {units} units are dead ({where}{', ...' if len(partly) > 4 else ''}): "
+                    "they move no output on any sample.",
                     label="dead units",
                     quantity="dead units",
                     value=float(dead),
@@ -127,7 +130,7 @@ class Parameters(Instrument):
             for group in result.tied[:3]
         ]
         silent = [row for row in result.layers if row["silent_inputs"]]
-        if silent and not result.motionless:
+        if silent and not result.motionless and not result.total("dead"):  # behind dead units they are no news
             where = ", ".join(f"{row['silent_inputs']} into {row['layer']}" for row in silent[:3])
             text = f"Some inputs of layers are zero on all samples ({where}): the weights on them cannot train on this data."
             found.append(self.found(Severity.NOTE, text, label="silent inputs", value=float(result.total("silent_inputs"))))

@@ -63,7 +63,8 @@ class Plan(Result):
         part = "" if self.partial == 1.0 else f"; timed on {100 * self.partial:.2g} % of the data"
         running = sum(step["state"] == "planned" for step in self.steps)
         return (
-            f"{running} of {len(self.steps)} instruments{within}: about {self.seconds:.2g} s, that is {self.gradients:.3g} gradients "
+            f"{running} of {len(self.steps)} instruments{within}: about {self.seconds:.2g} s, that is "
+            f"{self.gradients:.3g} gradients "
             f"of {1000 * self.gradient_seconds:.3g} ms, and {self.peak_bytes / 2**20:.3g} MiB of memory{part}."
         )
 
@@ -111,7 +112,11 @@ def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
             continue
         lost = [name for name in step.instrument.needs if name in dropped]
         if lost or step.cheapest.seconds > left:
-            why = f"it needs {lost[0]}, which will not run" if lost else f"it would take {step.cheapest.seconds:.2g} s of {left:.2g} s left"
+            why = (
+                f"it needs {lost[0]}, which will not run"
+                if lost
+                else f"it would take {step.cheapest.seconds:.2g} s of {left:.2g} s left"
+            )
             dropped.add(step.instrument.name)
             fitted.append(replace(step, choice=len(step.prices) - 1, reason=f"beyond the budget: {why}"))
             continue

@@ -12,7 +12,7 @@ from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning
 from theodolite.results import Finding, Row, Severity, number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 _SEVERITY = {
     "monotone": Severity.GOOD,
@@ -30,8 +30,10 @@ class Rate(Instrument):
     title = "Learning rate and stability"
     question = "Up to which learning rate is training stable, and what will yours do?"
     how = (
-        "The largest eigenvalue of the Hessian (preconditioned and shifted as the optimizer does) gives the rate at which the sharpest "
-        "direction becomes unstable. Unless the loss is quadratic, the rate is then tried: full-batch steps on a copy of the model."
+        "The largest eigenvalue of the Hessian (preconditioned and shifted as the optimizer does) "
+        "gives the rate at which the sharpest "
+        "direction becomes unstable. Unless the loss is quadratic, the rate is then tried: full-batch "
+        "steps on a copy of the model."
     )
     source = (
         "Stability of linear recursions; catapults: Lewkowycz and others (2020), Zhu and others (2022); edge of stability: "
@@ -43,7 +45,9 @@ class Rate(Instrument):
         steps = effort["steps"] if site.lr is not None else 0
         adapted = site.optimizer is not None and "adam" in type(site.optimizer).__name__.lower()
         products = 40.0 if adapted else 20.0
-        return Work(gradients=10 + 1.15 * steps, products=min(products, site.problem.size + 8.0), bytes=site.problem.size * 64 * 12)
+        return Work(
+            gradients=10 + 1.15 * steps, products=min(products, site.problem.size + 8.0), bytes=site.problem.size * 64 * 12
+        )
 
     def run(self, site: Site, **effort: Any) -> CriticalRate | Regime:
         pairs = site.results.get("curvature")
@@ -61,7 +65,13 @@ class Rate(Instrument):
         if site.lr is None:
             return critical
         return expected_regime(
-            site.problem, site.lr, optimizer=site.optimizer, critical=critical, steps=effort["steps"], seed=site.seed, progress=False
+            site.problem,
+            site.lr,
+            optimizer=site.optimizer,
+            critical=critical,
+            steps=effort["steps"],
+            seed=site.seed,
+            progress=False,
         )
 
     def rows(self, result: CriticalRate | Regime) -> list[Row]:
@@ -77,12 +87,20 @@ class Rate(Instrument):
 
     def findings(self, site: Site, result: CriticalRate | Regime) -> list[Finding]:
         critical = result.critical if isinstance(result, Regime) else result
-        fields: dict[str, Any] = {"quantity": "critical learning rate", "value": critical.value, "error": critical.error}
+        fields: dict[str, Any] = {
+            "headline": True,
+            "quantity": "critical learning rate",
+            "value": critical.value,
+            "error": critical.error,
+        }
         if math.isinf(critical.value):
             text = f"No direction curves upwards (λ = {critical.sharpness:.3g}): no learning rate is critical at this point."
             return [self.found(Severity.NOTE, text, label="no critical rate", **{**fields, "value": None})]
         if not isinstance(result, Regime):
-            text = f"{_name(critical)} is stable up to a learning rate of {number(critical.value, critical.error)} ({critical.rule})."
+            text = (
+                f"{_name(critical)} is stable up to a learning rate of "
+                f"{number(critical.value, critical.error)} ({critical.rule})."
+            )
             advice = f"Start at about half of it, {critical.value / 2:.2g}; name your own with lr= (--lr) to see what it does."
             return [self.found(Severity.NOTE, text + _caveat(critical), label="critical rate", advice=advice, **fields)]
         sentence = (
@@ -90,10 +108,15 @@ class Rate(Instrument):
             f"{_name(critical, small=True)}, {number(critical.value, critical.error)} ({critical.rule}): {_expectation(result)}"
             f"{_caveat(critical)}"
         )
-        fields = {"quantity": "learning rate over the critical one", "value": result.ratio, "error": result.error}
+        fields = {
+            "headline": True,
+            "quantity": "learning rate over the critical one",
+            "value": result.ratio,
+            "error": result.error,
+        }
         return [self.found(_SEVERITY[result.regime], sentence, label=result.regime, advice=_advice(result), **fields)]
 
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots
 
         result = results[self.name]
@@ -101,8 +124,10 @@ class Rate(Instrument):
             return None
         rows = [row for row in result.rows() if math.isfinite(row["loss"])]
         wide = min(row["loss"] for row in rows) > 0 and max(row["loss"] for row in rows) > 20 * min(row["loss"] for row in rows)
-        axes = plots.curves(rows, x="step", y="loss", log="y" if wide else "", title=f"Trial run on a copy at your rate, {result.rate:g}")
-        return plots.reference(axes, y=result.losses[0], label="start").figure  # type: ignore[return-value]
+        axes = plots.curves(
+            rows, x="step", y="loss", log="y" if wide else "", title=f"Trial run on a copy at your rate, {result.rate:g}"
+        )
+        return plots.reference(axes, y=result.losses[0], label="start")
 
 
 def _reshaped(site: Site) -> bool:
@@ -124,7 +149,9 @@ def _caveat(critical: CriticalRate) -> str:
 def _expectation(result: Regime) -> str:
     losses = result.losses
     run = f" ({len(losses) - 1} steps on a copy: loss {losses[0]:.3g} to {losses[-1]:.3g})" if len(losses) > 1 else ""
-    peak = f"{max(losses) / losses[0]:.2g} times its start" if losses and losses[0] > 0 and math.isfinite(max(losses)) else "a peak"
+    peak = (
+        f"{max(losses) / losses[0]:.2g} times its start" if losses and losses[0] > 0 and math.isfinite(max(losses)) else "a peak"
+    )
     texts = {
         "monotone": f"monotone descent expected{run}.",
         "stable": f"stable; oscillations fade{run}.",
@@ -148,7 +175,8 @@ def _blow_up(result: Regime) -> str:
 def _advice(result: Regime) -> str:
     edge = result.critical.value
     texts = {
-        "monotone": f"There is room up to {edge:.2g}; mini-batches are sharper than all the data, so stay below about half of it.",
+        "monotone": f"There is room up to {edge:.2g}; mini-batches are sharper than all the data, so stay below "
+        "about half of it.",
         "stable": f"There is room up to {edge:.2g}; mini-batches are sharper than all the data, so stay below about half of it.",
         "catapult": f"Harmless if it settles, and often better for generalisation; below {edge:.2g} there is none.",
         "edge of stability": f"Usual for full-batch training; below {edge:.2g} the descent is smooth.",
@@ -157,5 +185,3 @@ def _advice(result: Regime) -> str:
         "divergence expected": f"Lower the learning rate below {edge:.2g}; {edge / 2:.2g} is a safe start.",
     }
     return texts[result.regime]
-
-

@@ -19,7 +19,7 @@ from theodolite.instruments.planning import Plan, Step, as_plan, fit, price_step
 from theodolite.instruments.registry import all_instruments, get
 from theodolite.problem import Problem
 from theodolite.progress import Advance, counting
-from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
+from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, worst_first
 
 Budget = float | str | None
 _NOT_GIVEN: Any = object()
@@ -115,7 +115,7 @@ def survey(
     cost = Cost(time.perf_counter() - began, run.route, run.peak_bytes, opened.problem.notes)
     return Survey(
         title=title,
-        findings=tuple(sorted(run.findings, key=lambda f: -f.severity.rank)),
+        findings=tuple(worst_first(run.findings)),
         results=opened.results,
         plan=tuple(run.rows),
         facts={**known, **_facts(opened)},
@@ -264,7 +264,9 @@ class _Run:
             if instrument.first:
                 self._measure(instrument, {})
         if any(f.severity is Severity.CRITICAL for f in self.findings):
-            return [Step(i, (), reason="nothing can be measured before that is repaired") for i in self.instruments if not i.first]
+            return [
+                Step(i, (), reason="nothing can be measured before that is repaired") for i in self.instruments if not i.first
+            ]
         return fit(price_steps(self.site, self.instruments), self.left)
 
     def all(self, advance: Advance) -> None:
@@ -303,7 +305,9 @@ class _Run:
         affordable = [i for i in range(step.choice, len(step.prices)) if drift * step.prices[i].seconds <= spare]
         if not affordable:
             if drift * step.cheapest.seconds > left:
-                return replace(step, reason=f"beyond the budget: {left:.2g} s left, it takes about {drift * step.cheapest.seconds:.2g} s")
+                return replace(
+                    step, reason=f"beyond the budget: {left:.2g} s left, it takes about {drift * step.cheapest.seconds:.2g} s"
+                )
             affordable = [len(step.prices) - 1]
         self.site.allowance = spare
         return replace(step, choice=affordable[0])
@@ -320,7 +324,9 @@ class _Run:
             failure = ""
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
-            self.findings.append(instrument.found(Severity.WARNING, f"{instrument.title} could not be measured. {failure}", label="failed"))
+            self.findings.append(
+                instrument.found(Severity.WARNING, f"{instrument.title} could not be measured. {failure}", label="failed")
+            )
         took = time.perf_counter() - began
         if instrument.first:
             self._first[instrument.name] = took

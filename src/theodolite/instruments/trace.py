@@ -13,7 +13,10 @@ class Trace(Instrument):
     name = "trace"
     title = "Total curvature"
     question = "What is the sum of all eigenvalues, and how is it shared out?"
-    how = "Hutch++: the trace on a sketched sharp subspace is exact, the rest is averaged over random vectors; the error is a standard error."
+    how = (
+        "Hutch++: the trace on a sketched sharp subspace is exact, the rest is averaged over random "
+        "vectors; the error is a standard error."
+    )
     source = "Meyer, Musco, Musco and Woodruff (2021), Hutch++: Optimal Stochastic Trace Estimation."
     efforts = ({"matvecs": 96}, {"matvecs": 30})
 

@@ -51,12 +51,14 @@ class Weighting(Instrument):
         return [
             self.found(
                 Severity.NOTE,
-                f"Batches are uneven ({min(weights):g} to {max(weights):g} {result.rule}): a plain mean over batches would give a loss "
+                f"Batches are uneven ({min(weights):g} to {max(weights):g} {result.rule}): a plain "
+                "mean over batches would give a loss "
                 f"of {result.naive_loss:.4g} instead of {result.loss:.4g}.",
                 label="uneven batches",
                 quantity="shift of the loss by a plain mean over batches",
                 value=shift,
-                advice="The survey weighs batches rightly. In your own evaluation weigh them by their size, or drop the last one.",
+                advice="The survey weighs batches rightly. In your own evaluation weigh them by their size, "
+                "or drop the last one.",
             )
         ]
 
@@ -67,7 +69,8 @@ class Weighting(Instrument):
         return [
             self.found(
                 Severity.NOTE,
-                f"{result.ignored} of {total} labels are ignored ({100 * result.ignored / total:.3g} %); the mean is over the others.",
+                f"{result.ignored} of {total} labels are ignored ({100 * result.ignored / total:.3g} "
+                "%); the mean is over the others.",
                 label="ignored labels",
                 quantity="share of labels ignored",
                 value=result.ignored / total,

@@ -147,40 +147,41 @@ def _block_lanczos(z: Tensor, steps: int) -> Generator[Tensor, Tensor, _Rule]:
 
     Sharing the space gives every probe the nodes of all, a far finer rule than its own chain would.
     """
+    # The vectors are kept as rows: thin products with contiguous rows are several times faster than with columns.
     n, b = z.shape
-    block, triangle = torch.linalg.qr(z)
-    basis = z.new_empty(n, min(n, b * steps))
-    projection = torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64)
+    frame, triangle = torch.linalg.qr(z)
+    block = frame.T.contiguous()
+    basis = z.new_empty(min(n, b * steps), n)
+    projection = torch.zeros(len(basis), len(basis), dtype=torch.float64)
     size = 0
     for _ in range(steps):
-        room = basis.shape[1] - size
-        if block.shape[1] == 0 or room == 0:
+        block = block[: len(basis) - size]
+        if len(block) == 0:
             break
-        block = block[:, :room]
-        image = (yield block).double()
-        scale = float(image.norm(dim=0).max())
-        basis[:, size : size + block.shape[1]] = block
-        first, size = size, size + block.shape[1]
-        seen = basis[:, :size]
-        columns = seen.T @ image
-        projection[:size, first:size] = columns.cpu()
-        projection[first:size, :size] = columns.T.cpu()
-        image = image - seen @ columns
-        image = image - seen @ (seen.T @ image)
-        block = _independent_columns(image, 1e-12 * scale, seen)
+        image = (yield block.T).T.double()
+        scale = float(image.norm(dim=1).max())
+        basis[size : size + len(block)] = block
+        first, size = size, size + len(block)
+        seen = basis[:size]
+        rows = image @ seen.T
+        projection[first:size, :size] = rows.cpu()
+        projection[:size, first:size] = rows.T.cpu()
+        image = image - rows @ seen
+        image = image - (image @ seen.T) @ seen
+        block = _independent_rows(image, 1e-12 * scale, seen)
     nodes, vectors = torch.linalg.eigh(projection[:size, :size])
     weights = (triangle.T.cpu() @ vectors[: triangle.shape[0]]).square()
     return _Rule(nodes, weights, size)
 
 
-def _independent_columns(image: Tensor, tiny: float, seen: Tensor) -> Tensor:
-    """An orthonormal basis of the columns, orthogonal to `seen`, without those that are rounding."""
-    frame, sizes, _ = torch.linalg.svd(image, full_matrices=False)
-    left: Tensor = frame[:, sizes > tiny]
-    left = left - seen @ (seen.T @ left)
-    if left.shape[1] == 0:
+def _independent_rows(image: Tensor, tiny: float, seen: Tensor) -> Tensor:
+    """An orthonormal basis of the rows, orthogonal to `seen`, without those that are rounding."""
+    _, sizes, frame = torch.linalg.svd(image, full_matrices=False)
+    left: Tensor = frame[sizes > tiny]
+    left = left - (left @ seen.T) @ seen
+    if len(left) == 0:
         return left
-    orthonormal: Tensor = torch.linalg.qr(left)[0]
+    orthonormal: Tensor = torch.linalg.qr(left.T)[0].T.contiguous()
     return orthonormal
 
 

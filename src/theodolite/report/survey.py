@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from theodolite.files import write_whole
 from theodolite.report.pages import environment
-from theodolite.results import Finding, Row, Severity, number
+from theodolite.results import Finding, Row, Severity, number, worst_first
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -135,11 +135,6 @@ def write_survey(page: SurveyPage, path: str | PathLike[str]) -> Path:
     path = Path(path)
     write_whole(path, survey_html(page).encode(errors="replace"))  # a file name need not be proper Unicode
     return path
-
-
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings by severity, those of one severity in the order they came."""
-    return sorted(findings, key=lambda finding: -finding.severity.rank)
 
 
 def slug(name: str) -> str:

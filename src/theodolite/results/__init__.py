@@ -1,7 +1,7 @@
 """L0: frozen results with their error, cost, outcome and seed."""
 
 from theodolite.results.base import Result, ResultMapping, Row, html_table
-from theodolite.results.findings import Finding, Severity, number
+from theodolite.results.findings import Finding, Severity, number, worst_first
 from theodolite.results.outcome import Outcome
 from theodolite.results.provenance import Cost, Provenance
 from theodolite.results.storage import load, save
@@ -19,4 +19,5 @@ __all__ = [
     "load",
     "number",
     "save",
+    "worst_first",
 ]

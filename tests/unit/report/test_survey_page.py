@@ -102,7 +102,7 @@ def test_findings_come_worst_first_and_in_their_order(full):
 
 def test_a_card_has_number_advice_source_and_its_section(full):
     card = full.split('<article class="card critical">')[1].split("</article>")[0]
-    assert words(card) == "critical Critical rate Broken. 0.5123 ± 0.012 rate What to do: Lower it. Source: a book"
+    assert words(card) == "critical Critical rate Broken. 0.512 ± 0.012 rate What to do: Lower it. Source: a book"
     assert 'href="#section-rate"' in card
     lonely = full.split('<article class="card warning">')[1].split("</article>")[0]
     assert "href" not in lonely.replace('href="#icon-', "")

@@ -96,7 +96,14 @@ class HuggingData:
         """The first half of each row goes in, the second is to come out."""
         half = max(1, ids.shape[1] // 2)
         first, second = ids[:, :half].contiguous(), ids[:, half:].contiguous()
-        return {"input_ids": first, "attention_mask": torch.ones_like(first), "labels": second}
+        # Given here, because some families know the token they begin with only in their generation settings.
+        begun = torch.cat([torch.full_like(second[:, :1], self._start_token()), second[:, :-1]], dim=1)
+        return {"input_ids": first, "attention_mask": torch.ones_like(first), "decoder_input_ids": begun, "labels": second}
+
+    def _start_token(self) -> int:
+        places = (self.config, getattr(self.loaded.model, "generation_config", None))
+        known = [getattr(place, "decoder_start_token_id", None) for place in places]
+        return int(next((k for k in (*known, self.words.pad_token_id) if k is not None), 0))
 
     def _mask_token(self) -> int:
         """The token that hides another: the configuration's, the tokenizer's, or else the last one."""

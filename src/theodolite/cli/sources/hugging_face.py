@@ -125,6 +125,7 @@ def _from_folder(path: Path, seed: int) -> HuggingFaceModel:
                 model, info = kind.from_pretrained(path, local_files_only=True, output_loading_info=True)
                 notes = (*notes, *_loading_notes(info, type(model).__name__))
                 weights = str(path / found)
+            _ = getattr(model, "loss_function", None)  # transformers may warn about it once: now, while it is quiet
         except Exception as error:  # a damaged file, sizes that do not fit, a missing package
             raise ValueError(f"--model hf:{path}: {kind.__name__} could not be built: {reason(error)}") from error
     name = path.resolve().name

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,11 +44,13 @@ def builder_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]
         if match:
             builder = getattr(importlib.import_module(f"theodolite.models.{family.module}"), family.builder)
             return dict(inspect.signature(builder).parameters), family.arguments(match)
-    near = listed(nearest(name, models.names(), 3))
-    raise ValueError(
-        f"--model {name!r} must be the name of a built-in network, module:attribute, or hf:FOLDER. Nearest names: {near}. "
-        f"All names: {listed(models.names())}."
-    )
+    if Path(name).expanduser().is_dir():
+        hint = f"For the Hugging Face model in that folder write hf:{name}."
+    elif name.endswith(".py"):
+        hint = f"Say what in the file it is: {name}:ATTRIBUTE."
+    else:
+        hint = f"Nearest names: {listed(nearest(name, models.names(), 3))}. theodolite.models.names() lists them all."
+    raise ValueError(f"--model {name!r} must be the name of a built-in network, module:attribute, or hf:FOLDER. {hint}")
 
 
 def named_model(name: str, source: Source | None, wish: Wish) -> Parts:
@@ -62,8 +65,9 @@ def named_model(name: str, source: Source | None, wish: Wish) -> Parts:
         return stored
     notes: tuple[str, ...] = ()
     if source is None:
-        source = load_data("digits", samples=wish.samples, seed=wish.seed)
-        notes = ("the data are scikit-learn's digits, because no --data was given",)
+        chosen = RESNET20[1] if name == "ResNet20" and _is_there(RESNET20[1]) else "digits"
+        source = load_data(chosen, samples=wish.samples, seed=wish.seed)
+        notes = (f"the data are {chosen}, because no --data was given",)
     if source.documents is not None:
         source = from_set(source.documents.bag_of_words(), source.name, wish.samples, wish.seed)
     if source.content is None:
@@ -132,6 +136,14 @@ def _build(name: str, arguments: dict[str, Any], said: dict[str, Any], data: Any
     with torch.no_grad():
         model.eval()(x[:2].to(next(model.parameters()).dtype))
     return model.train(training)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        data_sets.where(name)
+    except data_sets.MissingDataError:
+        return False
+    return True
 
 
 def _stored_resnet(name: str, source: Source | None, wish: Wish) -> Parts | None:

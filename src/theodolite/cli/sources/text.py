@@ -46,8 +46,8 @@ def sequences(text: str, encode: Encode, length: int, samples: int, name: str) -
 
 
 def _to_next_word(text: str) -> int:
-    """How far it is to the first blank, so that a row does not begin within a word; 0 where there is none."""
-    return max(0, text.find(" "))
+    """How far it is to the first word that begins here, so that a row does not begin within one; 0 where there is none."""
+    return text.find(" ") + 1
 
 
 def _one_row(text: str, encode: Encode, length: int) -> tuple[list[int] | None, float]:

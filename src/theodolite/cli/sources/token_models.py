@@ -43,7 +43,7 @@ def token_model(name: str, arguments: dict[str, Any], said: dict[str, Any], sour
             raise ValueError(f"--model {name} takes running text or tokens, not labelled texts like {source.name}.")
         return _on_own_data(name, arguments, said, source, wish)
     stored = _stored_stories(wish) if name == STORIES else None
-    if source is None and stored is not None:
+    if source is None and name == STORIES:
         source = _sample_text(wish)
     masked = "BERT" in name
     words = _vocabulary(name, arguments, said, source, masked=masked)
@@ -151,7 +151,9 @@ def _no_stored(name: str, wish: Wish) -> tuple[str, ...]:
 
 
 def _sample_text(wish: Wish) -> Source | None:
+    """The text that stories260k knows, if that and its tokenizer are there."""
     try:
+        data_sets.where(STORIES)
         return load_data(SAMPLE_TEXT, samples=wish.samples, seed=wish.seed)
     except data_sets.MissingDataError:
         return None

@@ -48,7 +48,9 @@ class BatchAudit(Result):
     def sentence(self) -> str:
         if self.bad:
             return " ".join(self.bad[:3])
-        count = f"{len(self.batches)} batches, {sum(self.sizes)} samples" if len(self.batches) > 1 else f"{sum(self.sizes)} samples"
+        count = (
+            f"{len(self.batches)} batches, {sum(self.sizes)} samples" if len(self.batches) > 1 else f"{sum(self.sizes)} samples"
+        )
         return f"{count}, weighted by {self.rule}; the loss is {self.loss:.4g} and finite everywhere."
 
 
@@ -107,7 +109,7 @@ def _weights(problem: Problem) -> tuple[tuple[float, ...] | None, str]:
 
 def _weighted(rows: list[Row], rule: str) -> float:
     total = 1.0 if rule == "sum" else sum(row["weight"] for row in rows)
-    return sum(row["weight"] * row["loss"] for row in rows if row["weight"] > 0) / total
+    return float(sum(row["weight"] * row["loss"] for row in rows if row["weight"] > 0)) / total
 
 
 def _bad_parameters(problem: Problem) -> list[str]:

@@ -66,7 +66,9 @@ def audit_parameters(problem: Problem) -> ParameterAudit:
     frozen = [(names[k], p.numel()) for k, p in model.named_parameters() if not p.requires_grad]
     return ParameterAudit(
         layers=tuple(rows),
-        dead_layers=() if motionless else tuple(str(row["layer"]) for row in rows if row["units"] and row["dead"] == row["units"]),
+        dead_layers=()
+        if motionless
+        else tuple(str(row["layer"]) for row in rows if row["units"] and row["dead"] == row["units"]),
         tied=_tied(model),
         frozen=tuple(name for name, _ in frozen),
         frozen_count=sum(size for _, size in frozen),

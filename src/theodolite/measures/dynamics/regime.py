@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -82,7 +83,9 @@ def expected_regime(
     if steps and not quadratic:
         with counting("trial run", progress=progress, total=steps) as advance:
             losses = run_trial(problem, rate, optimizer=optimizer, steps=steps, advance=advance)
-    word = _by_theory(ratio, quadratic, has_momentum(optimizer)) if not losses else classify(losses, ratio, has_momentum(optimizer))
+    word = (
+        _by_theory(ratio, quadratic, has_momentum(optimizer)) if not losses else classify(losses, ratio, has_momentum(optimizer))
+    )
     return Regime(
         regime=word,
         rate=rate,
@@ -119,7 +122,7 @@ def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> s
     first, last, most = losses[0], losses[-1], max(losses)
     if not math.isfinite(last):
         return "divergence expected"
-    if all(b <= a * (1 + 1e-6) for a, b in zip(losses, losses[1:], strict=False)):
+    if all(b <= a * (1 + 1e-6) for a, b in itertools.pairwise(losses)):
         return "monotone"
     if most > 1.05 * first:
         return "catapult" if last < min(first, 0.5 * most) else "unstable"

@@ -43,7 +43,8 @@ class Conditioning(Result):
     def sentence(self) -> str:
         return (
             f"{number(100 * self.flat, 100 * self.flat_error)} % of {self.size} directions are flat (below "
-            f"{self.threshold:g} of the sharpest); the curvature lives in about {number(self.stable_rank, self.stable_rank_error)}."
+            f"{self.threshold:g} of the sharpest); the curvature lives in about "
+            f"{number(self.stable_rank, self.stable_rank_error)}."
         )
 
 
