@@ -54,7 +54,7 @@ def survey(
     Without arguments a small network is trained on handwritten digits and surveyed. Exit code 1 if something critical was
     found or an instrument failed.
     """
-    from theodolite.instruments.survey import seconds_of
+    from theodolite.instruments.surveying import seconds_of
 
     allowed = seconds_of(budget)
     subject = _subject(model, data, loss, checkpoint, samples, batch_size, seed)

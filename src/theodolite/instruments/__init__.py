@@ -4,9 +4,9 @@ An instrument is one file: what it applies to, what it costs, how it runs, what 
 packages add theirs through the entry points `theodolite.instruments`.
 """
 
-from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
 from theodolite.instruments.planning import Plan
-from theodolite.instruments.registry import names
-from theodolite.instruments.survey import Survey, plan_survey, survey
+from theodolite.instruments.registry import names, register
+from theodolite.instruments.surveying import Survey, plan_survey, survey
 
-__all__ = ["Instrument", "Plan", "Site", "Survey", "Work", "names", "plan_survey", "survey"]
+__all__ = ["InapplicableError", "Instrument", "Plan", "Site", "Survey", "Work", "names", "plan_survey", "register", "survey"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
 from theodolite.linalg import Eigenpairs
 from theodolite.measures.hessian import Alignment, gradient_alignment
 from theodolite.results import Finding, Severity
@@ -30,6 +30,8 @@ class GradientAlignment(Instrument):
     def run(self, site: Site, **effort: Any) -> Alignment:
         pairs = site.results["curvature"]
         assert isinstance(pairs, Eigenpairs)
+        if not bool(site.gradient.any()):
+            raise InapplicableError("the gradient is zero and has no direction")
         return gradient_alignment(site.gradient, pairs)
 
     def findings(self, site: Site, result: Alignment) -> list[Finding]:

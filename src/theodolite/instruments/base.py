@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
+from theodolite.errors import TheodoliteError
 from theodolite.instruments.sounding import Sounding, Work, sound
 from theodolite.operators import LinearOperator, hessian
 from theodolite.problem import Problem
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Instrument", "Site", "Work"]
+__all__ = ["InapplicableError", "Instrument", "Site", "Work"]
+
+
+class InapplicableError(TheodoliteError, ValueError):
+    """An instrument found out at work that its question has no answer here; it is skipped, not failed."""
 
 
 class Site:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
 from theodolite.linalg import Density, Eigenpairs
 from theodolite.measures.hessian import Conditioning, conditioning
 from theodolite.results import Finding, Severity, number
@@ -25,6 +25,8 @@ class ConditionOfCurvature(Instrument):
         pairs, density = site.results["curvature"], site.results["density"]
         assert isinstance(pairs, Eigenpairs)
         assert isinstance(density, Density)
+        if not bool(pairs.values.any()):
+            raise InapplicableError("the curvature is zero in every direction")
         return conditioning(pairs, density)
 
     def findings(self, site: Site, result: Conditioning) -> list[Finding]:

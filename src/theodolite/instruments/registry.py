@@ -30,8 +30,21 @@ _TARGETS = (
 )
 
 
-@cache
+_OWN: dict[str, type[Instrument]] = {}
+
+
+def register(instrument: type[Instrument]) -> type[Instrument]:
+    """Add an instrument for this process; usable as a decorator."""
+    _OWN[instrument.name] = instrument
+    return instrument
+
+
 def _classes() -> dict[str, type[Instrument]]:
+    return {**_installed(), **_OWN}
+
+
+@cache
+def _installed() -> dict[str, type[Instrument]]:
     targets = [*_TARGETS, *(point.value for point in entry_points(group=GROUP))]
     found: dict[str, type[Instrument]] = {}
     for target in targets:

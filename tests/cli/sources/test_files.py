@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import theodolite as th
 from tests.cli.sources.conftest import one_line
 from theodolite.cli.sources import load_subject, make_optimizer
 
@@ -79,13 +80,13 @@ def test_checkpoints_in_their_usual_forms(surveyed, trained, nest, prefix):
     weights = {prefix + name: value for name, value in trained.items()}
     torch.save(weights if nest is None else {nest: weights, "epoch": 3}, "w.pt")
     subject = surveyed("mine:net", "mine:x", checkpoint="w.pt")
-    assert float(subject.model[0].weight.mean()) == 7.0
+    assert (subject.model[0].weight == 7).all()
     assert subject.facts["weights"] == "w.pt"
 
 
 def test_safetensors_and_named_networks(surveyed, trained):
     save_file(trained, "w.safetensors")
-    assert float(surveyed("mine:net", "mine:x", checkpoint="w.safetensors").model[0].weight.mean()) == 7.0
+    assert (surveyed("mine:net", "mine:x", checkpoint="w.safetensors").model[0].weight == 7).all()
     other = load_subject("F-5", "digits", samples=5, seed=3).model
     torch.save(other.state_dict(), "f.pt")
     assert torch.equal(surveyed("F-5", "digits", samples=5, checkpoint="f.pt").model.fc1.weight, other.fc1.weight)
@@ -108,6 +109,24 @@ def test_the_optimizers_state_is_kept(trained):
     with pytest.raises(ValueError, match="does not fit") as error:
         make_optimizer("adam", nn.Linear(4, 2).parameters(), None, state=subject.optimizer_state)
     one_line(error)
+
+
+def test_the_state_of_a_training_run(surveyed, trained, here):
+    model = nn.Sequential(nn.Linear(3, 2))
+    data = torch.ones(4, 3), torch.arange(4) % 2
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    th.train(model, nn.CrossEntropyLoss(), data, optimizer, steps=2, checkpoint="run", progress=False)
+    for name in ("run", "run/checkpoint.safetensors"):
+        subject = surveyed("mine:net", "mine:x", checkpoint=name)
+        assert torch.equal(subject.model[0].weight, model[0].weight)
+        assert subject.optimizer_state["param_groups"][0]["momentum"] == 0.9
+
+
+def test_wrapped_models_get_their_weights(here, trained):
+    text = (here / "mine.py").read_text()
+    (here / "mine.py").write_text(text + "def wrapped():\n    return nn.DataParallel(net())\n")
+    torch.save(trained, "w.pt")
+    assert (load_subject("mine:wrapped", "mine:x", checkpoint="w.pt").model.module[0].weight == 7).all()
 
 
 def test_checkpoints_that_do_not_fit(trained):

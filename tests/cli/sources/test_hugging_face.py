@@ -160,6 +160,18 @@ def test_text_with_the_folders_tokenizer(surveyed, tmp_path):
     assert not has_note(subject, "bytes")
 
 
+def test_tokens_from_a_file(surveyed, tmp_path):
+    config("llama").save_pretrained(tmp_path)
+    ids = torch.arange(30).reshape(3, 10)
+    torch.save({"x": ids, "y": ids}, tmp_path / "ids.pt")
+    assert surveyed(f"hf:{tmp_path}", str(tmp_path / "ids.pt")).data[0]["labels"].shape == (3, 10)
+    torch.save({"x": ids + 20, "y": ids}, tmp_path / "large.pt")
+    for name, message in ((str(tmp_path / "large.pt"), "ends at 39"), ("digits", "integer tokens")):
+        with pytest.raises(ValueError, match=message) as error:
+            load_subject(f"hf:{tmp_path}", name)
+        one_line(error)
+
+
 def test_images_are_fitted_to_the_model(surveyed, tmp_path):
     config("vit").save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
@@ -168,7 +180,8 @@ def test_images_are_fitted_to_the_model(surveyed, tmp_path):
     assert batch["pixel_values"].shape == (4, 3, 16, 16)
     assert -1 <= float(batch["pixel_values"].min()) < 0
     assert subject.population == 1438
-    assert has_note(subject, "resized") and has_note(subject, "normalised")
+    assert has_note(subject, "resized")
+    assert has_note(subject, "normalised")
 
 
 def test_labels_must_fit(tmp_path):

@@ -31,7 +31,7 @@ def test_nothing_named_is_a_small_network_on_digits(surveyed):
     subject = surveyed(None)
     assert subject.name == "F-40^2 on digits"
     assert len(subject.data[1]) == 1000
-    assert has_note(subject, "no --model") and has_note(subject, "no --data") and has_note(subject, "1000 of 1438")
+    assert all(has_note(subject, words) for words in ("no --model", "no --data", "1000 of 1438"))
 
 
 def test_other_seeds_are_other_weights_and_samples():
@@ -83,7 +83,8 @@ def test_a_short_text_gives_what_it_has(surveyed, here):
 
 def test_stories260k_without_files_is_random_and_says_so(surveyed, no_data):
     subject = surveyed("stories260k", samples=2)
-    assert has_note(subject, "weights are random") and has_note(subject, "random tokens")
+    assert has_note(subject, "weights are random")
+    assert has_note(subject, "random tokens")
 
 
 def test_stories260k_with_its_weights_knows_stories(surveyed, real):

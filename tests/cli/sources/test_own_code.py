@@ -40,6 +40,11 @@ class Teller(nn.Module):
     def forward(self, ids):
         return self.table(ids)
 
+class Speller(Teller):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 7)
+
 def seeded(seed):
     torch.manual_seed(seed)
     return nn.Linear(3, 2)
@@ -125,6 +130,14 @@ def test_a_file_by_its_path(surveyed, mine, monkeypatch):
     assert surveyed("deep/mine.py:seeded", f"{mine}/deep/mine.py:pair").model.in_features == 3
 
 
+def test_the_order_of_words_does_not_change_the_model(mine):
+    """The file draws random numbers when it is run, which happens with the first word only."""
+    first = load_subject("mine:Net", "mine:pair").model.inner.weight
+    second = load_subject("mine:Net", "mine:pair").model.inner.weight
+    assert torch.equal(first, second)
+    assert not torch.equal(first, load_subject("mine:Net", "mine:pair", seed=1).model.inner.weight)
+
+
 def test_a_file_here_is_meant_even_if_python_has_a_module_of_that_name(surveyed, mine):
     import code
 
@@ -186,9 +199,12 @@ def test_own_models_on_data_sets(surveyed, mine):
 def test_tokens_with_the_classes_last(surveyed, mine):
     surveyed("mine:Teller", "mine:tokens")
     (mine / "poem.txt").write_text("a rose is a rose " * 100)
-    with pytest.raises(ValueError, match="refused|out of"):  # five outputs, seven tokens
-        subject = load_subject("mine:Teller", "poem.txt")
-        th.Problem(subject.model, subject.loss, subject.data).loss()
+    subject = surveyed("mine:Speller", "poem.txt", samples=2)
+    assert subject.data[0].shape == (2, 63)
+    assert int(subject.data[0].max()) < 7
+    with pytest.raises(ValueError, match="no embedding") as error:
+        load_subject("mine:net", "poem.txt")
+    one_line(error)
 
 
 def test_own_losses(surveyed, mine):

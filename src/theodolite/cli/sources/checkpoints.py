@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from theodolite.cli.sources.words import listed, reason
 from theodolite.models.pretrained import load_weights
+from theodolite.problem.calling import unwrap
+from theodolite.training.checkpoints import NAME as STATE
+from theodolite.training.checkpoints import load_state
 
 NESTS = ("state_dict", "model_state_dict", "model", "module")
 OPTIMIZERS = ("optimizer", "optimizer_state_dict")
@@ -53,9 +56,24 @@ def read_file(path: str | Path) -> Any:
         ) from error
 
 
+def _training_state(path: Path) -> dict[str, Any] | None:
+    """The state that `theodolite.train(checkpoint=FOLDER)` saved, from its folder or file; None for anything else."""
+    path = path / STATE if path.is_dir() else path
+    if path.name != STATE or not path.is_file():
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            ours = "state" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return None  # reading it as plain weights says what is wrong
+    return load_state(path.parent) if ours else None
+
+
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """The weights in a file, out of the usual nests, and the optimizer's state."""
-    content = read_file(path)
+    content = _training_state(Path(path).expanduser()) or read_file(path)
     weights = content
     if isinstance(content, Mapping):
         weights = next((content[key] for key in NESTS if isinstance(content.get(key), Mapping)), content)
@@ -65,6 +83,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             f"{path} holds no weights: a mapping of names to tensors, bare or under {listed(NESTS)}. It holds {came}."
         )
     found = [content[key] for key in OPTIMIZERS if key in content]
+    found += content["optimizer_states"] if isinstance(content.get("optimizer_states"), list) else []  # Lightning's
     state = next((s for s in found if isinstance(s, Mapping) and "param_groups" in s), None)
     return Checkpoint({str(k): v for k, v in weights.items()}, None if state is None else dict(state))
 
@@ -89,9 +108,7 @@ def unprefixed(weights: dict[str, Tensor], known: Mapping[str, Any]) -> dict[str
 def load_checkpoint(model: nn.Module, path: str | Path) -> Checkpoint:
     """Copy the weights of a file into the model, all or nothing."""
     checkpoint = read_checkpoint(path)
-    inner = model
-    while isinstance(getattr(inner, "_orig_mod", None), nn.Module):  # torch.compile
-        inner = inner._orig_mod  # type: ignore[assignment]
+    inner = unwrap(model)
     try:
         load_weights(inner, unprefixed(checkpoint.weights, inner.state_dict()))
     except (ValueError, TypeError) as error:

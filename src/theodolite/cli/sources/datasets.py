@@ -90,9 +90,9 @@ def _share(count: int, size: int, samples: int | None) -> dict[str, Any]:
 
 
 def _from_code(word: str, samples: int | None, seed: int, default: int) -> Source:
-    found = load_attribute(word, "--data")
+    found = load_attribute(word, "--data", seed)
     if callable(found) and not isinstance(found, torch.utils.data.Dataset):
-        found = call(word, found, seed=seed)
+        found = call(word, found, seed)
     return from_value(found, word, samples, seed, default)
 
 

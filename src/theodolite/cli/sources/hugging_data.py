@@ -42,8 +42,11 @@ class HuggingData:
         """What `Problem` gets, and how many samples there are in all where these are a part."""
         if source is not None and source.own:
             return source.content, source.population
+        batch: dict[str, Tensor]
         if self.loaded.task == "images":
             batch, population = self._images(source)
+        elif source is not None and source.content is not None:
+            batch, population = self._given_ids(source), source.population
         elif self.loaded.task == "classes":
             batch, population = self._labelled_text(source)
         else:
@@ -76,6 +79,17 @@ class HuggingData:
             ids, population = tokens.sequences(source.text.train, self._encoder(), self.length, count, source.name)
         self._check_range(ids)
         return ids, population
+
+    def _given_ids(self, source: Source) -> dict[str, Tensor]:
+        """Tokens and labels from a file."""
+        ids, labels = source.content
+        if ids.is_floating_point() or ids.ndim != 2:
+            raise ValueError(
+                f"--data {source.name} holds neither text nor integer tokens (sequences, tokens), which "
+                f"{type(self.loaded.model).__name__} needs. Text: wikitext2, tinyshakespeare, tinystories_sample, or a .txt file."
+            )
+        self._check_range(ids)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
     def _random_ids(self) -> Tensor:
         self.notes.append("the data are random tokens, because no --data was given")
@@ -117,7 +131,7 @@ class HuggingData:
             return self.loaded.encode
         tokenizer = self._read_tokenizer()
         if tokenizer is None:
-            self.notes.append("tokens are bytes modulo the vocabulary, because the folder holds no usable tokenizer")
+            self.notes.append("tokens are bytes modulo the vocabulary, because no usable tokenizer lies with the model")
             return tokens.byte_encoder(int(self.words.vocab_size))
         encode: Callable[[str], list[int]] = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
         return encode
@@ -139,7 +153,7 @@ class HuggingData:
         top, size = int(ids.max()), int(self.words.vocab_size)
         if top >= size:
             raise ValueError(
-                f"The folder's tokenizer gives token {top}, but the vocabulary of the model ends at {size - 1}: they do not fit."
+                f"The data have token {top}, but the vocabulary of the model ends at {size - 1}: they do not belong together."
             )
 
     # Labels

@@ -14,7 +14,6 @@ from theodolite.cli.sources.optimizers import check_rate
 from theodolite.cli.sources.parts import Parts
 from theodolite.cli.sources.words import call, listed, load_attribute
 from theodolite.errors import nearest
-from theodolite.models.initialisation import seeded
 from theodolite.problem import Batch, Problem
 
 KEYS = ("model", "loss", "data", "optimizer", "lr")
@@ -23,11 +22,10 @@ FORMS = "a torch.nn.Module, (model, loss), (model, loss, optimizer), a dict with
 
 def own_model(target: str, seed: int) -> Parts:
     """The module, problem or builder that `module:attribute` names; a builder is called, under the seed."""
-    with seeded(seed):
-        found = load_attribute(target, "--model")
-        built = isinstance(found, type) or (callable(found) and not isinstance(found, nn.Module))
-        if built:
-            found = call(target, found, seed=seed)
+    found = load_attribute(target, "--model", seed)
+    built = isinstance(found, type) or (callable(found) and not isinstance(found, nn.Module))
+    if built:
+        found = call(target, found, seed)
     parts = _understood(target, found)
     facts = {
         "model": f"{type(parts.model).__name__} from {target}",

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from theodolite.errors import TheodoliteError, nearest
+from theodolite.models.initialisation import seeded
 
 
 def names_code(word: str) -> bool:
@@ -41,12 +42,16 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def load_attribute(target: str, option: str) -> Any:
-    """What `module:attribute` or `path/to/file.py:attribute` names; `option` is the option it was given to."""
+def load_attribute(target: str, option: str, seed: int = 0) -> Any:
+    """What `module:attribute` or `path/to/file.py:attribute` names; `option` is the option it was given to.
+
+    A file is run under the seed, when it is first named, and leaves the global random state alone.
+    """
     module_name, _, attribute = target.rpartition(":")
     if not module_name or not all(part.isidentifier() for part in attribute.split(".")):
         raise ValueError(f"{option} {target!r} must read module:attribute or path/to/file.py:attribute.")
-    module = _module(module_name, target, option)
+    with seeded(seed):
+        module = _module(module_name, target, option)
     try:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError:
@@ -54,16 +59,17 @@ def load_attribute(target: str, option: str) -> Any:
         raise ValueError(f"{option} {target!r}: {module_name} has no {attribute!r}. Nearest names: {near}.") from None
 
 
-def call(target: str, function: Callable[..., Any], **offered: Any) -> Any:
-    """Call the user's function with those of the offered arguments it takes; what it raises becomes one line."""
+def call(target: str, function: Callable[..., Any], seed: int = 0) -> Any:
+    """Call the user's function under the seed, which it is given if it takes one; what it raises becomes one line."""
     accepted, required = _arguments(function)
-    lacking = [name for name in required if name not in offered]
+    lacking = [name for name in required if name != "seed"]
     if lacking:
         raise ValueError(
             f"{target!r} needs {listed(lacking)}, which the command line cannot give. Name a function without required arguments."
         )
     try:
-        return function(**{name: value for name, value in offered.items() if name in accepted})
+        with seeded(seed):
+            return function(seed=seed) if "seed" in accepted else function()
     except TheodoliteError:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's function does
@@ -83,7 +89,8 @@ def _arguments(function: Callable[..., Any]) -> tuple[set[str], list[str]]:
 
 def _module(name: str, target: str, option: str) -> ModuleType:
     if name.endswith(".py") or "/" in name:
-        return _from_file(Path(name).expanduser(), target, option)
+        path = Path(name).expanduser()
+        return _from_file(path if path.is_file() else path.with_suffix(".py"), target, option)
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.append(str(here))  # last, so that no file there hides a module of Python's
@@ -98,6 +105,8 @@ def _is_found_at(name: str, path: Path) -> bool:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return False
+    except (Exception, SystemExit):  # its package failed: the import tells in full
+        return True
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path.resolve()
 
 

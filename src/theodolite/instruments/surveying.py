@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError, ParameterSelectionError, nearest
-from theodolite.instruments.base import Instrument, Site
+from theodolite.instruments.base import InapplicableError, Instrument, Site
 from theodolite.instruments.planning import Plan, Step, as_plan, fit, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
 from theodolite.problem import Problem
@@ -288,8 +288,7 @@ class _Run:
         if step.reason:
             self.rows.append({**row_of(step), "took": None})
             return
-        failure, took = self._measure(instrument, dict(step.price.effort))
-        state = "failed" if failure else "done"
+        state, failure, took = self._measure(instrument, dict(step.price.effort))
         self.rows.append({**row_of(step), "state": state, "reason": failure, "took": took})
         if step.price.seconds > 0.05:
             self.drift = 0.5 * self.drift + 0.5 * took / step.price.seconds
@@ -312,22 +311,24 @@ class _Run:
         self.site.allowance = spare
         return replace(step, choice=affordable[0])
 
-    def _measure(self, instrument: Instrument, effort: dict[str, Any]) -> tuple[str, float]:
-        """Run one instrument; a failure is written down and does not stop the others."""
+    def _measure(self, instrument: Instrument, effort: dict[str, Any]) -> tuple[str, str, float]:
+        """Run one instrument: its state, why it is not done, and the seconds. A failure does not stop the others."""
         began = time.perf_counter()
+        state, reason = "done", ""
         try:
             result = instrument.run(self.site, **effort)
             self.findings += instrument.findings(self.site, result)
             self.site.results[instrument.name] = result
             self.peak_bytes = max(self.peak_bytes, result.cost.peak_bytes)
             self.route = self.route or (result.cost.route if "graph" in result.cost.route else "")
-            failure = ""
+        except InapplicableError as error:
+            state, reason = "skipped", str(error)
         except Exception as error:
-            failure = f"{type(error).__name__}: {error}"
+            state, reason = "failed", f"{type(error).__name__}: {error}"
             self.findings.append(
-                instrument.found(Severity.WARNING, f"{instrument.title} could not be measured. {failure}", label="failed")
+                instrument.found(Severity.WARNING, f"{instrument.title} could not be measured. {reason}", label="failed")
             )
         took = time.perf_counter() - began
         if instrument.first:
             self._first[instrument.name] = took
-        return failure, took
+        return state, reason, took

@@ -1,0 +1,323 @@
+"""Findings on planted cases: what was put there is found, by its name, with the right number."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import theodolite as th
+from theodolite.results import Severity
+
+
+def bowl(values: list[float], start: float = 1.0) -> th.Problem:
+    """`½ Σ λ_i w_i²` as a linear model: its Hessian is diag(λ)."""
+    model = nn.Linear(len(values), 1, bias=False).double()
+    nn.init.constant_(model.weight, start)
+    x = torch.diag(torch.tensor(values).double().sqrt())
+    return th.Problem(model, lambda z, y: 0.5 * z.square().sum(), (x, torch.zeros(len(values), 1).double()))
+
+
+def wide_relu(width: int = 256) -> th.Problem:
+    """Two layers of ReLU units in the kernel parameterisation, squared loss, eight samples."""
+    model = th.models.ntk_fcn(4, width=width, depth=2, seed=0).double()
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 4, generator=generator).double(), torch.randn(8, 1, generator=generator).double()
+    return th.Problem(model, nn.MSELoss(), (x, y))
+
+
+def own_run(problem: th.Problem, rate: float, steps: int) -> list[float]:
+    """Plain gradient descent in the plainest way, independent of the package's trial runs."""
+    model = copy.deepcopy(problem.model)
+    (batch,) = problem.data
+    losses = []
+    for _ in range(steps):
+        loss = nn.functional.mse_loss(model(*batch.args), batch.target)
+        losses.append(float(loss.detach()))
+        if not math.isfinite(losses[-1]) or losses[-1] > 1e12:
+            break
+        for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            p.data -= rate * g
+    return losses
+
+
+def rate_finding(problem: th.Problem, **arguments) -> th.Finding:
+    (found,) = th.survey(problem, only=["rate"], progress=False, **arguments).of("rate")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("factor", "label", "severity"), [(0.5, "monotone", Severity.GOOD), (1.5, "divergence expected", Severity.CRITICAL)]
+)
+def test_a_quadratic_loss_below_and_above_its_edge(factor, label, severity):
+    found = rate_finding(bowl([4.0, 1.0, 0.3]), lr=factor * 0.5)
+    assert (found.label, found.severity) == (label, severity)
+    assert label in found.sentence
+    assert found.value == pytest.approx(factor, rel=1e-3)
+    assert found.error <= 1e-3
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5, 5.0])
+def test_a_wide_relu_network_in_its_three_regimes_and_running_it_agrees(factor):
+    problem = wide_relu()
+    edge = th.critical_learning_rate(problem).value
+    found = rate_finding(problem, lr=factor * edge)
+    losses = own_run(problem, factor * edge, 60)
+    expected = {0.5: "monotone", 1.5: "catapult", 5.0: "divergence expected"}[factor]
+    assert found.label == expected
+    assert expected.split()[0] in found.sentence
+    if factor == 0.5:
+        assert all(b <= a for a, b in itertools.pairwise(losses))
+    elif factor == 1.5:
+        assert max(losses) > 1.05 * losses[0]
+        assert losses[-1] < 0.5 * losses[0]
+    else:
+        assert not losses[-1] < 1e6 * losses[0]
+
+
+OPTIMIZERS = {
+    "heavy ball": (lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9), 2 * 1.9 / 4.0),
+    "nesterov": (lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9, nesterov=True), 2 * 1.9 / (2.8 * 4.0)),
+    "weight decay": (lambda p, lr: torch.optim.SGD(p, lr=lr, weight_decay=1.0), 2 / 5.0),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+def test_momentum_and_decay_on_both_sides_of_their_edge(name, factor):
+    """The edges themselves are confirmed by bisection in tests/unit/measures/test_critical.py."""
+    make, edge = OPTIMIZERS[name]
+    problem = bowl([4.0, 1.0, 0.3])
+    found = rate_finding(problem, optimizer=make(problem.parameters, factor * edge))
+    assert found.value == pytest.approx(factor, rel=1e-3)
+    if factor > 1:
+        assert found.label == "divergence expected"
+    else:
+        assert found.label == ("monotone" if name == "weight decay" else "stable")
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_adam_on_a_badly_scaled_bowl_says_that_live_adam_adapts(steps):
+    problem = bowl([1000.0, 1.0, 0.01])
+    adam = torch.optim.Adam(problem.parameters, lr=1e-3)
+    (w,) = problem.parameters
+    for _ in range(steps):
+        adam.zero_grad()
+        (0.5 * (torch.tensor([1000.0, 1.0, 0.01]).double() * w.square()).sum()).backward()
+        adam.step()
+    found = rate_finding(problem, optimizer=adam)
+    assert found.value == pytest.approx(1e-3 / th.critical_learning_rate(problem, optimizer=adam).value)
+    assert "live Adam adapts" in found.sentence
+    assert found.label == "stable"
+
+
+def classes(seed: int = 0, samples: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(samples) % 3
+    return torch.randn(samples, 6, generator=generator) + 2 * nn.functional.one_hot(y, 6), y
+
+
+def classifier(*, hidden: int = 12, steps: int = 0) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+    if steps:
+        x, y = classes()
+        th.train(model, nn.CrossEntropyLoss(), (x, y), torch.optim.SGD(model.parameters(), lr=0.2), steps=steps)
+    return model
+
+
+def test_a_classifier_is_seen_to_learn_and_its_numbers_are_those_of_the_dense_hessian():
+    x, y = classes()
+    model = classifier(steps=100).double()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (x.double(), y))
+    (batch,) = problem.data
+    dense = th.testing.dense_hessian(lambda: nn.CrossEntropyLoss()(model(*batch.args), batch.target), list(model.parameters()))
+    truth = torch.linalg.eigvalsh(dense)
+    found = th.survey(problem, lr=1.0 / float(truth[-1]), progress=False)
+    assert found.good
+    by = {f.label: f for f in found.findings}
+    assert by["loss"].severity is Severity.GOOD
+    assert f"{math.log(3):.4g}" in by["loss"].sentence
+    assert by["loss"].value == pytest.approx(problem.loss(), rel=1e-6)
+    assert by["sharpness"].value == pytest.approx(float(truth[-1]), rel=1e-3)
+    assert by["monotone"].value == pytest.approx(0.5, rel=1e-3)
+    assert abs(by["trace"].value - float(truth.sum())) <= 4 * by["trace"].error
+    smallest = next(f for f in found.of("negative"))
+    assert smallest.value == pytest.approx(float(truth[0]), abs=2e-3 * float(truth[-1]))
+    flat = float((truth.abs() < 0.01 * truth[-1]).double().mean())
+    assert abs(by["conditioning"].value - flat) <= 5 * by["conditioning"].error + 0.02
+    untrained = th.survey(classifier(), nn.CrossEntropyLoss(), (x, y), only=["noise"], progress=False)
+    assert "chance level" in untrained.labels()
+
+
+def test_a_dead_layer_is_named():
+    x, y = classes()
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.constant_(model[2].bias, -1e4)
+    found = th.survey(model, nn.CrossEntropyLoss(), (x, y), progress=False)
+    dead = [f for f in found.findings if f.label == "dead layer"]
+    assert {name for f in dead for name in ("0", "2", "4") if f"Layer {name} " in f.sentence} == {"0", "2"}
+    assert all(f.severity is Severity.CRITICAL for f in dead)
+    assert not found.good
+    healthy = th.survey(classifier(), nn.CrossEntropyLoss(), (x, y), only=["parameters"], progress=False)
+    assert healthy.labels().count("dead layer") == 0
+    assert "all can train" in healthy.labels()
+
+
+def test_single_dead_units_are_counted():
+    x, y = classes()
+    model = classifier()
+    with torch.no_grad():
+        model[0].bias[:4] = -1e4
+    (found,) = [
+        f for f in th.survey(model, nn.CrossEntropyLoss(), (x, y), only=["parameters"]).findings if f.label == "dead units"
+    ]
+    assert found.value == 4
+    assert found.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("copied", ["as it is", "scaled and mirrored"])
+def test_a_duplicated_input_feature(copied):
+    x, y = classes()
+    x = torch.cat([x, x[:, 2:3] if copied == "as it is" else 3 - 5 * x[:, 2:3]], dim=1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 3))
+    survey = th.survey(model, nn.CrossEntropyLoss(), (x, y), only=["inputs"])
+    (found,) = [f for f in survey.findings if f.label == "duplicated feature"]
+    assert "2 = 6" in found.sentence
+    assert found.value == 1
+    assert "duplicated feature" not in th.survey(classifier(), nn.CrossEntropyLoss(), classes(), only=["inputs"]).labels()
+
+
+def test_duplicated_hidden_units():
+    model = classifier()
+    with torch.no_grad():
+        model[0].weight[5], model[0].bias[5] = model[0].weight[1], model[0].bias[1]
+        model[0].weight[7], model[0].bias[7] = model[0].weight[1], model[0].bias[1]
+    found = th.survey(model, nn.CrossEntropyLoss(), classes(), only=["parameters"])
+    (twin,) = [f for f in found.findings if f.label == "duplicated units"]
+    assert twin.value == 2
+
+
+def test_a_frozen_model_and_a_partly_frozen_one():
+    x, y = classes()
+    model = classifier()
+    for p in model.parameters():
+        p.requires_grad_(False)
+    found = th.survey(model, nn.CrossEntropyLoss(), (x, y), progress=False)
+    assert found.findings[0].label == "frozen model"
+    assert found.findings[0].severity is Severity.CRITICAL
+    assert "sharpness" in found.labels()  # measured all the same
+    assert not any(p.requires_grad for p in model.parameters())
+    model[2].weight.requires_grad_(True)
+    partly = th.survey(model, nn.CrossEntropyLoss(), (x, y), only=["parameters"])
+    (note,) = [f for f in partly.findings if f.label == "frozen parameters"]
+    assert note.value == pytest.approx((6 * 12 + 12 + 3) / sum(p.numel() for p in model.parameters()))
+
+
+def test_nan_in_one_batch_is_named():
+    x, y = classes()
+    batches = [(x[i : i + 100].clone(), y[i : i + 100]) for i in (0, 100, 200)]
+    batches[1][0][3, 2] = float("nan")
+    found = th.survey(classifier(), nn.CrossEntropyLoss(), batches, progress=False)
+    assert found.findings[0].label == "not finite"
+    assert found.findings[0].severity is Severity.CRITICAL
+    assert "batch 1" in found.findings[0].sentence
+    assert not found.good
+    with pytest.raises(ArithmeticError, match="batch 1"):
+        th.Problem(classifier(), nn.CrossEntropyLoss(), batches)
+
+
+class Logarithm(nn.Module):
+    """Finite data, infinite loss where an input is zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return torch.log(x * self.weight)
+
+
+def test_a_loss_that_is_not_finite_in_one_batch_is_named_and_nothing_else_is_measured():
+    x = torch.ones(30, 1)
+    x[25] = 0.0
+    batches = [(x[i : i + 10], torch.zeros(10, 1)) for i in (0, 10, 20)]
+    problem = th.Problem(Logarithm(), nn.MSELoss(), batches)
+    found = th.survey(problem, progress=False)
+    assert [f.label for f in found.findings] == ["not finite"]
+    assert "batch 2" in found.findings[0].sentence
+    assert set(found.results) == {"batches"}
+    assert all(row["reason"] for row in found.plan)
+
+
+def test_nan_in_a_weight_is_named():
+    model = classifier()
+    with torch.no_grad():
+        model[2].weight[0, 0] = float("nan")
+    found = th.survey(model, nn.CrossEntropyLoss(), classes(), progress=False)
+    assert found.findings[0].label == "not finite"
+    assert "2.weight" in found.findings[0].sentence
+
+
+class Product(nn.Module):
+    """w₁ w₂ x: a saddle at the origin."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(1).double()), nn.Parameter(torch.zeros(1).double())
+
+    def forward(self, x):
+        return self.a * self.b * x
+
+
+def test_a_saddle_with_negative_curvature():
+    one = torch.ones(4, 1).double()
+    problem = th.Problem(Product(), nn.MSELoss(), (one, one))  # Hessian [[0, −2], [−2, 0]]
+    found = th.survey(problem, lr=0.1, progress=False)
+    (saddle,) = found.of("negative")
+    assert saddle.label == "saddle"
+    assert saddle.value == pytest.approx(-2.0)
+    assert saddle.severity is Severity.WARNING
+    assert {"stationary", "no effect"} <= set(found.labels())
+    assert "alignment" not in found.results  # a zero gradient has no direction
+    assert found.good  # skipped, not failed
+    minimum = th.survey(bowl([4.0, 1.0]), only=["negative"]).of("negative")
+    assert [f.label for f in minimum] == ["no negative curvature"]
+
+
+def test_uneven_batches_and_ignored_labels():
+    x, y = classes()
+    y = y.clone()
+    y[:30] = -100
+    batches = [(x[:128], y[:128]), (x[128:256], y[128:256]), (x[256:], y[256:])]
+    found = th.survey(classifier(), nn.CrossEntropyLoss(), batches, only=["weighting"])
+    by = {f.label: f for f in found.findings}
+    assert by["ignored labels"].value == pytest.approx(0.1)
+    assert "44 to 128" in by["uneven batches"].sentence
+    audit = found.results["weighting"]
+    assert by["uneven batches"].value == pytest.approx(audit.naive_loss - audit.loss)
+    whole = th.Problem(classifier(), nn.CrossEntropyLoss(), (x, y))
+    assert audit.loss == pytest.approx(whole.loss(), rel=1e-5)
+
+
+def test_tied_weights_are_counted_once_and_named():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x):
+            return self.head(self.embed(x))
+
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 5, (20,))
+    found = th.survey(Tied(), nn.CrossEntropyLoss(), (tokens, tokens), only=["parameters"])
+    (tied,) = [f for f in found.findings if f.label == "tied parameters"]
+    assert "embed.weight" in tied.sentence
+    assert "head.weight" in tied.sentence

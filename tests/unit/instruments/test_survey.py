@@ -1,0 +1,240 @@
+"""The survey itself: plan, budget, failures, what is left behind, saving, the page."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import theodolite as th
+from theodolite.instruments import base, registry
+from theodolite.instruments.planning import Price, Step, fit
+from theodolite.instruments.sounding import Work, sound
+from theodolite.instruments.surveying import seconds_of
+from theodolite.results import Severity
+
+EVIL = "<script>alert(1)</script>"
+
+
+def problem(hidden: int = 10, samples: int = 90, **more) -> th.Problem:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, hidden), nn.Tanh(), nn.Linear(hidden, 3))
+    return th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(samples, 5), torch.arange(samples) % 3), **more)
+
+
+@pytest.fixture(scope="module")
+def surveyed() -> th.Survey:
+    return th.survey(problem(), lr=0.1, name=EVIL, progress=False)
+
+
+def test_every_instrument_reports_and_every_number_has_its_place(surveyed):
+    assert set(surveyed.results) == set(th.instruments.names())
+    assert {f.instrument for f in surveyed.findings} == set(th.instruments.names())
+    assert all(row["state"] == "done" for row in surveyed.plan)
+    ranks = [f.severity.rank for f in surveyed.findings if not f.headline]
+    assert ranks == sorted(ranks, reverse=True)
+    assert surveyed.good
+    for finding in surveyed.findings:
+        assert finding.sentence.endswith(".")
+        assert finding.source
+        assert finding.value is None or finding.quantity
+    assert surveyed.to_frame().shape[0] == len(surveyed.findings)
+    assert "monotone" in str(surveyed)
+
+
+def test_the_page_shows_findings_pictures_and_costs_and_escapes_names(surveyed, tmp_path):
+    page = surveyed.to_html(tmp_path / "deep" / "index.html")
+    text = page.read_text()
+    assert len(text) < 3_000_000
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert text.count("<svg id=") >= 5
+    assert "could not be drawn" not in text
+    for name in th.instruments.names():
+        assert f'id="section-{name}"' in text
+    assert not re.search(r'(src|href)="(?!#)(?!https?://)', text)
+
+
+def test_a_saved_survey_comes_back_with_its_page(surveyed, tmp_path):
+    surveyed.save(tmp_path / "survey")
+    back = th.load(tmp_path / "survey")
+    assert isinstance(back, th.Survey)
+    assert [f.row() for f in back.findings] == [f.row() for f in surveyed.findings]
+    assert torch.equal(back.results["curvature"].values, surveyed.results["curvature"].values)
+    assert back.to_html(tmp_path / "index.html").stat().st_size > 10_000
+
+
+def test_the_seed_decides_everything_random():
+    first, second = (th.survey(problem(), lr=0.1, seed=3, only=["trace", "density"], progress=False) for _ in range(2))
+    assert first.results["trace"].value == second.results["trace"].value
+    assert torch.equal(first.results["density"].density, second.results["density"].density)
+    assert th.survey(problem(), seed=4, only=["trace"]).results["trace"].value != first.results["trace"].value
+
+
+def test_the_model_is_left_as_found():
+    target = problem()
+    model = target.model.train()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    random = torch.get_rng_state()
+    th.survey(target, optimizer=optimizer, progress=False)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert model.training
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert model[2].weight.grad is None
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_only_runs_what_is_asked_and_what_that_needs():
+    found = th.survey(problem(), only=["alignment"], progress=False)
+    assert set(found.results) == {"batches", "curvature", "alignment"}
+    assert set(th.survey(problem(), only="trace").results) == {"batches", "trace"}
+    with pytest.raises(ValueError, match=r"'curvatur'.*curvature"):
+        th.survey(problem(), only=["curvatur"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr": -1.0}, "lr must be positive"),
+        ({"budget": "soon"}, "60s"),
+        ({"budget": 0}, "positive time"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        th.survey(problem(), **arguments)
+
+
+def test_a_bare_model_needs_its_loss_and_data():
+    with pytest.raises(ValueError, match=r"survey\(model, loss, data\)"):
+        th.survey(nn.Linear(2, 2))
+
+
+def test_an_optimizer_may_be_a_function_of_the_parameters():
+    found = th.survey(problem(), optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), only=["rate"])
+    assert "β = 0.9" in found.of("rate")[0].sentence
+    assert found.facts["learning rate"] == "0.05"
+
+
+class Broken(base.Instrument):
+    name, title, question, how = "broken", "Broken", "?", "."
+
+    def cost(self, site, **effort):
+        return Work()
+
+    def run(self, site, **effort):
+        raise RuntimeError("no such thing")
+
+    def findings(self, site, result):
+        return []
+
+
+def test_a_failing_instrument_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(registry, "_OWN", {})
+    th.instruments.register(Broken)
+    found = th.survey(problem(), only=["broken", "trace"], progress=False)
+    assert {row["instrument"]: row["state"] for row in found.plan} == {"batches": "done", "trace": "done", "broken": "failed"}
+    (failed,) = found.of("broken")
+    assert "RuntimeError: no such thing" in failed.sentence
+    assert failed.severity is Severity.WARNING
+    assert not found.good
+    found.to_html(tmp_path / "index.html")
+
+
+def test_keyboard_interrupt_is_not_swallowed(monkeypatch):
+    def run(self, site, **effort):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Broken, "run", run)
+    monkeypatch.setattr(registry, "_OWN", {"broken": Broken})
+    with pytest.raises(KeyboardInterrupt):
+        th.survey(problem(), only="broken", progress=False)
+
+
+def test_a_model_without_second_derivatives_still_gets_its_first_order_survey():
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.head = nn.EmbeddingBag(9, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.bag(x))
+
+    torch.manual_seed(0)
+    found = th.survey(Bag(), nn.CrossEntropyLoss(), (torch.randint(0, 9, (30, 5)), torch.arange(30) % 3), progress=False)
+    assert {"batches", "weighting", "parameters", "noise"} <= set(found.results)
+    skipped = {row["instrument"]: row["reason"] for row in found.plan if row["state"] == "skipped"}
+    assert "EmbeddingBag" in skipped["curvature"]
+    assert found.good
+
+
+# Plans and budgets
+
+
+def test_the_plan_names_every_instrument_with_its_price():
+    plan = th.plan_survey(problem(), lr=0.1)
+    assert [row["instrument"] for row in plan.rows()] == th.instruments.names()
+    assert plan.seconds > 0
+    assert plan.gradients == pytest.approx(plan.seconds / plan.gradient_seconds)
+    assert plan.peak_bytes > 0
+    assert "gradients" in str(plan)
+    assert sum(row["seconds"] for row in plan.rows() if row["seconds"]) <= plan.seconds
+
+
+def steps_of(*prices: tuple[float, ...], needs: dict[int, tuple[str, ...]] | None = None) -> list[Step]:
+    steps = []
+    for i, efforts in enumerate(prices):
+        kind = type(f"I{i}", (Broken,), {"name": f"i{i}", "needs": (needs or {}).get(i, ())})
+        steps.append(Step(kind(), tuple(Price({}, seconds, seconds, 0) for seconds in efforts)))
+    return steps
+
+
+def test_a_budget_lowers_efforts_before_it_drops_instruments():
+    steps = steps_of((10.0, 1.0), (10.0, 1.0), (10.0, 1.0))
+    assert [s.choice for s in fit(steps, None)] == [0, 0, 0]
+    assert [s.choice for s in fit(steps, 30.0)] == [0, 0, 0]
+    assert [s.choice for s in fit(steps, 12.5)] == [0, 1, 1]
+    tight = fit(steps, 2.5)
+    assert [bool(s.reason) for s in tight] == [False, False, True]
+    assert "beyond the budget" in tight[2].reason
+
+
+def test_what_needs_a_dropped_instrument_is_dropped_too():
+    fitted = fit(steps_of((5.0,), (0.1,), needs={1: ("i0",)}), 1.0)
+    assert [bool(s.reason) for s in fitted] == [True, True]
+    assert "needs i0" in fitted[1].reason
+
+
+def test_a_survey_under_a_small_budget_leaves_things_out_and_says_so():
+    found = th.survey(problem(hidden=40, samples=600), lr=0.1, budget=0.15, progress=False)
+    reduced = [
+        row for row in found.plan if row["state"] == "skipped" or row["effort"] in ("k=1", "k=5", "groups=8", "matvecs=30")
+    ]
+    assert reduced
+    assert found.budget == 0.15
+    assert all(row["reason"] for row in found.plan if row["state"] == "skipped")
+
+
+def test_budgets_are_read_as_people_write_them():
+    assert [seconds_of(text) for text in ("60s", "2m", "1 min", "0.5h", 7, "1e2")] == [60.0, 120.0, 60.0, 1800.0, 7.0, 100.0]
+
+
+def test_a_slow_problem_is_timed_on_a_part_of_its_data():
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(1e-3 * len(x))
+            return super().forward(x)
+
+    x = torch.randn(2000, 3)
+    slow = th.Problem(Slow(3, 1), nn.MSELoss(), (x, torch.zeros(2000, 1)))
+    sounding = sound(slow)
+    assert sounding.share < 0.5
+    assert sounding.operator is None
+    assert sounding.gradient == pytest.approx(2.0, rel=0.5)  # 1 ms a sample
