@@ -5,8 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Advance = Callable[[int], None]
+Stage = Callable[[str], None]
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True, force_terminal=True), transient=True)
 
 
 @contextmanager
@@ -15,10 +28,24 @@ def counting(title: str, *, progress: bool | None, total: int | None = None) -> 
     if not (sys.stderr.isatty() if progress is None else progress):
         yield lambda units: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True, force_terminal=True), transient=True) as bar:
+    with _bar() as bar:
         task = bar.add_task(title, total=total)
         yield lambda units: bar.advance(task, units)
+
+
+@contextmanager
+def stages(total: int, *, progress: bool | None) -> Iterator[Stage]:
+    """Yield a function that names the stage now begun; the bar counts those before it."""
+    if not (sys.stderr.isatty() if progress is None else progress):
+        yield lambda name: None
+        return
+    with _bar() as bar:
+        task = bar.add_task("looking around", total=total)
+        begun = 0
+
+        def begin(name: str) -> None:
+            nonlocal begun
+            bar.update(task, description=name, completed=begun)
+            begun += 1
+
+        yield begin

@@ -41,7 +41,7 @@ def survey(
     samples: Annotated[int | None, typer.Option(help="Measure on this many samples.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Cut the data into batches of this size, to save memory.")] = None,
     train: Annotated[int, typer.Option(help="First train for so many steps, in batches of 64.")] = 0,
-    budget: Annotated[str | None, typer.Option(help="Time allowed, such as 60s or 5m: efforts are chosen to fit.")] = None,
+    budget: Annotated[str, typer.Option(help="Time allowed, such as 60s or 5m, or none: efforts are chosen to fit.")] = "10m",
     only: Annotated[list[str] | None, typer.Option(help="Only this instrument (again for more).")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be measured and what it would take.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("survey"),
@@ -56,7 +56,7 @@ def survey(
     """
     from theodolite.instruments.surveying import seconds_of
 
-    allowed = seconds_of(budget)
+    allowed = None if budget == "none" else seconds_of(budget)
     subject = _subject(model, data, loss, checkpoint, samples, batch_size, seed)
     given = _arguments(subject, lr, optimizer, train, seed)
     if dry_run:
@@ -99,7 +99,9 @@ def _arguments(subject: Subject, lr: float | None, optimizer: str | None, train:
     if train < 0:
         raise ValueError(f"--train must be a number of steps. Got {train}.")
     parameters = [p for p in subject.model.parameters() if p.requires_grad] or list(subject.model.parameters())
-    made = make_optimizer(optimizer, parameters, lr, state=subject.optimizer_state) if optimizer else subject.optimizer
+    made = subject.optimizer
+    if optimizer or (made is None and subject.optimizer_state is not None):
+        made = make_optimizer(optimizer, parameters, lr, state=subject.optimizer_state)
     rate = lr if lr is not None else subject.lr if made is None else None
     if train:
         _train(subject, made or make_optimizer(None, parameters, rate or 1e-2), train, seed)

@@ -23,14 +23,15 @@ class Spectrum(Instrument):
         "standard errors over the vectors."
     )
     source = "Ghorbani, Krishnan and Xiao (2019); Golub and Welsch (1969) for the quadrature."
-    efforts = ({"probes": 8, "steps": 48}, {"probes": 4, "steps": 24})
+    efforts = ({"probes": 6, "steps": 32}, {"probes": 3, "steps": 20})
 
     def applies(self, site: Site) -> str:
         return "" if site.problem.size >= 10 else "there are so few parameters that the eigenvalues say it all"
 
     def cost(self, site: Site, **effort: Any) -> Work:
         products = effort["probes"] * min(effort["steps"], site.problem.size)
-        return Work(block_products=products, seconds=2e-8 * site.problem.size * products, bytes=site.problem.size * products * 8)
+        orthogonal = 3e-10 * site.problem.size * products**2  # every vector against all before it, twice
+        return Work(block_products=products, seconds=orthogonal, bytes=site.problem.size * products * 8)
 
     def run(self, site: Site, **effort: Any) -> Density:
         found: Density = spectral_density(site.hessian, **effort, seed=site.seed, progress=False)

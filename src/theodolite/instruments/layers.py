@@ -32,7 +32,7 @@ class Layers(Instrument):
         "one graph. The error is the true residual."
     )
     source = "Wu and others (2020), Dissecting Hessian: layer-wise structure and its eigenspaces."
-    efforts = ({"k": 5}, {"k": 1})
+    efforts = ({"k": 3}, {"k": 1})
 
     def __init__(self) -> None:
         self._site: Site | None = None

@@ -32,7 +32,7 @@ class Noise(Instrument):
         return "" if site.problem.samples > 1 or len(site.problem.data) > 1 else "there is only one sample"
 
     def cost(self, site: Site, **effort: Any) -> Work:
-        small = 2e-3 * effort["groups"]  # small groups use the machine badly
+        small = 1e-3 * effort["groups"]  # small groups use the machine badly
         return Work(gradients=2.5, seconds=small + 2e-8 * site.problem.size * effort["groups"])
 
     def run(self, site: Site, **effort: Any) -> GradientNoise:
@@ -75,10 +75,7 @@ class Noise(Instrument):
             return [
                 self.found(Severity.NOTE, text, label="gradient lost in noise", advice="Average over more samples.", **fields)
             ]
-        text = (
-            f"The gradient has norm {length}; its noise scale is {number(result.noise_scale, result.noise_scale_error)} samples"
-            f"{_against(site, result)}."
-        )
+        text = f"The gradient has norm {length}; its noise scale is {_scale(result)}{_against(site, result)}."
         advice = "Batches far below the noise scale mostly average noise; batches far above it repeat what is known."
         fields = {"quantity": "noise scale in samples", "value": result.noise_scale, "error": result.noise_scale_error}
         return [self.found(Severity.NOTE, text, label="noise scale", advice=advice, **fields)]
@@ -93,6 +90,13 @@ class Noise(Instrument):
             rows, x="loss", y="gradient_norm", title="Loss and gradient of each group of samples", ylabel="gradient norm"
         )
         return drawn
+
+
+def _scale(result: GradientNoise) -> str:
+    """The noise scale with its error, or the admission that so few samples do not tell it."""
+    if result.noise_scale_error >= result.noise_scale:
+        return f"of the order of {result.noise_scale:.1g} samples, poorly known from {result.samples}"
+    return f"{number(result.noise_scale, result.noise_scale_error)} samples"
 
 
 def _guessing(site: Site) -> float | None:

@@ -18,7 +18,7 @@ from theodolite.instruments.base import InapplicableError, Instrument, Site
 from theodolite.instruments.planning import Plan, Step, as_plan, fit, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
 from theodolite.problem import Problem
-from theodolite.progress import Advance, counting
+from theodolite.progress import Stage, stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, worst_first
 
 Budget = float | str | None
@@ -110,8 +110,8 @@ def survey(
     if isinstance(opened, Finding):
         return Survey(title=title, findings=(opened,), results={}, plan=(), facts=known, budget=allowed, seed=seed)
     run = _Run(opened, _chosen(only), allowed, began)
-    with counting("survey", progress=progress, total=len(run.instruments)) as advance:
-        run.all(advance)
+    with stages(len(run.instruments), progress=progress) as begin:
+        run.all(begin)
     cost = Cost(time.perf_counter() - began, run.route, run.peak_bytes, opened.problem.notes)
     return Survey(
         title=title,
@@ -269,12 +269,12 @@ class _Run:
             ]
         return fit(price_steps(self.site, self.instruments), self.left)
 
-    def all(self, advance: Advance) -> None:
+    def all(self, begin: Stage) -> None:
         """Everything: the rows say what was expected, what it took, and what was left out."""
         steps = self.prepare()
         for place, step in enumerate(steps):
+            begin(step.instrument.title)
             self._one(step, steps[place + 1 :])
-            advance(1)
 
     def _one(self, step: Step, later: Sequence[Step]) -> None:
         instrument = step.instrument

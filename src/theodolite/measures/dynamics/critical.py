@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch.optim import Optimizer
 
-from theodolite.linalg import top_eigenpairs
+from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.dynamics.trials import run_trial
 from theodolite.operators import LinearOperator, gauss_newton, hessian
@@ -118,7 +118,7 @@ def critical_learning_rate(
     sharpness, residual = float(pairs.values[0]), float(pairs.residuals[0])
     value, error = _rate(law, sharpness, residual, tol * pairs.scale)
     if population is not None and math.isfinite(value):
-        error = math.hypot(error, _sampling_error(problem, by, optimizer, population, tol, seed))
+        error = math.hypot(error, _sampling_error(problem, by, optimizer, population, pairs, tol, seed))
     quadratic = is_quadratic(problem)
     window = None if math.isinf(value) else () if quadratic else _window(problem, optimizer, value, trial)
     return CriticalRate(
@@ -146,9 +146,15 @@ def _rate(law: StabilityLaw, sharpness: float, residual: float, resolution: floa
     return value, value - law.rate(sharpness + residual)
 
 
-def _sampling_error(problem: Problem, by: By, optimizer: Optimizer | None, population: int, tol: float, seed: int) -> float:
+def _sampling_error(
+    problem: Problem, by: By, optimizer: Optimizer | None, population: int, pairs: Eigenpairs, tol: float, seed: int
+) -> float:
+    """The jackknife over groups of samples, each started from the eigenvector of them all."""
+
     def value(part: Problem) -> float:
-        return critical_learning_rate(part, by=by, optimizer=optimizer, tol=tol, seed=seed, progress=False).value
+        law = stability_law(optimizer, part)
+        found = top_eigenpairs(law.effective(_ROUTES[by](part)), 1, tol=max(tol, 1e-3), start=pairs, seed=seed, progress=False)
+        return law.rate(float(found.values[0]))
 
     return problem.sampling_error(value, population=population)
 
