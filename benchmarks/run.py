@@ -15,6 +15,7 @@ import items_estimates
 import items_hugging_face
 import items_layers
 import items_products
+import items_survey
 from harness import Row, Settings, explain
 from quiet import Patience
 from tables import cell, facts, write
@@ -33,6 +34,9 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "hf": items_hugging_face.hugging_face,
     "layernorm": items_products.layernorm,
     "warm": items_eigenpairs.warm_start,
+    "estimate": items_survey.estimates,
+    "budget": items_survey.budgets,
+    "help": items_survey.help_time,
 }
 
 

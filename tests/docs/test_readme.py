@@ -17,13 +17,16 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_snippets_run():
+def test_the_snippets_run(monkeypatch, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     data, loss = (torch.randn(40, 4), torch.randint(3, (40,))), nn.CrossEntropyLoss()
     names = {"model": model, "loss": loss, "data": data}
-    first, *rest = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    first, second, *rest = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     exec(first, names)
+    assert (tmp_path / "survey" / "index.html").exists()
+    exec(second, names)
     assert names["pairs"].converged
     names["other"] = names["pairs"]
     for snippet in rest:
@@ -35,7 +38,7 @@ def test_the_commands_of_the_readme_are_targets():
     for target in re.findall(r"^make (\w+)", README, flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
     assert "make test" in (ROOT / ".ci" / "run").read_text()
-    assert "examples/plot_first_spectrum.py" in makefile
+    assert "theodolite survey" in makefile
 
 
 def test_the_first_example_runs(tmp_path):

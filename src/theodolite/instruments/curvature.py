@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from theodolite.instruments.base import Instrument, Site, Work
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.audit import BatchAudit
-from theodolite.results import Finding, Severity, number
+from theodolite.results import Finding, Row, Severity, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,15 @@ def eigen_work(site: Site, k: int, *, hard: float = 1.0) -> Work:
     k = min(k, site.problem.size)
     products = min(float(site.problem.size + 8), hard * (20 + 4 * k))
     return Work(products=products, bytes=site.problem.size * (4 * k + 60) * 12)
+
+
+def eigen_rows(pairs: Eigenpairs) -> list[Row]:
+    """The table of eigenpairs as a page shows it."""
+    columns = zip(pairs.values.tolist(), pairs.residuals.tolist(), pairs.unresolved.tolist(), strict=True)
+    return [
+        {"rank": i + 1, "eigenvalue": value, "residual": residual, "told from zero": not unresolved}
+        for i, (value, residual, unresolved) in enumerate(columns)
+    ]
 
 
 class Curvature(Instrument):
@@ -39,6 +48,9 @@ class Curvature(Instrument):
     def run(self, site: Site, **effort: Any) -> Eigenpairs:
         k = min(effort["k"], site.problem.size)
         return top_eigenpairs(site.hessian, k, max_matvecs=site.affordable(500 + 100 * k), seed=site.seed, progress=False)
+
+    def rows(self, result: Eigenpairs) -> list[Row]:
+        return eigen_rows(result)
 
     def findings(self, site: Site, result: Eigenpairs) -> list[Finding]:
         top, error = float(result.values[0]), float(result.residuals[0])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from theodolite.instruments.base import Instrument, Site, Work
-from theodolite.instruments.curvature import eigen_work
+from theodolite.instruments.curvature import eigen_rows, eigen_work
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.results import Finding, Severity, number
+from theodolite.results import Finding, Row, Severity, number
 
 
 class NegativeCurvature(Instrument):
@@ -28,6 +28,9 @@ class NegativeCurvature(Instrument):
         k = min(effort["k"], site.problem.size)
         cap = site.affordable(500 + 100 * k)
         return top_eigenpairs(site.hessian, k, which="smallest", max_matvecs=cap, seed=site.seed, progress=False)
+
+    def rows(self, result: Eigenpairs) -> list[Row]:
+        return eigen_rows(result)
 
     def findings(self, site: Site, result: Eigenpairs) -> list[Finding]:
         low, error = float(result.values[-1]), float(result.residuals[-1])

@@ -20,7 +20,7 @@ def page_of(survey: Survey) -> SurveyPage:
     return SurveyPage(
         title=survey.title,
         findings=survey.findings,
-        sections=sections,
+        sections=sorted(sections, key=lambda section: not section.svg),  # what has a picture first, else as they ran
         facts=survey.facts,
         plan=[_plan_row(row) for row in survey.plan],
         provenance={name: str(value) for name, value in asdict(survey.provenance).items()} | {"seed": str(survey.seed)},
@@ -40,7 +40,7 @@ def _section(survey: Survey, row: Row, place: int) -> Section:
         question=instrument.question,
         state="done" if row["state"] == "done" else "failed" if row["state"] == "failed" else "skipped",
         reason=row.get("reason", ""),
-        sentence="" if result is None else result.sentence(),
+        sentence="" if result is None or survey.of(name) else result.sentence(),
         findings=survey.of(name),
         svg=svg,
         figure_error=error,

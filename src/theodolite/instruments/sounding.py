@@ -139,11 +139,11 @@ def _once(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _time(work: Callable[[], Any], least: float = 0.02) -> float:
-    """Seconds of one call: the median of three, or of as many as fill `least`."""
+def _time(work: Callable[[], Any], least: float = 0.03) -> float:
+    """Seconds of one call: the quickest of at least three, for whatever else the machine does only makes it slower."""
     seconds = [_once(work)]
-    while len(seconds) < 3 or (sum(seconds) < least and len(seconds) < 20):
+    while len(seconds) < 3 or (sum(seconds) < least and len(seconds) < 30):
         seconds.append(_once(work))
-        if sum(seconds) > LONG:
+        if sum(seconds) > 2 * LONG:
             break
-    return sorted(seconds)[len(seconds) // 2]
+    return min(seconds)
