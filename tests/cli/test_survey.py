@@ -137,8 +137,8 @@ def test_a_checkpoint_is_loaded_and_never_unpickled(theodolite, tmp_path):
     save_file(state, tmp_path / "zero.safetensors")
     common = ("--model", "mine:build", "--data", "mine:data", "--only", "parameters")
     code, out, _ = theodolite(*common, "--checkpoint", "zero.safetensors")
-    assert code == 0
-    assert "No parameter moves any output" in out or "are dead" in out or "is dead" in out
+    assert code == 1  # critical: with zero weights the first layer moves nothing
+    assert "Layer body.0 is dead" in out
     torch.save({"state_dict": weights, "hook": print}, tmp_path / "evil.pt")
     code, _, err = theodolite(*common, "--checkpoint", "evil.pt")
     assert code == 2

@@ -129,6 +129,12 @@ class Parameters(Instrument):
             self.found(Severity.NOTE, f"{' and '.join(group)} are one tensor, counted once.", label="tied parameters")
             for group in result.tied[:3]
         ]
+        if result.waiting:
+            text = (
+                f"No gradient reaches {_some(result.waiting)} yet, because {_some(result.waiting_for)} "
+                f"{'is' if len(result.waiting_for) == 1 else 'are'} zero; that begins after the first step."
+            )
+            found.append(self.found(Severity.NOTE, text, label="zero initialisation", value=float(len(result.waiting))))
         silent = [row for row in result.layers if row["silent_inputs"]]
         if silent and not result.motionless and not result.total("dead"):  # behind dead units they are no news
             where = ", ".join(f"{row['silent_inputs']} into {row['layer']}" for row in silent[:3])

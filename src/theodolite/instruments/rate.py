@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from theodolite.instruments.base import Instrument, Site, Work
 from theodolite.linalg import Eigenpairs
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate, expected_regime
+from theodolite.measures.dynamics.stability_laws import stability_law
 from theodolite.results import Finding, Row, Severity, number
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ class Rate(Instrument):
         "Cohen and others (2021)."
     )
     efforts = ({"steps": 60}, {"steps": 20}, {"steps": 0})
+
+    def applies(self, site: Site) -> str:
+        try:
+            stability_law(site.optimizer, site.problem)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def cost(self, site: Site, **effort: Any) -> Work:
         steps = effort["steps"] if site.lr is not None else 0

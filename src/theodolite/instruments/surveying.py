@@ -181,7 +181,7 @@ def open_site(
         if loss is _NOT_GIVEN or data is None:
             raise ValueError("survey takes a Problem, or a model with its loss and data: survey(model, loss, data).")
         try:
-            problem = _build(problem, loss, data)
+            problem = _build(problem, loss, data, optimizer)
         except NonFiniteError as error:
             return not_finite(str(error))
     if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -200,9 +200,15 @@ def not_finite(sentence: str) -> Finding:
     )
 
 
-def _build(model: nn.Module, loss: Any, data: Any) -> Problem:
+def _build(model: nn.Module, loss: Any, data: Any, optimizer: Any) -> Problem:
+    """The problem of the parameters that train: those that require a gradient and, if it is known, that the optimizer has."""
+    params = None
+    if isinstance(optimizer, Optimizer):
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if trained and any(p.requires_grad and id(p) not in trained for p in model.parameters()):
+            params = lambda name, p: id(p) in trained  # noqa: E731
     try:
-        return Problem(model, loss, data)
+        return Problem(model, loss, data, params=params)
     except ParameterSelectionError:
         if not any(p.is_floating_point() for p in model.parameters()):
             raise

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from theodolite.results.base import Row
 
 
-class Severity(Enum):
+class Severity(StrEnum):
     """How much a finding matters, worst last."""
 
     GOOD = "good"

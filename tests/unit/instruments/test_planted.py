@@ -168,6 +168,22 @@ def test_a_dead_layer_is_named():
     assert "all can train" in healthy.labels()
 
 
+def test_a_head_that_starts_at_zero_is_no_death():
+    x, y = classes()
+    model = classifier()
+    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+    found = th.survey(model, nn.CrossEntropyLoss(), (x, y), only=["parameters"], progress=False)
+    assert "dead layer" not in found.labels()
+    assert found.good
+    (note,) = [f for f in found.findings if f.label == "zero initialisation"]
+    assert note.sentence.startswith("No gradient reaches 0 yet, because 2.weight")
+    stuck = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.zeros_(stuck[2].weight)
+    nn.init.zeros_(stuck[2].bias)  # zero in front of a ReLU: no gradient, now or ever
+    assert th.survey(stuck, nn.CrossEntropyLoss(), (x, y), only=["parameters"]).labels().count("dead layer") == 2
+
+
 def test_single_dead_units_are_counted():
     x, y = classes()
     model = classifier()

@@ -123,6 +123,24 @@ def test_an_optimizer_may_be_a_function_of_the_parameters():
     assert found.facts["learning rate"] == "0.05"
 
 
+def test_what_the_optimizer_does_not_train_is_not_measured():
+    model = problem().model
+    data = (torch.randn(30, 5), torch.arange(30) % 3)
+    head = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    found = th.survey(model, nn.CrossEntropyLoss(), data, optimizer=head, only=["rate"])
+    assert found.facts["parameters"] == "33 in 1 layers"
+    assert found.of("rate")
+
+
+def test_an_optimizer_without_a_law_is_said_so():
+    target = problem()
+    found = th.survey(target, optimizer=torch.optim.RMSprop(target.parameters, lr=0.1), only=["rate"])
+    (row,) = [row for row in found.plan if row["instrument"] == "rate"]
+    assert row["state"] == "skipped"
+    assert "RMSprop" in row["reason"]
+    assert found.good
+
+
 class Broken(base.Instrument):
     name, title, question, how = "broken", "Broken", "?", "."
 

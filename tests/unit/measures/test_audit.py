@@ -49,6 +49,7 @@ def test_unused_parameters_and_embeddings():
     torch.manual_seed(0)
     audit = th.audit_parameters(th.Problem(Net(), nn.CrossEntropyLoss(), (torch.arange(6), torch.arange(6) % 2)))
     assert audit.unreached == ("spare.weight", "spare.bias")
+    assert audit.dead_layers == ()
     assert next(row["unused_rows"] for row in audit.rows() if row["layer"] == "embed") == 4
 
 

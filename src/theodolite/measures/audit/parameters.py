@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,8 @@ class ParameterAudit(Result):
     inputs that are always zero (`silent_inputs`), rows of embeddings that the data never asks for (`unused_rows`).
 
     `dead_layers` are those without any effect, `tied` groups of names for one tensor, `frozen` names that require no
-    gradient, `unreached` measured parameters that the output does not depend on at all.
+    gradient, `unreached` measured parameters that the output does not depend on at all. `waiting` layers move nothing only
+    because the parameters `waiting_for` are still zero: they begin to train after the first step, and are not counted as dead.
     """
 
     layers: tuple[Row, ...]
@@ -30,6 +32,8 @@ class ParameterAudit(Result):
     frozen: tuple[str, ...]
     frozen_count: int
     unreached: tuple[str, ...]
+    waiting: tuple[str, ...]
+    waiting_for: tuple[str, ...]
     parameters: int
     motionless: bool
 
@@ -61,17 +65,24 @@ def audit_parameters(problem: Problem) -> ParameterAudit:
     began = time.perf_counter()
     reach = _reach(problem)
     rows = [_layer_row(problem, layer, reach) for layer in problem.layers.values()]
+    zero = [i for i, (p, r) in enumerate(zip(problem.parameters, reach, strict=True)) if _waits(p, r)]
+    waiting: list[str] = []
+    if zero and any(row["dead"] for row in rows):
+        # Behind weights that are zero but will train nothing moves yet; it will after the first step.
+        later = _reach(problem, shaken=zero)
+        before, rows = rows, [_layer_row(problem, layer, later) for layer in problem.layers.values()]
+        waiting = [str(a["layer"]) for a, b in zip(before, rows, strict=True) if a["dead"] > b["dead"]]
     motionless = not any(bool(r.any()) for r in reach if r is not None)
     names, model = clean_names(name for name, _ in problem.model.named_parameters()), problem.model
     frozen = [(names[k], p.numel()) for k, p in model.named_parameters() if not p.requires_grad]
     return ParameterAudit(
         layers=tuple(rows),
-        dead_layers=()
-        if motionless
-        else tuple(str(row["layer"]) for row in rows if row["units"] and row["dead"] == row["units"]),
+        dead_layers=() if motionless else tuple(str(row["layer"]) for row in rows if _is_dead(problem, row, reach)),
         tied=_tied(model),
         frozen=tuple(name for name, _ in frozen),
         frozen_count=sum(size for _, size in frozen),
+        waiting=tuple(waiting),
+        waiting_for=tuple(problem.names[i] for i in zero) if waiting else (),
         unreached=tuple(name for name, r in zip(problem.names, reach, strict=True) if r is None),
         parameters=problem.size,
         motionless=motionless,
@@ -80,12 +91,30 @@ def audit_parameters(problem: Problem) -> ParameterAudit:
     )
 
 
-def _reach(problem: Problem) -> list[Tensor | None]:
-    """For each measured parameter, which of its entries move an output; None where the output does not depend on it."""
+def _is_dead(problem: Problem, row: Row, reach: list[Tensor | None]) -> bool:
+    """Whether all units of a layer are dead, though the output is computed from it (else it is unused, not dead)."""
+    layer = problem.layers[row["layer"]]
+    used = any(reach[i] is not None for i in (*layer.weights, *layer.biases))
+    return used and bool(row["units"]) and row["dead"] == row["units"]
+
+
+def _waits(p: Tensor, moved: Tensor | None) -> bool:
+    """Whether a parameter is zero throughout and yet moves an output: initialised at zero, and about to train."""
+    return moved is not None and bool(moved.any()) and not bool(p.detach().any())
+
+
+def _reach(problem: Problem, shaken: Sequence[int] = ()) -> list[Tensor | None]:
+    """For each measured parameter, which of its entries move an output; None where the output does not depend on it.
+
+    The parameters `shaken` are given small random values first (in stand-ins; the model is not touched).
+    """
     generator = torch.Generator().manual_seed(0)
     touched: list[Tensor | None] = [None] * len(problem.names)
     with problem.session(second=False):
         leaves = problem.leaves()
+        for i in shaken:
+            noise = torch.randn(leaves[i].shape, generator=generator, dtype=torch.float32)
+            leaves[i] = (0.01 * noise).to(leaves[i]).requires_grad_()
         tensors = problem.tensors(leaves)
         for i, _, batch in problem.iterate():
             output = problem.evaluate(tensors, batch, i).output
