@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: survey reproduce test lint bench clean
+.PHONY: survey reproduce test lint bench docs clean
 
+# Trains the embedded example, surveys it, prints the findings and writes survey/index.html.
+# SURVEY="--model mymodule:build --data mymodule:data" surveys your own model instead.
 survey: $(VENV)/installed
-	$(BIN)/python examples/plot_first_spectrum.py --out survey
+	$(BIN)/theodolite survey --out survey $(SURVEY)
 
 # Every registered experiment at tiny size, into gallery/index.html; exit code 1 if a claim failed.
 reproduce: $(VENV)/installed
@@ -25,6 +27,11 @@ lint: $(VENV)/installed-test
 bench: $(VENV)/installed-bench
 	$(BIN)/python benchmarks/run.py --out benchmarks/results $(BENCH)
 
+# The documentation with its gallery executed; a warning is an error.
+docs: $(VENV)/installed-docs
+	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
+	@echo "The page is docs/_build/html/index.html"
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
@@ -41,5 +48,9 @@ $(VENV)/installed-bench: $(VENV)/installed
 	$(PIP) --no-deps curvlinops-for-pytorch backpack-for-pytorch nngeometry
 	touch $@
 
+$(VENV)/installed-docs: $(VENV)/installed
+	$(PIP) -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) survey gallery benchmarks/results .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) survey gallery benchmarks/results docs/_build docs/gallery docs/reference .mypy_cache .ruff_cache .pytest_cache

@@ -236,8 +236,9 @@ def _chosen(only: Iterable[str] | None) -> list[Instrument]:
 def _facts(site: Site) -> dict[str, str]:
     problem = site.problem
     loss = problem.loss_function
+    layers = f"{len(problem.layers)} layer{'s' if len(problem.layers) > 1 else ''}"
     facts = {
-        "parameters": f"{problem.size:,} in {len(problem.layers)} layers".replace(",", " "),
+        "parameters": f"{problem.size:,} in {layers}".replace(",", " "),
         "loss function": "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__),
         "data": f"{problem.samples} samples in {len(problem.data)} batch{'es' if len(problem.data) > 1 else ''}",
         "mode": str(problem.mode),

@@ -128,7 +128,7 @@ def test_what_the_optimizer_does_not_train_is_not_measured():
     data = (torch.randn(30, 5), torch.arange(30) % 3)
     head = torch.optim.SGD(model[2].parameters(), lr=0.1)
     found = th.survey(model, nn.CrossEntropyLoss(), data, optimizer=head, only=["rate"])
-    assert found.facts["parameters"] == "33 in 1 layers"
+    assert found.facts["parameters"] == "33 in 1 layer"
     assert found.of("rate")
 
 

@@ -22,7 +22,7 @@ class Regime(Result):
     """What to expect at a learning rate: `regime` is one of
 
     "monotone" (below the edge), "stable" (below it, with momentum: oscillations fade), "catapult" (the loss rises, then
-    settles in a flatter place), "edge of stability" (above the edge, yet the loss stays below its start),
+    settles in a flatter place), "edge of stability" (above the edge, yet the loss of the trial stays below its start),
     "divergence expected", "unstable" (it neither settled nor blew up within the trial) and "unknown" (above the edge, not
     tried). `ratio` is the rate over the critical one; `losses` are those of a short run on a copy, empty where the loss is
     quadratic and theory is exact, or where no trial was asked for.
@@ -123,7 +123,7 @@ def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> s
     if not math.isfinite(last):
         return "divergence expected"
     if all(b <= a * (1 + 1e-6) for a, b in itertools.pairwise(losses)):
-        return "monotone"
+        return "monotone" if ratio <= 1.0 else "edge of stability"
     if most > 1.05 * first:
         return "catapult" if last < min(first, 0.5 * most) else "unstable"
     if last < first:
