@@ -30,7 +30,7 @@ class Spectrum(Instrument):
 
     def cost(self, site: Site, **effort: Any) -> Work:
         products = effort["probes"] * min(effort["steps"], site.problem.size)
-        orthogonal = 3e-10 * site.problem.size * products**2  # every vector against all before it, twice
+        orthogonal = 2.2e-10 * site.problem.size * products**2  # every vector against all before it, twice
         return Work(block_products=products, seconds=orthogonal, bytes=site.problem.size * products * 8)
 
     def run(self, site: Site, **effort: Any) -> Density:

@@ -42,7 +42,7 @@ class Layers(Instrument):
 
     def cost(self, site: Site, **effort: Any) -> Work:
         self._site = site
-        rounds = 18 + 4 * effort["k"]
+        rounds = 18 + 12 * effort["k"]
         count = len(site.problem.layers)
         beside = 4e-4 * count + 3e-8 * site.problem.size  # each layer's solver
         return Work(products=0.01, seconds=rounds * (self._round + beside), bytes=site.problem.size * (4 * effort["k"] + 60) * 12)

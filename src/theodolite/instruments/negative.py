@@ -22,7 +22,7 @@ class NegativeCurvature(Instrument):
         return "" if site.problem.size > 1 else "there is only one parameter"
 
     def cost(self, site: Site, **effort: Any) -> Work:
-        return eigen_work(site, effort["k"], hard=1.6)
+        return eigen_work(site, effort["k"], smallest=True)
 
     def run(self, site: Site, **effort: Any) -> Eigenpairs:
         k = min(effort["k"], site.problem.size)

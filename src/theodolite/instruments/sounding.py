@@ -19,7 +19,7 @@ LONG = 0.5
 
 #: Seconds a solver spends on one product beside the product: interpreter, and orthogonalising n numbers against a basis.
 _FIXED = 4e-4
-_PER_ENTRY = 6e-8
+_PER_ENTRY = 9e-8
 
 
 @dataclass(frozen=True)

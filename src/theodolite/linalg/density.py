@@ -166,8 +166,10 @@ def _block_lanczos(z: Tensor, steps: int) -> Generator[Tensor, Tensor, _Rule]:
         rows = image @ seen.T
         projection[first:size, :size] = rows.cpu()
         projection[:size, first:size] = rows.T.cpu()
-        image = image - rows @ seen
-        image = image - (image @ seen.T) @ seen
+        before = image.norm(dim=1)
+        image = torch.addmm(image, rows, seen, alpha=-1.0)
+        if bool((image.norm(dim=1) < 0.5 * before).any()):  # much has cancelled: once more
+            image = torch.addmm(image, image @ seen.T, seen, alpha=-1.0)
         block = _independent_rows(image, 1e-12 * scale, seen)
     nodes, vectors = torch.linalg.eigh(projection[:size, :size])
     weights = (triangle.T.cpu() @ vectors[: triangle.shape[0]]).square()
@@ -178,9 +180,11 @@ def _independent_rows(image: Tensor, tiny: float, seen: Tensor) -> Tensor:
     """An orthonormal basis of the rows, orthogonal to `seen`, without those that are rounding."""
     _, sizes, frame = torch.linalg.svd(image, full_matrices=False)
     left: Tensor = frame[sizes > tiny]
-    left = left - (left @ seen.T) @ seen
     if len(left) == 0:
         return left
+    if float(sizes[sizes > tiny].min()) > 1e-4 * float(sizes.max()):
+        return left.contiguous()
+    left = torch.addmm(left, left @ seen.T, seen, alpha=-1.0)  # small rows are mostly what rounding left of large ones
     orthonormal: Tensor = torch.linalg.qr(left.T)[0].T.contiguous()
     return orthonormal
 

@@ -158,9 +158,13 @@ class EigenSolver:
         self.tail = self.basis.append(direction, image[:, 0])
 
     def _direction(self, pairs: RitzPairs, norms: Tensor) -> Tensor:
-        candidate = self.tail if self.chained else self._common_direction(pairs, norms)
-        length = float(candidate.norm())
-        candidate, norm = self.basis.orthogonalise(candidate)
+        if self.chained:  # the basis has orthogonalised its tail already, as often as cancellation asked for
+            candidate = self.tail
+            length = norm = float(candidate.norm())
+        else:
+            candidate = self._common_direction(pairs, norms)
+            length = float(candidate.norm())
+            candidate, norm = self.basis.orthogonalise(candidate)
         if norm <= 1e-13 * max(self.scale, length) or norm == 0.0:
             return self._random_direction()
         return candidate / norm
