@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     )
     from theodolite.operators import (
         DenseOperator as DenseOperator,
+        KroneckerFactors as KroneckerFactors,
         KroneckerOperator as KroneckerOperator,
         LinearOperator as LinearOperator,
         as_operator as as_operator,
         gauss_newton as gauss_newton,
         hessian as hessian,
         jacobian as jacobian,
+        kronecker_factors as kronecker_factors,
         layer_hessians as layer_hessians,
     )
     from theodolite.instruments import Plan as Plan, Survey as Survey, plan_survey as plan_survey, survey as survey
@@ -72,11 +74,13 @@ _CONTENTS = {
     "theodolite.operators": [
         "LinearOperator",
         "DenseOperator",
+        "KroneckerFactors",
         "KroneckerOperator",
         "as_operator",
         "hessian",
         "gauss_newton",
         "jacobian",
+        "kronecker_factors",
         "layer_hessians",
     ],
     # what to ask of them

@@ -4,6 +4,7 @@ from theodolite.operators.algebra import IdentityOperator, ProductOperator
 from theodolite.operators.base import LinearOperator
 from theodolite.operators.dense import DenseOperator
 from theodolite.operators.diagonal import CongruentOperator, DiagonalOperator, congruent
+from theodolite.operators.factors import KroneckerEigenpairs, KroneckerFactors, kronecker_factors
 from theodolite.operators.gauss_newton import GaussNewtonOperator, gauss_newton
 from theodolite.operators.hessian import HessianOperator, hessian
 from theodolite.operators.jacobian import JacobianOperator, jacobian
@@ -19,6 +20,8 @@ __all__ = [
     "HessianOperator",
     "IdentityOperator",
     "JacobianOperator",
+    "KroneckerEigenpairs",
+    "KroneckerFactors",
     "KroneckerOperator",
     "LayerHessians",
     "LinearOperator",
@@ -28,5 +31,6 @@ __all__ = [
     "gauss_newton",
     "hessian",
     "jacobian",
+    "kronecker_factors",
     "layer_hessians",
 ]

@@ -1,0 +1,134 @@
+"""Layers that are affine in their weight, seen as `z = W x` at one or many positions.
+
+Linear layers, convolutions (through the patches of their input) and Hugging Face's transposed `Conv1D` all become pairs of
+inputs (B, P, n) and outputs (B, P, m), with P the positions (patches, tokens) at which one sample uses the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from theodolite.problem import Problem
+
+
+@dataclass(frozen=True)
+class AffineLayer:
+    """How one layer's weight is read: `m` outputs, `n` entries of an unfolded input, `groups` of a convolution.
+
+    `transposed` weights are stored as (n, m), so that in row-major order the input comes first.
+    """
+
+    name: str
+    module: nn.Module
+    m: int
+    n: int
+    groups: int = 1
+    transposed: bool = False
+
+    def inputs(self, x: Tensor, batch: int) -> Tensor:
+        """The layer's input as (B, P, n)."""
+        module = self.module
+        if isinstance(module, nn.Conv1d):
+            x = x[:, :, None] if x.ndim == 3 else x[None, :, None]
+            stride, dilation = (1, *module.stride), (1, *module.dilation)
+            x = F.pad(x, (*_padding(module)[0], 0, 0), mode=_pad_mode(module))
+            return F.unfold(x, (1, *module.kernel_size), dilation, 0, stride).transpose(1, 2)
+        if isinstance(module, nn.Conv2d):
+            x = x if x.ndim == 4 else x[None]
+            (left, right), (top, bottom) = _padding(module)[1], _padding(module)[0]
+            x = F.pad(x, (left, right, top, bottom), mode=_pad_mode(module))
+            return F.unfold(x, module.kernel_size, module.dilation, 0, module.stride).transpose(1, 2)
+        return x.reshape(batch, -1, self.n)
+
+    def outputs(self, z: Tensor, batch: int) -> Tensor:
+        """The layer's output, or a gradient of its shape, as (B, P, m)."""
+        if isinstance(self.module, nn.Conv1d | nn.Conv2d):
+            z = z if z.ndim == self.module.weight.ndim else z[None]
+            return z.flatten(2).transpose(1, 2)
+        return z.reshape(batch, -1, self.m)
+
+
+def affine_layer(name: str, module: nn.Module) -> AffineLayer | None:
+    """The recipe for a module, or None where its weight has no Kronecker form."""
+    if isinstance(module, nn.Linear):
+        return AffineLayer(name, module, module.out_features, module.in_features)
+    if type(module) in (nn.Conv1d, nn.Conv2d):
+        kernel = int(torch.tensor(module.kernel_size).prod())
+        inputs = int(module.in_channels) * kernel  # type: ignore[arg-type]
+        return AffineLayer(name, module, int(module.out_channels), inputs, int(module.groups))  # type: ignore[arg-type]
+    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
+        n, m = module.weight.shape
+        return AffineLayer(name, module, int(m), int(n), transposed=True)
+    return None
+
+
+def affine_layers(problem: Problem, names: list[str]) -> tuple[list[AffineLayer], dict[str, str]]:
+    """Recipes of the named layers, and for those that have none the reason."""
+    by_parameter = {id(p): i for i, p in enumerate(problem.parameters)}
+    modules: dict[int, nn.Module] = {}
+    for module in problem.model.modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and id(weight) in by_parameter:
+            modules.setdefault(by_parameter[id(weight)], module)
+    found: list[AffineLayer] = []
+    without: dict[str, str] = {}
+    for name in names:
+        layer = problem.layers[name]
+        owner = modules.get(layer.weights[0]) if len(layer.weights) == 1 else None
+        recipe = None if owner is None else affine_layer(name, owner)
+        if recipe is None:
+            without[name] = f"no Kronecker form: {layer.kind} is not a linear layer or a convolution with one weight"
+        else:
+            found.append(recipe)
+    return found, without
+
+
+def _padding(module: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
+    """(before, after) of each spatial dimension."""
+    if module.padding == "valid":
+        return [(0, 0)] * len(module.kernel_size)
+    if module.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    return [(int(p), int(p)) for p in module.padding]
+
+
+def _pad_mode(module: nn.Conv1d | nn.Conv2d) -> str:
+    return "constant" if module.padding_mode == "zeros" else module.padding_mode
+
+
+@dataclass
+class Capture:
+    """Inputs and outputs of the layers during one forward pass, use by use."""
+
+    inputs: dict[str, list[Tensor]]
+    outputs: dict[str, list[Tensor]]
+
+
+@contextmanager
+def capturing(layers: list[AffineLayer]) -> Iterator[Capture]:
+    """Hooks that note what goes in and comes out of each layer; they are gone afterwards."""
+    seen = Capture({layer.name: [] for layer in layers}, {layer.name: [] for layer in layers})
+    handles: list[Any] = []
+
+    def hook_of(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            seen.inputs[name].append(args[0].detach())
+            seen.outputs[name].append(output)
+            return output.clone()  # what follows may work in place
+
+        return hook
+
+    try:
+        handles += [layer.module.register_forward_hook(hook_of(layer.name)) for layer in layers]
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
