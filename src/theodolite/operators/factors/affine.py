@@ -64,7 +64,7 @@ def affine_layer(name: str, module: nn.Module) -> AffineLayer | None:
         inputs = int(module.in_channels) * kernel  # type: ignore[arg-type]
         return AffineLayer(name, module, int(module.out_channels), inputs, int(module.groups))  # type: ignore[arg-type]
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
-        n, m = module.weight.shape
+        n, m = module._parameters["weight"].shape  # type: ignore[union-attr]
         return AffineLayer(name, module, int(m), int(n), transposed=True)
     return None
 
