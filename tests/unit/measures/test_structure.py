@@ -107,7 +107,8 @@ def test_check_9_the_overlap_law_of_a_flat_output_spectrum():
     cosine = float(first @ second) ** 2
     law = torch.arange(1, m + 1).double() / m * cosine
     error = curves.std(0)[:m] / math.sqrt(20)
-    assert bool(((curves.mean(0)[:m] - law).abs() <= 3 * error + 1e-9).all())
+    for k in (1, 10, 20, 30, 40):  # neighbouring points are one observation
+        assert abs(float(curves.mean(0)[k - 1] - law[k - 1])) <= 3 * float(error[k - 1]) + 1e-9
     assert abs(int(curves.mean(0).argmax()) + 1 - m) <= 1
 
 

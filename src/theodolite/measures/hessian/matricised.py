@@ -25,7 +25,7 @@ def rank_ratios(vectors: Tensor, m: int, n: int, *, transposed: bool = False) ->
     >>> round(float(rank_ratios(torch.outer(u, v).reshape(-1, 1), 2, 3)), 9)
     1.0
     """
-    singular = torch.linalg.svdvals(matricised(vectors, m, n, transposed=transposed))
+    singular: Tensor = torch.linalg.svdvals(matricised(vectors, m, n, transposed=transposed))
     return singular[:, 0] / singular.square().sum(1).sqrt()
 
 

@@ -39,11 +39,13 @@ def sharp_subspace(product: Tensor, *, definition: str = "A") -> Tensor:
     c = product.shape[0]
     if definition == "A":
         centre = torch.eye(c, dtype=product.dtype) - 1.0 / c
-        return torch.linalg.svd(product.T @ centre, full_matrices=False)[0][:, : c - 1]
-    ones = product.sum(0)
-    ones = ones / ones.norm()
-    rest = product - torch.outer(product @ ones, ones)
-    return torch.linalg.svd(rest.T, full_matrices=False)[0][:, : c - 1]
+        product = centre @ product
+    else:
+        ones = product.sum(0)
+        ones = ones / ones.norm()
+        product = product - torch.outer(product @ ones, ones)
+    frame: Tensor = torch.linalg.svd(product.T, full_matrices=False)[0]
+    return frame[:, : c - 1]
 
 
 def firing_rates(problem: Problem) -> tuple[list[str], list[Tensor], list[Tensor]]:
@@ -54,7 +56,7 @@ def firing_rates(problem: Problem) -> tuple[list[str], list[Tensor], list[Tensor
     names = [name for name, module in problem.model.named_modules() if isinstance(module, nn.Linear)]
     modules = dict(problem.model.named_modules())
     layers = [modules[name] for name in names]
-    if not layers or any(a.weight.shape[0] != b.weight.shape[1] for a, b in pairwise(layers)):  # type: ignore[union-attr,index]
+    if not layers or any(a.weight.shape[0] != b.weight.shape[1] for a, b in pairwise(layers)):
         raise ValueError("firing_rates needs a chain of Linear layers, the output of each being the input of the next.")
     sums: list[Tensor | None] = [None] * len(layers)
     handles = []
@@ -80,5 +82,5 @@ def firing_rates(problem: Problem) -> tuple[list[str], list[Tensor], list[Tensor
     finally:
         for handle in handles:
             handle.remove()
-    weights = [layer.weight.detach().double() for layer in layers]  # type: ignore[union-attr,operator]
+    weights = [layer.weight.detach().double() for layer in layers]
     return names, weights, [rate for rate in sums[:-1] if rate is not None]
