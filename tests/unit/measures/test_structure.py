@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.measures.hessian.autocorrelation import autocorrelation
+from theodolite.measures.hessian.clusters import logit_clusters
 from theodolite.measures.hessian.decoupling import decoupling_error
+from theodolite.measures.hessian.full_approximation import full_hessian_approximation
 from theodolite.measures.hessian.matricised import correspondence, kronecker_overlap, rank_ratios
 from theodolite.measures.hessian.overlap_law import outlier_count, predicted_overlap, rank_one_count
 from theodolite.measures.hessian.weight_products import firing_rates, sharp_subspace, weight_product
@@ -257,3 +259,46 @@ def test_outliers_are_counted_at_the_widest_gap():
     values = torch.cat([torch.linspace(3, 2, 9), torch.linspace(0.3, 0.1, 30)])
     assert outlier_count(values, 10) == 9
     assert outlier_count(torch.zeros(5), 10) == 0
+
+
+def test_check_14_one_sample_whitened_is_the_spectrum_of_the_curvature_of_the_loss():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5)).double()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(1, 20).double(), torch.tensor([2])))
+    truth = torch.linalg.eigvalsh(th.gauss_newton(problem).to_dense()).flip(0)[:4]
+    found = full_hessian_approximation(problem, 4, variant="whitened")
+    assert torch.allclose(found.values, truth, rtol=1e-8)
+    assert torch.allclose(found.vectors.T @ found.vectors, torch.eye(4).double(), atol=1e-8)
+    image = th.gauss_newton(problem) @ found.vectors
+    assert torch.allclose(image, found.vectors * found.values, atol=1e-8)
+    paper = full_hessian_approximation(problem, 4)
+    assert torch.allclose(paper.values / truth, torch.ones(4).double(), atol=0.1)
+
+
+def test_the_full_approximation_of_many_samples_finds_the_sharp_subspace():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5)).double()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(400, 20).double().clamp_min(0), torch.arange(400) % 5))
+    top = th.top_eigenpairs(th.hessian(problem), 4, tol=1e-6).vectors
+    for variant in ("paper", "whitened"):
+        assert th.subspace_overlap(top, full_hessian_approximation(problem, 4, variant=variant).vectors) > 0.85
+    with pytest.raises(ValueError, match="variant"):
+        full_hessian_approximation(problem, 4, variant="kfac")
+
+
+def test_check_15_between_and_within_the_clusters_make_the_block():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(30, 6).double(), torch.arange(30) % 3))
+    clusters = logit_clusters(problem, "0")
+    block = th.layer_hessians(problem)["0"].to_dense()
+    assert clusters.between + clusters.within == pytest.approx(float(block.trace()), abs=1e-8)
+    means = sum(
+        clusters.frequency[i] * torch.outer(clusters.delta[i, j], clusters.delta[i, j]) for i in range(3) for j in range(3)
+    )
+    assert clusters.between == pytest.approx(float(means.trace()), abs=1e-10)
+    rest = torch.linalg.eigvalsh(block - means)
+    assert float(rest.min()) >= -1e-10  # what is left is a covariance
+    assert 0 <= clusters.score("logit") <= 1
+    with pytest.raises(ValueError, match="by must be"):
+        clusters.score("both")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from theodolite.operators.factors import affine_layers, layer_passes
 from theodolite.problem import Problem
 
 
@@ -51,36 +52,14 @@ def sharp_subspace(product: Tensor, *, definition: str = "A") -> Tensor:
 def firing_rates(problem: Problem) -> tuple[list[str], list[Tensor], list[Tensor]]:
     """Names and weights of a stack of Linear layers, and how often each unit of the hidden ones is positive.
 
-    One forward pass. The model must be a chain of Linear layers with ReLUs between them.
+    One forward pass. The model must be a chain of Linear layers, the output of each (rectified) the input of the next.
     """
-    names = [name for name, module in problem.model.named_modules() if isinstance(module, nn.Linear)]
-    modules = dict(problem.model.named_modules())
-    layers = [modules[name] for name in names]
-    if not layers or any(a.weight.shape[0] != b.weight.shape[1] for a, b in pairwise(layers)):
+    recipes, _ = affine_layers(problem, list(problem.layers))
+    if not recipes or any(a.m != b.n or a.groups > 1 for a, b in pairwise(recipes)):
         raise ValueError("firing_rates needs a chain of Linear layers, the output of each being the input of the next.")
-    sums: list[Tensor | None] = [None] * len(layers)
-    handles = []
-
-    def hook_of(place: int, share: list[float]):  # type: ignore[no-untyped-def]
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            fired = (output.detach().reshape(-1, output.shape[-1]) > 0).double().mean(0) * share[0]
-            before = sums[place]
-            sums[place] = fired if before is None else before + fired
-
-        return hook
-
-    weight_of_batch = [1.0]
-    total = sum(problem.weighting.shares)
-    try:
-        for place, layer in enumerate(layers):
-            handles.append(layer.register_forward_hook(hook_of(place, weight_of_batch)))
-        with problem.session(second=False), torch.no_grad():
-            tensors = problem.tensors(problem.leaves(grad=False))
-            for i, share, batch in problem.iterate():
-                weight_of_batch[0] = share / total
-                problem.evaluate(tensors, batch, i)
-    finally:
-        for handle in handles:
-            handle.remove()
-    weights = [layer.weight.detach().double() for layer in layers]
-    return names, weights, [rate for rate in sums[:-1] if rate is not None]
+    rates = [torch.zeros(recipe.m, dtype=torch.float64) for recipe in recipes]
+    for one in layer_passes(problem, recipes):
+        for place, recipe in enumerate(one.recipes):
+            rates[place] += (one.outputs(recipe) > 0).double().mean((0, 1)).cpu() * one.weight
+    weights = [problem.parameters[problem.layers[recipe.name].weights[0]].detach().double().cpu() for recipe in recipes]
+    return [recipe.name for recipe in recipes], weights, rates[:-1]

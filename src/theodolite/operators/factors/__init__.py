@@ -1,6 +1,17 @@
 """Kronecker factors of layers: output Hessian and input auto-correlation."""
 
 from theodolite.operators.factors.accumulate import FactorMapping, kronecker_factors
+from theodolite.operators.factors.affine import affine_layers
 from theodolite.operators.factors.kronecker_factors import KroneckerEigenpairs, KroneckerFactors, factors_of
+from theodolite.operators.factors.passes import LayerPass, layer_passes
 
-__all__ = ["FactorMapping", "KroneckerEigenpairs", "KroneckerFactors", "factors_of", "kronecker_factors"]
+__all__ = [
+    "FactorMapping",
+    "KroneckerEigenpairs",
+    "KroneckerFactors",
+    "LayerPass",
+    "affine_layers",
+    "factors_of",
+    "kronecker_factors",
+    "layer_passes",
+]

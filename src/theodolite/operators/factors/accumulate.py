@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from theodolite.operators.factors.affine import AffineLayer, Capture, affine_layers, capturing
+from theodolite.operators.factors.affine import AffineLayer, affine_layers
 from theodolite.operators.factors.kronecker_factors import KroneckerFactors
-from theodolite.operators.factors.roots import EXACT_PASSES, OutputRows, exact_roots, sampled_roots
-from theodolite.problem import Batch, Problem, match_layers
+from theodolite.operators.factors.passes import LayerPass, layer_passes
+from theodolite.operators.factors.roots import EXACT_PASSES, derivative
+from theodolite.problem import Problem, match_layers
 from theodolite.results import Cost, Outcome, Result, ResultMapping
 
 FactorMode = Literal["ggn", "exact"]
@@ -84,69 +85,34 @@ def _stream(
     max_passes: int,
     generator: torch.Generator,
 ) -> None:
-    total_share = sum(problem.weighting.shares)
-    with problem.session():
-        leaves = problem.leaves()
-        tensors = problem.tensors(leaves)
-        for i, share, batch in problem.iterate():
-            with capturing(recipes) as seen:
-                result = problem.evaluate(tensors, batch, i)
-            used = [recipe for recipe in recipes if seen.outputs[recipe.name]]
-            for recipe in used:
-                sums[recipe.name].add_inputs(seen, batch, share / total_share)
-            if mode == "exact":
-                _add_exact(used, seen, sums, batch, share, result.loss)
-                continue
-            (gradient,) = torch.autograd.grad(result.loss, result.output, create_graph=True)
-            rows = OutputRows(result.output, gradient, batch.size)
-            count = draws if draws is not None else (None if rows.passes <= max_passes else 16)
-            roots = exact_roots(rows) if count is None else sampled_roots(rows, count, generator)
-            _add_roots(used, seen, sums, batch, share, result.output, roots, sampled=count is not None)
+    for one in layer_passes(problem, recipes):
+        for recipe in one.recipes:
+            sums[recipe.name].add_inputs(one.inputs(recipe), one.weight)
+        if mode == "exact":
+            _add_exact(one, sums)
+            continue
+        roots, sampled = one.roots(draws, max_passes, generator)
+        for parts in one.pulled(roots):
+            for name, part in parts.items():
+                sums[name].add_root(part, one.share, sampled=sampled)
+        for recipe in one.recipes:
+            sums[recipe.name].end_batch()
 
 
-def _add_roots(
-    recipes: list[AffineLayer],
-    seen: Capture,
-    sums: dict[str, _Sums],
-    batch: Batch,
-    share: float,
-    output: Tensor,
-    roots: Iterator[Tensor],
-    *,
-    sampled: bool,
-) -> None:
-    """Pull every root back to all layers' outputs at once and add up the outer products."""
-    places = [(recipe, z) for recipe in recipes for z in seen.outputs[recipe.name]]
-    targets = [z for _, z in places]
-    for root in roots:
-        pulled = torch.autograd.grad(output, targets, root, retain_graph=True, allow_unused=True)
-        parts: dict[str, list[Tensor]] = {}
-        for (recipe, z), g in zip(places, pulled, strict=True):
-            parts.setdefault(recipe.name, []).append(recipe.outputs(torch.zeros_like(z) if g is None else g, batch.size))
-        for name, found in parts.items():
-            sums[name].add_root(torch.cat(found, dim=1), share, sampled=sampled)
-    for recipe in recipes:
-        sums[recipe.name].end_batch()
-
-
-def _add_exact(
-    recipes: list[AffineLayer], seen: Capture, sums: dict[str, _Sums], batch: Batch, share: float, loss: Tensor
-) -> None:
+def _add_exact(one: LayerPass, sums: dict[str, _Sums]) -> None:
     """Second derivatives of the loss in every layer's output: those of a sample at one position."""
-    for recipe in recipes:
-        for z in seen.outputs[recipe.name]:
-            (g,) = torch.autograd.grad(loss, z, create_graph=True)
-            rows = recipe.outputs(g, batch.size)  # (B, P, m)
+    size = one.batch.size
+    for recipe in one.recipes:
+        for z in one.seen.outputs[recipe.name]:
+            (g,) = torch.autograd.grad(one.evaluation.loss, z, create_graph=True)
+            rows = recipe.outputs(g, size)  # (B, P, m)
             total = torch.zeros(recipe.m, recipe.m, dtype=torch.float64, device=z.device)
             for t in range(rows.shape[1]):
                 for j in range(recipe.m):
-                    target = rows[:, t, j].sum()
-                    found = (
-                        torch.autograd.grad(target, z, retain_graph=True, allow_unused=True)[0] if target.requires_grad else None
-                    )
+                    found = derivative(rows[:, t, j].sum(), z)
                     if found is not None:
-                        total[j] += recipe.outputs(found, batch.size)[:, t].double().sum(0)
-            sums[recipe.name].add_output(total, share, len(rows[0]), passes=rows.shape[1] * recipe.m)
+                        total[j] += recipe.outputs(found, size)[:, t].double().sum(0)
+            sums[recipe.name].add_output(total, one.share, len(rows[0]), passes=rows.shape[1] * recipe.m)
 
 
 class _Sums:
@@ -164,22 +130,22 @@ class _Sums:
         self._batch: list[Tensor] = []
         self._variance = 0.0
 
-    def add_inputs(self, seen: Capture, batch: Batch, share: float) -> None:
-        x = torch.cat([self.recipe.inputs(x, batch.size) for x in seen.inputs[self.recipe.name]], dim=1).double()  # (B, P, n)
+    def add_inputs(self, x: Tensor, share: float) -> None:
+        """Inputs (B, P, n) of a batch that is `share` of the data."""
         flat = x.flatten(0, 1)
-        weight = share / batch.size
+        weight = share / len(x)
         mean = x.sum(0).T * weight  # (n, P)
         product = flat.T @ flat * weight
         self.input = product if not self.uses else self.input + product
         same = self.uses and self.mean.shape == mean.shape
         self.mean = mean if not self.uses else self.mean + mean if same else _wider(self.mean, mean)
         self.uses += 1
-        self.samples += batch.size
+        self.samples += len(x)
         self.positions = max(self.positions, x.shape[1])
 
     def add_root(self, n: Tensor, share: float, *, sampled: bool) -> None:
         """One root's derivatives (B, P, m): the mean over positions of their outer products."""
-        flat = n.flatten(0, 1).double()
+        flat = n.flatten(0, 1)
         product = flat.T @ flat * (share / n.shape[1])
         if sampled:
             self._batch.append(product)
