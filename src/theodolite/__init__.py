@@ -59,7 +59,15 @@ if TYPE_CHECKING:
         expected_regime as expected_regime,
         gradient_noise as gradient_noise,
     )
-    from theodolite.measures.hessian import conditioning as conditioning, gradient_alignment as gradient_alignment
+    from theodolite.measures.hessian import (
+        StructureReport as StructureReport,
+        conditioning as conditioning,
+        full_hessian_approximation as full_hessian_approximation,
+        gradient_alignment as gradient_alignment,
+        hessian_structure as hessian_structure,
+        logit_clusters as logit_clusters,
+        predicted_overlap as predicted_overlap,
+    )
     from theodolite.problem import Problem as Problem
     from theodolite.results import Finding as Finding, Outcome as Outcome, Result as Result, Severity as Severity, load as load
     from theodolite.training import Trace as Trace, train as train
@@ -97,7 +105,15 @@ _CONTENTS = {
     # how training moves
     "theodolite.measures.dynamics": ["critical_learning_rate", "CriticalRate", "expected_regime", "gradient_noise"],
     # what the curvature means
-    "theodolite.measures.hessian": ["gradient_alignment", "conditioning"],
+    "theodolite.measures.hessian": [
+        "hessian_structure",
+        "StructureReport",
+        "full_hessian_approximation",
+        "predicted_overlap",
+        "logit_clusters",
+        "gradient_alignment",
+        "conditioning",
+    ],
     # what is there before anything is measured
     "theodolite.measures.audit": ["audit_batches", "audit_inputs", "audit_parameters"],
     # the main job

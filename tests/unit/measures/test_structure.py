@@ -302,3 +302,36 @@ def test_check_15_between_and_within_the_clusters_make_the_block():
     assert 0 <= clusters.score("logit") <= 1
     with pytest.raises(ValueError, match="by must be"):
         clusters.score("both")
+
+
+def test_the_structure_report_agrees_with_dense_blocks():
+    problem, factors = trained_like()
+    report = th.hessian_structure(problem, k=12, tol=1e-8)
+    blocks = th.layer_hessians(problem)
+    assert list(report) == ["0", "2", "4"]
+    for name, layer in report.items():
+        block = blocks[name].to_dense()
+        truth = torch.linalg.eigvalsh(block).flip(0)
+        assert torch.allclose(layer.pairs.values.double(), truth[: len(layer.pairs.values)], atol=1e-7)
+        product = torch.kron(factors[name].output, factors[name].input)
+        error = float(torch.linalg.matrix_norm(product - block, 2) / torch.linalg.matrix_norm(block, 2))
+        assert layer.decoupling_error == pytest.approx(error, rel=2e-3)
+        assert layer.ratio >= layer.bound
+        assert layer.decoupling_error == pytest.approx(decoupling_error(blocks[name], factors[name]), rel=1e-2)
+    assert {row["layer"] for row in report.rows()} == {"0", "2", "4"}
+    assert "decoupling error" in str(report)
+
+
+def test_layers_without_factors_are_listed():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3)).double()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(30, 5).double(), torch.arange(30) % 3))
+    report = th.hessian_structure(problem, k=5)
+    assert list(report) == ["0", "3"]
+    assert "LayerNorm" in report.without["1"]
+    with pytest.raises(ValueError, match="No layer has Kronecker factors"):
+        th.hessian_structure(problem, "1")
+    batchnorm = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    coupled = th.Problem(batchnorm, nn.CrossEntropyLoss(), (torch.randn(30, 5).double(), torch.arange(30) % 3), mode="train")
+    with pytest.raises(RuntimeError, match="eval"):
+        th.hessian_structure(coupled)

@@ -1,0 +1,185 @@
+"""`hessian_structure`: what each layer's sharp directions are, and how far its Kronecker factors explain them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from theodolite.linalg import Eigenpairs, top_eigenpairs
+from theodolite.measures.hessian.autocorrelation import autocorrelation
+from theodolite.measures.hessian.matricised import Correspondence, correspondence, kronecker_overlap, rank_ratios
+from theodolite.measures.hessian.overlap_law import outlier_count, rank_one_count
+from theodolite.operators import KroneckerFactors, LinearOperator, kronecker_factors, layer_hessians
+from theodolite.operators.layers import LayerHessians
+from theodolite.problem import Problem
+from theodolite.results import Cost, Outcome, Result, ResultMapping, Row, number
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LayerStructure(Result):
+    """One layer: exact eigenpairs of its block, its factors, and how the two compare.
+
+    `overlap` is the overlap of the first k eigenvectors with those of the Kronecker product, k = 1, 2, ...; `rank_ratios` are
+    1 for eigenvectors of rank one; `decoupling_error` is the relative spectral norm of the difference; `squared_dot` and
+    `ratio` say how far the input is one direction; `rank_one_count` (K*) how many leading eigenvectors the factors predict
+    to be u_i ⊗ v₁; `outliers` how many eigenvalues stand before the widest gap.
+    """
+
+    layer: str
+    kind: str
+    pairs: Eigenpairs
+    factors: KroneckerFactors
+    overlap: Tensor
+    rank_ratios: Tensor
+    decoupling_error: float
+    squared_dot: float
+    ratio: float
+    bound: float
+    rank_one_count: int
+    outliers: int
+
+    def correspondence(self) -> Correspondence:
+        """How the eigenvectors lie in those of the two factors."""
+        return correspondence(self.pairs.vectors, self.factors)
+
+    def rows(self) -> list[Row]:
+        columns = zip(self.pairs.values.tolist(), self.pairs.residuals.tolist(), self.pairs.unresolved.tolist(), strict=True)
+        approximate = self.factors.top_eigenpairs(len(self.pairs.values)).values.tolist()
+        return [
+            {
+                "index": i,
+                "eigenvalue": value,
+                "residual": residual,
+                "unresolved": unresolved,
+                "kronecker": approximate[i],
+                "overlap": float(self.overlap[i]),
+                "rank_ratio": float(self.rank_ratios[i]),
+            }
+            for i, (value, residual, unresolved) in enumerate(columns)
+        ]
+
+    def summary(self) -> Row:
+        """The layer in one row; overlap and rank are those of the outliers."""
+        leading = min(max(1, self.outliers), len(self.overlap))
+        return {
+            "layer": self.layer,
+            "kind": self.kind,
+            "outputs": self.factors.output.shape[0],
+            "inputs": self.factors.input.shape[0],
+            "sharpness": float(self.pairs.values[0]),
+            "residual": float(self.pairs.residuals[0]),
+            "decoupling_error": self.decoupling_error,
+            "overlap": float(self.overlap[min(self.outliers, len(self.overlap)) - 1])
+            if self.outliers
+            else float(self.overlap[0]),
+            "rank_ratio": float(self.rank_ratios[: max(1, self.outliers)].mean()),
+            "squared_dot": self.squared_dot,
+            "ratio": self.ratio,
+            "rank_one_count": self.rank_one_count,
+            "outliers": self.outliers,
+            "converged": self.pairs.converged,
+        }
+
+    def sentence(self) -> str:
+        trust = "the factors explain its sharp directions" if self.decoupling_error < 0.5 else "the factors explain it poorly"
+        return (
+            f"{self.layer}: sharpest direction {number(float(self.pairs.values[0]), float(self.pairs.residuals[0]))}, decoupling "
+            f"error {self.decoupling_error:.2g}, {trust}; {self.outliers} outliers, K* = {self.rank_one_count}."
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class StructureReport(ResultMapping):
+    """`LayerStructure` by layer; `without` names the layers that have no Kronecker form."""
+
+    without: dict[str, str]
+
+    def rows(self) -> list[Row]:
+        return [structure.summary() for structure in self.values()]
+
+
+class Differences(Mapping[str, LinearOperator]):
+    """Block less Kronecker product, layer by layer, multiplied in lockstep on one graph."""
+
+    def __init__(self, blocks: LayerHessians, factors: Mapping[str, KroneckerFactors]) -> None:
+        self._blocks = blocks
+        self._products = {name: factors[name].operator() for name in factors}
+
+    def __getitem__(self, name: str) -> LinearOperator:
+        return self._blocks[name] - self._products[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._products)
+
+    def __len__(self) -> int:
+        return len(self._products)
+
+    def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        images = self._blocks.products(blocks)
+        return {name: image - (self._products[name] @ blocks[name]).to(image.dtype) for name, image in images.items()}
+
+
+def hessian_structure(
+    problem: Problem,
+    layers: str | Iterable[str] | None = None,
+    *,
+    k: int = 200,
+    tol: float = 1e-3,
+    classes: int | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> StructureReport:
+    """Exact eigenpairs, Kronecker factors and their comparison for every linear and convolutional layer, in lockstep.
+
+    `k` is capped at the size of each block; `classes` (by default the outputs of the last layer) sets how far outliers are
+    looked for. Layers without a Kronecker form are listed in the report's `without`.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    >>> data = torch.rand(20, 3).double(), torch.arange(20) % 2
+    >>> report = hessian_structure(Problem(model, torch.nn.CrossEntropyLoss(), data), k=4)
+    >>> list(report), report["2"].factors.output.shape
+    (['0', '2'], torch.Size([2, 2]))
+    """
+    began = time.perf_counter()
+    factors = kronecker_factors(problem, layers, seed=seed)
+    names = [name for name in factors if factors[name].groups == 1]
+    if not names:
+        raise ValueError(
+            f"No layer has Kronecker factors here: {'; '.join(f'{n}: {why}' for n, why in factors.without.items())}."
+        )
+    blocks = layer_hessians(problem, names)
+    pairs = top_eigenpairs(blocks, k, tol=tol, seed=seed, progress=progress)
+    differences = Differences(blocks, {name: factors[name] for name in names})
+    gaps = top_eigenpairs(differences, 1, which="magnitude", tol=max(tol, 1e-3), seed=seed, progress=progress)
+    count = classes or factors[names[-1]].output.shape[0]
+    results: dict[str, Result] = {name: _layer(problem, factors[name], pairs[name], gaps[name], count) for name in names}
+    cost = Cost(time.perf_counter() - began, pairs.cost.route, pairs.cost.peak_bytes, pairs.cost.notes)
+    grouped = {name: "a grouped convolution: its factors are in kronecker_factors" for name in factors if name not in names}
+    return StructureReport(results=results, without={**factors.without, **grouped}, seed=seed, cost=cost, outcome=pairs.outcome)
+
+
+def _layer(problem: Problem, factors: KroneckerFactors, pairs: Eigenpairs, gap: Eigenpairs, classes: int) -> LayerStructure:
+    m, n = factors.output.shape[0], factors.input.shape[0]
+    inputs = autocorrelation(factors)
+    size = float(pairs.values.abs().max())
+    return LayerStructure(
+        layer=factors.layer,
+        kind=factors.kind,
+        pairs=pairs,
+        factors=factors,
+        overlap=kronecker_overlap(pairs.vectors, factors),
+        rank_ratios=rank_ratios(pairs.vectors, m, n, transposed=factors.transposed),
+        decoupling_error=abs(float(gap.values[0])) / size if size > 0 else 0.0,
+        squared_dot=inputs.squared_dot,
+        ratio=inputs.ratio,
+        bound=inputs.bound,
+        rank_one_count=rank_one_count(factors),
+        outliers=outlier_count(pairs.values, classes),
+        outcome=pairs.outcome if not pairs.outcome.good else Outcome.CONVERGED,
+        seed=pairs.seed,
+        cost=pairs.cost,
+    )
