@@ -72,10 +72,8 @@ class LayerStructure(Result):
             "sharpness": float(self.pairs.values[0]),
             "residual": float(self.pairs.residuals[0]),
             "decoupling_error": self.decoupling_error,
-            "overlap": float(self.overlap[min(self.outliers, len(self.overlap)) - 1])
-            if self.outliers
-            else float(self.overlap[0]),
-            "rank_ratio": float(self.rank_ratios[: max(1, self.outliers)].mean()),
+            "overlap": float(self.overlap[leading - 1]),
+            "rank_ratio": float(self.rank_ratios[:leading].mean()),
             "squared_dot": self.squared_dot,
             "ratio": self.ratio,
             "rank_one_count": self.rank_one_count,
