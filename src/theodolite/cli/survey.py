@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 #: Seconds of a budget kept for drawing and writing the page.
 PAGE_SECONDS = 4.0
-_BEGAN = time.perf_counter()
 _SIGNS = {"critical": ("✗", "red"), "warning": ("!", "yellow"), "note": ("·", "blue"), "good": ("✓", "green")}
 
 
@@ -54,15 +53,18 @@ def survey(
     Without arguments a small network is trained on handwritten digits and surveyed. Exit code 1 if something critical was
     found or an instrument failed.
     """
+    began = time.perf_counter()
     from theodolite.instruments.surveying import seconds_of
 
     allowed = None if budget == "none" else seconds_of(budget)
     subject = _subject(model, data, loss, checkpoint, samples, batch_size, seed)
     given = _arguments(subject, lr, optimizer, train, seed)
     if dry_run:
-        _show_plan(_plan(subject, given, allowed, only, seed), as_json)
+        _show_plan(_plan(subject, given, _left(allowed, began), only, seed), as_json)
         raise typer.Exit(0)
-    found = _survey(subject, given, allowed, only, seed)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder. {out} is a file.")
+    found = _survey(subject, given, _left(allowed, began), only, seed)
     page = found.to_html(out / "index.html")
     if save:
         found.save(out / "survey")
@@ -88,6 +90,8 @@ def _subject(
     if model is None and data is None and checkpoint is None:
         from theodolite.cli.example import embedded_example
 
+        if loss or samples or batch:
+            raise ValueError("--loss, --samples and --batch-size go with --model or --data; the embedded example has its own.")
         return embedded_example(seed)
     return load_subject(model, data, loss, checkpoint=checkpoint, samples=samples, batch_size=batch, seed=seed)
 
@@ -120,27 +124,27 @@ def _form(subject: Subject) -> tuple[Any, ...]:
     return (subject.problem,) if subject.problem is not None else (subject.model, subject.loss, subject.data)
 
 
-def _left(allowed: float | None) -> float | None:
+def _left(allowed: float | None, began: float) -> float | None:
     """The part of a budget that is left for measuring, once loading and the page are taken off."""
-    return (
-        None if allowed is None else max(0.1 * allowed, allowed - (time.perf_counter() - _BEGAN) - min(PAGE_SECONDS, allowed / 4))
-    )
+    if allowed is None:
+        return None
+    return max(0.1 * allowed, allowed - (time.perf_counter() - began) - min(PAGE_SECONDS, allowed / 4))
 
 
 def _plan(subject: Subject, given: dict[str, Any], allowed: float | None, only: list[str] | None, seed: int) -> Plan:
     from theodolite.instruments import plan_survey
 
-    return plan_survey(*_form(subject), **given, budget=_left(allowed), only=only, seed=seed)
+    return plan_survey(*_form(subject), **given, budget=allowed, only=only, seed=seed)
 
 
 def _survey(subject: Subject, given: dict[str, Any], allowed: float | None, only: list[str] | None, seed: int) -> Survey:
     from theodolite.instruments import survey
 
-    facts = {**subject.facts, **{f"note {i + 1}": note for i, note in enumerate(subject.notes)}}
+    facts = {**subject.facts, **({"notes": "; ".join(subject.notes)} if subject.notes else {})}
     return survey(
         *_form(subject),
         **given,
-        budget=_left(allowed),
+        budget=allowed,
         only=only,
         name=subject.name,
         population=subject.population,
@@ -158,8 +162,8 @@ def _show(found: Survey) -> None:
         + ", ".join(f"{n} {word if n == 1 or word in ('critical', 'good') else word + 's'}" for word, n in counts.items() if n),
         bold=True,
     )
-    for note in (v for k, v in found.facts.items() if k.startswith("note ")):
-        typer.echo(textwrap.fill(f"({note})", width))
+    if "notes" in found.facts:
+        typer.echo(textwrap.fill(f"({found.facts['notes']})", width))
     for finding in found.findings:
         sign, colour = _SIGNS[finding.severity.value]
         head = typer.style(f"{sign} {finding.severity.value:<8} ", fg=colour, bold=True)
@@ -202,7 +206,7 @@ def _as_json(found: Survey) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """The same without NaN and infinity, which JSON does not know."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value

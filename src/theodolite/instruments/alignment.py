@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
 from theodolite.linalg import Eigenpairs
 from theodolite.measures.hessian import Alignment, gradient_alignment
-from theodolite.results import Finding, Severity
+from theodolite.results import Finding, Severity, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,11 +32,14 @@ class GradientAlignment(Instrument):
         assert isinstance(pairs, Eigenpairs)
         if not bool(site.gradient.any()):
             raise InapplicableError("the gradient is zero and has no direction")
+        if not float(pairs.values[0]) > pairs.tol * pairs.scale:
+            raise InapplicableError("no direction curves upwards")
         return gradient_alignment(site.gradient, pairs)
 
     def findings(self, site: Site, result: Alignment) -> list[Finding]:
         text = (
-            f"{100 * result.fraction:.3g} % of the squared gradient lies in the {result.k} sharpest directions; "
+            f"{number(100 * result.fraction, 100 * result.error)} % of the squared gradient lies in the "
+            f"{result.k} sharpest directions; "
             f"a random vector would have {100 * result.chance:.2g} %."
         )
         advice = ""

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.sounding import Sounding, Work, sound
-from theodolite.operators import LinearOperator, hessian
+from theodolite.instruments.sounding import Sounding, Work, quickest, sound
+from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Finding, Result, Row, Severity
 
@@ -44,7 +45,8 @@ class Site:
         seed: int = 0,
     ) -> None:
         self.problem, self.optimizer, self.population, self.seed = problem, optimizer, population, seed
-        self.lr = float(optimizer.param_groups[0]["lr"]) if lr is None and optimizer is not None else lr
+        given = float(optimizer.param_groups[0]["lr"]) if lr is None and optimizer is not None else lr
+        self.lr = given or None  # a warm-up begins at 0, which is no rate to try
         self.results: dict[str, Result] = {}
         self.allowance: float | None = None
 
@@ -60,6 +62,24 @@ class Site:
     @cached_property
     def gradient(self) -> Tensor:
         return self.problem.gradient()
+
+    @cached_property
+    def layer_blocks(self) -> LayerHessians:
+        """The Hessian blocks of all layers."""
+        return layer_hessians(self.problem)
+
+    @cached_property
+    def layer_round(self) -> float:
+        """Seconds of one product with every layer's block: timed where that is quick, else guessed from the depth."""
+        if self.sounding.operator is None or self.sounding.refused:
+            return self.sounding.product * max(2.0, len(self.problem.layers) / 4)
+        generator = torch.Generator().manual_seed(0)
+        columns = {
+            name: torch.randn(op.shape[0], 1, generator=generator, dtype=torch.float32).to(op.device, op.dtype)
+            for name, op in self.layer_blocks.items()
+        }
+        self.layer_blocks.products(columns)  # the first one builds the graph
+        return quickest(lambda: self.layer_blocks.products(columns), least=0.0)
 
     def affordable(self, products: int) -> int:
         """How many single products the instrument at work may make: `products`, or what its allowance pays for."""

@@ -38,8 +38,7 @@ class ConditionOfCurvature(Instrument):
         advice = ""
         if result.spread > 30:
             advice = (
-                f"Badly conditioned: a typical direction is {result.spread:.2g} times flatter than the "
-                "sharpest and learns that much slower. "
+                f"Badly conditioned: the root mean square curvature is {result.spread:.2g} times below the sharpest. "
                 "Adaptive rates, normalisation layers or scaled inputs help."
             )
         fields = {"quantity": "share of flat directions", "value": result.flat, "error": result.flat_error}

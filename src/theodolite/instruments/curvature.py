@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from theodolite.instruments.base import Instrument, Site, Work
 from theodolite.linalg import Eigenpairs, top_eigenpairs
+from theodolite.linalg.eigenpairs import BASIS_BYTES
 from theodolite.measures.audit import BatchAudit
 from theodolite.results import Finding, Row, Severity, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+def basis_bytes(site: Site, k: int) -> int:
+    """Memory of a solver's basis, which restarts rather than grow beyond its limit."""
+    return min(BASIS_BYTES, site.problem.size * (4 * k + 60) * 12)
 
 
 def eigen_work(site: Site, k: int, *, smallest: bool = False) -> Work:
@@ -22,7 +28,7 @@ def eigen_work(site: Site, k: int, *, smallest: bool = False) -> Work:
     """
     size, k = site.problem.size, min(k, site.problem.size)
     products = 30.0 + 15 * k if smallest else 20.0 + 6 * k
-    return Work(products=min(size + 8.0, products), bytes=size * (4 * k + 60) * 12)
+    return Work(products=min(size + 8.0, products), bytes=basis_bytes(site, k))
 
 
 def eigen_rows(pairs: Eigenpairs) -> list[Row]:

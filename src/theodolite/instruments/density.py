@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from theodolite.instruments.base import Instrument, Site, Work
 from theodolite.linalg import Density, Eigenpairs, spectral_density
+from theodolite.linalg.density import PROBE_BYTES
 from theodolite.results import Finding, Row, Severity, number
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Spectrum(Instrument):
     def cost(self, site: Site, **effort: Any) -> Work:
         products = effort["probes"] * min(effort["steps"], site.problem.size)
         orthogonal = 2.2e-10 * site.problem.size * products**2  # every vector against all before it, twice
-        return Work(block_products=products, seconds=orthogonal, bytes=site.problem.size * products * 8)
+        return Work(block_products=products, seconds=orthogonal, bytes=min(PROBE_BYTES, site.problem.size * products * 8))
 
     def run(self, site: Site, **effort: Any) -> Density:
         found: Density = spectral_density(site.hessian, **effort, seed=site.seed, progress=False)
@@ -44,15 +46,18 @@ class Spectrum(Instrument):
         edges = [-1.0, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1.0]
         rows = []
         for low, high in itertools.pairwise(edges):
-            inside = (nodes > low * top) & ((nodes <= high * top) if high < 1 else (nodes <= 1.001 * top))
+            inside = (nodes > (low if low > -1 else -1.001) * top) & (nodes <= (high if high < 1 else 1.001) * top)
             rows.append({"from": low * top, "to": high * top, "share of directions": float(weights[inside].sum())})
         return rows
 
     def findings(self, site: Site, result: Density) -> list[Finding]:
         low, high = float(result.nodes.min()), float(result.nodes.max())
         mean = float((result.nodes * result.weights).sum())
-        text = f"The spectrum reaches from {low:.3g} to {high:.3g}; the mean eigenvalue is {number(mean)}."
-        return [self.found(Severity.NOTE, text, label="spectrum", quantity="mean eigenvalue", value=mean)]
+        # The quadratic form of a random unit vector varies by 2 tr H² / n².
+        square = float((result.nodes.square() * result.weights).sum())
+        error = math.sqrt(2 * square / (site.problem.size * result.probes))
+        text = f"The spectrum reaches from {low:.3g} to {high:.3g}; the mean eigenvalue is {number(mean, error)}."
+        return [self.found(Severity.NOTE, text, label="spectrum", quantity="mean eigenvalue", value=mean, error=error)]
 
     def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots

@@ -6,7 +6,8 @@ from typing import Any
 
 from theodolite.instruments.base import Instrument, Site, Work
 from theodolite.measures.audit import InputAudit, audit_inputs
-from theodolite.measures.audit.inputs import main_input
+from theodolite.measures.audit.inputs import SAMPLES, has_main_input
+from theodolite.problem.tensors import named_tensors
 from theodolite.results import Finding, Severity
 
 
@@ -18,11 +19,14 @@ class Inputs(Instrument):
     source = "Along the difference of the weights of two equal features the loss is flat, whatever the model."
 
     def applies(self, site: Site) -> str:
-        return "" if main_input(site.problem) is not None else "the data has no single floating-point input"
+        if site.problem.samples < 3:
+            return "two samples do not tell which features vary"
+        return "" if has_main_input(site.problem) else "the data has no single floating-point input"
 
     def cost(self, site: Site, **effort: Any) -> Work:
-        x = main_input(site.problem)
-        return Work(seconds=0.0 if x is None else 5e-8 * x.numel())
+        first = next(iter(site.problem.data))
+        numbers = sum(t.numel() for _, t in named_tensors(first.inputs)) // first.size * min(SAMPLES, site.problem.samples)
+        return Work(seconds=5e-8 * numbers, bytes=12 * numbers)
 
     def run(self, site: Site, **effort: Any) -> InputAudit:
         return audit_inputs(site.problem)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from theodolite.instruments.base import Instrument, Site, Work
 from theodolite.instruments.curvature import eigen_rows, eigen_work
 from theodolite.linalg import Eigenpairs, top_eigenpairs
@@ -35,11 +37,15 @@ class NegativeCurvature(Instrument):
     def findings(self, site: Site, result: Eigenpairs) -> list[Finding]:
         low, error = float(result.values[-1]), float(result.residuals[-1])
         fields: dict[str, Any] = {"quantity": "smallest Hessian eigenvalue", "value": low, "error": error}
-        if low >= -max(result.tol * result.scale, 2 * error):
+        rounding = 20 * torch.finfo(site.problem.dtype).eps * result.scale
+        if low >= -max(2 * error, rounding):
             sure = "" if result.converged else " as far as the search went"
             text = f"No direction curves downwards{sure}: the smallest eigenvalue is {number(low, error)}."
             return [self.found(Severity.GOOD, text, label="no negative curvature", **fields)]
         share = f"{abs(low) / result.scale:.2g} of the sharpest"
+        if -low < result.tol * result.scale:
+            text = f"The loss curves downwards very slightly: smallest eigenvalue {number(low, error)}, {share}."
+            return [self.found(Severity.NOTE, text, label="negative curvature", **fields)]
         if self._stationary(site, result):
             text = (
                 "This is a saddle: the gradient is nearly zero, but a direction curves downwards by "

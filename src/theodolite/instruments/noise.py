@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
 from theodolite.measures.audit import BatchAudit
 from theodolite.measures.dynamics import GradientNoise, gradient_noise
 from theodolite.results import Finding, Row, Severity, number
@@ -36,7 +36,10 @@ class Noise(Instrument):
         return Work(gradients=2.5, seconds=small + 2e-8 * site.problem.size * effort["groups"])
 
     def run(self, site: Site, **effort: Any) -> GradientNoise:
-        return gradient_noise(site.problem, groups=effort["groups"], gradient=site.gradient)
+        try:
+            return gradient_noise(site.problem, groups=effort["groups"], gradient=site.gradient, seed=site.seed)
+        except ValueError as error:
+            raise InapplicableError(str(error)) from error
 
     def rows(self, result: GradientNoise) -> list[Row]:
         return [
@@ -57,9 +60,11 @@ class Noise(Instrument):
             return self.found(Severity.NOTE, f"{text}.", label="loss", **fields)
         if result.loss > guess - 2 * result.loss_error - 0.02 * guess:
             advice = "Nothing has been learned yet, or the labels do not fit the inputs."
-            text += f", no better than guessing ({guess:.4g})."
+            text += f", no better than always predicting the frequencies of the classes ({guess:.4g})."
             return self.found(Severity.NOTE, text, label="chance level", advice=advice, **fields)
-        return self.found(Severity.GOOD, f"{text}; guessing would give {guess:.4g}.", label="loss", **fields)
+        return self.found(
+            Severity.GOOD, f"{text}; predicting the frequencies of the classes would give {guess:.4g}.", label="loss", **fields
+        )
 
     def _noise(self, site: Site, result: GradientNoise) -> list[Finding]:
         length = number(result.norm, result.norm_error)
@@ -71,7 +76,7 @@ class Noise(Instrument):
                 )
             ]
         if math.isinf(result.noise_scale):
-            text = f"The gradient (norm {length}) cannot be told from zero with {result.samples} samples: its noise is as large."
+            text = f"The gradient has norm {length}, no more than its noise alone would make with {result.samples} samples."
             return [
                 self.found(Severity.NOTE, text, label="gradient lost in noise", advice="Average over more samples.", **fields)
             ]
@@ -94,17 +99,21 @@ class Noise(Instrument):
 
 def _scale(result: GradientNoise) -> str:
     """The noise scale with its error, or the admission that so few samples do not tell it."""
+    if not result.noise > 0:
+        return "0 samples: all samples have the same gradient"
     if result.noise_scale_error >= result.noise_scale:
         return f"of the order of {result.noise_scale:.1g} samples, poorly known from {result.samples}"
     return f"{number(result.noise_scale, result.noise_scale_error)} samples"
 
 
 def _guessing(site: Site) -> float | None:
-    """The cross-entropy of guessing all classes equally often; None where the loss is another."""
-    audit = site.results.get("batches")
-    if not isinstance(site.problem.loss_function, nn.CrossEntropyLoss) or not isinstance(audit, BatchAudit) or audit.classes < 2:
+    """The cross-entropy of predicting the class frequencies; None where the loss is another or weighs the classes."""
+    loss, audit = site.problem.loss_function, site.results.get("batches")
+    if not isinstance(loss, nn.CrossEntropyLoss) or loss.weight is not None or loss.label_smoothing:
         return None
-    return math.log(audit.classes)
+    if not isinstance(audit, BatchAudit) or audit.classes < 2:
+        return None
+    return audit.label_entropy * (audit.labels if loss.reduction == "sum" else 1)
 
 
 def _against(site: Site, result: GradientNoise) -> str:

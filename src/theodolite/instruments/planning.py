@@ -25,13 +25,15 @@ class Price:
 class Step:
     """One instrument in the plan: the prices of its efforts, fullest first, and which one is chosen.
 
-    `reason` says why it will not run, and is empty if it will.
+    `reason` says why it will not run, and is empty if it will; `deferred` marks one that is only too dear as far as is known,
+    and may yet run if the others take less than expected.
     """
 
     instrument: Instrument
     prices: tuple[Price, ...]
     choice: int = 0
     reason: str = ""
+    deferred: bool = False
 
     @property
     def price(self) -> Price:
@@ -97,17 +99,33 @@ def _price(site: Site, effort: Mapping[str, Any], work: Work) -> Price:
     return Price(effort, sounding.seconds(work), sounding.gradients(work), work.bytes + graph)
 
 
+def fit_memory(steps: Sequence[Step], limit: float) -> list[Step]:
+    """Drop the efforts that would need more memory than `limit` bytes, and the instruments that have no other."""
+    fitted = []
+    for step in steps:
+        prices = tuple(price for price in step.prices if price.bytes <= limit)
+        if step.reason or prices == step.prices:
+            fitted.append(step)
+        elif prices:
+            fitted.append(replace(step, prices=prices))
+        else:
+            need = f"{step.cheapest.bytes / 2**30:.2g} GiB of memory, {limit / 2**30:.2g} GiB may be used"
+            fitted.append(replace(step, prices=step.prices[-1:], reason=f"it would need {need}"))
+    return fitted
+
+
 def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
     """Choose efforts so that the sum fits the budget: first every instrument as cheaply as it goes, then more effort, both
-    in the order of the instruments; what does not fit even so is left out."""
+    in the order of the instruments; what does not fit even so is left out. What has run already costs nothing."""
     if budget is None:
         return list(steps)
     fitted: list[Step] = []
-    left = budget
+    left = max(0.0, budget)
     dropped: set[str] = set()
     for step in steps:
-        if step.reason:
-            dropped.add(step.instrument.name)
+        if step.reason or step.instrument.first:
+            if step.reason:
+                dropped.add(step.instrument.name)
             fitted.append(step)
             continue
         lost = [name for name in step.instrument.needs if name in dropped]
@@ -118,7 +136,7 @@ def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
                 else f"it would take {step.cheapest.seconds:.2g} s of {left:.2g} s left"
             )
             dropped.add(step.instrument.name)
-            fitted.append(replace(step, choice=len(step.prices) - 1, reason=f"beyond the budget: {why}"))
+            fitted.append(replace(step, choice=len(step.prices) - 1, reason=f"beyond the budget: {why}", deferred=True))
             continue
         left -= step.cheapest.seconds
         fitted.append(replace(step, choice=len(step.prices) - 1))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.curvature import basis_bytes
 from theodolite.linalg import Eigenpairs
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate, expected_regime
 from theodolite.measures.dynamics.stability_laws import stability_law
@@ -52,7 +53,7 @@ class Rate(Instrument):
     def cost(self, site: Site, **effort: Any) -> Work:
         steps = effort["steps"] if site.lr is not None else 0
         products = min(40.0 if _reshaped(site) else 20.0, site.problem.size + 8.0)
-        work = Work(gradients=10 + 1.15 * steps, products=products, bytes=site.problem.size * 64 * 12)
+        work = Work(gradients=10 + 1.15 * steps, products=products, bytes=basis_bytes(site, 1))
         # The sampling error measures five times again, on four fifths of the data.
         return work + Work(gradients=5 * 12, products=4 * products) if self._sampling(site, effort) else work
 
@@ -112,7 +113,10 @@ class Rate(Instrument):
                 f"{_name(critical)} is stable up to a learning rate of "
                 f"{number(critical.value, critical.error)} ({critical.rule})."
             )
-            advice = f"Start at about half of it, {critical.value / 2:.2g}; name your own with lr= (--lr) to see what it does."
+            advice = (
+                f"Half of it, {critical.value / 2:.2g}, is a usual start, but the edge moves as training moves: "
+                "name your own rate (lr=, --lr) and it is tried on a copy."
+            )
             return [self.found(Severity.NOTE, text + _caveat(critical), label="critical rate", advice=advice, **fields)]
         sentence = (
             f"Your learning rate {result.rate:.4g} is {number(result.ratio, result.error)} times the critical rate of "
@@ -152,9 +156,10 @@ def _name(critical: CriticalRate, *, small: bool = False) -> str:
 
 
 def _caveat(critical: CriticalRate) -> str:
-    if "Adam" not in critical.optimizer:
+    if critical.linear:
         return ""
-    return " The edge holds with the second moment frozen as it stands; live Adam adapts it and tolerates more."
+    floor = f" Beware: {critical.note.partition('; ')[2]}." if "eps decides" in critical.note else ""
+    return f"{floor} The edge holds with the second moment frozen as it stands; live Adam adapts it and tolerates more."
 
 
 def _expectation(result: Regime) -> str:
@@ -173,7 +178,7 @@ def _expectation(result: Regime) -> str:
         "divergence expected": f"divergence expected{_blow_up(result)}.",
     }
     if _surprising(result):
-        return f"below the edge here, yet the curvature grows on the way and the trial ends in {result.regime}{run}."
+        return f"below the edge at this point, yet the trial did not simply descend: {result.regime}{run}."
     return texts[result.regime]
 
 
@@ -183,7 +188,7 @@ def _surprising(result: Regime) -> bool:
 
 
 def _blow_up(result: Regime) -> str:
-    if result.quadratic:
+    if result.exact:
         return ", as the loss is quadratic"
     return f" (confirmed on a copy: it blew up after {len(result.losses) - 1} steps)"
 
@@ -191,17 +196,15 @@ def _blow_up(result: Regime) -> str:
 def _advice(result: Regime) -> str:
     edge = result.critical.value
     if _surprising(result):
-        return (
-            f"Lower the rate, to {result.rate / 4:.2g} say, or warm it up: the edge of {edge:.2g} holds only at this very point."
-        )
+        return f"Lower the rate, to {result.rate / 4:.2g} say, or warm it up: the edge, {edge:.2g}, holds at this point only."
+    room = f"The edge is {edge:.2g} at this point; it moves as training moves, and mini-batches are sharper than all the data."
     texts = {
-        "monotone": f"There is room up to {edge:.2g}; mini-batches are sharper than all the data, so stay below "
-        "about half of it.",
-        "stable": f"There is room up to {edge:.2g}; mini-batches are sharper than all the data, so stay below about half of it.",
+        "monotone": room,
+        "stable": room,
         "catapult": f"Harmless if it settles, and often better for generalisation; below {edge:.2g} there is none.",
         "edge of stability": f"Usual in training, but a spike may come at any time; below {edge:.2g} the descent is smooth.",
         "unstable": f"Lower the learning rate below {edge:.2g}, or warm it up.",
         "unknown": f"Lower the learning rate below {edge:.2g}, or allow a larger budget for a trial.",
-        "divergence expected": f"Lower the learning rate below {edge:.2g}; {edge / 2:.2g} is a safe start.",
+        "divergence expected": f"Lower the learning rate below {edge:.2g}; half of that is a usual start.",
     }
     return texts[result.regime]

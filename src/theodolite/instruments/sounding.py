@@ -80,7 +80,7 @@ def sound(problem: Problem) -> Sounding:
     """Time a gradient and Hessian products: on all the data where that is quick, else on a part, scaled up."""
     began = time.perf_counter()
     part, share = _part(problem)
-    gradient = _time(part.gradient)
+    gradient = quickest(part.gradient)
     refused, op = "", None
     product = together = setup = 0.0
     try:
@@ -107,9 +107,9 @@ def _time_products(op: LinearOperator) -> tuple[float, float, float]:
     generator = torch.Generator().manual_seed(0)
     block = torch.randn(op.shape[1], 8, generator=generator, dtype=torch.float32).to(op.device, op.dtype)
     setup = _once(lambda: op @ block[:, 0])
-    product = _time(lambda: op @ block[:, 0])
+    product = quickest(lambda: op @ block[:, 0])
     _once(lambda: op @ block[:, :2])  # the block route proves itself on its first use
-    return setup, product, _time(lambda: op @ block, least=0.0)
+    return setup, product, quickest(lambda: op @ block, least=0.0)
 
 
 def _part(problem: Problem) -> tuple[Problem, float]:
@@ -139,7 +139,7 @@ def _once(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _time(work: Callable[[], Any], least: float = 0.03) -> float:
+def quickest(work: Callable[[], Any], least: float = 0.03) -> float:
     """Seconds of one call: the quickest of at least three, for whatever else the machine does only makes it slower."""
     seconds = [_once(work)]
     while len(seconds) < 3 or (sum(seconds) < least and len(seconds) < 30):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +16,17 @@ from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError, ParameterSelectionError, nearest
 from theodolite.instruments.base import InapplicableError, Instrument, Site
-from theodolite.instruments.planning import Plan, Step, as_plan, fit, price_steps, row_of
+from theodolite.instruments.planning import Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
+from theodolite.operators.graphs import available_bytes
 from theodolite.problem import Problem
 from theodolite.progress import Stage, stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, worst_first
 
 Budget = float | str | None
 _NOT_GIVEN: Any = object()
+#: Share of the free memory that an instrument may plan to use.
+MEMORY_SHARE = 0.7
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -159,7 +163,7 @@ def seconds_of(budget: Budget) -> float | None:
         seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
     except (ValueError, KeyError):
         seconds = 0.0
-    if not seconds > 0:
+    if not 0 < seconds < math.inf:
         raise ValueError(f"budget must be a positive time such as 60, '60s', '2m' or '1h'. Got {budget!r}.")
     return seconds
 
@@ -175,8 +179,14 @@ def open_site(
     seed: int,
 ) -> Site | Finding:
     """The site of a survey, or the finding that stands in its way."""
-    if lr is not None and not lr > 0:
-        raise ValueError(f"lr must be positive. Got {lr!r}.")
+    if lr is not None and not (isinstance(lr, int | float) and 0 < lr < math.inf):
+        raise ValueError(f"lr must be positive, a finite number. Got {lr!r}.")
+    if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"optimizer must be a torch optimizer, or a function of the parameters that makes one. Got {optimizer!r}."
+        )
+    if isinstance(problem, Problem) and (loss is not _NOT_GIVEN or data is not None):
+        raise ValueError("A Problem has its own loss and data: survey(problem) or survey(model, loss, data).")
     if not isinstance(problem, Problem):
         if loss is _NOT_GIVEN or data is None:
             raise ValueError("survey takes a Problem, or a model with its loss and data: survey(model, loss, data).")
@@ -242,9 +252,11 @@ def _facts(site: Site) -> dict[str, str]:
         "loss function": "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__),
         "data": f"{problem.samples} samples in {len(problem.data)} batch{'es' if len(problem.data) > 1 else ''}",
         "mode": str(problem.mode),
-        "precision": str(problem.dtype).removeprefix("torch."),
+        "precision": "half, measured through a float32 copy"
+        if problem.half_precision
+        else str(problem.dtype).removeprefix("torch."),
         "optimizer": "gradient descent" if site.optimizer is None else type(site.optimizer).__name__,
-        "learning rate": "not given" if site.lr is None else f"{site.lr:g}",
+        "learning rate": "not given, or 0" if site.lr is None else f"{site.lr:g}",
     }
     return facts
 
@@ -274,7 +286,8 @@ class _Run:
             return [
                 Step(i, (), reason="nothing can be measured before that is repaired") for i in self.instruments if not i.first
             ]
-        return fit(price_steps(self.site, self.instruments), self.left)
+        room = MEMORY_SHARE * available_bytes(self.site.problem.device)
+        return fit(fit_memory(price_steps(self.site, self.instruments), room), self.left)
 
     def all(self, begin: Stage) -> None:
         """Everything: the rows say what was expected, what it took, and what was left out."""
@@ -298,25 +311,29 @@ class _Run:
         state, failure, took = self._measure(instrument, dict(step.price.effort))
         self.rows.append({**row_of(step), "state": state, "reason": failure, "took": took})
         if step.price.seconds > 0.05:
-            self.drift = 0.5 * self.drift + 0.5 * took / step.price.seconds
+            self.drift = 0.4 * self.drift + 0.6 * took / step.price.seconds
 
     def _adjust(self, step: Step, later: Sequence[Step]) -> Step:
-        """With a budget: as much effort as is left once the others have what they need, and a hard limit in seconds."""
+        """With a budget: as much effort as is left once the others have what they need, and a hard limit in seconds.
+
+        What was too dear when it was planned gets another chance if things have taken less than expected since.
+        """
         left = self.left
-        if left is None or step.reason:
+        if left is None or (step.reason and not step.deferred):
             return step
-        others = sum(s.cheapest.seconds for s in later if not s.reason and s.instrument.name not in self._first)
-        drift = max(1.0, self.drift)
-        spare = max(left - drift * others, 0.5 * left)
-        affordable = [i for i in range(step.choice, len(step.prices)) if drift * step.prices[i].seconds <= spare]
+        waiting = [s for s in later if (not s.reason or s.deferred) and s.instrument.name not in self._first]
+        others = self.drift * sum(s.cheapest.seconds for s in waiting)
+        spare = max(left - others, 0.5 * left)
+        affordable = [i for i, price in enumerate(step.prices) if self.drift * price.seconds <= spare]
         if not affordable:
-            if drift * step.cheapest.seconds > left:
+            needed = self.drift * step.cheapest.seconds
+            if needed > left:
                 return replace(
-                    step, reason=f"beyond the budget: {left:.2g} s left, it takes about {drift * step.cheapest.seconds:.2g} s"
+                    step, reason=f"beyond the budget: {max(0.0, left):.2g} s left of about {needed:.2g} s", deferred=False
                 )
             affordable = [len(step.prices) - 1]
         self.site.allowance = spare
-        return replace(step, choice=affordable[0])
+        return replace(step, choice=affordable[0], reason="", deferred=False)
 
     def _measure(self, instrument: Instrument, effort: dict[str, Any]) -> tuple[str, str, float]:
         """Run one instrument: its state, why it is not done, and the seconds. A failure does not stop the others."""

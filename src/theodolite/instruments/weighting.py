@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from theodolite.instruments.base import Instrument, Site, Work
 from theodolite.measures.audit import BatchAudit
 from theodolite.results import Finding, Row, Severity
@@ -79,7 +81,12 @@ class Weighting(Instrument):
         ]
 
     def _classes(self, site: Site, result: BatchAudit) -> list[Finding]:
-        if not result.labels or getattr(site.problem.loss_function, "weight", None) is not None:
+        weights = getattr(site.problem.loss_function, "weight", None)
+        if isinstance(weights, Tensor) and weights.numel() > 1 and bool((weights != weights.flatten()[0]).any()):
+            text = f"The loss weighs its classes, between {float(weights.min()):.3g} and {float(weights.max()):.3g}."
+            spread = float(weights.max() / weights.min().clamp_min(1e-30))
+            return [self.found(Severity.NOTE, text, label="class weights", quantity="largest over smallest weight", value=spread)]
+        if not result.labels:
             return []
         if result.classes == 1:
             text = "All labels are one class: the loss falls to zero without anything being learned."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,17 @@ def unwrap(model: nn.Module) -> nn.Module:
     if inner is None and "DataParallel" in type(model).__name__:
         inner = getattr(model, "module", None)
     return unwrap(inner) if isinstance(inner, nn.Module) else model
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """A deep copy, also where old-style weight norm and the like left computed tensors behind as plain attributes."""
+    loose = {
+        id(t): t.detach().clone()
+        for module in model.modules()
+        for t in vars(module).values()
+        if isinstance(t, Tensor) and t.grad_fn is not None
+    }
+    return copy.deepcopy(model, loose)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from theodolite.errors import NonFiniteError
 from theodolite.problem import probe
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, join_trees, read_data
-from theodolite.problem.calling import Evaluation, Loss, ModelCall, left_as_found, unwrap
+from theodolite.problem.calling import Evaluation, Loss, ModelCall, copy_model, left_as_found, unwrap
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.precision import KeepFloat64
 from theodolite.problem.sampling import jackknife_error
@@ -80,8 +80,12 @@ class Problem:
         self._call = ModelCall(self.model, loss)
         parse = BatchParser(own_loss=loss is None, target_key=target)
         self._parse, self._batch_weight = parse, batch_weight
-        with torch.random.fork_rng(devices=[]):  # a shuffling loader draws from the global generator
+        own: Any = getattr(data, "generator", None)  # a shuffling loader draws from it, or from the global generator
+        before = own.get_state() if isinstance(own, torch.Generator) else None
+        with torch.random.fork_rng(devices=[]):
             self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
+        if before is not None:
+            own.set_state(before)
         probe.refuse_all_ignored(self)
         if check:
             self.check_repeatable()
@@ -255,6 +259,10 @@ class Problem:
         other._set_precision()
         return other
 
+    def copied(self) -> Problem:
+        """The same problem on a copy of the model."""
+        return self.with_model(copy_model(self.model))
+
     def _copy(self) -> Problem:
         other = object.__new__(Problem)
         other.__dict__.update({k: v for k, v in self.__dict__.items() if k != "weighting"})
@@ -264,7 +272,7 @@ class Problem:
         """The same problem on a float64 copy of the model and the data."""
         loss = self.loss_function
         wide = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else None
-        double = self.with_model(copy.deepcopy(self.model).double(), wide)
+        double = self.with_model(copy_model(self.model).double(), wide)
         double.data = Data([batch.in_float64() for batch in self.data], None, self._parse)
         return double
 

@@ -20,9 +20,11 @@ def jackknife_error(problem: Problem, quantity: Callable[[Problem], float], *, g
     singles = [b.part(slice(i, i + 1)) for b in problem.data for i in range(b.size)]
     if not 2 <= groups <= len(singles):
         raise ValueError(f"groups must be between 2 and the number of samples, {len(singles)}. Got {groups}.")
+    # Groups at random: data that is sorted, or goes through the classes in turn, must not make them unlike or alike.
+    order = torch.randperm(len(singles), generator=torch.Generator().manual_seed(0)).tolist()
     values = []
     for group in range(groups):
-        kept = [b for i, b in enumerate(singles) if i % groups != group]
+        kept = [singles[place] for i, place in enumerate(order) if i % groups != group]
         values.append(float(quantity(problem.with_batches(merge(kept)))))
     spread = torch.tensor(values, dtype=torch.float64)
     variance = (groups - 1) / groups * float((spread - spread.mean()).square().sum())

@@ -112,7 +112,77 @@ def test_adam_on_a_badly_scaled_bowl_says_that_live_adam_adapts(steps):
     found = rate_finding(problem, optimizer=adam)
     assert found.value == pytest.approx(1e-3 / th.critical_learning_rate(problem, optimizer=adam).value)
     assert "live Adam adapts" in found.sentence
-    assert found.label == "stable"
+    assert found.label == "monotone"  # what sixty live steps do
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 20.0])
+def test_adam_on_a_quadratic_is_judged_by_what_live_steps_do(factor):
+    """Its frozen edge is exact for frozen steps only: far above it live Adam may well converge."""
+    torch.manual_seed(0)
+    model = nn.Linear(10, 1).double()
+    x = torch.randn(64, 10).double()
+    problem = th.Problem(model, nn.MSELoss(), (x, torch.randn(64, 1).double()))
+    edge = th.critical_learning_rate(problem, optimizer=torch.optim.Adam(model.parameters(), lr=1.0)).value
+    found = rate_finding(problem, optimizer=torch.optim.Adam(model.parameters(), lr=factor * edge))
+    copied = copy.deepcopy(model)
+    adam = torch.optim.Adam(copied.parameters(), lr=factor * edge)
+    losses = []
+    for _ in range(61):
+        adam.zero_grad()
+        loss = nn.functional.mse_loss(copied(x), problem_targets(problem))
+        losses.append(float(loss.detach()))
+        loss.backward()
+        adam.step()
+    assert found.label != "divergence expected"
+    assert f"{losses[-1]:.3g}" in found.sentence
+
+
+def problem_targets(problem: th.Problem) -> torch.Tensor:
+    (batch,) = problem.data
+    return batch.target
+
+
+def test_weight_decay_from_a_minimum_descends_its_own_objective():
+    """The bare loss must rise when decay begins at a minimum; that is no instability."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1, bias=False).double()
+    x = torch.randn(40, 6).double()
+    y = (x @ torch.ones(6, 1).double()) + 0.1 * torch.randn(40, 1).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    network = nn.Sequential(model, nn.Tanh(), nn.Linear(1, 1).double())
+    problem = th.Problem(network, nn.MSELoss(), (x, torch.tanh(y)))
+    edge = th.critical_learning_rate(problem).value
+    for p in network[2].parameters():
+        p.data.fill_(1.0 if p.ndim == 2 else 0.0)
+    found = rate_finding(problem, optimizer=torch.optim.SGD(network.parameters(), lr=0.3 * edge, weight_decay=0.05))
+    assert found.label == "monotone"
+
+
+def test_decay_by_groups_as_transformers_use_it():
+    """The edge of AdamW with decay on some parameters only, against frozen steps written out."""
+    values = torch.tensor([1000.0, 1.0, 0.01, 5.0]).double()
+    problem = bowl(values.tolist())
+    (w,) = problem.parameters
+    model = nn.Module()
+    model.a, model.b = nn.Parameter(torch.ones(2).double()), nn.Parameter(torch.ones(2).double())
+    model.forward = lambda x: torch.cat([model.a, model.b]) * x.sqrt()
+    groups = [{"params": [model.a], "weight_decay": 0.3}, {"params": [model.b], "weight_decay": 0.0}]
+    target = th.Problem(model, lambda z, y: 0.5 * z.square().sum(), (values[None], torch.zeros(1).double()))
+    rate = th.critical_learning_rate(target, optimizer=torch.optim.AdamW(groups, lr=1e-3)).value
+    root, decay = values.abs() + 1e-8, torch.tensor([0.3, 0.3, 0.0, 0.0]).double()
+
+    def diverges(eta: float) -> bool:
+        state, moment, norms = torch.ones(4).double(), torch.zeros(4).double(), []
+        for _ in range(800):
+            moment = 0.9 * moment + 0.1 * values * state
+            state = state - eta * (moment / root + decay * state)
+            norms.append(float(state.norm()))
+        return not math.isfinite(norms[-1]) or norms[-1] > norms[400]
+
+    assert not diverges(0.98 * rate)
+    assert diverges(1.02 * rate)
+    assert w is problem.parameters[0]
 
 
 def classes(seed: int = 0, samples: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
@@ -199,6 +269,7 @@ def test_single_dead_units_are_counted():
 @pytest.mark.parametrize("copied", ["as it is", "scaled and mirrored"])
 def test_a_duplicated_input_feature(copied):
     x, y = classes()
+    x = x + 300  # far from zero: the copy is only as exact as float32
     x = torch.cat([x, x[:, 2:3] if copied == "as it is" else 3 - 5 * x[:, 2:3]], dim=1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 3))
@@ -304,6 +375,46 @@ def test_a_saddle_with_negative_curvature():
     assert found.good  # skipped, not failed
     minimum = th.survey(bowl([4.0, 1.0]), only=["negative"]).of("negative")
     assert [f.label for f in minimum] == ["no negative curvature"]
+
+
+def test_a_small_negative_eigenvalue_is_not_denied():
+    class Quadratic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(6).double())
+
+        def forward(self, x):
+            return (x * self.w.square()).sum(1, keepdim=True)
+
+    curvature = torch.tensor([[1000.0, 1.0, 1.0, -0.5, 2.0, 3.0]]).double()
+    problem = th.Problem(Quadratic(), lambda z, y: 0.5 * z.mean(), (curvature, torch.zeros(1, 1).double()))
+    (found,) = th.survey(problem, only=["negative"]).of("negative")
+    assert found.label == "negative curvature"
+    assert found.value == pytest.approx(-0.5, rel=1e-6)
+
+
+def test_rare_features_that_fall_together_are_no_copies():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.zeros(60, 80)
+    x[torch.arange(60), torch.randint(0, 80, (60,), generator=generator)] = 1.0
+    x[7, [3, 4]] = 1.0
+    model = nn.Linear(80, 2)
+    found = th.survey(model, nn.CrossEntropyLoss(), (x, torch.arange(60) % 2), only=["inputs"])
+    assert "duplicated feature" not in found.labels()
+
+
+def test_class_weights_and_class_frequencies():
+    x, y = classes()
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 10.0, 0.1]))
+    assert "class weights" in th.survey(classifier(), weighted, (x, y), only=["weighting"]).labels()
+    rare = (torch.arange(300) % 20 == 0).long()
+    prior = nn.Linear(6, 2)
+    nn.init.zeros_(prior.weight)
+    with torch.no_grad():
+        prior.bias.copy_(torch.tensor([0.95, 0.05]).log())
+    assert "chance level" in th.survey(prior, nn.CrossEntropyLoss(), (x, rare), only=["noise"]).labels()
+    summed = th.survey(prior, nn.CrossEntropyLoss(reduction="sum"), (x, rare), only=["noise"])
+    assert "chance level" in summed.labels()
 
 
 def test_uneven_batches_and_ignored_labels():

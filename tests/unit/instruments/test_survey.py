@@ -11,7 +11,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.instruments import base, registry
-from theodolite.instruments.planning import Price, Step, fit
+from theodolite.instruments.planning import Price, Step, fit, fit_memory
 from theodolite.instruments.sounding import Work, sound
 from theodolite.instruments.surveying import seconds_of
 from theodolite.results import Severity
@@ -103,6 +103,10 @@ def test_only_runs_what_is_asked_and_what_that_needs():
     ("arguments", "message"),
     [
         ({"lr": -1.0}, "lr must be positive"),
+        ({"lr": float("inf")}, "lr must be positive"),
+        ({"lr": "0.1"}, "lr must be positive"),
+        ({"optimizer": "adam"}, "optimizer must be a torch optimizer"),
+        ({"loss": nn.MSELoss()}, "its own loss and data"),
         ({"budget": "soon"}, "60s"),
         ({"budget": 0}, "positive time"),
     ],
@@ -214,6 +218,53 @@ def steps_of(*prices: tuple[float, ...], needs: dict[int, tuple[str, ...]] | Non
     return steps
 
 
+def test_memory_limits_efforts_too():
+    kind = type("Big", (Broken,), {"name": "big"})
+    step = Step(kind(), (Price({"k": 9}, 1.0, 1.0, 8 * 2**30), Price({"k": 1}, 0.5, 0.5, 2**30)))
+    assert fit_memory([step], 4 * 2**30)[0].price.effort == {"k": 1}
+    assert "GiB of memory" in fit_memory([step], 2**20)[0].reason
+    assert fit_memory([step], 16 * 2**30)[0].price.effort == {"k": 9}
+
+
+def test_an_instrument_keeps_nothing_of_an_earlier_site():
+    layers = registry.get("layers")
+    small, large = (base.Site(problem(hidden=h)) for h in (4, 9))
+    layers.cost(small, k=1)
+    sizes = [pairs.vectors.shape[0] for pairs in layers.run(large, k=1).values()]
+    assert sizes == [45, 27]
+
+
+def test_old_weight_norm_can_be_copied():
+    torch.manual_seed(0)
+    with pytest.warns(FutureWarning):
+        layer = nn.utils.weight_norm(nn.Linear(5, 4))
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3))
+    data = (torch.randn(20, 5), torch.arange(20) % 3)
+    model(data[0])  # leaves a computed weight behind
+    found = th.survey(model, nn.CrossEntropyLoss(), data, lr=0.1, only=["rate"])
+    assert found.of("rate")[0].label == "monotone"
+
+
+def test_a_warm_up_that_begins_at_zero_and_batch_norm_in_one_batch():
+    target = problem()
+    found = th.survey(target, optimizer=torch.optim.SGD(target.parameters, lr=0.0), only=["rate"])
+    assert found.of("rate")[0].label == "critical rate"
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    coupled = th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(20, 5), torch.arange(20) % 3), mode="train")
+    found = th.survey(coupled, only=["noise"])
+    assert found.good
+    assert {row["instrument"]: row["state"] for row in found.plan}["noise"] == "skipped"
+
+
+def test_a_loaders_own_generator_is_left_as_found():
+    generator = torch.Generator().manual_seed(5)
+    data = torch.utils.data.TensorDataset(torch.randn(20, 5), torch.arange(20) % 3)
+    loader = torch.utils.data.DataLoader(data, batch_size=7, shuffle=True, generator=generator)
+    before = generator.get_state()
+    th.Problem(problem().model, nn.CrossEntropyLoss(), loader)
+    assert torch.equal(before, generator.get_state())
+
+
 def test_a_budget_lowers_efforts_before_it_drops_instruments():
     steps = steps_of((10.0, 1.0), (10.0, 1.0), (10.0, 1.0))
     assert [s.choice for s in fit(steps, None)] == [0, 0, 0]
@@ -222,6 +273,16 @@ def test_a_budget_lowers_efforts_before_it_drops_instruments():
     tight = fit(steps, 2.5)
     assert [bool(s.reason) for s in tight] == [False, False, True]
     assert "beyond the budget" in tight[2].reason
+
+
+def test_what_seemed_too_dear_runs_after_all_if_there_is_time(monkeypatch):
+    """A sounding on a busy machine overrates everything; the survey notices as it goes."""
+    overrated = lambda self, work: 1000 * (work.gradients + work.products + work.block_products) * self.gradient  # noqa: E731
+    monkeypatch.setattr("theodolite.instruments.sounding.Sounding.seconds", overrated)
+    found = th.survey(problem(), lr=0.1, budget=60, only=["curvature", "negative", "trace"], progress=False)
+    assert {row["instrument"]: row["state"] for row in found.plan} == dict.fromkeys(
+        ["batches", "curvature", "negative", "trace"], "done"
+    )
 
 
 def test_what_needs_a_dropped_instrument_is_dropped_too():
@@ -255,4 +316,4 @@ def test_a_slow_problem_is_timed_on_a_part_of_its_data():
     sounding = sound(slow)
     assert sounding.share < 0.5
     assert sounding.operator is None
-    assert sounding.gradient == pytest.approx(2.0, rel=0.5)  # 1 ms a sample
+    assert sounding.gradient >= 1.9  # a sample sleeps for 1 ms, at least

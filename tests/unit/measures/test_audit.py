@@ -53,6 +53,37 @@ def test_unused_parameters_and_embeddings():
     assert next(row["unused_rows"] for row in audit.rows() if row["layer"] == "embed") == 4
 
 
+def test_zero_biases_hold_nothing_back():
+    """Units shut by zero weights and zero bias stay shut: no gradient reaches them, now or later."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.zeros_(model[0].bias)
+    with torch.no_grad():
+        model[0].weight[:4] = 0.0
+    audit = th.audit_parameters(th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(50, 10), torch.arange(50) % 3)))
+    assert audit.rows()[0]["dead"] == 4
+    assert audit.waiting == ()
+
+
+def test_units_of_transposed_layers_are_their_outputs():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    layer = transformers.pytorch_utils.Conv1D(8, 5)
+    with torch.no_grad():
+        layer.bias[:4] = -1e4
+        layer.weight[:, 6] = layer.weight[:, 7]
+        layer.bias[6] = layer.bias[7]
+    model = nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 2))
+    audit = th.audit_parameters(th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(30, 5), torch.arange(30) % 2)))
+    row = audit.rows()[0]
+    assert (row["units"], row["dead"], row["duplicated"]) == (8, 4, 1)
+    up = nn.Sequential(nn.ConvTranspose2d(2, 6, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 2))
+    with torch.no_grad():
+        up[0].bias[:3] = -1e4
+    audit = th.audit_parameters(th.Problem(up, nn.CrossEntropyLoss(), (torch.randn(10, 2, 3, 3), torch.arange(10) % 2)))
+    assert (audit.rows()[0]["units"], audit.rows()[0]["dead"]) == (6, 3)
+
+
 def test_a_vanishing_loss_does_not_look_like_death():
     model = nn.Linear(3, 1, bias=False).double()
     x = torch.randn(10, 3).double()
@@ -123,6 +154,14 @@ def test_alignment_is_the_share_in_the_dense_eigenspace_and_its_error_holds():
         assert abs(found.fraction - truth) <= found.error + 1e-12
         assert found.chance == pytest.approx(3 / 60)
     assert [row["directions"] for row in found.rows()] == [1, 2, 3]
+
+
+def test_a_large_negative_eigenvalue_counts_as_sharp():
+    values = torch.cat([torch.tensor([-1000.0]), torch.linspace(9.0, 1.0, 39)]).double()
+    matrix = torch.diag(values)
+    found = th.conditioning(th.top_eigenpairs(matrix, 5), th.spectral_density(matrix, probes=8, steps=30))
+    assert found.sharpness == pytest.approx(1000.0, rel=1e-6)
+    assert found.stable_rank <= 3
 
 
 def test_conditioning_error_bars_are_honest_over_seeds():

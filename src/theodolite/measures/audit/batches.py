@@ -21,7 +21,8 @@ class BatchAudit(Result):
     """The batches one by one. `bad` says what is not finite, batch by batch and parameter by parameter.
 
     `loss` weighs each batch by what its loss divides by (`rule`), `naive_loss` averages the batches as they come.
-    `labels` counts the labels where they are classes, `ignored` those that do not count.
+    `labels` counts the labels where they are classes, `ignored` those that do not count, `label_entropy` is the entropy of
+    their frequencies in nats.
     """
 
     batches: tuple[Row, ...]
@@ -32,6 +33,7 @@ class BatchAudit(Result):
     labels: int
     classes: int
     majority: float
+    label_entropy: float
     bad: tuple[str, ...]
 
     @property
@@ -94,6 +96,7 @@ def audit_batches(problem: Problem) -> BatchAudit:
         labels=sum(labels.values()),
         classes=len(labels),
         majority=max(labels.values(), default=0) / max(1, sum(labels.values())),
+        label_entropy=-sum(n / labels.total() * math.log(n / labels.total()) for n in labels.values()),
         bad=tuple(bad),
         outcome=Outcome.FINISHED,
         cost=Cost(seconds=time.perf_counter() - began, route="gradients of batches"),

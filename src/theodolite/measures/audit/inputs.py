@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from theodolite.measures.audit.twins import equal_rows
-from theodolite.problem import Problem
+from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Cost, Outcome, Result, Row
 
 #: Samples looked at; features that agree on so many agree.
 SAMPLES = 2000
+
+#: Features treated at a time, to bound the memory.
+CHUNK = 4096
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -42,41 +46,49 @@ class InputAudit(Result):
         return f"Of {self.features} inputs {len(self.constant)} never change and {self.redundant} repeat another."
 
 
+def has_main_input(problem: Problem) -> bool:
+    """Whether the data has one floating-point input, a matrix or more for each batch."""
+    return _main_tensor(next(iter(problem.data))) is not None
+
+
+def _main_tensor(batch: Batch) -> Tensor | None:
+    floating = [t for _, t in named_tensors(batch.inputs) if t.is_floating_point() and t.ndim >= 2]
+    return floating[0] if len(floating) == 1 and floating[0].shape[0] == batch.size else None
+
+
 def main_input(problem: Problem) -> Tensor | None:
     """The input of all samples as a matrix (samples, features), if it is one floating tensor; at most `SAMPLES` rows."""
     parts: list[Tensor] = []
     for batch in problem.data:
-        floating = [t for _, t in named_tensors(batch.inputs) if t.is_floating_point() and t.ndim >= 2]
-        if len(floating) != 1 or floating[0].shape[0] != batch.size:
+        found = _main_tensor(batch)
+        if found is None:
             return None
-        parts.append(floating[0].flatten(1))
+        parts.append(found.flatten(1)[: SAMPLES - sum(map(len, parts))])
         if sum(map(len, parts)) >= SAMPLES:
             break
     if len({part.shape[1] for part in parts}) != 1:
         return None
-    return torch.cat(parts)[:SAMPLES]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def audit_inputs(problem: Problem) -> InputAudit:
     """Find constant and duplicated features; feature numbers count through the flattened sample.
 
-    >>> x = torch.tensor([[1.0, 5.0, 2.0], [2.0, 5.0, 4.0], [4.0, 5.0, 8.0]])      # the third is twice the first
-    >>> audit_inputs(Problem(torch.nn.Linear(3, 1), torch.nn.MSELoss(), (x, torch.zeros(3, 1)))).duplicated
+    Two features are the same if one is the other shifted and scaled, up to the rounding of their own precision; features that
+    stand out on fewer than five samples are not compared, for rare ones fall together by chance.
+
+    >>> x = torch.tensor([[1.0, 5.0, 2.0], [2.0, 5.0, 4.0], [4.0, 5.0, 8.0], [5.0, 5.0, 10.0], [9.0, 5.0, 18.0], [0.0, 5.0, 0.0]])
+    >>> audit_inputs(Problem(torch.nn.Linear(3, 1), torch.nn.MSELoss(), (x, torch.zeros(6, 1)))).duplicated
     ((0, 2),)
     """
     began = time.perf_counter()
     x = main_input(problem)
     if x is None:
         raise ValueError("audit_inputs needs data with one floating-point input of equal shape in all batches.")
-    centred = (x.double() - x.double().mean(0)).T  # (features, samples)
-    spread = centred.abs().amax(1)
-    still = spread <= 1e-12 * x.double().abs().amax(0).clamp_min(1e-300)
-    moving = torch.nonzero(~still).flatten()
-    groups: list[list[int]] = []
-    if len(moving) > 1 and len(x) > 2:
-        scaled = centred[moving] / spread[moving, None]
-        sign = torch.sign(scaled.gather(1, scaled.abs().argmax(1, keepdim=True)))  # a mirrored copy is a copy too
-        groups = [[int(moving[i]) for i in group] for group in equal_rows(scaled * sign)]
+    direction = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.device)
+    still, rare, place, blur = (torch.cat(column) for column in zip(*_facts(x, direction), strict=True))
+    usable = torch.nonzero(~still & ~rare).flatten()
+    groups = _same(x, usable, place, blur) if len(x) > 2 else []
     return InputAudit(
         features=x.shape[1],
         samples=len(x),
@@ -85,3 +97,46 @@ def audit_inputs(problem: Problem) -> InputAudit:
         outcome=Outcome.FINISHED,
         cost=Cost(seconds=time.perf_counter() - began, route="comparison of features"),
     )
+
+
+def _facts(x: Tensor, direction: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """By chunks of features: whether constant, whether rare, a number that copies share, and how blurred it is."""
+    eps = torch.finfo(x.dtype).eps
+    for start in range(0, x.shape[1], CHUNK):
+        part = x[:, start : start + CHUNK].double()
+        largest = part.abs().amax(0).clamp_min(1e-300)
+        centred = part - part.mean(0)
+        spread = centred.abs().amax(0)
+        still = spread <= 4 * eps * largest
+        usual = part.median(0).values
+        rare = ((part - usual).abs() > 1e-3 * spread).sum(0) < min(5, max(1, len(x) // 3))
+        scaled = _signed(centred / spread.clamp_min(1e-300))
+        blur = 1e-6 + 8 * eps * largest / spread.clamp_min(1e-300)
+        yield still, rare, direction @ scaled, blur
+
+
+def _signed(columns: Tensor) -> Tensor:
+    """Columns turned so that their largest entry is positive: a mirrored copy is a copy too."""
+    peak = columns.gather(0, columns.abs().argmax(0, keepdim=True))
+    return columns * torch.sign(peak)
+
+
+def _same(x: Tensor, usable: Tensor, place: Tensor, blur: Tensor) -> list[list[int]]:
+    """Groups of features whose scaled columns agree; only neighbours along a random direction are compared."""
+    order = usable[place[usable].argsort()]
+    groups: list[list[int]] = []
+    for i, j in itertools.pairwise(order.tolist()):
+        near = float(blur[i] + blur[j])
+        if abs(float(place[j] - place[i])) <= 4 * near * len(x) ** 0.5 and _agree(x, i, j, near):
+            if groups and groups[-1][-1] == i:
+                groups[-1].append(j)
+            else:
+                groups.append([i, j])
+    return sorted(sorted(group) for group in groups)
+
+
+def _agree(x: Tensor, i: int, j: int, near: float) -> bool:
+    pair = x[:, [i, j]].double()
+    pair = pair - pair.mean(0)
+    pair = _signed(pair / pair.abs().amax(0))
+    return float((pair[:, 0] - pair[:, 1]).abs().max()) <= near

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,11 +65,13 @@ def audit_parameters(problem: Problem) -> ParameterAudit:
     began = time.perf_counter()
     reach = _reach(problem)
     rows = [_layer_row(problem, layer, reach) for layer in problem.layers.values()]
-    zero = [i for i, (p, r) in enumerate(zip(problem.parameters, reach, strict=True)) if _waits(p, r)]
+    # Biases at zero hold nothing back.
+    weights = [i for layer in problem.layers.values() for i in layer.weights]
+    zero = [i for i in weights if _waits(problem.parameters[i], reach[i])]
     waiting: list[str] = []
     if zero and any(row["dead"] for row in rows):
         # Behind weights that are zero but will train nothing moves yet; it will after the first step.
-        later = _reach(problem, shaken=zero)
+        later = _reach(problem, shaken={i: reach[i] for i in zero})
         before, rows = rows, [_layer_row(problem, layer, later) for layer in problem.layers.values()]
         waiting = [str(a["layer"]) for a, b in zip(before, rows, strict=True) if a["dead"] > b["dead"]]
     motionless = not any(bool(r.any()) for r in reach if r is not None)
@@ -103,18 +105,18 @@ def _waits(p: Tensor, moved: Tensor | None) -> bool:
     return moved is not None and bool(moved.any()) and not bool(p.detach().any())
 
 
-def _reach(problem: Problem, shaken: Sequence[int] = ()) -> list[Tensor | None]:
+def _reach(problem: Problem, shaken: Mapping[int, Tensor | None] | None = None) -> list[Tensor | None]:
     """For each measured parameter, which of its entries move an output; None where the output does not depend on it.
 
-    The parameters `shaken` are given small random values first (in stand-ins; the model is not touched).
+    The marked entries of the parameters `shaken` are given small random values first (in stand-ins; the model is not touched).
     """
     generator = torch.Generator().manual_seed(0)
     touched: list[Tensor | None] = [None] * len(problem.names)
     with problem.session(second=False):
         leaves = problem.leaves()
-        for i in shaken:
-            noise = torch.randn(leaves[i].shape, generator=generator, dtype=torch.float32)
-            leaves[i] = (0.01 * noise).to(leaves[i]).requires_grad_()
+        for i, entries in (shaken or {}).items():
+            noise = 0.01 * torch.randn(leaves[i].shape, generator=generator, dtype=torch.float32).to(leaves[i])
+            leaves[i] = (noise if entries is None else noise * entries).requires_grad_()
         tensors = problem.tensors(leaves)
         for i, _, batch in problem.iterate():
             output = problem.evaluate(tensors, batch, i).output
@@ -140,20 +142,28 @@ def _layer_row(problem: Problem, layer: Layer, reach: list[Tensor | None]) -> Ro
         "silent_inputs": 0,
         "unused_rows": 0,
     }
+    if all(reach[i] is None for i in members):
+        return row  # unused, which is another thing than dead
     # Layers with several matrices (recurrent ones, packed attention) are judged as a whole only.
     if len(matrices) != 1:
         moved = any(bool(r.any()) for i in members if (r := reach[i]) is not None)
         return {**row, "units": 1, "dead": int(not moved)}
-    weight, seen = parameters[matrices[0]], reach[matrices[0]]
+    weight: Tensor = parameters[matrices[0]]
+    seen = reach[matrices[0]]
     seen = torch.zeros(weight.shape, dtype=torch.bool) if seen is None else seen
     if "Embedding" in layer.kind:
         return {**row, "units": 1, "dead": int(not bool(seen.any())), "unused_rows": int((~seen.flatten(1).any(1)).sum())}
+    if layer.kind == "Conv1D" or layer.kind.startswith("ConvTranspose"):  # stored with the inputs first
+        weight, seen = weight.transpose(0, 1), seen.transpose(0, 1)
+        if any(parameters[i].ndim == 1 and len(parameters[i]) != len(weight) for i in layer.biases):
+            return {**row, "units": 1, "dead": int(not bool(seen.any()))}  # groups
     vectors = [i for i in members if parameters[i].ndim == 1 and len(parameters[i]) == weight.shape[0]]
-    alive = seen.flatten(1).any(1)
+    alive = seen.reshape(len(seen), -1).any(1)
     for i in vectors:
         if (r := reach[i]) is not None:
             alive = alive | r.to(alive.device)
-    with_bias = torch.cat([weight.detach().flatten(1), *(parameters[i].detach()[:, None].to(weight) for i in vectors)], dim=1)
+    biases = [parameters[i].detach()[:, None].to(weight) for i in vectors]
+    with_bias = torch.cat([weight.detach().reshape(len(weight), -1), *biases], dim=1)
     twins = [group for group in equal_rows(with_bias) if bool(with_bias[group[0]].any())] if len(weight) > 1 else []
     silent = int((~seen.transpose(0, 1).flatten(1).any(1)).sum()) if weight.ndim == 2 and bool(alive.any()) else 0
     return {

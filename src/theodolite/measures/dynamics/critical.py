@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable
@@ -33,7 +32,8 @@ class CriticalRate(Result):
 
     `error` bounds what the eigen-residual leaves open, and holds the sampling error where a population was named.
     `window` are rates above the edge at which training still converges: empty for a quadratic loss, measured on a copy
-    with `trial=True`, None where nobody looked. `quadratic` says whether the loss is a quadratic function of the parameters.
+    with `trial=True`, None where nobody looked. `quadratic` says whether the loss is a quadratic function of the parameters,
+    `linear` whether the optimizer is then a linear recursion, so that theory is exact (Adam is not: it adapts).
     `rule` is the formula used.
     """
 
@@ -46,6 +46,7 @@ class CriticalRate(Result):
     optimizer: str
     matvecs: int
     quadratic: bool
+    linear: bool
     note: str = ""
 
     def rows(self) -> list[Row]:
@@ -131,7 +132,8 @@ def critical_learning_rate(
         optimizer="gradient descent" if optimizer is None else type(optimizer).__name__,
         matvecs=pairs.matvecs,
         quadratic=quadratic,
-        note=law.note,
+        linear=law.linear,
+        note="; ".join(filter(None, [law.note, _on_the_floor(law, pairs)])),
         outcome=pairs.outcome,
         seed=seed,
         cost=Cost(time.perf_counter() - began, pairs.cost.route, pairs.cost.peak_bytes, pairs.cost.notes),
@@ -144,6 +146,16 @@ def _rate(law: StabilityLaw, sharpness: float, residual: float, resolution: floa
         return math.inf, 0.0
     value = law.rate(sharpness)
     return value, value - law.rate(sharpness + residual)
+
+
+def _on_the_floor(law: StabilityLaw, pairs: Eigenpairs) -> str:
+    """A caveat where the sharpest direction lies on parameters whose second moment is hardly there."""
+    if law.floored is None:
+        return ""
+    share = float(pairs.vectors[:, 0].double().square()[law.floored.to(pairs.vectors.device)].sum())
+    if share < 0.1:
+        return ""
+    return f"{100 * share:.0f} % of the sharpest direction lies where the second moment is nearly zero and eps decides"
 
 
 def _sampling_error(
@@ -177,7 +189,7 @@ def _window(problem: Problem, optimizer: Optimizer | None, value: float, trial: 
 def is_quadratic(problem: Problem) -> bool:
     """Whether the loss is a quadratic function of the parameters: its Hessian is the same elsewhere."""
     generator = torch.Generator().manual_seed(0)
-    elsewhere = problem.with_model(copy.deepcopy(problem.model))
+    elsewhere = problem.copied()
     v = torch.randn(problem.size, generator=generator, dtype=torch.float32).to(problem.device, problem.dtype)
     with torch.no_grad():
         for p in elsewhere.parameters:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -44,18 +44,19 @@ class GradientNoise(Result):
 
     def sentence(self) -> str:
         scale = (
-            "the gradient cannot be told from zero"
+            "no more than its noise would make"
             if math.isinf(self.noise_scale)
             else f"noise scale {number(self.noise_scale, self.noise_scale_error)} samples"
         )
         return f"Loss {number(self.loss, self.loss_error)}, gradient norm {number(self.norm, self.norm_error)}, {scale}."
 
 
-def gradient_noise(problem: Problem, *, groups: int = 32, gradient: Tensor | None = None) -> GradientNoise:
+def gradient_noise(problem: Problem, *, groups: int = 32, gradient: Tensor | None = None, seed: int = 0) -> GradientNoise:
     """Loss, gradient norm and noise of the gradient, from one pass over the data in `groups` parts.
 
     With the gradient g_i of part i (n_i of N samples) and their mean g, tr Σ is estimated by
-    Σ n_i ‖g_i − g‖² / (groups − 1), and ‖g‖² is freed of its own noise, tr Σ / N.
+    Σ n_i ‖g_i − g‖² / (groups − 1), and ‖g‖² is freed of its own noise, tr Σ / N. Samples are put into groups at random:
+    the order of the data does not matter.
 
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
     >>> _ = torch.nn.init.zeros_(model.weight)
@@ -66,7 +67,7 @@ def gradient_noise(problem: Problem, *, groups: int = 32, gradient: Tensor | Non
     """
     began = time.perf_counter()
     g = (problem.gradient() if gradient is None else gradient).double()
-    parts = _parts(problem, groups)
+    parts = _parts(problem, groups, seed)
     if len(parts.data) < 2:
         raise ValueError("gradient_noise needs at least two samples (or batches, where samples are coupled).")
     sizes, losses, squares, dots = _measure_parts(parts, g)
@@ -90,6 +91,7 @@ def gradient_noise(problem: Problem, *, groups: int = 32, gradient: Tensor | Non
         group_norms=squares.sqrt(),
         group_sizes=sizes,
         outcome=Outcome.ESTIMATED,
+        seed=seed,
         cost=Cost(seconds=time.perf_counter() - began, route="gradients of groups"),
     )
 
@@ -131,19 +133,37 @@ def _jackknife(values: list[float]) -> float:
     return math.sqrt((len(values) - 1) / len(values) * sum((v - mean) ** 2 for v in values))
 
 
-def _parts(problem: Problem, groups: int) -> Problem:
-    """The problem with its data cut into about `groups` parts; its own batches where samples may not be parted."""
+def _parts(problem: Problem, groups: int, seed: int) -> Problem:
+    """The problem with its samples in `groups` random parts; its own batches where samples may not be parted."""
+    if not problem.data.held:
+        return problem
     try:
         problem.refuse_batch_coupling("The gradient noise")
-        size = max(1, math.ceil(problem.samples / groups))
-        return problem.with_batches([part for batch in problem.data for part in _cut(batch, size)])
+        return problem.with_batches(_random_groups(list(problem.data), min(groups, problem.samples), seed))
     except (BatchCoupledError, ValueError):  # coupled samples, or weights given batch by batch
         return problem
 
 
-def _cut(batch: Batch, size: int) -> Iterator[Batch]:
-    for start in range(0, batch.size, size):
-        yield batch.part(slice(start, start + size))
+def _random_groups(batches: list[Batch], groups: int, seed: int) -> list[Batch]:
+    """All samples dealt out at random; what shapes keep apart (sequences of different length) stays apart."""
+    total = sum(batch.size for batch in batches)
+    group_of = torch.randperm(total, generator=torch.Generator().manual_seed(seed)) % groups
+    found: list[list[Batch]] = [[] for _ in range(groups)]
+    start = 0
+    for batch in batches:
+        mine = group_of[start : start + batch.size]
+        start += batch.size
+        for group in mine.unique().tolist():
+            found[group].append(batch.part(torch.nonzero(mine == group).flatten()))
+    return [part for parts in found for part in _joined(parts)]
+
+
+def _joined(parts: list[Batch]) -> list[Batch]:
+    """Parts of several batches as one, if their shapes allow it."""
+    try:
+        return [reduce(Batch.joined, parts)] if parts else []
+    except (RuntimeError, StopIteration):
+        return parts
 
 
 def _measure_parts(parts: Problem, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -24,8 +24,8 @@ class Regime(Result):
     "monotone" (below the edge), "stable" (below it, with momentum: oscillations fade), "catapult" (the loss rises, then
     settles in a flatter place), "edge of stability" (above the edge, yet the loss of the trial stays below its start),
     "divergence expected", "unstable" (it neither settled nor blew up within the trial) and "unknown" (above the edge, not
-    tried). `ratio` is the rate over the critical one; `losses` are those of a short run on a copy, empty where the loss is
-    quadratic and theory is exact, or where no trial was asked for.
+    tried). `ratio` is the rate over the critical one; `losses` are those of a short run on a copy, empty where theory is `exact`
+    (a quadratic loss and an optimizer that is linear on it), or where no trial was asked for.
     """
 
     regime: str
@@ -34,12 +34,12 @@ class Regime(Result):
     error: float
     critical: CriticalRate
     losses: tuple[float, ...]
-    quadratic: bool
+    exact: bool
 
     @property
     def confirmed(self) -> bool:
         """Whether a run on a copy, or exact theory, stands behind the word."""
-        return self.quadratic or len(self.losses) > 1
+        return self.exact or len(self.losses) > 1
 
     def rows(self) -> list[Row]:
         return [{"step": i, "loss": loss, "rate": self.rate, "seed": self.seed} for i, loss in enumerate(self.losses)]
@@ -78,14 +78,12 @@ def expected_regime(
         critical = critical_learning_rate(problem, optimizer=optimizer, seed=seed, progress=progress)
     ratio = rate / critical.value if math.isfinite(critical.value) else 0.0
     error = ratio * critical.error / critical.value if ratio else 0.0
-    quadratic = critical.quadratic
+    exact = critical.quadratic and critical.linear
     losses: tuple[float, ...] = ()
-    if steps and not quadratic:
+    if steps and not exact:
         with counting("trial run", progress=progress, total=steps) as advance:
             losses = run_trial(problem, rate, optimizer=optimizer, steps=steps, advance=advance)
-    word = (
-        _by_theory(ratio, quadratic, has_momentum(optimizer)) if not losses else classify(losses, ratio, has_momentum(optimizer))
-    )
+    word = _by_theory(ratio, exact, has_momentum(optimizer)) if not losses else classify(losses, ratio, has_momentum(optimizer))
     return Regime(
         regime=word,
         rate=rate,
@@ -93,7 +91,7 @@ def expected_regime(
         error=error,
         critical=critical,
         losses=losses,
-        quadratic=quadratic,
+        exact=exact,
         outcome=critical.outcome if not critical.outcome.good else Outcome.FINISHED,
         seed=seed,
         cost=replace(critical.cost, seconds=time.perf_counter() - began),
@@ -107,10 +105,10 @@ def has_momentum(optimizer: Optimizer | None) -> bool:
     return any(group.get("momentum") or group.get("betas") for group in optimizer.param_groups)
 
 
-def _by_theory(ratio: float, quadratic: bool, momentum: bool) -> str:
+def _by_theory(ratio: float, exact: bool, momentum: bool) -> str:
     if ratio <= 1.0:
         return "stable" if momentum else "monotone"
-    return "divergence expected" if quadratic else "unknown"
+    return "divergence expected" if exact else "unknown"
 
 
 def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> str:
@@ -122,10 +120,11 @@ def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> s
     first, last, most = losses[0], losses[-1], max(losses)
     if not math.isfinite(last):
         return "divergence expected"
-    if all(b <= a * (1 + 1e-6) for a, b in itertools.pairwise(losses)):
+    scale = max(abs(first), 1e-30)
+    if all(b <= a + 1e-6 * max(abs(a), 1e-6 * scale) for a, b in itertools.pairwise(losses)):
         return "monotone" if ratio <= 1.0 else "edge of stability"
-    if most > 1.05 * first:
-        return "catapult" if last < min(first, 0.5 * most) else "unstable"
+    if most > first + 0.05 * scale:
+        return "catapult" if last < first and most - last > 0.5 * abs(most) else "unstable"
     if last < first:
         return "stable" if ratio <= 1.0 and momentum else "edge of stability"
     return "unstable"

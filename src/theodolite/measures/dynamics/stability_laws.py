@@ -24,7 +24,9 @@ class StabilityLaw:
     """The edge of an optimizer: `rate(λ)` with λ the largest eigenvalue of `S (H + W) S`.
 
     `scale` is S (one number per parameter: square roots of relative learning rates and of a frozen preconditioner),
-    `decay` is W (coupled weight decay); None where they do not matter.
+    `decay` is W (coupled weight decay); None where they do not matter. `shift` is added after the scaling (decoupled decay).
+    `linear` says whether the optimizer really is a linear recursion on a quadratic loss: Adam is not, its preconditioner
+    moves. `floored` marks parameters whose second moment is so small that eps decides.
     """
 
     rule: str
@@ -32,12 +34,17 @@ class StabilityLaw:
     scale: Tensor | None = None
     decay: Tensor | None = None
     note: str = ""
+    shift: Tensor | None = None
+    linear: bool = True
+    floored: Tensor | None = None
 
     def effective(self, op: LinearOperator) -> LinearOperator:
         """The operator whose largest eigenvalue sets the edge."""
         if self.decay is not None:
             op = op + DiagonalOperator(self.decay.to(op.device, op.dtype))
-        return op if self.scale is None else congruent(op, self.scale.to(op.device, op.dtype))
+        if self.scale is not None:
+            op = congruent(op, self.scale.to(op.device, op.dtype))
+        return op if self.shift is None else op + DiagonalOperator(self.shift.to(op.device, op.dtype))
 
 
 def stability_law(optimizer: Optimizer | None, problem: Problem) -> StabilityLaw:
@@ -56,32 +63,41 @@ def stability_law(optimizer: Optimizer | None, problem: Problem) -> StabilityLaw
 def _sgd(optimizer: Optimizer, problem: Problem) -> StabilityLaw:
     group = _common(optimizer, "momentum", "dampening", "nesterov")
     beta, damp = float(group["momentum"]), float(group["dampening"])
-    scale, decay = _relative_rates(optimizer, problem), _decay(optimizer, problem)
+    scale, decay = _relative_rates(optimizer, problem), weight_decay(optimizer, problem)
     shown = "λ" if decay is None else "(λ+wd)"
     if not beta:
         return StabilityLaw(f"2/{shown}", lambda x: 2.0 / x, _root(scale), decay)
     if group["nesterov"]:
         rule = f"2(1+β)/((1+2β){shown}), β = {beta:g}"
         return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 + 2.0 * beta) * x), _root(scale), decay)
+    if damp >= 1.0:
+        raise ValueError(f"With dampening {damp:g} the gradient never enters the momentum: there is no edge.")
     damped = f"(1−τ){shown}, τ = {damp:g}" if damp else shown
     rule = f"2(1+β)/{damped}, β = {beta:g}"
     return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 - damp) * x), _root(scale), decay)
 
 
 def _adam(optimizer: Optimizer, problem: Problem) -> StabilityLaw:
-    group = _common(optimizer, "betas", "eps", "amsgrad", "weight_decay")
+    """At the edge `2(1+β) I − η[(1−β) P⁻¹H + (1+β) W]` is singular, with W the decoupled decay of each parameter."""
+    group = _common(optimizer, "betas", "eps", "amsgrad", "decoupled_weight_decay")
     beta = float(group["betas"][0])
     preconditioner, note = _second_moment(optimizer, problem)
-    scale = _relative_rates(optimizer, problem)
-    scale = 1.0 / preconditioner if scale is None else scale / preconditioner
+    rates = _relative_rates(optimizer, problem)
+    scale = _root(1.0 / preconditioner if rates is None else rates / preconditioner)
+    decay = weight_decay(optimizer, problem)
+    floored = preconditioner <= 100 * float(group["eps"])
     decoupled = isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-    wd = float(group["weight_decay"])
-    if decoupled and wd:
-        rule = f"2(1+β₁)/((1−β₁)λ(P⁻¹H) + (1+β₁)wd), β₁ = {beta:g}"
-        return StabilityLaw(rule, lambda x: 2.0 * (1 + beta) / ((1 - beta) * x + (1 + beta) * wd), _root(scale), None, note)
-    shown = "λ(P⁻¹(H+wd))" if wd else "λ(P⁻¹H)"
+
+    def rate(x: float) -> float:
+        return 2.0 * (1 + beta) / ((1 - beta) * x)
+
+    if decoupled and decay is not None:
+        shift = (1 + beta) / (1 - beta) * (decay if rates is None else decay * rates)
+        rule = f"2(1+β₁)/((1−β₁)λ), λ of P⁻¹H + (1+β₁)/(1−β₁) wd, β₁ = {beta:g}"
+        return StabilityLaw(rule, rate, scale, None, note, shift, linear=False, floored=floored)
+    shown = "λ(P⁻¹H)" if decay is None else "λ(P⁻¹(H+wd))"
     rule = f"2(1+β₁)/((1−β₁){shown}), β₁ = {beta:g}"
-    return StabilityLaw(rule, lambda x: 2.0 * (1 + beta) / ((1 - beta) * x), _root(scale), _decay(optimizer, problem), note)
+    return StabilityLaw(rule, rate, scale, decay, note, linear=False, floored=floored)
 
 
 _LAWS: dict[type[Optimizer], Callable[[Optimizer, Problem], StabilityLaw]] = {
@@ -123,7 +139,8 @@ def _relative_rates(optimizer: Optimizer, problem: Problem) -> Tensor | None:
     return _per_parameter(optimizer, problem, lambda group, p: float(group["lr"]) / first)
 
 
-def _decay(optimizer: Optimizer, problem: Problem) -> Tensor | None:
+def weight_decay(optimizer: Optimizer, problem: Problem) -> Tensor | None:
+    """The decay of each parameter as a flat vector; None where there is none."""
     if not any(float(group.get("weight_decay", 0.0)) for group in optimizer.param_groups):
         return None
     return _per_parameter(optimizer, problem, lambda group, p: float(group["weight_decay"]))

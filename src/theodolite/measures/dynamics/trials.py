@@ -6,9 +6,10 @@ import copy
 import math
 from typing import Any
 
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from theodolite.errors import NonFiniteError
+from theodolite.measures.dynamics.stability_laws import weight_decay
 from theodolite.problem import Problem
 from theodolite.progress import Advance
 
@@ -22,16 +23,23 @@ def run_trial(
     """Losses before each of `steps` full-batch steps on a copy of the model, and after the last.
 
     The run ends early, with infinity as its last loss, once it has diverged. The optimizer is copied with its state;
-    its groups keep the ratio of their rates to the first. Nothing of the user's is touched.
+    its groups keep the ratio of their rates to the first. Coupled weight decay is part of what descends, so the losses
+    hold ½ Σ wd w² too; decoupled decay, which descends nothing, is left out. Nothing of the user's is touched.
     """
-    trial = problem.with_model(copy.deepcopy(problem.model))
+    trial = problem.copied()
     stepper = copy_optimizer(optimizer, problem, trial, rate)
+    decay = None if optimizer is None or decoupled(optimizer) else weight_decay(optimizer, problem)
+    if decoupled(optimizer):
+        for group in stepper.param_groups:
+            group["weight_decay"] = 0.0
     losses: list[float] = []
     for taken in range(steps + 1):
         try:
             loss, gradient = trial.loss_and_gradient() if taken < steps else (trial.loss(), None)
         except NonFiniteError:
             loss, gradient = math.inf, None
+        if decay is not None and math.isfinite(loss):
+            loss += 0.5 * float((decay * trial.vector.double().square()).sum())
         losses.append(loss if not losses or abs(loss) <= BLOWN_UP * max(abs(losses[0]), 1e-30) else math.inf)
         if gradient is None or not math.isfinite(losses[-1]):
             break
@@ -41,6 +49,12 @@ def run_trial(
         if advance is not None:
             advance(1)
     return tuple(losses)
+
+
+def decoupled(optimizer: Optimizer | None) -> bool:
+    """Whether an optimizer shrinks the weights beside the gradient step."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    return isinstance(optimizer, AdamW) or any(group.get("decoupled_weight_decay") for group in groups)
 
 
 def copy_optimizer(optimizer: Optimizer | None, problem: Problem, trial: Problem, rate: float) -> Optimizer:

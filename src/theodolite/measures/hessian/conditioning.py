@@ -14,9 +14,10 @@ from theodolite.results import Cost, Outcome, Result, Row, number
 class Conditioning(Result):
     """`flat` is the share of directions whose curvature is below `threshold` times the sharpest, `negative` the share that
     curves downwards by more than that; `stable_rank` is tr H² / λ₁², the number of directions that carry the curvature;
-    `spread` is λ₁ over the root mean square of all eigenvalues.
+    `spread` is the sharpest over the root mean square of all eigenvalues. The sharpest is the largest in magnitude.
 
-    Errors are standard errors over the probes: the share of a random unit vector in a subspace follows a beta law, and
+    The known eigenvalues enter exactly, only the rest is estimated. Errors are standard errors over the probes: the share
+    of a random unit vector in a subspace follows a beta law, and
     the variance of its quadratic form in H² is 2 tr H⁴ / probes.
     """
 
@@ -36,7 +37,7 @@ class Conditioning(Result):
             {"quantity": "share of flat directions", "value": self.flat, "error": self.flat_error},
             {"quantity": "share of negative directions", "value": self.negative, "error": self.negative_error},
             {"quantity": "stable rank", "value": self.stable_rank, "error": self.stable_rank_error},
-            {"quantity": "λ₁ over the root mean square", "value": self.spread, "error": None},
+            {"quantity": "the sharpest over the root mean square", "value": self.spread, "error": None},
             {"quantity": "directions", "value": float(self.size), "error": 0.0},
         ]
 
@@ -61,12 +62,15 @@ def conditioning(pairs: Eigenpairs, density: Density, threshold: float = 0.01) -
     began = time.perf_counter()
     size = len(pairs.vectors)
     nodes, weights = density.nodes.double(), density.weights.double()
-    sharpness = float(pairs.values.abs().max())
+    sharpness = max(float(pairs.values.abs().max()), float(nodes.abs().max()))
     if not sharpness > 0:
         raise ValueError("The curvature is zero in every direction.")
     flat = float(weights[nodes.abs() < threshold * sharpness].sum())
     negative = float(weights[nodes <= -threshold * sharpness].sum())
-    second, fourth = (size * float((weights * nodes**power).sum()) for power in (2, 4))
+    known = pairs.values.double()
+    rest = nodes < float(known.min()) - 1e-3 * sharpness  # what the exact eigenvalues do not account for
+    second = float(known.square().sum()) + size * float((weights * nodes.square())[rest].sum())
+    fourth = size * float((weights * nodes**4)[rest].sum())
     return Conditioning(
         sharpness=sharpness,
         flat=flat,
