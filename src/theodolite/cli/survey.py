@@ -64,7 +64,11 @@ def survey(
         raise typer.Exit(0)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder. {out} is a file.")
-    found = _survey(subject, given, _left(allowed, began), only, seed)
+    try:
+        found = _survey(subject, given, _left(allowed, began), only, seed)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; nothing was written.", err=True)
+        raise typer.Exit(130) from None
     page = found.to_html(out / "index.html")
     if save:
         found.save(out / "survey")

@@ -122,7 +122,7 @@ def survey(
         findings=tuple(worst_first(run.findings)),
         results=opened.results,
         plan=tuple(run.rows),
-        facts={**known, **_facts(opened)},
+        facts={**known, **{k: v for k, v in _facts(opened).items() if k not in known}},
         budget=allowed,
         outcome=Outcome.FINISHED,
         seed=seed,
@@ -249,8 +249,8 @@ def _facts(site: Site) -> dict[str, str]:
     layers = f"{len(problem.layers)} layer{'s' if len(problem.layers) > 1 else ''}"
     facts = {
         "parameters": f"{problem.size:,} in {layers}".replace(",", " "),
-        "loss function": "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__),
-        "data": f"{problem.samples} samples in {len(problem.data)} batch{'es' if len(problem.data) > 1 else ''}",
+        "loss": "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__),
+        "samples": f"{problem.samples} in {len(problem.data)} batch{'es' if len(problem.data) > 1 else ''}",
         "mode": str(problem.mode),
         "precision": "half, measured through a float32 copy"
         if problem.half_precision

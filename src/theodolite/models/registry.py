@@ -107,12 +107,38 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
     >>> model.fc1, model.initialisation
     (Linear(in_features=400, out_features=80, bias=True), 'xavier')
     """
+    found = _find(name)
+    if found is not None:
+        return _build(*found, arguments)
+    near = ", ".join(nearest(str(name), names(), count=3))
+    raise ValueError(f"No model is called {name!r}. Nearest names: {near}. theodolite.models.names() lists them all.")
+
+
+def arguments_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]] | None:
+    """The arguments of a network's builder, and those that its name already gives; None where the name is unknown.
+
+    >>> parameters, given = arguments_of("WRN-10-2")
+    >>> "classes" in parameters, given
+    (True, {'depth': 10, 'k': 2})
+    """
+    found = _find(name)
+    if found is None:
+        return None
+    family, match = found
+    return dict(inspect.signature(_builder(family)).parameters), family.arguments(match)
+
+
+def _find(name: Any) -> tuple[Family, re.Match[str]] | None:
     for family in _FAMILIES:
         match = re.fullmatch(family.pattern, name) if isinstance(name, str) else None
         if match:
-            return _build(family, match, arguments)
-    near = ", ".join(nearest(str(name), names(), count=3))
-    raise ValueError(f"No model is called {name!r}. Nearest names: {near}. theodolite.models.names() lists them all.")
+            return family, match
+    return None
+
+
+def _builder(family: Family) -> Callable[..., nn.Module]:
+    builder: Callable[..., nn.Module] = getattr(importlib.import_module(f"{_PACKAGE}.{family.module}"), family.builder)
+    return builder
 
 
 def _build(family: Family, match: re.Match[str], arguments: dict[str, Any]) -> nn.Module:
@@ -120,7 +146,7 @@ def _build(family: Family, match: re.Match[str], arguments: dict[str, Any]) -> n
     twice = [key for key in said if key in arguments]
     if twice:
         raise ValueError(f"{twice[0]}: the name {match[0]!r} already says {said[twice[0]]!r}.")
-    builder = getattr(importlib.import_module(f"{_PACKAGE}.{family.module}"), family.builder)
+    builder = _builder(family)
     missing = [
         name
         for name, part in inspect.signature(builder).parameters.items()

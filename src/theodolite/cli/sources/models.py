@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +37,9 @@ class Wish:
 
 def builder_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
     """The arguments of the network's builder, and those that its name already gives."""
-    for family in registry._FAMILIES:
-        match = re.fullmatch(family.pattern, name)
-        if match:
-            builder = getattr(importlib.import_module(f"theodolite.models.{family.module}"), family.builder)
-            return dict(inspect.signature(builder).parameters), family.arguments(match)
+    found = registry.arguments_of(name)
+    if found is not None:
+        return found
     if Path(name).expanduser().is_dir():
         hint = f"For the Hugging Face model in that folder write hf:{name}."
     elif name.endswith(".py"):
