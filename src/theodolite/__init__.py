@@ -47,7 +47,14 @@ if TYPE_CHECKING:
         kronecker_factors as kronecker_factors,
         layer_hessians as layer_hessians,
     )
-    from theodolite.instruments import Plan as Plan, Survey as Survey, plan_survey as plan_survey, survey as survey
+    from theodolite.instruments import (
+        Comparison as Comparison,
+        Plan as Plan,
+        Survey as Survey,
+        compare as compare,
+        plan_survey as plan_survey,
+        survey as survey,
+    )
     from theodolite.measures.audit import (
         audit_batches as audit_batches,
         audit_inputs as audit_inputs,
@@ -117,7 +124,7 @@ _CONTENTS = {
     # what is there before anything is measured
     "theodolite.measures.audit": ["audit_batches", "audit_inputs", "audit_parameters"],
     # the main job
-    "theodolite.instruments": ["survey", "plan_survey", "Survey", "Plan"],
+    "theodolite.instruments": ["survey", "plan_survey", "compare", "Survey", "Plan", "Comparison"],
     # training runs and their traces
     "theodolite.training": ["train", "Trace"],
     # what comes back

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from theodolite.cli import data
+from theodolite.cli.compare import compare
 from theodolite.cli.survey import survey
 from theodolite.errors import TheodoliteError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(survey)
+app.command()(compare)
 app.add_typer(data.app, name="data")
 
 

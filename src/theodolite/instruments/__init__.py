@@ -5,8 +5,22 @@ packages add theirs through the entry points `theodolite.instruments`.
 """
 
 from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
+from theodolite.instruments.comparing import Comparison, compare
 from theodolite.instruments.planning import Plan
 from theodolite.instruments.registry import names, register
 from theodolite.instruments.surveying import Survey, plan_survey, survey
 
-__all__ = ["InapplicableError", "Instrument", "Plan", "Site", "Survey", "Work", "names", "plan_survey", "register", "survey"]
+__all__ = [
+    "Comparison",
+    "InapplicableError",
+    "Instrument",
+    "Plan",
+    "Site",
+    "Survey",
+    "Work",
+    "compare",
+    "names",
+    "plan_survey",
+    "register",
+    "survey",
+]

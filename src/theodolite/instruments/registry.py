@@ -23,6 +23,7 @@ _TARGETS = (
     f"{_HERE}.rate:Rate",
     f"{_HERE}.negative:NegativeCurvature",
     f"{_HERE}.layers:Layers",
+    f"{_HERE}.structure:Structure",
     f"{_HERE}.alignment:GradientAlignment",
     f"{_HERE}.trace:Trace",
     f"{_HERE}.density:Spectrum",

@@ -417,6 +417,24 @@ def test_class_weights_and_class_frequencies():
     assert "chance level" in summed.labels()
 
 
+@pytest.mark.parametrize(("normalised", "label"), [(False, "rank-one inputs"), (True, "normalised inputs")])
+def test_what_a_normalisation_layer_does_to_the_inputs(normalised, label):
+    """Behind a ReLU inputs are nearly their mean; a batch norm without scale and shift takes it away."""
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm1d(30, affine=False)] if normalised else []
+    model = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), *middle, nn.Linear(30, 3)).double()
+    x, y = classes()
+    model.train()(x.double())
+    for _ in range(60):  # running statistics
+        model(x.double())
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (x.double(), y))
+    survey = th.survey(problem, only=["structure"], progress=False)
+    assert label in survey.labels()
+    (found,) = [f for f in survey.findings if f.label == "factorisation"]
+    report = survey.results["structure"]
+    assert found.value == pytest.approx(sum(row["decoupling_error"] for row in report.rows()) / len(report))
+
+
 def test_uneven_batches_and_ignored_labels():
     x, y = classes()
     y = y.clone()

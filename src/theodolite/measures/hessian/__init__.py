@@ -3,6 +3,7 @@
 from theodolite.measures.hessian.alignment import Alignment, gradient_alignment
 from theodolite.measures.hessian.autocorrelation import Autocorrelation, autocorrelation
 from theodolite.measures.hessian.clusters import Clusters, logit_clusters
+from theodolite.measures.hessian.comparison import LayerComparison, compare_layers
 from theodolite.measures.hessian.conditioning import Conditioning, conditioning
 from theodolite.measures.hessian.decoupling import decoupling_error
 from theodolite.measures.hessian.full_approximation import FullApproximation, full_hessian_approximation
@@ -18,9 +19,11 @@ __all__ = [
     "Conditioning",
     "Correspondence",
     "FullApproximation",
+    "LayerComparison",
     "LayerStructure",
     "StructureReport",
     "autocorrelation",
+    "compare_layers",
     "conditioning",
     "correspondence",
     "decoupling_error",

@@ -1,0 +1,115 @@
+"""Why are the sharp directions of a layer what they are, and can two small factors stand for its curvature?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.curvature import basis_bytes
+from theodolite.measures.audit import BatchAudit
+from theodolite.measures.hessian import StructureReport, hessian_structure
+from theodolite.operators.factors import affine_layers
+from theodolite.results import Finding, Row, Severity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: A decoupling error up to this lets the factors stand for the block; beyond the other they do not.
+TRUSTED, DOUBTFUL = 0.5, 0.9
+
+#: More layers take longer than the picture is worth.
+MOST_LAYERS = 30
+
+
+class Structure(Instrument):
+    name = "structure"
+    title = "Structure of the layers' curvature"
+    question = "Do the output Hessian and the input of a layer explain its sharp directions?"
+    how = (
+        "For every linear and convolutional layer: the exact block's eigenpairs, the output Hessian E[M] and the input "
+        "auto-correlation E[xxᵀ] from one backward pass per output, and the spectral norm of block − E[M] ⊗ E[xxᵀ]."
+    )
+    source = "Wu and others (2020), Dissecting Hessian: decoupling of the layer-wise Hessian."
+    efforts = ({"k": 10}, {"k": 3})
+
+    def applies(self, site: Site) -> str:
+        recipes, _ = affine_layers(site.problem, list(site.problem.layers))
+        if not any(recipe.groups == 1 for recipe in recipes):
+            return "no layer is a linear layer or a plain convolution"
+        if len(recipes) > MOST_LAYERS:
+            return f"there are {len(recipes)} layers; theodolite.hessian_structure(problem, layers) measures some of them"
+        if site.problem.weighting.rule == "sum" or site.problem.mode == "train":
+            return "the factors are means over samples that do not depend on one another"
+        return ""
+
+    def cost(self, site: Site, **effort: Any) -> Work:
+        rounds = 40 + 8 * effort["k"]
+        count = len(site.problem.layers)
+        seconds = rounds * (site.layer_round + 5e-4 * count + 3e-8 * site.problem.size)
+        return Work(gradients=20.0, products=0.01, seconds=seconds, bytes=basis_bytes(site, effort["k"]))
+
+    def run(self, site: Site, **effort: Any) -> StructureReport:
+        audit = site.results.get("batches")
+        classes = audit.classes if isinstance(audit, BatchAudit) and 1 < audit.classes <= 100 else None
+        return hessian_structure(site.problem, k=effort["k"], classes=classes, seed=site.seed, progress=False)
+
+    def rows(self, result: StructureReport) -> list[Row]:
+        keep = ("layer", "kind", "sharpness", "residual", "decoupling_error", "overlap", "rank_ratio", "squared_dot", "ratio")
+        return [{key: row[key] for key in keep} for row in result.rows()]
+
+    def findings(self, site: Site, result: StructureReport) -> list[Finding]:
+        rows = result.rows()
+        good = [row["layer"] for row in rows if row["decoupling_error"] <= TRUSTED]
+        bad = [row["layer"] for row in rows if row["decoupling_error"] > DOUBTFUL]
+        mean = sum(row["decoupling_error"] for row in rows) / len(rows)
+        text = f"Two small factors explain the curvature of {len(good)} of {len(rows)} layers (mean decoupling error {mean:.2g})"
+        text += f", but not that of {_some(bad)}." if bad else "."
+        advice = "Where they do, a Kronecker preconditioner (K-FAC, Shampoo) fits; elsewhere it would mislead." if bad else ""
+        fields = {"quantity": "mean decoupling error", "value": mean, "error": max(row["residual"] for row in rows) / _top(rows)}
+        found = [self.found(Severity.NOTE, text, label="factorisation", advice=advice, **fields)]
+        return [*found, *self._inputs(rows)]
+
+    def _inputs(self, rows: list[Row]) -> list[Finding]:
+        inner = rows[1:]  # the first layer's input is the data
+        if not inner:
+            return []
+        normalised = [row["layer"] for row in inner if row["squared_dot"] < 0.3 and row["ratio"] < 2]
+        if normalised:
+            text = (
+                f"The inputs of {_some(normalised)} have no dominant direction, as normalisation makes "
+                "them: no rank-one outliers there."
+            )
+            value = float(len(normalised))
+            return [self.found(Severity.NOTE, text, label="normalised inputs", quantity="layers", value=value)]
+        dominant = [row["layer"] for row in inner if row["squared_dot"] > 0.9 and row["ratio"] > 2]
+        if not dominant:
+            return []
+        ratio = sum(row["ratio"] for row in inner if row["layer"] in dominant) / len(dominant)
+        text = (
+            f"The inputs of {len(dominant)} of {len(inner)} inner layers are nearly one direction, "
+            f"their mean (it is {ratio:.2g} times "
+            "stronger than the next): sharp directions are an output direction times that mean."
+        )
+        advice = "A normalisation layer takes the mean away and with it most of the sharpness."
+        fields = {"quantity": "largest over second eigenvalue of the input auto-correlation", "value": ratio}
+        return [self.found(Severity.NOTE, text, label="rank-one inputs", advice=advice, **fields)]
+
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
+        from theodolite import plots
+
+        report = results[self.name]
+        name = max(report, key=lambda layer: float(report[layer].pairs.values[0]))
+        corner = report[name].correspondence().outputs[:10, :10]
+        if min(corner.shape) < 3:
+            return None
+        title = f"{name}: sharp directions against output directions"
+        return plots.matrix(corner, title=title, xlabel="eigenvector of the block", ylabel="eigenvector of E[M]")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _top(rows: list[Row]) -> float:
+    return max(float(max(row["sharpness"] for row in rows)), 1e-30)

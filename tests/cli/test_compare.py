@@ -1,0 +1,64 @@
+"""`theodolite compare`: checkpoints of one network."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import theodolite as th
+from theodolite.cli import main
+from theodolite.experiments.hessian.networks import Setup, problem_of
+
+SETUP = Setup("F-20", epochs=10, samples=200)
+
+
+@pytest.fixture
+def checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for seed in (0, 1):
+        state = problem_of(SETUP, seed).model.state_dict()
+        save_file({k: v.float().contiguous() for k, v in state.items()}, tmp_path / f"run{seed}.safetensors")
+    return tmp_path
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_two_checkpoints(checkpoints, capsys):
+    code = call(
+        "run0.safetensors", "run1.safetensors", "--model", "F-20", "--data", "digits", "--samples", "200", "--k", "30", "--json"
+    )
+    assert code == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [f["label"] for f in found] == ["overlap", "overlap"]
+    text = (checkpoints / "comparison" / "index.html").read_text()
+    assert text.count("<svg id=") == 2
+    assert "run0 and run1" in text
+
+
+def test_one_is_not_enough_and_a_missing_file_is_named(checkpoints, capsys):
+    assert call("run0.safetensors", "--model", "F-20") == 2
+    assert "two checkpoints" in capsys.readouterr().err
+    assert call("run0.safetensors", "gone.safetensors", "--model", "F-20", "--data", "digits") == 2
+    assert "gone.safetensors" in capsys.readouterr().err
+
+
+def test_a_model_shares_everything_with_itself_and_the_law_holds_for_hidden_layers():
+    problems = {"a": problem_of(SETUP, 0), "again": problem_of(SETUP, 0), "b": problem_of(SETUP, 1)}
+    found = th.compare(problems, k=40, progress=False)
+    same = next(p for p in found.pairs if (p.first, p.second, p.layer) == ("a", "again", "fc1"))
+    assert torch.allclose(same.overlap[:5], torch.ones(5).double(), atol=1e-6)
+    assert torch.allclose(same.predicted, torch.ones(len(same.predicted)).double(), atol=1e-8)
+    other = next(p for p in found.pairs if (p.first, p.second, p.layer) == ("a", "b", "fc1"))
+    assert 0 < float(other.overlap[19]) < 1
+    assert abs(float(other.overlap[19]) - float(other.permuted[19])) < 0.3
+    with pytest.raises(ValueError, match="at least two"):
+        th.compare({"a": problems["a"]})
