@@ -15,6 +15,7 @@ import items_estimates
 import items_hugging_face
 import items_layers
 import items_products
+import items_structure
 import items_survey
 from harness import Row, Settings, explain
 from quiet import Patience
@@ -34,6 +35,8 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "hf": items_hugging_face.hugging_face,
     "layernorm": items_products.layernorm,
     "warm": items_eigenpairs.warm_start,
+    "factors": items_structure.factors,
+    "structure": items_structure.structure,
     "estimate": items_survey.estimates,
     "budget": items_survey.budgets,
     "help": items_survey.help_time,

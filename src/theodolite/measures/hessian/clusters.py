@@ -53,9 +53,9 @@ def logit_clusters(problem: Problem, layer: str) -> Clusters:
         groups = torch.nn.functional.one_hot(y, c).double()  # (B, c)
         p = z.softmax(-1)
         roots = p.sqrt()[:, :, None] * (torch.eye(c, dtype=torch.float64) - p[:, None, :])  # (B, j, c)
-        x = one.inputs(recipe)[:, 0]
+        x = one.inputs(recipe)[:, 0].double()
         cotangents = (roots[:, j].to(one.evaluation.output.dtype) for j in range(c))
-        per_logit = [part[recipe.name][:, 0] for part in one.pulled(cotangents)]
+        per_logit = [part[recipe.name][:, 0].double() for part in one.pulled(cotangents)]
         gamma = torch.stack(per_logit, dim=1)  # (B, j, m)
         _add(sums, "count", groups.sum(0))
         _add(sums, "gamma", torch.einsum("bi,bjm->ijm", groups, gamma))

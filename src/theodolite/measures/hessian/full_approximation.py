@@ -61,10 +61,10 @@ def _joint(problem: Problem, recipes: list[AffineLayer]) -> tuple[Tensor, list[T
             x = one.inputs(recipe)
             if x.shape[1] != 1:
                 raise ValueError(f"full_hessian_approximation needs one position a layer; {recipe.name} has {x.shape[1]}.")
-            mean += torch.cat([x[:, 0].mean(0).cpu(), torch.ones(1).double()]) * one.weight
+            mean += torch.cat([x[:, 0].mean(0).double().cpu(), torch.ones(1).double()]) * one.weight
         roots, _ = one.roots(None, EXACT_PASSES, generator)
         for parts in one.pulled(roots):
-            rows = torch.cat([parts[recipe.name][:, 0] for recipe in recipes], dim=1).cpu()
+            rows = torch.cat([parts[recipe.name][:, 0] for recipe in recipes], dim=1).double().cpu()
             joint += rows.T @ rows * one.share
     return joint, means
 

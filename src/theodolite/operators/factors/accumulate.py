@@ -134,8 +134,8 @@ class _Sums:
         """Inputs (B, P, n) of a batch that is `share` of the data."""
         flat = x.flatten(0, 1)
         weight = share / len(x)
-        mean = x.sum(0).T * weight  # (n, P)
-        product = flat.T @ flat * weight
+        mean = x.sum(0).T.double() * weight  # (n, P)
+        product = (flat.T @ flat).double() * weight  # products in the network's precision, sums in float64
         self.input = product if not self.uses else self.input + product
         same = self.uses and self.mean.shape == mean.shape
         self.mean = mean if not self.uses else self.mean + mean if same else _wider(self.mean, mean)
@@ -146,7 +146,7 @@ class _Sums:
     def add_root(self, n: Tensor, share: float, *, sampled: bool) -> None:
         """One root's derivatives (B, P, m): the mean over positions of their outer products."""
         flat = n.flatten(0, 1)
-        product = flat.T @ flat * (share / n.shape[1])
+        product = (flat.T @ flat).double() * (share / n.shape[1])
         if sampled:
             self._batch.append(product)
         self.output = self.output + product

@@ -29,12 +29,13 @@ class LayerPass:
 
     def inputs(self, recipe: AffineLayer) -> Tensor:
         """A layer's inputs (B, P, n), several uses side by side as positions."""
-        return torch.cat([recipe.inputs(x, self.batch.size) for x in self.seen.inputs[recipe.name]], dim=1).double()
+        parts = [recipe.inputs(x, self.batch.size) for x in self.seen.inputs[recipe.name]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def outputs(self, recipe: AffineLayer) -> Tensor:
         """A layer's outputs (B, P, m), detached."""
         parts = [recipe.outputs(z.detach(), self.batch.size) for z in self.seen.outputs[recipe.name]]
-        return torch.cat(parts, dim=1).double()
+        return torch.cat(parts, dim=1)
 
     def rows(self) -> OutputRows:
         (gradient,) = torch.autograd.grad(self.evaluation.loss, self.evaluation.output, create_graph=True)
@@ -55,7 +56,7 @@ class LayerPass:
             parts: dict[str, list[Tensor]] = {}
             for (recipe, z), g in zip(places, found, strict=True):
                 parts.setdefault(recipe.name, []).append(recipe.outputs(torch.zeros_like(z) if g is None else g, self.batch.size))
-            yield {name: torch.cat(part, dim=1).double() for name, part in parts.items()}
+            yield {name: part[0] if len(part) == 1 else torch.cat(part, dim=1) for name, part in parts.items()}
 
 
 def layer_passes(problem: Problem, recipes: list[AffineLayer]) -> Iterator[LayerPass]:

@@ -60,26 +60,42 @@ class OutputRows:
 
 def exact_roots(rows: OutputRows) -> Iterator[Tensor]:
     """Cotangents of the output's shape, one backward pass each; those of different rows of a sample come one by one."""
+    p = rows.rows.double().softmax(-1)
+    weight = softmax_weights(rows, p)
+    if weight is not None:  # A = w (diag p − p pᵀ) has the roots √(w p_j) (e_j − p): no decomposition is needed
+        scale = (weight[:, None] * p).sqrt()
+        roots = (torch.eye(rows.classes, dtype=p.dtype, device=p.device) - p[:, None, :]) * scale[:, :, None]  # (R, j, c)
+        needed = torch.ones(rows.per_sample, rows.classes, dtype=torch.bool)
+    else:
+        roots, needed = _decomposed(rows)
+    roots = roots.reshape(rows.samples, rows.per_sample, rows.classes, rows.classes).to(rows.output.dtype)
+    for r in range(rows.per_sample):
+        for j in range(rows.classes):
+            if bool(needed[r, j]):
+                cotangent = torch.zeros(rows.samples, rows.per_sample, rows.classes, dtype=roots.dtype, device=roots.device)
+                cotangent[:, r] = roots[:, r, j]
+                yield cotangent.reshape(rows.output.shape)
+
+
+def _decomposed(rows: OutputRows) -> tuple[Tensor, Tensor]:
+    """Roots (R, j, c) of any convex loss by its eigenvectors, and which (row, j) are not zero throughout."""
     values, vectors = torch.linalg.eigh(rows.curvature().double())
     scale = values.abs().amax().clamp_min(1e-300)
     if float(values.min()) < -1e-5 * float(scale):
         raise ValueError("The loss is not convex in the model's output: its Gauss-Newton factors do not exist. Use mode='exact'.")
-    roots = vectors * values.clamp_min(0.0).sqrt()[:, None, :]  # (R, c, j): column j is a root
-    roots = roots.reshape(rows.samples, rows.per_sample, rows.classes, rows.classes)
-    needed = values.reshape(rows.samples, rows.per_sample, rows.classes).amax(dim=0) > 1e-14 * scale  # (rows, j)
-    for r in range(rows.per_sample):
-        for j in range(rows.classes):
-            if not bool(needed[r, j]):
-                continue
-            cotangent = torch.zeros(rows.samples, rows.per_sample, rows.classes, dtype=torch.float64, device=roots.device)
-            cotangent[:, r] = roots[:, r, :, j]
-            yield cotangent.reshape(rows.output.shape).to(rows.output.dtype)
+    roots = (vectors * values.clamp_min(0.0).sqrt()[:, None, :]).transpose(1, 2)
+    return roots, values.reshape(rows.samples, rows.per_sample, rows.classes).amax(dim=0) > 1e-14 * scale
 
 
 def sampled_roots(rows: OutputRows, draws: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Random cotangents of softmax rows with mean 0 and covariance `∇²loss / draws`: `sqrt(w) (e_ŷ − p)`, ŷ drawn from p."""
     p = rows.rows.double().softmax(-1)
-    weight = _softmax_weights(rows, p, generator)
+    weight = softmax_weights(rows, p)
+    if weight is None:
+        raise ValueError(
+            f"Sampling needs a softmax cross-entropy, which this loss is not. With {rows.passes} backward passes a batch "
+            "it can be treated exactly: draws=None, max_passes=... larger."
+        )
     for _ in range(draws):
         drawn = torch.multinomial(p.cpu(), 1, generator=generator).to(p.device)
         q = -p.clone()
@@ -88,19 +104,13 @@ def sampled_roots(rows: OutputRows, draws: int, generator: torch.Generator) -> I
         yield q.reshape(rows.output.shape).to(rows.output.dtype)
 
 
-def _softmax_weights(rows: OutputRows, p: Tensor, generator: torch.Generator) -> Tensor:
-    """w of every row with `∇²loss = w (diag p − p pᵀ)`; raises where the loss is no softmax cross-entropy."""
-    v = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device)
-    (image,) = torch.autograd.grad(
-        (rows.gradient * v.reshape(rows.gradient.shape).to(rows.gradient.dtype)).sum(), rows.output, retain_graph=True
-    )
-    image = image.detach().reshape(p.shape).double()
+def softmax_weights(rows: OutputRows, p: Tensor) -> Tensor | None:
+    """w of every row with `∇²loss = w (diag p − p pᵀ)`; None where the loss is no softmax cross-entropy."""
+    v = torch.randn(p.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(p)
+    found = derivative((rows.gradient * v.reshape(rows.gradient.shape).to(rows.gradient.dtype)).sum(), rows.output)
+    image = torch.zeros_like(p) if found is None else found.detach().reshape(p.shape).double()
     softmax = p * v - p * (p * v).sum(-1, keepdim=True)
     weight = (image * softmax).sum(-1) / softmax.square().sum(-1).clamp_min(1e-300)
     gap = float((image - weight[:, None] * softmax).norm())
-    if gap > 1e-3 * float(image.norm()):
-        raise ValueError(
-            f"Sampling needs a softmax cross-entropy, which this loss is not. With {rows.passes} backward passes a batch "
-            "it can be treated exactly: draws=None, max_passes=... larger."
-        )
-    return weight.clamp_min(0.0)
+    tolerance = 1e-3 if rows.output.dtype == torch.float32 else 1e-8
+    return weight.clamp_min(0.0) if gap <= tolerance * float(image.norm()) and float(image.norm()) > 0 else None
