@@ -5,10 +5,32 @@ from __future__ import annotations
 from theodolite.experiments import names
 from theodolite.testing import ExperimentContract
 
+#: Claims of the sources that do not hold at this size. They are shown as failed; a test fails when one begins to hold.
+KNOWN_FAILURES: dict[str, set[str]] = {
+    # Digits networks of this size have 6 to 8 sharp output directions, not m: their factors predict no peak at m either.
+    "hessian/figure-1": {"the overlap peaks at the number m of outputs (place of the peak over m)"},
+    "hessian/figure-5": {"the overlap peaks near m at every width (place of the peak over m, the one farthest from 1)"},
+    "hessian/figure-9": {"the overlap of fc1 peaks near m (place of the peak over m)"},
+    "hessian/figure-3": {"the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_i), smallest of the layers)"},
+    "hessian/figure-6": {"the eigenvectors are nearly of rank one (median of the ratio, smallest of the layers)"},
+    "hessian/figure-15": {"the top eigenvectors of conv1 lie along v₁ (mean of Corr(v₁, h_i), smallest)"},
+    "hessian/figure-20": {
+        "at initialisation logits explain the spread of the means of δ (smallest share)",
+        "at initialisation logits explain the spread of the means of γ (smallest share)",
+    },
+    "hessian/figure-27": {
+        "the Kronecker form still gives the correspondence with v₁ (cosine of the true and the approximate row)",
+        "the layer fed by the data keeps its peak near m (place of the largest overlap over m)",
+    },
+    "hessian/table-10": {"the last hidden layer's subspace is that of the product"},
+}
+
 for _name in names():
     _title = "Test" + "".join(part.capitalize() for part in _name.replace("/", "-").replace(".", "-").split("-"))
-    globals()[_title] = type(_title, (ExperimentContract,), {"id": _name})
+    _known = frozenset(KNOWN_FAILURES.get(_name, ()))
+    globals()[_title] = type(_title, (ExperimentContract,), {"id": _name, "known_failures": _known})
 
 
 def test_there_are_experiments():
     assert {"checks/stability-edge", "checks/kronecker-identity"} <= set(names())
+    assert set(KNOWN_FAILURES) <= set(names())

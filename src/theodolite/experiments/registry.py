@@ -14,9 +14,34 @@ from theodolite.experiments.base import Experiment, check_declaration
 GROUP = "theodolite.experiments"
 
 _CHECKS = "theodolite.experiments.checks"
+_HESSIAN = "theodolite.experiments.hessian"
 _TARGETS: dict[str, str] = {
     "checks/stability-edge": f"{_CHECKS}.stability_edge:StabilityEdge",
     "checks/kronecker-identity": f"{_CHECKS}.kronecker_identity:KroneckerIdentity",
+    "hessian/figure-1": f"{_HESSIAN}.overlap:Figure1",
+    "hessian/figure-2": f"{_HESSIAN}.full:Figure2",
+    "hessian/figure-3": f"{_HESSIAN}.correspondence:Figure3",
+    "hessian/figure-4": f"{_HESSIAN}.spectra:Figure4",
+    "hessian/figure-5": f"{_HESSIAN}.overlap:Figure5",
+    "hessian/figure-6": f"{_HESSIAN}.ranks:Figure6",
+    "hessian/figure-8": f"{_HESSIAN}.full:Figure8",
+    "hessian/figure-9": f"{_HESSIAN}.overlap:Figure9",
+    "hessian/figure-10": f"{_HESSIAN}.overlap_layers:Figure10",
+    "hessian/figure-12": f"{_HESSIAN}.overlap_layers:Figure12",
+    "hessian/figure-15": f"{_HESSIAN}.correspondence:Figure15",
+    "hessian/figure-18": f"{_HESSIAN}.spectra:Figure18",
+    "hessian/figure-23": f"{_HESSIAN}.overlap_layers:Figure23",
+    "hessian/figure-24": f"{_HESSIAN}.overlap_law:Figure24",
+    "hessian/figure-25": f"{_HESSIAN}.overlap_law:Figure25",
+    "hessian/figure-20": f"{_HESSIAN}.clusters:Figure20",
+    "hessian/figure-27": f"{_HESSIAN}.batchnorm_figures:Figure27",
+    "hessian/table-2": f"{_HESSIAN}.settings:Table2",
+    "hessian/table-3": f"{_HESSIAN}.settings:Table3",
+    "hessian/table-6": f"{_HESSIAN}.tables:Table6",
+    "hessian/table-7": f"{_HESSIAN}.tables:Table7",
+    "hessian/table-8": f"{_HESSIAN}.batchnorm:Table8",
+    "hessian/table-10": f"{_HESSIAN}.weights:Table10",
+    "hessian/theorems": f"{_HESSIAN}.theorems:Theorems",
 }
 _CLASSES: dict[str, type[Experiment]] = {}
 

@@ -76,12 +76,13 @@ def _data(setup: Setup, seed: int) -> tuple[Tensor, Tensor]:
 
 def _build(setup: Setup, x: Tensor, seed: int) -> nn.Module:
     """Xavier with zero bias, the source's second statement of its initialisation."""
+    classes = len(load(setup.data).classes)
     if setup.network.startswith("F-"):
-        return build(setup.network, inputs=x.shape[1], seed=seed)
+        return build(setup.network, inputs=x.shape[1], outputs=classes, seed=seed)
     sizes: dict[str, Any] = (
         {"channels": x.shape[1]} if setup.network.startswith(("VGG", "ResNet")) else {"image": tuple(x.shape[1:])}
     )
-    return build(setup.network, seed=seed, **sizes)
+    return build(setup.network, classes=classes, seed=seed, **sizes)
 
 
 def _train(setup: Setup, model: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
