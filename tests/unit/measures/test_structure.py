@@ -335,3 +335,27 @@ def test_layers_without_factors_are_listed():
     coupled = th.Problem(batchnorm, nn.CrossEntropyLoss(), (torch.randn(30, 5).double(), torch.arange(30) % 3), mode="train")
     with pytest.raises(RuntimeError, match="eval"):
         th.hessian_structure(coupled)
+
+
+def test_check_3_a_padded_product_is_the_block_times_the_vector():
+    problem, _ = trained_like()
+    blocks, whole = th.layer_hessians(problem), th.hessian(problem)
+    generator = torch.Generator().manual_seed(0)
+    for name, block in blocks.items():
+        v = torch.randn(block.shape[0], generator=generator, dtype=torch.float64)
+        padded = torch.zeros(problem.size, dtype=torch.float64)
+        places = blocks.positions(name)
+        padded[places] = v
+        truth = block.to_dense() @ v
+        assert float((whole @ padded)[places].sub(truth).norm() / truth.norm()) < 1e-6
+
+
+def test_check_4_lanczos_against_the_dense_spectrum_of_a_block_of_400():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 6)).double()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (torch.rand(200, 20).double(), torch.arange(200) % 6))
+    block = th.layer_hessians(problem, "0")["0"]
+    pairs = th.top_eigenpairs(block, 10, tol=1e-8)
+    values, vectors = torch.linalg.eigh(block.to_dense())
+    assert torch.allclose(pairs.values, values.flip(0)[:10], rtol=1e-6)
+    assert th.subspace_overlap(pairs.vectors, vectors.flip(1)[:, :10]) > 1 - 1e-6
