@@ -8,11 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
 from theodolite.problem import Problem
 from theodolite.progress import stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
+
+if TYPE_CHECKING:
+    from theodolite.report import Section
 
 _SOURCE = "Wu and others (2020), Dissecting Hessian: overlap of dominant eigenspaces between models."
 
@@ -54,7 +58,7 @@ class Comparison(Result):
         )
         return write_survey(page, path)
 
-    def _section(self, layer: str, place: int):  # type: ignore[no-untyped-def]
+    def _section(self, layer: str, place: int) -> Section:
         from theodolite import plots
         from theodolite.report import Section
 
@@ -70,10 +74,7 @@ class Comparison(Result):
             question="How much do the sharpest directions of the models share, and is it what their factors predict?",
             findings=[finding for finding in self.findings if finding.quantity.endswith(f" of {layer}")],
             svg=plots.to_svg(axes, prefix=f"overlap-{place}"),
-            rows=[
-                {"pair": f"{p.first} and {p.second}", "overlap": float(p.overlap[-1]), "peak": p.peak, "input": p.input_dot}
-                for p in mine
-            ],
+            rows=[_row(pair) for pair in mine],
             how="Overlap ‖UᵀV‖²/k of the top-k eigenvectors; the prediction uses the eigenvectors of the Kronecker factors.",
             source=_SOURCE,
         )

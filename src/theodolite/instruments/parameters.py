@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.base import Instrument, Site, Work, listed
 from theodolite.measures.audit import ParameterAudit, audit_parameters
 from theodolite.results import Finding, Severity
 
@@ -58,7 +58,7 @@ class Parameters(Instrument):
         return [
             self.found(
                 Severity.NOTE,
-                f"{100 * share:.3g} % of the parameters are frozen ({_some(result.frozen)}); the survey measures the others.",
+                f"{100 * share:.3g} % of the parameters are frozen ({listed(result.frozen)}); the survey measures the others.",
                 label="frozen parameters",
                 quantity="share of parameters frozen",
                 value=share,
@@ -120,7 +120,7 @@ class Parameters(Instrument):
     def _unreached(self, result: ParameterAudit) -> list[Finding]:
         if not result.unreached:
             return []
-        text = f"The output does not depend on {_some(result.unreached)} at all."
+        text = f"The output does not depend on {listed(result.unreached)} at all."
         advice = "Remove them or connect them; distributed training stumbles over such parameters."
         return [self.found(Severity.WARNING, text, label="unused parameters", advice=advice, value=float(len(result.unreached)))]
 
@@ -131,7 +131,7 @@ class Parameters(Instrument):
         ]
         if result.waiting:
             text = (
-                f"No gradient reaches {_some(result.waiting)} yet, because {_some(result.waiting_for)} "
+                f"No gradient reaches {listed(result.waiting)} yet, because {listed(result.waiting_for)} "
                 f"{'is' if len(result.waiting_for) == 1 else 'are'} zero; that begins after the first step."
             )
             found.append(self.found(Severity.NOTE, text, label="zero initialisation", value=float(len(result.waiting))))
@@ -144,7 +144,3 @@ class Parameters(Instrument):
             text = f"{result.total('unused_rows')} rows of embeddings are never asked for by this data."
             found.append(self.found(Severity.NOTE, text, label="unused embeddings", value=float(result.total("unused_rows"))))
         return found
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.base import Instrument, Site, Work, listed
 from theodolite.instruments.curvature import basis_bytes
 from theodolite.measures.audit import BatchAudit
 from theodolite.measures.hessian import StructureReport, hessian_structure
@@ -64,7 +64,7 @@ class Structure(Instrument):
         bad = [row["layer"] for row in rows if row["decoupling_error"] > DOUBTFUL]
         mean = sum(row["decoupling_error"] for row in rows) / len(rows)
         text = f"Two small factors explain the curvature of {len(good)} of {len(rows)} layers (mean decoupling error {mean:.2g})"
-        text += f", but not that of {_some(bad)}." if bad else "."
+        text += f", but not that of {listed(bad)}." if bad else "."
         advice = "Where they do, a Kronecker preconditioner (K-FAC, Shampoo) fits; elsewhere it would mislead." if bad else ""
         fields = {"quantity": "mean decoupling error", "value": mean, "error": max(row["residual"] for row in rows) / _top(rows)}
         found = [self.found(Severity.NOTE, text, label="factorisation", advice=advice, **fields)]
@@ -77,7 +77,7 @@ class Structure(Instrument):
         normalised = [row["layer"] for row in inner if row["squared_dot"] < 0.3 and row["ratio"] < 2]
         if normalised:
             text = (
-                f"The inputs of {_some(normalised)} have no dominant direction, as normalisation makes "
+                f"The inputs of {listed(normalised)} have no dominant direction, as normalisation makes "
                 "them: no rank-one outliers there."
             )
             value = float(len(normalised))
@@ -105,10 +105,6 @@ class Structure(Instrument):
             return None
         title = f"{name}: sharp directions against output directions"
         return plots.matrix(corner, title=title, xlabel="eigenvector of the block", ylabel="eigenvector of E[M]")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _top(rows: list[Row]) -> float:

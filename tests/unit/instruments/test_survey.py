@@ -58,6 +58,14 @@ def test_the_page_shows_findings_pictures_and_costs_and_escapes_names(surveyed, 
     assert not re.search(r'(src|href)="(?!#)(?!https?://)(?!data:image/)', text)
 
 
+def test_the_table_of_the_spectrum_loses_nothing(surveyed):
+    """Also where the largest magnitude is negative and lies on the first edge."""
+    matrix = torch.diag(torch.cat([torch.tensor([-1000.0]), torch.linspace(9.0, 1.0, 39)]).double())
+    for density in (surveyed.results["density"], th.spectral_density(matrix, probes=4, steps=40)):
+        shares = [row["share of directions"] for row in registry.get("density").rows(density)]
+        assert sum(shares) == pytest.approx(1.0, abs=1e-9)
+
+
 def test_a_saved_survey_comes_back_with_its_page(surveyed, tmp_path):
     surveyed.save(tmp_path / "survey")
     back = th.load(tmp_path / "survey")

@@ -36,11 +36,6 @@ class Regime(Result):
     losses: tuple[float, ...]
     exact: bool
 
-    @property
-    def confirmed(self) -> bool:
-        """Whether a run on a copy, or exact theory, stands behind the word."""
-        return self.exact or len(self.losses) > 1
-
     def rows(self) -> list[Row]:
         return [{"step": i, "loss": loss, "rate": self.rate, "seed": self.seed} for i, loss in enumerate(self.losses)]
 
