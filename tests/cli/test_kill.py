@@ -25,10 +25,17 @@ def command(out: Path, *more: str) -> list[str]:
     return [sys.executable, "-c", "from theodolite.cli import main; main()", "reproduce", TARGET, *options]
 
 
+def _hears_ctrl_c() -> None:
+    """A job started in the background of a script inherits that Ctrl-C is ignored; the one under test must not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(out: Path, pause: str, *more: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "SLOW_PAUSE": pause, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command(out, *more), cwd=ROOT, env=environment, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        command(out, *more), cwd=ROOT, env=environment, start_new_session=True, preexec_fn=_hears_ctrl_c, **pipes
+    )
 
 
 def finish(out: Path, pause: str, *more: str) -> None:
