@@ -8,6 +8,7 @@ from theodolite.operators.factors import KroneckerEigenpairs, KroneckerFactors, 
 from theodolite.operators.gauss_newton import GaussNewtonOperator, gauss_newton
 from theodolite.operators.hessian import HessianOperator, hessian
 from theodolite.operators.jacobian import JacobianOperator, jacobian
+from theodolite.operators.kernel import TangentKernelOperator, tangent_kernel, tangent_kernel_operator
 from theodolite.operators.kronecker import KroneckerOperator
 from theodolite.operators.layers import LayerHessians, layer_hessians
 from theodolite.operators.scipy_bridge import as_operator
@@ -26,6 +27,7 @@ __all__ = [
     "LayerHessians",
     "LinearOperator",
     "ProductOperator",
+    "TangentKernelOperator",
     "as_operator",
     "congruent",
     "gauss_newton",
@@ -33,4 +35,6 @@ __all__ = [
     "jacobian",
     "kronecker_factors",
     "layer_hessians",
+    "tangent_kernel",
+    "tangent_kernel_operator",
 ]

@@ -92,6 +92,10 @@ class ModelCall:
             raise ValueError(f"loss must return one number for a batch. Got {shape}; use reduction='mean' or 'sum'.")
         return Evaluation(loss.reshape(()), output)
 
+    def output(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Tensor:
+        """The model's main output; the loss is not called."""
+        return main_output(self._forward(tensors, batch, index))
+
     def loss_input(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
         """What the loss function is given: the model's output as it is, or its main tensor."""
         raw = self._forward(tensors, batch, index)

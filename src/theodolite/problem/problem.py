@@ -179,6 +179,13 @@ class Problem:
             raise NonFiniteError(probe.first_bad_tensor(tensors, batch, result, index))
         return result
 
+    def output(self, tensors: dict[str, Tensor], batch: Batch, index: int, *, check: bool = True) -> Tensor:
+        """The model's output for one batch, inside a `session`; the loss is not called. `check`: refuse NaN and inf."""
+        output = self._call.output(tensors, batch, index)
+        if check and not bool(torch.isfinite(output).all()):
+            raise NonFiniteError(f"The model's output for batch {index} holds NaN or inf.")
+        return output
+
     def raw_loss(self, tensors: dict[str, Tensor], batch: Batch) -> float:
         """The loss of one batch as it comes, NaN included."""
         return float(self._call(tensors, self.placed(batch), 0).loss)

@@ -6,7 +6,7 @@ inputs (B, P, n) and outputs (B, P, m), with P the positions (patches, tokens) a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -113,13 +113,18 @@ class Capture:
 
 
 @contextmanager
-def capturing(layers: list[AffineLayer]) -> Iterator[Capture]:
-    """Hooks that note what goes in and comes out of each layer; they are gone afterwards."""
-    seen = Capture({layer.name: [] for layer in layers}, {layer.name: [] for layer in layers})
+def capturing(modules: Mapping[str, nn.Module]) -> Iterator[Capture]:
+    """Hooks that note what goes in and comes out of modules, by name; they are gone afterwards.
+
+    A call that does not turn one tensor into another (a recurrent layer's tuple, say) is passed over.
+    """
+    seen = Capture({name: [] for name in modules}, {name: [] for name in modules})
     handles: list[Any] = []
 
     def hook_of(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
+            if not args or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+                return None
             seen.inputs[name].append(args[0].detach())
             seen.outputs[name].append(output)
             return output.clone()  # what follows may work in place
@@ -127,7 +132,7 @@ def capturing(layers: list[AffineLayer]) -> Iterator[Capture]:
         return hook
 
     try:
-        handles += [layer.module.register_forward_hook(hook_of(layer.name)) for layer in layers]
+        handles += [module.register_forward_hook(hook_of(name)) for name, module in modules.items()]
         yield seen
     finally:
         for handle in handles:

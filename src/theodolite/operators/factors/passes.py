@@ -65,7 +65,7 @@ def layer_passes(problem: Problem, recipes: list[AffineLayer]) -> Iterator[Layer
     with problem.session():
         tensors = problem.tensors(problem.leaves())
         for i, share, batch in problem.iterate():
-            with capturing(recipes) as seen:
+            with capturing({recipe.name: recipe.module for recipe in recipes}) as seen:
                 evaluation = problem.evaluate(tensors, batch, i)
             used = [recipe for recipe in recipes if seen.outputs[recipe.name]]
             yield LayerPass(used, seen, batch, share, share / total, evaluation)

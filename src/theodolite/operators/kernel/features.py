@@ -1,0 +1,184 @@
+"""Per-sample gradients of one parameter in the form that makes their inner products cheapest.
+
+A tangent kernel is a sum over parameters of Gram matrices of per-sample gradients. Those of a weight are outer products
+of what goes into its layer and what is pulled back to it, so they need not be written out: each class here holds what is
+needed of a block of samples and knows how to take inner products with another block. Shapes: n samples, c outputs, P
+positions at which a sample uses the weight (pixels, tokens).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Gradients are written out in slabs of at most so many numbers.
+SLAB = 2**22
+
+
+class Features(ABC):
+    """Gradients of all outputs of a block of samples with respect to one parameter, up to `factor`."""
+
+    factor: float
+
+    @abstractmethod
+    def add_gram(self, other: Any, total: Tensor) -> None:
+        """Add the inner products with another block's features: (n c, n' c')."""
+
+    @abstractmethod
+    def summed(self, cotangent: Tensor) -> Tensor:
+        """The parameter's gradient Σ_ia cotangent[i, a] · gradient_ia, flat: what plain backward would give."""
+
+    @abstractmethod
+    def written_out(self) -> Rows:
+        """The gradients themselves, in the parameter's own order."""
+
+    @abstractmethod
+    def numel(self) -> int:
+        """Numbers held."""
+
+
+@dataclass
+class Outer(Features):
+    """One position: the gradient of sample i is `pulled[i, a] ⊗ inputs[i]`, so Gram matrices multiply entry by entry."""
+
+    inputs: Tensor  # (n, k)
+    pulled: Tensor  # (n, c, m)
+    transposed: bool = False
+    factor: float = 1.0
+
+    def add_gram(self, other: Outer, total: Tensor) -> None:
+        n, c = self.pulled.shape[:2]
+        left = self.inputs @ other.inputs.T
+        right = self.pulled.flatten(0, 1) @ other.pulled.flatten(0, 1).T
+        view = right.view(n, c, *other.pulled.shape[:2])
+        view.mul_(left[:, None, :, None]).mul_(self.factor * other.factor)
+        total.add_(right)
+
+    def summed(self, cotangent: Tensor) -> Tensor:
+        rows = torch.einsum("nc,ncm->nm", cotangent, self.pulled)
+        gradient = rows.T @ self.inputs
+        return (gradient.T if self.transposed else gradient).reshape(-1)
+
+    def written_out(self) -> Rows:
+        form = "ncm,nk->nckm" if self.transposed else "ncm,nk->ncmk"
+        return Rows(torch.einsum(form, self.pulled, self.inputs).flatten(2), self.factor)
+
+    def numel(self) -> int:
+        return self.inputs.numel() + self.pulled.numel()
+
+
+@dataclass
+class Rows(Features):
+    """The gradients themselves, for parameters that are smaller than the activations around them."""
+
+    rows: Tensor  # (n, c, q)
+    factor: float = 1.0
+
+    def add_gram(self, other: Rows, total: Tensor) -> None:
+        total.addmm_(self.rows.flatten(0, 1), other.rows.flatten(0, 1).T, alpha=self.factor * other.factor)
+
+    def summed(self, cotangent: Tensor) -> Tensor:
+        return torch.einsum("nc,ncq->q", cotangent, self.rows)
+
+    def written_out(self) -> Rows:
+        return self
+
+    def numel(self) -> int:
+        return self.rows.numel()
+
+
+@dataclass
+class Positions(Features):
+    """Many positions and a large weight: gradients `Σ_p pulled[i, a, p] ⊗ inputs[i, p]`, written out slab by slab."""
+
+    inputs: Tensor  # (n, P, k)
+    pulled: Tensor  # (n, c, P, m)
+    transposed: bool = False
+    factor: float = 1.0
+
+    def add_gram(self, other: Positions, total: Tensor) -> None:
+        n, c, _, m = self.pulled.shape
+        widest = max(n * c, other.pulled.shape[0] * other.pulled.shape[1]) * self.inputs.shape[2]
+        width = max(1, SLAB // widest)
+        for start in range(0, m, width):
+            part = slice(start, start + width)
+            left, right = self.written(part), other.written(part)
+            total.addmm_(left.flatten(0, 1), right.flatten(0, 1).T, alpha=self.factor * other.factor)
+
+    def written(self, part: slice) -> Tensor:
+        """The gradients of some output units, (n, c, units · k)."""
+        return outer_over_positions(self.inputs, self.pulled[..., part])
+
+    def summed(self, cotangent: Tensor) -> Tensor:
+        rows = torch.einsum("nc,ncpm->npm", cotangent, self.pulled)
+        gradient = rows.flatten(0, 1).T @ self.inputs.flatten(0, 1)
+        return (gradient.T if self.transposed else gradient).reshape(-1)
+
+    def written_out(self) -> Rows:
+        rows = self.written(slice(None)).unflatten(2, (self.pulled.shape[3], self.inputs.shape[2]))
+        return Rows((rows.transpose(2, 3) if self.transposed else rows).flatten(2), self.factor)
+
+    def numel(self) -> int:
+        return self.inputs.numel() + self.pulled.numel()
+
+
+@dataclass
+class Tokens(Features):
+    """An embedding: position p of sample i touches the row `tokens[i, p]` alone."""
+
+    tokens: Tensor  # (n, P)
+    pulled: Tensor  # (n, c, P, m)
+    entries: int
+    factor: float = 1.0
+
+    def add_gram(self, other: Tokens, total: Tensor) -> None:
+        shared = self.tokens.unique()
+        shared = shared[torch.isin(shared, other.tokens)]
+        rows = max(self.pulled.shape[:2].numel(), other.pulled.shape[:2].numel()) * self.pulled.shape[3]
+        for part in shared.split(max(1, SLAB // rows)):
+            left, right = self.written(part), other.written(part)
+            total.addmm_(left.flatten(0, 1), right.flatten(0, 1).T, alpha=self.factor * other.factor)
+
+    def written(self, entries: Tensor) -> Tensor:
+        """The gradients of some rows of the embedding, (n, c, rows · m)."""
+        return outer_over_positions((self.tokens[..., None] == entries).to(self.pulled.dtype), self.pulled)
+
+    def summed(self, cotangent: Tensor) -> Tensor:
+        rows = torch.einsum("nc,ncpm->npm", cotangent, self.pulled).flatten(0, 1)
+        return rows.new_zeros(self.entries, rows.shape[1]).index_add_(0, self.tokens.flatten(), rows).reshape(-1)
+
+    def written_out(self) -> Rows:
+        entries = torch.arange(self.entries, device=self.tokens.device)
+        rows = self.written(entries).unflatten(2, (self.pulled.shape[3], self.entries)).transpose(2, 3)
+        return Rows(rows.flatten(2), self.factor)
+
+    def numel(self) -> int:
+        return self.tokens.numel() + self.pulled.numel()
+
+
+def outer_over_positions(inputs: Tensor, pulled: Tensor) -> Tensor:
+    """`Σ_p pulled[i, a, p] ⊗ inputs[i, p]` as (n, c, m k): one matrix product per sample."""
+    n, c, _, m = pulled.shape
+    left = pulled.transpose(2, 3).reshape(n, c * m, -1)
+    return torch.bmm(left, inputs).reshape(n, c, -1)
+
+
+def affine_features(inputs: Tensor, pulled: Tensor, *, groups: int, transposed: bool) -> Features:
+    """Features of a weight from its layer's inputs (n, P, k) and what was pulled back (n, c, P, m)."""
+    n, c, positions, m = pulled.shape
+    k = inputs.shape[2]
+    if positions == 1 and groups == 1:
+        return Outer(inputs[:, 0], pulled[:, :, 0], transposed)
+    written = m * k // groups
+    if groups > 1 or written <= positions * (m + k / c):
+        parts = [
+            outer_over_positions(a, d).reshape(n, c, m // groups, k // groups)
+            for a, d in zip(inputs.chunk(groups, dim=2), pulled.chunk(groups, dim=3), strict=True)
+        ]
+        rows = parts[0] if groups == 1 else torch.cat(parts, dim=2)  # (n, c, m, k / groups)
+        return Rows((rows.transpose(2, 3) if transposed else rows).flatten(2))
+    return Positions(inputs, pulled, transposed)

@@ -1,0 +1,126 @@
+"""Which form the per-sample gradients of a module's parameters take, judged by what goes in and comes out of it.
+
+A recipe is a guess: `z = W x` for a weight with two dimensions, a convolution for one with more, a scaled normalisation for
+one that has the output's last or second dimension. Each guess is compared with the gradient that plain backward gives, up
+to a factor (layers in the NTK parameterisation divide by √inputs), and dropped where it does not fit: a weight that
+is also used elsewhere, or a module that does something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from theodolite.operators.factors.affine import AffineLayer, affine_layer
+from theodolite.operators.kernel.features import Features, Rows, Tokens, affine_features
+
+
+@dataclass(frozen=True)
+class Use:
+    """The calls of one module on a block of n samples: inputs, outputs and what was pulled back to them, call by call.
+
+    `pulled` are (c, *output.shape).
+    """
+
+    module: nn.Module
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    pulled: list[Tensor]
+    samples: int
+
+    def by_position(self, parts: list[Tensor]) -> Tensor:
+        """Several calls side by side: (n, P, ·) or (n, c, P, ·) joined along P."""
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+
+
+def guesses(use: Use, name: str) -> Iterator[Features]:
+    """Forms that the gradients of the parameter `name` of a module may have, likeliest first."""
+    parameter = use.module._parameters[name]
+    assert parameter is not None
+    if name == "bias" and parameter.ndim == 1:
+        yield from _bias(use, parameter)
+    elif name == "weight" and isinstance(use.module, nn.Embedding):
+        yield _embedding(use)
+    elif name == "weight" and parameter.ndim >= 2:
+        yield from _affine(use)
+    elif name == "weight":
+        yield from _scale(use, parameter)
+
+
+def _affine(use: Use) -> Iterator[Features]:
+    layer = affine_layer("", use.module) or _linear_like(use) or _convolution_like(use)
+    if layer is None:
+        return
+    inputs = use.by_position([layer.inputs(x, use.samples) for x in use.inputs])
+    pulled = use.by_position([_positions(layer, g, use.samples) for g in use.pulled])
+    yield affine_features(inputs, pulled, groups=layer.groups, transposed=layer.transposed)
+
+
+def _positions(layer: AffineLayer, pulled: Tensor, samples: int) -> Tensor:
+    """(c, *output.shape) as (n, c, P, m)."""
+    c = pulled.shape[0]
+    flat = layer.outputs(pulled.flatten(0, 1), c * samples)
+    return flat.reshape(c, samples, *flat.shape[1:]).transpose(0, 1)
+
+
+def _linear_like(use: Use) -> AffineLayer | None:
+    """A module of its own making with a matrix between the last dimensions of its input and output."""
+    weight = use.module._parameters["weight"]
+    assert weight is not None
+    fits = weight.ndim == 2 and use.inputs[0].is_floating_point()
+    if not fits or weight.shape != (use.outputs[0].shape[-1], use.inputs[0].shape[-1]):
+        return None
+    m, n = weight.shape
+    return AffineLayer("", use.module, int(m), int(n))
+
+
+def _convolution_like(use: Use) -> AffineLayer | None:
+    """A module of its own making with the stride and padding of a plain convolution."""
+    weight, module = use.module._parameters["weight"], use.module
+    assert weight is not None
+    if weight.ndim not in (3, 4) or not hasattr(module, "stride") or not hasattr(module, "padding"):
+        return None
+    kind = nn.Conv1d if weight.ndim == 3 else nn.Conv2d
+    m, channels, *kernel = weight.shape
+    with torch.device("meta"):  # only its geometry is read
+        geometry = kind(channels, m, tuple(kernel), module.stride, module.padding, bias=False)  # type: ignore[arg-type]
+    return affine_layer("", geometry)
+
+
+def _bias(use: Use, bias: Tensor) -> Iterator[Features]:
+    for dim in (-1, 2):  # of (c, n, ...): last, or channels
+        if all(g.ndim > 2 and g.shape[dim] == len(bias) for g in use.pulled):
+            parts = [_kept(g, dim, use.samples) for g in use.pulled]
+            yield Rows(torch.stack(parts).sum(0))
+
+
+def _scale(use: Use, weight: Tensor) -> Iterator[Features]:
+    """Normalisation layers: the output is the weight times what the layer gives with weight one and no bias."""
+    plain = {"weight": torch.ones_like(weight)}
+    if use.module._parameters.get("bias") is not None:
+        plain["bias"] = torch.zeros_like(weight)
+    with torch.no_grad():
+        normed = [functional_call(use.module, plain, (x,)) for x in use.inputs]
+    for dim in (-1, 2):
+        if weight.ndim == 1 and all(g.ndim > 2 and g.shape[dim] == len(weight) for g in use.pulled):
+            parts = [_kept(g * x, dim, use.samples) for g, x in zip(use.pulled, normed, strict=True)]
+            yield Rows(torch.stack(parts).sum(0))
+
+
+def _kept(g: Tensor, dim: int, samples: int) -> Tensor:
+    """(c, n, ..., m, ...) summed over all dimensions but the first two and `dim`: (n, c, m)."""
+    kept = g.movedim(dim, -1)
+    return kept.reshape(g.shape[0], samples, -1, kept.shape[-1]).sum(2).transpose(0, 1)
+
+
+def _embedding(use: Use) -> Features:
+    tokens = torch.cat([x.reshape(use.samples, -1) for x in use.inputs], dim=1)
+    m = use.outputs[0].shape[-1]
+    pulled = use.by_position([g.reshape(g.shape[0], use.samples, -1, m).transpose(0, 1) for g in use.pulled])
+    weight = use.module._parameters["weight"]
+    assert weight is not None
+    return Tokens(tokens, pulled, len(weight))
