@@ -54,6 +54,19 @@ def output_graph(leaves: list[Tensor], output: Tensor, loss: Tensor | None) -> O
     return OutputGraph(output, cotangent, pulled, gradient)
 
 
+def refuse_other_ways(who: str, leaves: list[Tensor], output: Tensor, loss_gradient: Tensor, loss: Tensor) -> None:
+    """The split into model and loss is only valid if the loss sees the parameters through the output alone: the chain rule."""
+    direct = join_like(torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True), leaves)
+    chained = join_like(backward([output], leaves, [loss_gradient], batched=False), leaves)
+    gap = float((direct - chained).norm())
+    floor = 1e-12 if direct.dtype == torch.float64 else 1e-7  # rounding near a minimum
+    if gap > max(1e-3 * float(direct.norm()), floor):
+        raise ValueError(
+            f"{who}: the loss depends on the parameters by other ways than the model's output (an auxiliary loss, "
+            "weight decay inside the loss, a second output). Use theodolite.hessian, or a loss of the output alone."
+        )
+
+
 class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
     """`G = Σ_b share_b Jᵀ (∇²_z loss_b) J`. Made by `theodolite.gauss_newton`."""
 
@@ -68,22 +81,10 @@ class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
         result = self.problem.evaluate(tensors, batch, index)
         graph = output_graph(leaves, result.output, result.loss)
         if not self._checked:
-            self._check_chain_rule(leaves, graph, result.loss)
+            assert graph.loss_gradient is not None
+            refuse_other_ways("gauss_newton", leaves, graph.output, graph.loss_gradient.detach(), result.loss)
             self._checked = True
         return graph
-
-    def _check_chain_rule(self, leaves: list[Tensor], graph: OutputGraph, loss: Tensor) -> None:
-        """The split into model and loss is only valid if the loss sees the parameters through the output alone."""
-        assert graph.loss_gradient is not None
-        direct = join_like(torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True), leaves)
-        chained = join_like(graph.pull(leaves, graph.loss_gradient.detach(), batched=False), leaves)
-        gap = float((direct - chained).norm())
-        floor = 1e-12 if self.dtype == torch.float64 else 1e-7  # rounding near a minimum
-        if gap > max(1e-3 * float(direct.norm()), floor):
-            raise ValueError(
-                "gauss_newton: the loss depends on the parameters by other ways than the model's output (an auxiliary loss, "
-                "weight decay inside the loss, a second output). Use theodolite.hessian, or a loss of the output alone."
-            )
 
     def roots(self, graph: OutputGraph) -> list[Tensor]:
         extra = [] if graph.loss_gradient is None else [graph.loss_gradient]

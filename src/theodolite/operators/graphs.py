@@ -103,8 +103,11 @@ def graph_bytes(roots: Sequence[Tensor], *, without: Sequence[Tensor] = ()) -> i
 
 
 def _count(t: Tensor, storages: dict[int, int]) -> None:
-    storage = t.untyped_storage()
-    storages[storage.data_ptr()] = storage.nbytes()
+    try:
+        storage = t.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    except RuntimeError:  # wrapped by a functional transform: it has no storage of its own
+        storages[-id(t)] = t.numel() * t.element_size()
 
 
 _SAVED: dict[type, tuple[str, ...]] = {}

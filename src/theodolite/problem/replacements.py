@@ -30,7 +30,7 @@ class Replacements(TorchFunctionMode):
         elif func in _RELU and not (len(args) > 1 or kwargs.get("inplace")):
             return _relu(*args, **{k: v for k, v in kwargs.items() if k == "input"})
         elif func is torch._weight_norm:
-            return _weight_norm(*args, **kwargs)
+            return weight_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -121,7 +121,7 @@ def _relu(input: Tensor) -> Tensor:
     return input * (input > 0).to(input.dtype)
 
 
-def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """`g v / ‖v‖`; the fused kernel's double backward is wrong by tens of percent in torch 2.13."""
     others = [d for d in range(v.ndim) if d != dim % v.ndim] if dim != -1 else list(range(v.ndim))
     return v * (g / v.square().sum(dim=others, keepdim=True).sqrt())

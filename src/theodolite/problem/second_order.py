@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.errors import SecondOrderError
+from theodolite.problem.plain_norms import PlainNorms
 from theodolite.problem.replacements import Replacements
 
 
@@ -34,6 +35,13 @@ def first_order() -> Iterator[None]:
 def second_order() -> Iterator[None]:
     """Also attention by the kernel that has second derivatives, and fast exact double backward of convolutions."""
     with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), Replacements():
+        yield
+
+
+@contextmanager
+def functional_transforms() -> Iterator[None]:
+    """For `torch.func` transforms of a model: attention and normalisations that they differentiate rightly, also twice."""
+    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), PlainNorms():
         yield
 
 

@@ -22,6 +22,7 @@ class Outcome(Enum):
         "products; raise tol, or use a float64 model"
     )
     DIVERGED = "the loss became NaN or infinite; lower the learning rate, or look at the step before"
+    UNBOUNDED = "no upper end was found in the range tried; raise it"
     ESTIMATED = "estimated; the error stands beside the value"
 
     @property

@@ -182,4 +182,4 @@ def test_what_has_no_law_is_refused():
     with pytest.raises(ValueError, match="does not train weight"):
         th.critical_learning_rate(problem, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="'gauss_newton'"):
-        th.critical_learning_rate(problem, by="kernel")
+        th.critical_learning_rate(problem, by="nonsense")

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.dynamics.trials import run_trial
-from theodolite.operators import LinearOperator, gauss_newton, hessian
+from theodolite.measures.kernel.squared_loss import squared_loss_curvature
+from theodolite.operators import LinearOperator, gauss_newton, hessian, tangent_kernel_operator
+from theodolite.operators.diagonal import DiagonalOperator
 from theodolite.problem import Problem
 from theodolite.results import Cost, Result, Row
 
-By = Literal["hessian", "gauss_newton"]
+By = Literal["hessian", "gauss_newton", "kernel"]
 _ROUTES: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hessian, "gauss_newton": gauss_newton}
 
 #: Rates tried on a copy, in units of the critical one, and how many steps each gets.
@@ -31,8 +33,11 @@ class CriticalRate(Result):
     """The edge of stability: `value` is the critical learning rate, `sharpness` the eigenvalue it comes from.
 
     `error` bounds what the eigen-residual leaves open, and holds the sampling error where a population was named.
-    `window` are rates above the edge at which training still converges: empty for a quadratic loss, measured on a copy
-    with `trial=True`, None where nobody looked. `quadratic` says whether the loss is a quadratic function of the parameters,
+    `window` are rates above the edge at which training still converges: empty for a quadratic loss, up to twice the edge
+    for a model quadratic in its parameters under a squared loss (plain descent), measured on a copy with `trial=True`, None
+    where nobody looked. `predicted_maximum` is the largest rate by theory: `value` for a quadratic loss, twice that for a
+    squared loss, which is where the quadratic twin of a network diverges (ReLU networks tolerate more); None where there
+    is no theory. `quadratic` says whether the loss is a quadratic function of the parameters,
     `linear` whether the optimizer is then a linear recursion, so that theory is exact (Adam is not: it adapts).
     `rule` is the formula used.
     """
@@ -48,6 +53,7 @@ class CriticalRate(Result):
     quadratic: bool
     linear: bool
     note: str = ""
+    predicted_maximum: float | None = None
 
     def rows(self) -> list[Row]:
         low, high = self.window if self.window else (None, None)
@@ -58,6 +64,7 @@ class CriticalRate(Result):
                 "sharpness": self.sharpness,
                 "window_low": low,
                 "window_high": high,
+                "predicted_maximum": self.predicted_maximum,
                 "rule": self.rule,
                 "by": self.by,
                 "optimizer": self.optimizer,
@@ -96,7 +103,8 @@ def critical_learning_rate(
 
     Parameters
     ----------
-    by : the matrix λ belongs to, `"hessian"` or `"gauss_newton"`.
+    by : the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel and c the
+        curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of it.
     optimizer : the optimizer as it stands; None means plain gradient descent.
     trial : look for rates above the edge at which training still converges, by short runs on a copy.
     population : size of the set the data was drawn from; adds the sampling error.
@@ -110,34 +118,59 @@ def critical_learning_rate(
     >>> round(rate.value, 6), rate.window, rate.rule
     (0.222222, (), '2/λ')
     """
-    if by not in _ROUTES:
-        raise ValueError(f"by must be one of {', '.join(map(repr, _ROUTES))}. Got {by!r}.")
+    if by not in (*_ROUTES, "kernel"):
+        raise ValueError(f"by must be one of {', '.join(map(repr, (*_ROUTES, 'kernel')))}. Got {by!r}.")
     began = time.perf_counter()
     law = stability_law(optimizer, problem)
-    op = law.effective(_ROUTES[by](problem) if operator is None else operator)
+    op, rule = _edge(problem, by, law, operator)
     pairs = top_eigenpairs(op, 1, tol=tol, start=start, max_matvecs=max_matvecs, seed=seed, progress=progress)
     sharpness, residual = float(pairs.values[0]), float(pairs.residuals[0])
     value, error = _rate(law, sharpness, residual, tol * pairs.scale)
     if population is not None and math.isfinite(value):
         error = math.hypot(error, _sampling_error(problem, by, optimizer, population, pairs, tol, seed))
     quadratic = is_quadratic(problem)
-    window = None if math.isinf(value) else () if quadratic else _window(problem, optimizer, value, trial)
+    window, maximum = (None, None) if math.isinf(value) else _above(problem, optimizer, value, quadratic, trial)
     return CriticalRate(
         value=value,
         sharpness=sharpness,
         error=error,
         window=window,
-        rule=law.rule,
+        rule=rule,
         by=by,
         optimizer="gradient descent" if optimizer is None else type(optimizer).__name__,
         matvecs=pairs.matvecs,
         quadratic=quadratic,
         linear=law.linear,
-        note="; ".join(filter(None, [law.note, _on_the_floor(law, pairs)])),
+        note="; ".join(filter(None, [law.note, _on_the_floor(law, pairs) if by != "kernel" else ""])),
+        predicted_maximum=maximum,
         outcome=pairs.outcome,
         seed=seed,
         cost=Cost(time.perf_counter() - began, pairs.cost.route, pairs.cost.peak_bytes, pairs.cost.notes),
     )
+
+
+def _edge(problem: Problem, by: By, law: StabilityLaw, operator: LinearOperator | None = None) -> tuple[LinearOperator, str]:
+    """The operator whose largest eigenvalue sets the edge, and the rule in words."""
+    if by != "kernel":
+        return law.effective(_ROUTES[by](problem) if operator is None else operator), law.rule
+    curvature = squared_loss_curvature(problem)
+    if curvature is None:
+        raise ValueError(
+            "by='kernel' needs a squared loss, such as MSELoss or ½ Σ r²: only there is the curvature of the loss c times the "
+            "tangent kernel. Use by='gauss_newton', which weights the kernel by the curvature of any loss, or by='hessian'."
+        )
+    decay = law.decay
+    uniform = decay is None or bool((decay == decay[0]).all())
+    if law.shift is not None or not uniform or (decay is not None and law.scale is not None):
+        raise ValueError(
+            "by='kernel' works on outputs and cannot see weight decay that differs between parameters. Use by='gauss_newton': "
+            "for a squared loss it has the same eigenvalues, and the decay joins it."
+        )
+    metric = None if law.scale is None else law.scale.square()
+    op = curvature * (tangent_kernel_operator(problem, metric=metric) if operator is None else operator)
+    if decay is not None:
+        op = op + DiagonalOperator(torch.full((op.shape[0],), float(decay[0]), dtype=op.dtype, device=op.device))
+    return op, f"{law.rule}, λ = c λ₁(K), c = {curvature:.4g}"
 
 
 def _rate(law: StabilityLaw, sharpness: float, residual: float, resolution: float) -> tuple[float, float]:
@@ -165,7 +198,8 @@ def _sampling_error(
 
     def value(part: Problem) -> float:
         law = stability_law(optimizer, part)
-        found = top_eigenpairs(law.effective(_ROUTES[by](part)), 1, tol=max(tol, 1e-3), start=pairs, seed=seed, progress=False)
+        start = None if by == "kernel" else pairs  # a part has fewer outputs
+        found = top_eigenpairs(_edge(part, by, law)[0], 1, tol=max(tol, 1e-3), start=start, seed=seed, progress=False)
         return law.rate(float(found.values[0]))
 
     return problem.sampling_error(value, population=population)
@@ -174,9 +208,32 @@ def _sampling_error(
 # Above the edge
 
 
-def _window(problem: Problem, optimizer: Optimizer | None, value: float, trial: bool) -> tuple[float, ...] | None:
-    if not trial:
-        return None
+def _above(
+    problem: Problem, optimizer: Optimizer | None, value: float, quadratic: bool, trial: bool
+) -> tuple[tuple[float, ...] | None, float | None]:
+    """The window above the edge, and the largest rate that theory allows."""
+    if quadratic:
+        return (), value
+    plain = _is_plain(optimizer)
+    squared = plain and squared_loss_curvature(problem) is not None
+    if squared and is_quadratic_model(problem):
+        return (value, 2.0 * value), 2.0 * value
+    return _window(problem, optimizer, value) if trial else None, 2.0 * value if squared else None
+
+
+def _is_plain(optimizer: Optimizer | None) -> bool:
+    """Gradient descent with one rate, nothing else."""
+    if optimizer is None:
+        return True
+    groups = optimizer.param_groups
+    extras = ("momentum", "weight_decay", "nesterov")
+    return (
+        isinstance(optimizer, SGD) and not any(g.get(x) for g in groups for x in extras) and len({g["lr"] for g in groups}) == 1
+    )
+
+
+def _window(problem: Problem, optimizer: Optimizer | None, value: float) -> tuple[float, ...]:
+    """Rates above the edge at which a short run on a copy ends below its start."""
     highest = value
     for factor in TRIALS:
         losses = run_trial(problem, factor * value, optimizer=optimizer, steps=TRIAL_STEPS)
@@ -197,3 +254,23 @@ def is_quadratic(problem: Problem) -> bool:
             p.add_(noise * (p.abs().mean() + 0.1))
     here, there = hessian(problem, keep="never") @ v, hessian(elsewhere, keep="never") @ v
     return bool((here - there).norm() <= (1e-3 if problem.dtype == torch.float32 else 1e-9) * here.norm())
+
+
+def is_quadratic_model(problem: Problem) -> bool:
+    """Whether the outputs are quadratic in the parameters, as those of a second order Taylor model: third differences vanish."""
+    elsewhere = problem.copied()
+    generator = torch.Generator().manual_seed(0)
+    steps = []
+    for p in elsewhere.parameters:
+        noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p.device, p.dtype)
+        steps.append(noise * (p.detach().abs().mean() + 0.1))
+    outputs = []
+    batch = elsewhere.placed(next(iter(elsewhere.data)))
+    for _ in range(4):
+        with elsewhere.session(second=False), torch.no_grad():
+            outputs.append(elsewhere.output(elsewhere.tensors(elsewhere.leaves(grad=False)), batch, 0).double())
+            for p, step in zip(elsewhere.parameters, steps, strict=True):
+                p.add_(step)
+    third = outputs[3] - 3 * outputs[2] + 3 * outputs[1] - outputs[0]
+    scale = max(float(output.norm()) for output in outputs)
+    return bool(third.norm() <= (1e-4 if problem.dtype == torch.float32 else 1e-10) * scale)

@@ -1,17 +1,18 @@
 """Kronecker factors of layers: output Hessian and input auto-correlation."""
 
-from theodolite.operators.factors.accumulate import FactorMapping, kronecker_factors
+from theodolite.operators.factors.accumulate import FactorMapping, FactorMode, kronecker_factors
 from theodolite.operators.factors.affine import affine_layers
 from theodolite.operators.factors.kronecker_factors import KroneckerEigenpairs, KroneckerFactors, factors_of
-from theodolite.operators.factors.passes import LayerPass, layer_passes
+from theodolite.operators.factors.passes import LayerPass, visit_batches
 
 __all__ = [
     "FactorMapping",
+    "FactorMode",
     "KroneckerEigenpairs",
     "KroneckerFactors",
     "LayerPass",
     "affine_layers",
     "factors_of",
     "kronecker_factors",
-    "layer_passes",
+    "visit_batches",
 ]

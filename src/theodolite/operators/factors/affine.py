@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from theodolite.problem import Problem
 class AffineLayer:
     """How one layer's weight is read: `m` outputs, `n` entries of an unfolded input, `groups` of a convolution.
 
-    `transposed` weights are stored as (n, m), so that in row-major order the input comes first.
+    `transposed` weights are stored as (n, m), so that in row-major order the input comes first. `tied` are other modules
+    that share the weight, each with its own geometry.
     """
 
     name: str
@@ -31,9 +32,18 @@ class AffineLayer:
     n: int
     groups: int = 1
     transposed: bool = False
+    tied: tuple[AffineLayer, ...] = ()
 
     def inputs(self, x: Tensor, batch: int) -> Tensor:
         """The layer's input as (B, P, n)."""
+        return self.input_features(x).reshape(batch, -1, self.n)
+
+    def outputs(self, z: Tensor, batch: int) -> Tensor:
+        """The layer's output, or a gradient of its shape, as (B, P, m)."""
+        return self.output_features(z).reshape(batch, -1, self.m)
+
+    def input_features(self, x: Tensor) -> Tensor:
+        """The layer's input with the n entries that the weight multiplies last: (..., n), of a convolution (B, P, n)."""
         module = self.module
         if isinstance(module, nn.Conv1d):
             x = x[:, :, None] if x.ndim == 3 else x[None, :, None]
@@ -45,14 +55,24 @@ class AffineLayer:
             (left, right), (top, bottom) = _padding(module)[1], _padding(module)[0]
             x = F.pad(x, (left, right, top, bottom), mode=_pad_mode(module))
             return F.unfold(x, module.kernel_size, module.dilation, 0, module.stride).transpose(1, 2)
-        return x.reshape(batch, -1, self.n)
+        return x
 
-    def outputs(self, z: Tensor, batch: int) -> Tensor:
-        """The layer's output, or a gradient of its shape, as (B, P, m)."""
+    def output_features(self, z: Tensor) -> Tensor:
+        """The layer's output, or a gradient of its shape, with the m outputs last: (..., m), of a convolution (B, P, m)."""
         if isinstance(self.module, nn.Conv1d | nn.Conv2d):
             z = z if z.ndim == self.module.weight.ndim else z[None]
             return z.flatten(2).transpose(1, 2)
-        return z.reshape(batch, -1, self.m)
+        return z
+
+    def weight_gradient(self, g: Tensor, x: Tensor) -> Tensor:
+        """The gradient of the weight, flat, by that of the outputs g (..., m) and the inputs x (..., n)."""
+        full = g.reshape(-1, self.m).T @ x.reshape(-1, self.n)  # (m, n)
+        if self.transposed:
+            full = full.T
+        if self.groups > 1:  # every output sees its own group's inputs only
+            place = torch.arange(self.groups, device=g.device)
+            full = full.reshape(self.groups, self.m // self.groups, self.groups, -1)[place, :, place]
+        return full.reshape(-1)
 
 
 def affine_layer(name: str, module: nn.Module) -> AffineLayer | None:
@@ -71,23 +91,42 @@ def affine_layer(name: str, module: nn.Module) -> AffineLayer | None:
 
 def affine_layers(problem: Problem, names: list[str]) -> tuple[list[AffineLayer], dict[str, str]]:
     """Recipes of the named layers, and for those that have none the reason."""
-    by_parameter = {id(p): i for i, p in enumerate(problem.parameters)}
-    modules: dict[int, nn.Module] = {}
-    for module in problem.model.modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and id(weight) in by_parameter:
-            modules.setdefault(by_parameter[id(weight)], module)
+    place = {id(p): i for i, p in enumerate(problem.parameters)}
+    users: dict[int, list[tuple[str, str, nn.Module]]] = {}  # by weight: (module, name of the weight in it, itself)
+    for path, module in problem.model.named_modules():
+        for local, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in place:
+                users.setdefault(place[id(parameter)], []).append((path or "the model", local, module))
     found: list[AffineLayer] = []
     without: dict[str, str] = {}
     for name in names:
-        layer = problem.layers[name]
-        owner = modules.get(layer.weights[0]) if len(layer.weights) == 1 else None
-        recipe = None if owner is None else affine_layer(name, owner)
-        if recipe is None:
-            without[name] = f"no Kronecker form: {layer.kind} is not a linear layer or a convolution with one weight"
+        weights = problem.layers[name].weights
+        recipe = _recipe(name, problem.layers[name].kind, [users[i] for i in weights])
+        if isinstance(recipe, str):
+            without[name] = f"no Kronecker form: {recipe}"
         else:
             found.append(recipe)
     return found, without
+
+
+def _recipe(name: str, kind: str, weights: list[list[tuple[str, str, nn.Module]]]) -> AffineLayer | str:
+    """The recipe of a layer whose weights are used by these modules, or the reason why there is none."""
+    if not weights:
+        return "its weight is not measured (frozen, or not selected by params)"
+    if len(weights) > 1 or weights[0][0][1] != "weight":
+        return f"{kind} is not a linear layer or a convolution with one weight"
+    (_, _, owner), *others = weights[0]
+    recipe = affine_layer(name, owner)
+    if recipe is None:
+        return f"{kind} is not a linear layer, a Conv1d or a Conv2d"
+    tied = []
+    for path, local, module in others:
+        other = affine_layer(name, module) if local == "weight" else None
+        if other is None or (other.m, other.n, other.groups, other.transposed) != (
+            recipe.m, recipe.n, recipe.groups, recipe.transposed):
+            return f"its weight is also used by {path} ({type(module).__name__})"
+        tied.append(other)
+    return replace(recipe, tied=tuple(tied))
 
 
 def _padding(module: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
@@ -122,17 +161,18 @@ def capturing(modules: Mapping[str, nn.Module]) -> Iterator[Capture]:
     handles: list[Any] = []
 
     def hook_of(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
-            if not args or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
+            given = next(iter([*args, *kwargs.values()]), None)
+            if not isinstance(given, Tensor) or not isinstance(output, Tensor):
                 return None
-            seen.inputs[name].append(args[0].detach())
+            seen.inputs[name].append(given.detach())
             seen.outputs[name].append(output)
             return output.clone()  # what follows may work in place
 
         return hook
 
     try:
-        handles += [module.register_forward_hook(hook_of(name)) for name, module in modules.items()]
+        handles += [module.register_forward_hook(hook_of(name), with_kwargs=True) for name, module in modules.items()]
         yield seen
     finally:
         for handle in handles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -47,12 +48,16 @@ class KroneckerEigenpairs(Result):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class KroneckerFactors(Result):
-    """`E[M]` and `E[x xᵀ]` of one layer, averages over the data.
+    """`E[M]` and `E[x xᵀ]` of one layer.
 
-    `output` (m, m) is the mean curvature of the loss in the layer's output, `input` (n, n) the auto-correlation of its input
-    (not centred), `mean` (n,) the mean input, or for several positions the leading left singular vector of the mean (n, P)
-    times its singular value. With P > 1 positions (patches of a convolution, tokens) the input is summed over them and the
-    output averaged. `stderr` is the relative standard error of `output` where it was sampled, else 0.
+    `output` (m, m) is the curvature of the objective in the layer's output: samples weigh in it what they weigh in the
+    objective (a mean, a sum, class weights, no ignored labels). `input` (n, n) is the auto-correlation of the layer's input (not
+    centred), a plain mean over all samples of the data, whatever their labels, and so is `mean` (n,), the mean input,
+    or for several positions the leading left singular vector of the mean (n, P) times its singular value. With P > 1 positions
+    (patches of a convolution, tokens, several calls) the input is summed over them and the output averaged.
+
+    `draws` is how often the loss's curvature was sampled for each batch, 0 where it is exact; `stderr` is then the relative
+    standard error of `output` (NaN for a single draw, which has no spread). `last` says that the layer's output is the model's.
     """
 
     layer: str
@@ -65,8 +70,10 @@ class KroneckerFactors(Result):
     samples: int
     passes: int
     stderr: float = 0.0
+    draws: int = 0
     groups: int = 1
     transposed: bool = False
+    last: bool = False
 
     @property
     def covariance(self) -> Tensor:
@@ -119,11 +126,16 @@ class KroneckerFactors(Result):
 
     def sentence(self) -> str:
         m, n = self.output.shape[0], self.input.shape[0]
-        sampled = f", output sampled to {100 * self.stderr:.2g} %" if self.stderr else ""
         return (
             f"{self.layer} ({self.kind}): output Hessian {m}×{m}, input auto-correlation {n}×{n} of "
-            f"{self.samples} samples{sampled}."
+            f"{self.samples} samples{self.sampling()}."
         )
+
+    def sampling(self) -> str:
+        """How far sampling left the output Hessian open, as the end of a sentence; nothing where it is exact."""
+        if not self.draws:
+            return ""
+        return f", output Hessian sampled ({'error unknown' if math.isnan(self.stderr) else f'±{100 * self.stderr:.2g} %'})"
 
 
 def factors_of(output: Tensor, input_: Tensor, mean: Tensor | None = None, layer: str = "layer") -> KroneckerFactors:

@@ -95,24 +95,36 @@ class _Store:
 
 
 class TangentKernelOperator(LinearOperator):
-    """`J Jᵀ` known by its products: one pull back and one push forward. Made by `theodolite.tangent_kernel_operator`."""
+    """`J Jᵀ` known by its products: one pull back and one push forward. Made by `theodolite.tangent_kernel_operator`.
 
-    def __init__(self, jacobian: JacobianOperator) -> None:
+    With `metric`, one positive number per parameter, it is `J diag(metric) Jᵀ`: the kernel of a preconditioned descent.
+    """
+
+    def __init__(self, jacobian: JacobianOperator, metric: Tensor | None = None) -> None:
         size = jacobian.shape[0]
         super().__init__((size, size), dtype=jacobian.dtype, device=jacobian.device, symmetric=True)
         self.jacobian = jacobian
+        self.metric = None if metric is None else metric.to(jacobian.device, jacobian.dtype)[:, None]
 
     def _matmat(self, x: Tensor) -> Tensor:
-        return self.jacobian._matmat(self.jacobian._rmatmat(x))
+        pulled = self.jacobian._rmatmat(x)
+        return self.jacobian._matmat(pulled if self.metric is None else pulled * self.metric)
 
     def cost(self) -> Cost:
         return self.jacobian.cost()
 
 
 def tangent_kernel_operator(
-    model_or_problem: nn.Module | Problem, inputs: Any = None, *, keep: Keep = "auto", memory_budget: int | None = None
+    model_or_problem: nn.Module | Problem,
+    inputs: Any = None,
+    *,
+    metric: Tensor | None = None,
+    keep: Keep = "auto",
+    memory_budget: int | None = None,
 ) -> TangentKernelOperator:
     """The tangent kernel for many samples, never formed: each product costs about two gradients.
+
+    `metric` (one positive number per parameter) gives `J diag(metric) Jᵀ`, the kernel of a preconditioned descent.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> op = tangent_kernel_operator(model, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double())
@@ -129,7 +141,7 @@ def tangent_kernel_operator(
             mode=problem.mode,
             batch_weight=_samples,
         )
-    return TangentKernelOperator(jacobian(problem, keep=keep, memory_budget=memory_budget))
+    return TangentKernelOperator(jacobian(problem, keep=keep, memory_budget=memory_budget), metric)
 
 
 def as_problem(model_or_problem: nn.Module | Problem, inputs: Any) -> Problem:
