@@ -1,0 +1,148 @@
+"""How much the tangent kernel changes with the weights; for a linear model it does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from theodolite.measures.kernel.scalar_output import moved, outputs_per_sample, random_directions, unit
+from theodolite.operators import tangent_kernel
+from theodolite.problem import Problem
+from theodolite.progress import counting
+from theodolite.results import Cost, Outcome, Result, Row
+
+#: Kernels up to this many rows are formed.
+LARGEST = 4096
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class KernelDrift(Result):
+    """`‖K(w) − K(w₀)‖₂ / ‖K(w₀)‖₂` at several places w; `worst` is the largest."""
+
+    radius: float
+    places: tuple[str, ...]
+    drifts: tuple[float, ...]
+    kernel_norm: float
+
+    @property
+    def worst(self) -> float:
+        return max(self.drifts)
+
+    def rows(self) -> list[Row]:
+        return [
+            {"place": p, "radius": self.radius, "drift": d, "kernel_norm": self.kernel_norm, "seed": self.seed}
+            for p, d in zip(self.places, self.drifts, strict=True)
+        ]
+
+    def sentence(self) -> str:
+        where = self.places[self.drifts.index(self.worst)]
+        return (
+            f"The tangent kernel changes by {100 * self.worst:.3g} % of its norm within distance {self.radius:.3g} (at {where})."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """Tangent kernels at the current weights and at places of a ball around them, by name."""
+
+    here: Tensor
+    there: Mapping[str, Tensor]
+    radius: float
+
+
+def kernels_on_ball(
+    problem: Problem,
+    *,
+    radius: float = 1.0,
+    probes: int = 8,
+    displacement: Tensor | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Kernels:
+    """Kernels at w₀, at `probes` random places at distance `radius`, along the gradient of the loss and at `displacement`.
+
+    A displacement is gone as it is, whatever its length: that is where training went.
+    """
+    if not radius > 0 or probes < 0:
+        raise ValueError(f"radius must be positive and probes at least 0. Got {radius} and {probes}.")
+    rows = problem.samples * outputs_per_sample(problem)
+    if rows > LARGEST:
+        raise ValueError(
+            f"The tangent kernel of {rows} outputs (samples × outputs) is larger than the {LARGEST} that are formed. "
+            "Build the Problem on fewer samples."
+        )
+    problem.refuse_batch_coupling("The tangent kernel")
+    steps = {f"random {i + 1}": radius * d for i, d in enumerate(random_directions(problem, probes, seed))}
+    descent = unit(problem.gradient())
+    if descent is not None:
+        steps["descent"] = -radius * descent
+    if displacement is not None:
+        steps["displacement"] = displacement.double()
+    with counting("kernels", progress=progress, total=1 + len(steps)) as count:
+        here = kernel_of(problem)
+        count(1)
+        there = {}
+        for name, step in steps.items():
+            there[name] = kernel_of(moved(problem, step))
+            count(1)
+    return Kernels(here, there, radius)
+
+
+def kernel_of(problem: Problem) -> Tensor:
+    """The tangent kernel in float64, symmetric to the last bit."""
+    kernel = tangent_kernel(problem).double()
+    return 0.5 * (kernel + kernel.T)
+
+
+def spectral_norm(matrix: Tensor) -> float:
+    """‖A‖₂ of a symmetric matrix."""
+    return float(torch.linalg.eigvalsh(matrix).abs().max())
+
+
+def relative_drift(there: Tensor, here: Tensor) -> float:
+    """`‖K − K₀‖₂ / ‖K₀‖₂`.
+
+    >>> relative_drift(torch.diag(torch.tensor([1.5, 2.0])), torch.diag(torch.tensor([1.0, 2.0])))
+    0.25
+    """
+    return spectral_norm(there - here) / spectral_norm(here)
+
+
+def kernel_drift(
+    problem: Problem,
+    *,
+    radius: float = 1.0,
+    probes: int = 8,
+    displacement: Tensor | None = None,
+    kernels: Kernels | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> KernelDrift:
+    """Relative change of the tangent kernel on a ball around the current weights.
+
+    Places: `probes` random ones and the descent direction at distance `radius`, and `displacement` as it is. `kernels`
+    reuses what `kernels_on_ball` found.
+
+    >>> model = torch.nn.Linear(2, 1).double()
+    >>> data = torch.eye(2).double(), torch.zeros(2, 1).double()
+    >>> kernel_drift(Problem(model, torch.nn.MSELoss(), data), probes=2).worst
+    0.0
+    """
+    began = time.perf_counter()
+    if kernels is None:
+        kernels = kernels_on_ball(problem, radius=radius, probes=probes, displacement=displacement, seed=seed, progress=progress)
+    if not kernels.there:
+        raise ValueError("There is no place to compare with: ask for probes=1 or more, or give a displacement.")
+    return KernelDrift(
+        radius=kernels.radius,
+        places=tuple(kernels.there),
+        drifts=tuple(relative_drift(there, kernels.here) for there in kernels.there.values()),
+        kernel_norm=spectral_norm(kernels.here),
+        outcome=Outcome.FINISHED,
+        seed=seed,
+        cost=Cost(time.perf_counter() - began, "tangent kernels", 8 * kernels.here.numel(), problem.notes),
+    )

@@ -1,0 +1,119 @@
+"""One output of one sample as an objective of its own, and problems at other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theodolite.problem import Problem, split_like
+
+Choice = int | Sequence[int] | None
+
+#: Backward nodes of functions with kinks: a Hessian at a point does not see them.
+KINKS = ("Relu", "LeakyRelu", "Prelu", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Abs", "Clamp", "Max", "Min", "Amax")
+
+
+@dataclass(frozen=True)
+class OutputEntry:
+    """A loss that is one number of the output."""
+
+    index: int
+    reduction: str = "sum"
+
+    def __call__(self, output: Tensor, target: Any) -> Tensor:
+        return output.reshape(-1)[self.index]
+
+
+def scalar_problem(problem: Problem, output: int, sample: int) -> Problem:
+    """The problem whose objective is entry `output` of what the model returns for one sample."""
+    before = 0
+    for batch in problem.data:
+        if sample < before + batch.size:
+            alone = batch.part(torch.tensor([sample - before]))
+            return problem.with_model(problem.model, OutputEntry(output)).with_batches([alone])
+        before += batch.size
+    raise ValueError(f"samples must lie in 0 .. {before - 1}. Got {sample}.")
+
+
+def moved(problem: Problem, displacement: Tensor) -> Problem:
+    """The same problem on a copy of the model whose measured parameters are displaced by a flat vector."""
+    if displacement.shape != (problem.size,):
+        raise ValueError(f"displacement must be a flat vector of {problem.size} numbers. Got shape {tuple(displacement.shape)}.")
+    other = problem.in_float64() if problem.half_precision else problem.copied()
+    with torch.no_grad():
+        for p, step in zip(other.parameters, split_like(displacement.to(problem.device), other.parameters), strict=True):
+            p.add_(step)
+    return other
+
+
+def outputs_per_sample(problem: Problem) -> int:
+    """How many numbers the model returns for a sample."""
+    batch = next(iter(problem.data))
+    with problem.session(second=False), torch.no_grad():
+        output = problem.evaluate(problem.tensors(problem.leaves(grad=False)), problem.placed(batch), 0).output
+    if output.numel() % batch.size:
+        raise ValueError(f"An output of shape {tuple(output.shape)} cannot be shared among {batch.size} samples.")
+    return output.numel() // batch.size
+
+
+def chosen(problem: Problem, output: Choice, samples: Choice) -> list[tuple[int, int]]:
+    """The (sample, output) pairs that the arguments name.
+
+    `samples=None` is the first sample; `output=None` is allowed where the model has one output.
+    """
+    count = outputs_per_sample(problem)
+    if output is None and count > 1:
+        raise ValueError(
+            f"The model returns {count} numbers for a sample, and a scalar is needed: choose one with output=0 .. "
+            f"{count - 1}, or several with output=[...] (the largest is reported); samples=... chooses the samples."
+        )
+    outputs = _whole("output", 0 if output is None else output, count)
+    return [(s, o) for s in _whole("samples", 0 if samples is None else samples, problem.samples) for o in outputs]
+
+
+def _whole(name: str, choice: int | Sequence[int], count: int) -> list[int]:
+    found = [choice] if isinstance(choice, int) else [int(c) for c in choice]
+    if not found or not all(0 <= c < count for c in found):
+        raise ValueError(f"{name} must lie in 0 .. {count - 1}. Got {choice!r}.")
+    return found
+
+
+def random_directions(problem: Problem, count: int, seed: int) -> Tensor:
+    """Unit vectors, uniform on the sphere, (count, parameters)."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(count, problem.size, generator=generator, dtype=torch.float64)
+    return torch.nn.functional.normalize(directions, dim=1).to(problem.device)
+
+
+def unit(vector: Tensor) -> Tensor | None:
+    """A vector of length one, or None where there is no direction in it."""
+    length = float(vector.double().norm())
+    return vector.double() / length if length > 0 else None
+
+
+def kinks_of(problem: Problem) -> tuple[str, ...]:
+    """Names of functions in the model that have no second derivative everywhere (ReLU and its like), as they are computed."""
+    batch = problem.placed(next(iter(problem.data)))
+    with problem.session(second=False):  # the session for second derivatives has a ReLU of its own
+        output = problem.evaluate(problem.tensors(problem.leaves()), batch, 0).output
+    names = {_plain(node) for node in _history(output)}
+    return tuple(sorted(name for name in names if name in KINKS or name.startswith(("MaxPool", "AdaptiveMaxPool"))))
+
+
+def _plain(node: Any) -> str:
+    return str(type(node).__name__).rstrip("0123456789").removesuffix("Backward")
+
+
+def _history(output: Tensor) -> Iterator[Any]:
+    todo, seen = [output.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        todo.extend(following for following, _ in node.next_functions)
