@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch.optim import Optimizer
 
+from theodolite.measures.dynamics.classify import classify_losses, rose
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
 from theodolite.measures.dynamics.trials import run_trial
 from theodolite.problem import Problem
@@ -112,14 +112,13 @@ def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> s
     >>> classify([1.0, 0.5, 0.2], 0.5), classify([1.0, 3.0, 0.2], 1.5), classify([1.0, 40.0, float("inf")], 5.0)
     ('monotone', 'catapult', 'divergence expected')
     """
-    first, last, most = losses[0], losses[-1], max(losses)
-    if not math.isfinite(last):
+    word = classify_losses(losses)
+    if word == "divergent":
         return "divergence expected"
-    scale = max(abs(first), 1e-30)
-    if all(b <= a + 1e-6 * max(abs(a), 1e-6 * scale) for a, b in itertools.pairwise(losses)):
+    if word == "monotone":
         return "monotone" if ratio <= 1.0 else "edge of stability"
-    if most > first + 0.05 * scale:
-        return "catapult" if last < first and most - last > 0.5 * abs(most) else "unstable"
-    if last < first:
-        return "stable" if ratio <= 1.0 and momentum else "edge of stability"
-    return "unstable"
+    if word == "catapult":
+        return "catapult"
+    if rose(losses) or losses[-1] >= losses[0]:
+        return "unstable"
+    return "stable" if ratio <= 1.0 and momentum else "edge of stability"

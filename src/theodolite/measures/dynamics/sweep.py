@@ -1,0 +1,226 @@
+"""A network and its linear and quadratic twins over many learning rates: where they part, and what each run did."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from theodolite.linalg import top_eigenpairs
+from theodolite.measures.dynamics.classify import BLOWN_UP_QUADRATIC, Word, classify_run
+from theodolite.measures.dynamics.critical import By, critical_learning_rate
+from theodolite.measures.dynamics.replicas import Factory, rate_list, reseeded, seed_list, whole_data
+from theodolite.measures.dynamics.trials import BLOWN_UP
+from theodolite.measures.kernel.squared_loss import squared_loss_curvature
+from theodolite.measures.kernel.twins import linearize, quadratize
+from theodolite.operators import tangent_kernel_operator
+from theodolite.problem import Problem
+from theodolite.progress import counting
+from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.training import Fleet, FleetTrace
+
+Kind = Literal["network", "linear", "quadratic"]
+_TWINS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "network": lambda model: model,
+    "linear": linearize,
+    "quadratic": quadratize,
+}
+
+#: Learning rates in units of the critical one.
+GRID = (0.2, 0.4, 0.6, 0.8, 0.95, 1.05, 1.2, 1.5, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class CatapultSweep(Result):
+    """Runs of a network and its twins over learning rates.
+
+    `runs` has one row for each: model, seed, rate, ratio (rate over the critical rate of that seed's network at its start),
+    regime, first, peak and final training loss, the step at which it diverged, and the best test loss and accuracy reached on
+    the way (None for a run that diverged: the best of its first steps is no success, nor without test data).
+    """
+
+    runs: tuple[Row, ...]
+    critical: dict[int, float]
+    steps: int
+    models: tuple[str, ...]
+
+    def rows(self) -> list[Row]:
+        return [dict(row) for row in self.runs]
+
+    def select(self, **where: Any) -> list[Row]:
+        """Rows with these values, in the order of their rates."""
+        return [row for row in self.runs if all(row[name] == value for name, value in where.items())]
+
+    def sentence(self) -> str:
+        parts = []
+        for model in self.models:
+            rows = self.select(model=model)
+            words = {word: [r["ratio"] for r in rows if r["regime"] == word] for word in ("monotone", "catapult", "divergent")}
+            said = [f"{word} {_span(ratios)}" for word, ratios in words.items() if ratios]
+            parts.append(f"{model}: {', '.join(said) or 'none of the regimes'}")
+        return f"{len(self.runs)} runs of {self.steps} steps, rates in units of the critical one; " + "; ".join(parts) + "."
+
+
+def _span(ratios: list[float]) -> str:
+    return f"at {ratios[0]:.3g}" if len(set(ratios)) == 1 else f"from {min(ratios):.3g} to {max(ratios):.3g}"
+
+
+def catapult_sweep(
+    problem: Problem,
+    rates: Sequence[float] | None = None,
+    *,
+    models: Sequence[Kind] = ("network", "linear", "quadratic"),
+    steps: int = 400,
+    seeds: int | Sequence[int] = 1,
+    test: Any = None,
+    ratios: Sequence[float] = GRID,
+    factory: Factory | None = None,
+    batch_size: int | None = None,
+    every: int = 1,
+    by: By | None = None,
+    twins: dict[str, Callable[[nn.Module], nn.Module]] | None = None,
+    progress: bool | None = None,
+) -> CatapultSweep:
+    """Train the network and its Taylor twins at many learning rates, all rates and seeds of a model as one program.
+
+    Parameters
+    ----------
+    rates : learning rates; None means `ratios` times the critical rate, which is measured for each seed's network.
+    models : which of "network", "linear" and "quadratic" (its first and second order Taylor models at the same weights).
+    steps : of gradient descent on all data, or of mini-batches of `batch_size`.
+    seeds : how many initialisations, or which; seed 0 is the model as it is, others draw its layers' weights anew, and
+        `factory` (seed -> model) replaces all of them.
+    test : (inputs, targets) for the best test loss and accuracy, looked at every `every` steps.
+    by : how the critical rate is measured; None means by the kernel for a squared loss and by the Hessian otherwise.
+    twins : replaces how a kind of model is made from the network, for instance {"quadratic": a form of it known in closed form}.
+
+    >>> model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)).double()
+    >>> x = torch.linspace(-1, 1, 6).double()[:, None]
+    >>> problem = Problem(model, nn.MSELoss(), (x, x))
+    >>> sweep = catapult_sweep(problem, ratios=[0.5, 1.2], models=["linear"], progress=False)
+    >>> [row["regime"] for row in sweep.rows()]
+    ['monotone', 'divergent']
+    """
+    _check_models(models)
+    began = time.perf_counter()
+    kinds = {**_TWINS, **(twins or {})}
+    make = reseeded(problem) if factory is None else factory
+    chosen = seed_list(seeds)  # type: ignore[arg-type]
+    by = by or ("hessian" if squared_loss_curvature(problem) is None else "kernel")
+    with counting("critical rates", progress=progress, total=len(chosen)) as advance:
+        starts = {seed: _Start(problem, make, seed, by, advance) for seed in chosen}
+    critical = {seed: start.critical for seed, start in starts.items()}
+    pairs = [
+        (seed, rate)
+        for seed in chosen
+        for rate in (
+            rate_list("rates", rates) if rates is not None else [r * critical[seed] for r in rate_list("ratios", ratios)]
+        )
+    ]
+    data = whole_data(problem)
+    runs: list[Row] = []
+    notes: list[str] = []
+    for kind in models:
+        fleet = Fleet(
+            lambda seed, kind=kind: kinds[kind](make(seed)),  # type: ignore[misc]
+            [seed for seed, _ in pairs],
+            loss=problem.loss_function,
+            rate=[rate for _, rate in pairs],
+            mode="train" if problem.mode == "train" else "eval",
+        )
+        limit = BLOWN_UP_QUADRATIC if kind == "quadratic" else BLOWN_UP
+        trace = fleet.train(
+            data,
+            steps=steps,
+            batch_size=batch_size,
+            order_seeds=[seed for seed, _ in pairs],
+            test=test,
+            every=every,
+            blow_up=limit,
+            evaluate=True,
+            progress=progress,
+        )
+        notes += [f"{kind}: {trace.route}", *trace.cost.notes]
+        runs += [_row(fleet, trace, i, kind, starts[seed], rate) for i, (seed, rate) in enumerate(pairs)]
+    return CatapultSweep(
+        runs=tuple(runs),
+        critical=critical,
+        steps=steps,
+        models=tuple(models),
+        outcome=Outcome.FINISHED,
+        seed=chosen[0],
+        cost=Cost(time.perf_counter() - began, "fleet", 0, tuple(dict.fromkeys(notes))),
+    )
+
+
+def _check_models(models: Sequence[str]) -> None:
+    unknown = [kind for kind in models if kind not in _TWINS]
+    if unknown or not models:
+        raise ValueError(f"models must be some of {', '.join(map(repr, _TWINS))}. Got {unknown or list(models)!r}.")
+
+
+class _Start:
+    """The network of one seed before training: its critical rate, and the norm of its kernel where that is asked for."""
+
+    def __init__(self, problem: Problem, make: Factory, seed: int, by: By, advance: Callable[[int], None]) -> None:
+        self.seed, self.outer = seed, problem
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = make(seed)
+        self.critical = critical_learning_rate(problem.with_model(self.model), by=by, progress=False).value
+        if not math.isfinite(self.critical):
+            raise ValueError(f"No learning rate is critical for seed {seed}: no direction curves upwards, so there is no sweep.")
+        advance(1)
+
+    @cached_property
+    def kernel_norm(self) -> float:
+        return kernel_norm(self.outer, self.model)
+
+
+def _row(fleet: Fleet, trace: FleetTrace, i: int, kind: str, start: _Start, rate: float) -> Row:
+    losses = trace.loss[i]
+    diverged = trace.diverged_at[i]
+    best_loss, best_accuracy = (None, None) if diverged is not None else _best(trace, i)
+    return {
+        "model": kind,
+        "seed": start.seed,
+        "rate": rate,
+        "ratio": rate / start.critical,
+        "regime": _regime(fleet, trace, i, kind, start),
+        "first_loss": float(losses[0]),
+        "peak_loss": float(losses.max()),
+        "final_loss": math.inf if diverged is not None or trace.final_loss is None else float(trace.final_loss[i]),
+        "diverged_at": diverged,
+        "best_test_loss": best_loss,
+        "best_test_accuracy": best_accuracy,
+    }
+
+
+def _best(trace: FleetTrace, i: int) -> tuple[float | None, float | None]:
+    loss = None if trace.test_loss is None else float(trace.test_loss[i].nan_to_num(math.inf).min())
+    accuracy = None if trace.test_accuracy is None else float(trace.test_accuracy[i].nan_to_num(0.0).max())
+    return loss, accuracy
+
+
+def _regime(fleet: Fleet, trace: FleetTrace, i: int, kind: str, start: _Start) -> Word:
+    """By the losses; what looks like a catapult must also have lowered the kernel, which all three models start with."""
+    quadratic = kind == "quadratic"
+    word = classify_run(trace[i], quadratic=quadratic)
+    if word != "catapult" or kind == "linear":
+        return word
+    after = kernel_norm(start.outer, fleet.model(i))
+    return classify_run(trace[i], kernel=(start.kernel_norm, after), quadratic=quadratic)
+
+
+def kernel_norm(problem: Problem, model: nn.Module) -> float:
+    """The largest eigenvalue of the tangent kernel of a model on the problem's inputs, to a part in a thousand."""
+    # Not `problem.with_model`: a twin in closed form may name its parameters otherwise.
+    own = Problem(model, problem.loss_function, whole_data(problem), mode=problem.mode, check=False)
+    op = tangent_kernel_operator(own)
+    return float(top_eigenpairs(op, 1, tol=1e-3, progress=False).values[0])
