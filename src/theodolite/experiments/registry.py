@@ -14,10 +14,18 @@ from theodolite.experiments.base import Experiment, check_declaration
 GROUP = "theodolite.experiments"
 
 _CHECKS = "theodolite.experiments.checks"
+_CATAPULT = "theodolite.experiments.catapult"
 _HESSIAN = "theodolite.experiments.hessian"
+_LINEARITY = "theodolite.experiments.linearity"
 _TARGETS: dict[str, str] = {
     "checks/stability-edge": f"{_CHECKS}.stability_edge:StabilityEdge",
     "checks/kronecker-identity": f"{_CHECKS}.kronecker_identity:KroneckerIdentity",
+    "catapult/theorems": f"{_CATAPULT}.theorems:Theorems",
+    "catapult/window": f"{_CATAPULT}.window:Window",
+    "catapult/figure-3.1": f"{_CATAPULT}.regimes:Figure31",
+    "catapult/figure-3.3": f"{_CATAPULT}.line:Figure33",
+    "catapult/figure-B.1": f"{_CATAPULT}.line:FigureB1",
+    "catapult/figure-B.4": f"{_CATAPULT}.general:FigureB4",
     "hessian/figure-1": f"{_HESSIAN}.overlap:Figure1",
     "hessian/figure-2": f"{_HESSIAN}.full:Figure2",
     "hessian/figure-3": f"{_HESSIAN}.correspondence:Figure3",
@@ -42,6 +50,14 @@ _TARGETS: dict[str, str] = {
     "hessian/table-8": f"{_HESSIAN}.batchnorm:Table8",
     "hessian/table-10": f"{_HESSIAN}.weights:Table10",
     "hessian/theorems": f"{_HESSIAN}.theorems:Theorems",
+    "linearity/figure-2.1": f"{_LINEARITY}.layering:Figure21",
+    "linearity/figure-2.2": f"{_LINEARITY}.drift:Figure22",
+    "linearity/figure-2.3": f"{_LINEARITY}.bottlenecks:Figure23",
+    "linearity/hessian-scaling": f"{_LINEARITY}.scaling:HessianScaling",
+    "linearity/taylor": f"{_LINEARITY}.taylor:Taylor",
+    "linearity/pl": f"{_LINEARITY}.polyak:PolyakLojasiewicz",
+    "linearity/lemmas": f"{_LINEARITY}.lemmas:Lemmas",
+    "linearity/attention-and-recurrence": f"{_LINEARITY}.extensions:AttentionAndRecurrence",
 }
 _CLASSES: dict[str, type[Experiment]] = {}
 
