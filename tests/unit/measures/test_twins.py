@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 import theodolite as th
 from theodolite.errors import BatchCoupledError, NotRepeatableError
+from theodolite.models import ntk_cnn
 
 
 class Normed(nn.Module):
@@ -211,6 +212,41 @@ def test_twin_of_a_problem_moves_its_parameters_only() -> None:
     model, x = made("tanh")
     twin = th.linearize(th.Problem(model, nn.MSELoss(), (x, numbers(5, 2)), params="last.*"))
     assert [name for name, p in twin.named_parameters() if p.requires_grad] == ["last.weight", "last.bias"]
+
+
+GATED: dict[str, tuple[Callable[[], nn.Module], Tensor, bool]] = {
+    "two layers": (lambda: nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 2)), numbers(5, 4), True),
+    "two layers, in place": (lambda: nn.Sequential(nn.Linear(4, 9), nn.ReLU(inplace=True), nn.Linear(9, 2)), numbers(5, 4), True),
+    "convolution and linear": (lambda: ntk_cnn((1, 5, 5), 4, 2), numbers(5, 1, 5, 5), True),
+    "three layers": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1)),
+        numbers(5, 4),
+        False,
+    ),
+    "pooled": (
+        lambda: nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 1)),
+        numbers(5, 1, 5, 5),
+        False,
+    ),
+    "tanh": (lambda: nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 2)), numbers(5, 4), False),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_frozen_gates_are_used_where_they_are_the_expansion(name: str) -> None:
+    build, x, expected = GATED[name]
+    torch.manual_seed(0)
+    model = build().double()
+    twin = th.quadratize(model).prepare(x)
+    assert twin.gated is expected
+    move(twin, model, directions(model), 0.5)  # far enough for units to change sides in the network
+    found = twin(x)
+    gradient = torch.autograd.grad(found.square().sum(), list(twin.parameters()))
+    twin.gated = False
+    true = twin(x)
+    assert torch.allclose(found, true, rtol=1e-11)
+    for a, b in zip(gradient, torch.autograd.grad(true.square().sum(), list(twin.parameters())), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
 def test_recurrent_layers_work_in_float32() -> None:

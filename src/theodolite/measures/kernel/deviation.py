@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -85,7 +86,7 @@ def linearity_deviation(
     directions: int = 8,
     segments: int = 5,
     displacement: Tensor | None = None,
-    top: Eigenpairs | None = None,
+    start: Any = None,
     tol: float = 1e-4,
     seed: int = 0,
     progress: bool | None = None,
@@ -94,7 +95,7 @@ def linearity_deviation(
 
     Directions: `directions` random ones, the gradient of the output, the top eigenvector of its Hessian, and
     `displacement` (that of a training run, say) where it is given. On each segment the Hessian norm is taken at
-    `segments` points, both ends among them.
+    `segments` points, both ends among them. `start` is a guess of the top eigenvector, if there is one.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1).double()
@@ -112,7 +113,7 @@ def linearity_deviation(
     [(sample, index)] = chosen(problem, output, sample)
     scalar = scalar_problem(problem, index, sample)
     value, gradient = scalar.loss_and_gradient()
-    top = top_hessian_pair(scalar, tol=tol, seed=seed, progress=False) if top is None else top
+    top = top_hessian_pair(scalar, tol=tol, start=start, seed=seed, progress=False)
     named = {f"random {i + 1}": d for i, d in enumerate(random_directions(problem, directions, seed))}
     extra = {"gradient": gradient, "top Hessian eigenvector": top.vectors[:, 0], "displacement": displacement}
     named |= {name: d for name, v in extra.items() if v is not None and (d := unit(v)) is not None}

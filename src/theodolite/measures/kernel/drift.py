@@ -69,12 +69,7 @@ def kernels_on_ball(
     """
     if not radius > 0 or probes < 0:
         raise ValueError(f"radius must be positive and probes at least 0. Got {radius} and {probes}.")
-    rows = problem.samples * outputs_per_sample(problem)
-    if rows > LARGEST:
-        raise ValueError(
-            f"The tangent kernel of {rows} outputs (samples × outputs) is larger than the {LARGEST} that are formed. "
-            "Build the Problem on fewer samples."
-        )
+    refuse_large_kernel(problem)
     problem.refuse_batch_coupling("The tangent kernel")
     steps = {f"random {i + 1}": radius * d for i, d in enumerate(random_directions(problem, probes, seed))}
     descent = unit(problem.gradient())
@@ -90,6 +85,16 @@ def kernels_on_ball(
             there[name] = kernel_of(moved(problem, step))
             count(1)
     return Kernels(here, there, radius)
+
+
+def refuse_large_kernel(problem: Problem) -> None:
+    """Raise where the kernel of all outputs of all samples is too large to be formed."""
+    rows = problem.samples * outputs_per_sample(problem)
+    if rows > LARGEST:
+        raise ValueError(
+            f"The tangent kernel of {rows} outputs (samples × outputs) is larger than the {LARGEST} that are formed. "
+            "Build the Problem on fewer samples."
+        )
 
 
 def kernel_of(problem: Problem) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from theodolite.measures.kernel.deviation import Deviation, linearity_deviation
-from theodolite.measures.kernel.drift import KernelDrift, kernel_drift, kernels_on_ball
+from theodolite.measures.kernel.drift import KernelDrift, kernel_drift, kernels_on_ball, refuse_large_kernel
 from theodolite.measures.kernel.hessian_norm import HessianNorm, hessian_norm
 from theodolite.measures.kernel.in_degree import InDegrees, in_degree_report
 from theodolite.measures.kernel.polyak_lojasiewicz import PLReport, pl_report
@@ -100,6 +100,7 @@ def linearity(
     (0, True)
     """
     began = time.perf_counter()
+    refuse_large_kernel(problem)
     with stages(4, progress=progress) as stage:
         stage("Hessian norm")
         norm = hessian_norm(problem, output=output, samples=samples, seed=seed, progress=False)
@@ -113,6 +114,7 @@ def linearity(
             directions=directions,
             segments=segments,
             displacement=displacement,
+            start=norm.vector,
             seed=seed,
             progress=False,
         )

@@ -22,7 +22,6 @@ class OutputEntry:
     """A loss that is one number of the output."""
 
     index: int
-    reduction: str = "sum"
 
     def __call__(self, output: Tensor, target: Any) -> Tensor:
         return output.reshape(-1)[self.index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from theodolite.errors import BatchCoupledError, NotRepeatableError
 from theodolite.measures.kernel.expansion import Named, taylor, taylor_with_pull
+from theodolite.measures.kernel.gates import Recorded, Replayed
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model, main_output, unwrap
 from theodolite.problem.second_order import functional_transforms
@@ -43,20 +44,25 @@ class TaylorTwin(nn.Module):
             start = model.get_parameter(name).detach().clone()
             self._anchor.register_buffer(str(i), start, persistent=False)
         self._checked = False
+        self.gated = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The expansion at the current parameters: the network's main output."""
         moved = self._by_name(self._names)
-        if _inside_transform():
+        if not _inside_transform():
+            self.prepare(*args, **kwargs)
+        if self.gated or _inside_transform():
             return self.value(moved, args, kwargs)
-        self._refuse_state(args, kwargs)
         found: Tensor = _Expanded.apply(self, args, kwargs, *moved.values())
         return found
 
     def value(self, moved: Named, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """The expansion with the trained parameters at `moved`, by plain operations: differentiable any number of times."""
         with functional_transforms():
-            return taylor(self._function(args, kwargs), self.anchor(), self._displacement(moved), self.order)
+            function = self._function(args, kwargs)
+            if self.gated:
+                return _gated(function, self.anchor(), moved)
+            return taylor(function, self.anchor(), self._displacement(moved), self.order)
 
     def value_and_pull(
         self, moved: Named, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -73,6 +79,9 @@ class TaylorTwin(nn.Module):
         with functional_transforms():
             function = self._function(batch.args, batch.kwargs, {**parameters, **buffers})
             anchor = {name: buffers[f"_anchor.{i}"] for i, name in enumerate(self._names)}
+            if self.gated:
+                gradient, value = torch.func.grad_and_value(lambda w: loss(_gated(function, anchor, w), batch.target))(moved)
+                return value, gradient
             away = {name: moved[name] - anchor[name] for name in self._names}
             output, pull = taylor_with_pull(function, anchor, away, self.order)
             value, back, *_ = torch.func.vjp(lambda z: loss(z, batch.target), output)
@@ -107,10 +116,34 @@ class TaylorTwin(nn.Module):
         """The twin's own tensors, which a functional call may have replaced."""
         return {name: getattr(_place(self, name), _last(name)) for name in names}
 
+    def prepare(self, *args: Any, **kwargs: Any) -> Self:
+        """Look at the network once, on inputs of the kind it will see: whether it can be expanded, and how it is cheapest.
+
+        Called on the first forward pass; a fleet, whose first pass is inside a transform, gains from calling it before.
+        """
+        if not self._checked:
+            self._refuse_state(args, kwargs)
+            self.gated = self.order == 2 and self._is_quadratic_when_gated(args, kwargs)
+            self._checked = True
+        return self
+
+    def _is_quadratic_when_gated(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether frozen gates make the network a quadratic in its weights: third differences over large steps vanish."""
+        anchor, generator = self.anchor(), torch.Generator().manual_seed(0)
+        step = {
+            name: torch.randn(w.shape, generator=generator, dtype=torch.float32).to(w) * (w.abs().mean() + 0.1)
+            for name, w in anchor.items()
+        }
+        with functional_transforms(), torch.no_grad():
+            function = self._function(args, kwargs)
+            places = ({name: w + i * step[name] for name, w in anchor.items()} for i in range(4))
+            first, second, third, fourth = (_gated(function, anchor, place).double() for place in places)
+        scale = max(float(value.norm()) for value in (first, second, third, fourth))
+        tolerance = 1e-11 if next(iter(anchor.values())).dtype == torch.float64 else 1e-4
+        return float((fourth - 3 * third + 3 * second - first).norm()) <= tolerance * scale
+
     def _refuse_state(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Once: a network that writes into its buffers or draws random numbers has no Taylor expansion."""
-        if self._checked:
-            return
+        """A network that writes into its buffers or draws random numbers has no Taylor expansion."""
         (network,) = self._network
         tensors = {name: t.detach().clone() for name, t in {**dict(network.named_buffers()), **self.anchor()}.items()}
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -120,7 +153,6 @@ class TaylorTwin(nn.Module):
                 "Two evaluations of the network differ, so it has no Taylor expansion: it draws random numbers or keeps a "
                 "state between calls. Remedy: switch that off in eval mode, or expand the part of the network without it."
             )
-        self._checked = True
 
     def extra_repr(self) -> str:
         (network,) = self._network
@@ -151,6 +183,14 @@ class _Expanded(torch.autograd.Function):
         return None, None, None, *torch.autograd.grad(value, list(moved.values()), cotangent, create_graph=True)
 
 
+def _gated(function: Callable[[Named], Tensor], anchor: Named, weights: Named) -> Tensor:
+    """The network at `weights` with the ReLU gates it has at `anchor`."""
+    with torch.no_grad(), Recorded() as recorded:
+        function(anchor)
+    with Replayed(recorded.gates):
+        return function(weights)
+
+
 def linearize(model: nn.Module | Problem) -> TaylorTwin:
     """The first order Taylor model `f(w₀) + J(w₀)(w − w₀)` of a network: what it would be in the kernel regime.
 
@@ -167,8 +207,10 @@ def linearize(model: nn.Module | Problem) -> TaylorTwin:
 def quadratize(model: nn.Module | Problem) -> TaylorTwin:
     """The second order Taylor model `f(w₀) + J δ + ½ δᵀ H δ`, δ = w − w₀: the smallest model that can catapult.
 
-    A training step costs about five gradients of the network and holds about three times its memory: the slope J δ and the
-    curvature are carried forward together, and one pull back of the slope gives the gradient.
+    A training step costs a few gradients of the network (the benchmark table says how many) and about three times its memory:
+    the slope J δ and the curvature are carried forward together, and one pull back of the slope gives the gradient. A ReLU
+    network with two weight layers is recognised: with its gates frozen it is a quadratic itself, at the price of a forward
+    pass and a gradient.
 
     >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     >>> _ = [nn.init.constant_(p, 2.0) for p in model.parameters()]                        # f = w₁ w₂ x
