@@ -42,6 +42,23 @@ def test_two_checkpoints(checkpoints, capsys):
     text = (checkpoints / "comparison" / "index.html").read_text()
     assert text.count("<svg id=") == 2
     assert "run0 and run1" in text
+    assert '<p class="kicker">comparison</p>' in text
+    assert "from 3 sections" in text
+    for finding in found:  # each card leads to its layer
+        layer = finding["quantity"].removeprefix("overlap of ")
+        assert f'href="#section-layer-{layer}"' in text
+        assert f'id="section-layer-{layer}"' in text
+
+
+def test_a_peak_at_the_end_is_called_rising():
+    problems = {"a": problem_of(SETUP, 0), "b": problem_of(SETUP, 1)}
+    short, longer = (th.compare(problems, "fc1", k=k, progress=False) for k in (3, 40))
+    for found in (short, longer):
+        (pair,), (finding,) = found.pairs, found.findings
+        rising = pair.peak == len(pair.overlap)
+        assert ("still rises" in finding.sentence) == rising
+        assert (f"is largest at {pair.peak};" in finding.sentence) == (not rising)
+    assert "still rises at 3" in short.findings[0].sentence
 
 
 def test_one_is_not_enough_and_a_missing_file_is_named(checkpoints, capsys):
@@ -60,5 +77,9 @@ def test_a_model_shares_everything_with_itself_and_the_law_holds_for_hidden_laye
     other = next(p for p in found.pairs if (p.first, p.second, p.layer) == ("a", "b", "fc1"))
     assert 0 < float(other.overlap[19]) < 1
     assert abs(float(other.overlap[19]) - float(other.permuted[19])) < 0.3
+    between = [p for p in found.pairs if p.layer == "fc1"]
+    sentence = next(f.sentence for f in found.findings if f.quantity == "overlap of fc1")
+    assert f"predict {sum(float(p.predicted[19]) for p in between) / 3:.2g}" in sentence
+    assert f"chance is {20 / (20 * 64):.2g}" in sentence  # 20 directions of 20·64 weights
     with pytest.raises(ValueError, match="at least two"):
         th.compare({"a": problems["a"]})

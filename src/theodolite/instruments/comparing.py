@@ -10,34 +10,46 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from theodolite.instruments.base import listed
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
-from theodolite.problem import Problem
+from theodolite.problem import Batch, Problem
+from theodolite.problem.tensors import named_tensors
 from theodolite.progress import stages
-from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
+from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, number
 
 if TYPE_CHECKING:
     from theodolite.report import Section
 
+#: Columns of the table of all spectra.
+_SPECTRUM = ("sharpness", "residual", "outliers", "decoupling_error", "overlap")
 _SOURCE = "Wu and others (2020), Dissecting Hessian: overlap of dominant eigenspaces between models."
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Comparison(Result):
-    """Structure reports by model, comparisons of every pair layer by layer, and findings; `to_html` writes the page."""
+    """Structure reports by model, comparisons of every pair layer by layer, and findings; `to_html` writes the page.
+
+    `settings` says what was compared and how; `without` which layers were not, and why.
+    """
 
     models: dict[str, StructureReport]
     pairs: tuple[LayerComparison, ...]
     losses: dict[str, float]
     findings: tuple[Finding, ...]
+    settings: dict[str, str]
+    without: dict[str, str]
 
     def rows(self) -> list[Row]:
         return [row for pair in self.pairs for row in pair.rows()]
 
     def sentence(self) -> str:
-        return "\n".join(str(finding) for finding in self.findings)
+        lines = [str(finding) for finding in self.findings]
+        return "\n".join([*lines, *(f"{layer}: not compared, {why}." for layer, why in self.without.items())])
 
-    def to_html(self, path: str | PathLike[str]) -> Path:
-        """Write the comparison as one self-contained page."""
+    def to_html(self, path: str | PathLike[str], *, facts: Mapping[str, str] | None = None) -> Path:
+        """Write the comparison as one self-contained page; `facts` (where the models come from, say) go into its header."""
         from theodolite.report import Section, SurveyPage, write_survey
 
         sections = [self._section(layer, place) for place, layer in enumerate(_layers(self.pairs))]
@@ -45,15 +57,32 @@ class Comparison(Result):
             name="spectra",
             title="Spectra of every layer",
             question="Are the layers of the models equally sharp?",
-            rows=[{"model": name, **row} for name, report in self.models.items() for row in report.rows()],
-            how="Exact eigenpairs of each layer's block, and its Kronecker factors.",
+            rows=[
+                {"layer": row["layer"], "model": name, **{key: row[key] for key in _SPECTRUM}}
+                for layer in _layers(self.pairs)
+                for name, report in self.models.items()
+                if layer in report
+                for row in [report[layer].summary()]
+            ],
+            how=(
+                "Exact eigenpairs of each layer's block, and the spectral norm of its difference from the Kronecker product of "
+                "its factors (decoupling error). Overlap is that of the outliers with the product's eigenvectors; outliers are "
+                "the eigenvalues before the widest gap."
+            ),
             source=_SOURCE,
         )
         page = SurveyPage(
-            title=" and ".join(self.models),
+            title=listed(list(self.models)),
             findings=self.findings,
             sections=[*sections, spectra],
-            facts={f"loss of {name}": f"{loss:.4g}" for name, loss in self.losses.items()},
+            kind="comparison",
+            part="section",
+            facts={
+                **(facts or {}),
+                **self.settings,
+                **{f"loss of {name}": f"{loss:.4g}" for name, loss in self.losses.items()},
+                **{f"{layer} not compared": why for layer, why in self.without.items()},
+            },
             provenance={key: str(value) for key, value in asdict(self.provenance).items()} | {"seed": str(self.seed)},
         )
         return write_survey(page, path)
@@ -63,19 +92,37 @@ class Comparison(Result):
         from theodolite.report import Section
 
         mine = [pair for pair in self.pairs if pair.layer == layer]
+        size = self.models[mine[0].first][layer].pairs.vectors.shape[0]
+        rows = [row for pair in mine for row in [*pair.rows(), *_chance(pair, size)]]
         axes = plots.curves(
-            [row for pair in mine for row in pair.rows()], x="dimension", y="overlap", by="curve", title=f"Overlap in {layer}"
+            rows,
+            x="dimension",
+            y="overlap",
+            by="curve",
+            band="range",  # pairs of the same models are no independent repeats: a standard error would be too small
+            xlabel="sharpest directions taken",
+            ylabel="overlap of the models",
+            labels="direct",
+            markers=False,
+            title=f"What the sharpest directions of {layer} share",
         )
         if mine[0].outputs <= len(mine[0].overlap):
-            plots.reference(axes, x=mine[0].outputs, label="outputs")
+            plots.reference(axes, x=mine[0].outputs, label=f"{mine[0].outputs} outputs")
         return Section(
-            name=f"layer-{place}",
+            name=_name(layer),
             title=layer,
             question="How much do the sharpest directions of the models share, and is it what their factors predict?",
-            findings=[finding for finding in self.findings if finding.quantity.endswith(f" of {layer}")],
+            findings=[finding for finding in self.findings if finding.instrument == _name(layer)],
             svg=plots.to_svg(axes, prefix=f"overlap-{place}"),
             rows=[_row(pair) for pair in mine],
-            how="Overlap ‖UᵀV‖²/k of the top-k eigenvectors; the prediction uses the eigenvectors of the Kronecker factors.",
+            how=(
+                "Overlap ‖UᵀV‖²/k of the k sharpest directions: 1 for the same subspace, k over the number of weights for two "
+                "random ones. The prediction takes the eigenvectors of the Kronecker factors instead of the exact ones; "
+                "permuted, it supposes hidden units in no common order. The table is for as many directions as the layer "
+                "has outputs; error estimates what the residuals of the eigenvectors leave open there (residual over the gap to "
+                "the next eigenvalue, in first order); same input is (v·v')² of the leading eigenvectors of the two input "
+                "auto-correlations. The last layer's outputs are not permuted: they have an order."
+            ),
             source=_SOURCE,
         )
 
@@ -95,24 +142,44 @@ def compare(
     """
     if len(problems) < 2:
         raise ValueError(f"compare needs at least two models. Got {len(problems)}.")
+    _refuse_other_data(problems)
     began = time.perf_counter()
     reports: dict[str, StructureReport] = {}
     with stages(len(problems), progress=progress) as begin:
         for name, problem in problems.items():
             begin(name)
-            reports[name] = hessian_structure(problem, layers, k=k, tol=tol, seed=seed, progress=False)
+            # One direction more than compared: the error of k directions depends on the gap behind them.
+            reports[name] = hessian_structure(problem, layers, k=k + 1, tol=tol, seed=seed, progress=False)
     pairs = tuple(
-        compare_layers(reports[a][layer], reports[b][layer], (a, b))
+        compare_layers(reports[a][layer], reports[b][layer], (a, b), k=k)
         for a, b in itertools.combinations(problems, 2)
         for layer in reports[a]
         if layer in reports[b]
     )
+    if not pairs:
+        raise ValueError(
+            "The models have no layer in common to compare: "
+            + "; ".join(f"{name} has {', '.join(report)}" for name, report in reports.items())
+            + "."
+        )
+    problem = next(iter(problems.values()))
+    shared = set(_layers(pairs))
+    without = {layer: why for report in reports.values() for layer, why in report.without.items()}
+    without |= {layer: f"not in every model ({name} has it)" for name, r in reports.items() for layer in r if layer not in shared}
     return Comparison(
+        settings={
+            "model": f"{type(problem.model).__name__}, {problem.size} parameters",
+            "samples": str(problem.samples),
+            "directions per layer": str(k),
+            "tolerance": f"{tol:g}",
+        },
+        without=without,
         models=reports,
         pairs=pairs,
         losses={name: problem.loss() for name, problem in problems.items()},
         findings=tuple(
-            _finding(layer, [p for p in pairs if p.layer == layer]) for layer in dict.fromkeys(p.layer for p in pairs)
+            _finding([p for p in pairs if p.layer == layer], _first(reports)[layer].pairs.vectors.shape[0])
+            for layer in _layers(pairs)
         ),
         outcome=Outcome.FINISHED,
         seed=seed,
@@ -120,30 +187,72 @@ def compare(
     )
 
 
+def _refuse_other_data(problems: Mapping[str, Problem]) -> None:
+    """Raise where two problems are not on the same samples: their curvature would differ for that reason alone."""
+    (first, one), *others = problems.items()
+    for name, other in others:
+        if len(one.data) != len(other.data) or not all(map(_same_batch, one.data, other.data)):
+            raise ValueError(f"compare needs models on the same data. That of {name} differs from that of {first}.")
+
+
+def _same_batch(a: Batch, b: Batch) -> bool:
+    mine, theirs = (dict(named_tensors({**batch.inputs, "target": batch.target})) for batch in (a, b))
+    return mine.keys() == theirs.keys() and all(
+        t.shape == theirs[key].shape and torch.equal(t, theirs[key].to(t)) for key, t in mine.items()
+    )
+
+
 def _layers(pairs: Iterable[LayerComparison]) -> list[str]:
     return list(dict.fromkeys(pair.layer for pair in pairs))
 
 
+def _first(reports: Mapping[str, StructureReport]) -> StructureReport:
+    return next(iter(reports.values()))
+
+
+def _name(layer: str) -> str:
+    """The section of a layer."""
+    return f"layer-{layer}"
+
+
+def _taken(pair: LayerComparison) -> int:
+    """How many directions numbers are given for: as many as the layer has outputs, if so many were measured."""
+    return min(pair.outputs, len(pair.overlap))
+
+
+def _chance(pair: LayerComparison, size: int) -> list[Row]:
+    """What random subspaces share."""
+    return [{"curve": "chance", "dimension": k, "overlap": k / size} for k in range(1, len(pair.overlap) + 1)]
+
+
 def _row(pair: LayerComparison) -> Row:
+    k = _taken(pair)
     return {
         "pair": f"{pair.first} and {pair.second}",
-        "overlap": float(pair.overlap[-1]),
-        "peak": pair.peak,
-        "leading inputs": pair.input_dot,
+        "k": k,
+        "overlap": float(pair.overlap[k - 1]),
+        "error": float(pair.errors[k - 1]),
+        "predicted": float(pair.predicted[k - 1]),
+        "permuted": None if pair.last else float(pair.permuted[k - 1]),
+        "largest at": pair.peak,
+        "same input": pair.input_dot,
     }
 
 
-def _finding(layer: str, pairs: list[LayerComparison]) -> Finding:
-    """One sentence for a layer: what is shared at k = number of outputs, against chance and prediction."""
-    k = min(pairs[0].outputs, len(pairs[0].overlap))
-    shared = sum(float(pair.overlap[k - 1]) for pair in pairs) / len(pairs)
-    expected = sum(float(pair.permuted[k - 1]) for pair in pairs) / len(pairs)
-    error = max(pair.error for pair in pairs)
-    peak = round(sum(pair.peak for pair in pairs) / len(pairs))
+def _finding(pairs: list[LayerComparison], size: int) -> Finding:
+    """One sentence for a layer: what is shared at k = number of outputs, against prediction and chance; means over pairs."""
+    layer, k = pairs[0].layer, _taken(pairs[0])
+    curve = torch.stack([pair.overlap for pair in pairs]).mean(0)
+    shared, error = float(curve[k - 1]), max(float(pair.errors[k - 1]) for pair in pairs)
+    each = [float(pair.overlap[k - 1]) for pair in pairs]
+    several = f" ({min(each):.2g} to {max(each):.2g} in {len(pairs)} pairs)" if len(pairs) > 1 else ""
+    expected = sum(float(pair.predicted[k - 1]) for pair in pairs) / len(pairs)
+    peak = int(curve.argmax()) + 1
+    place = f"still rises at {peak}, the last measured" if peak == len(curve) else f"is largest at {peak}"
     text = (
-        f"{layer}: the {k} sharpest directions of the models share {shared:.2g} ± {error:.1g} "
-        f"(predicted {expected:.2g} from the inputs "
-        f"alone); the overlap peaks at {peak}, the layer has {pairs[0].outputs} outputs."
+        f"{layer}: the {k} sharpest directions of the models share {number(shared, error)}{several}; "
+        f"their factors predict {expected:.2g}, chance is {k / size:.2g}. "
+        f"The overlap {place}; the layer has {pairs[0].outputs} outputs."
     )
     fields = {"label": "overlap", "quantity": f"overlap of {layer}", "value": shared, "error": error, "source": _SOURCE}
-    return Finding(instrument=f"layer-{layer}", severity=Severity.NOTE, sentence=text, **fields)  # type: ignore[arg-type]
+    return Finding(instrument=_name(layer), severity=Severity.NOTE, sentence=text, **fields)  # type: ignore[arg-type]

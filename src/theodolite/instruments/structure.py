@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: A decoupling error up to this lets the factors stand for the block; beyond the other they do not.
 TRUSTED, DOUBTFUL = 0.5, 0.9
 
+#: Residuals of the eigenpairs, over the largest eigenvalue.
+TOLERANCE = 1e-3
+
 #: More layers take longer than the picture is worth.
 MOST_LAYERS = 30
 
@@ -28,7 +31,10 @@ class Structure(Instrument):
     question = "Do the output Hessian and the input of a layer explain its sharp directions?"
     how = (
         "For every linear and convolutional layer: the exact block's eigenpairs, the output Hessian E[M] and the input "
-        "auto-correlation E[xxᵀ] from one backward pass per output, and the spectral norm of block − E[M] ⊗ E[xxᵀ]."
+        "auto-correlation E[xxᵀ] from one backward pass per output, and the spectral norm of block − E[M] ⊗ E[xxᵀ] over that "
+        "of the block (decoupling error). Overlap (of the block's and the product's eigenvectors) and rank ratio (1 for a rank "
+        "one matrix) are those of the eigenvalues before the widest gap. Input mean is (v₁·μ)²/‖μ‖², input gap is γ₁/γ₂, "
+        "with γ and v the eigenvalues and eigenvectors of E[xxᵀ] and μ the mean input."
     )
     source = "Wu and others (2020), Dissecting Hessian: decoupling of the layer-wise Hessian."
     efforts = ({"k": 10}, {"k": 3})
@@ -52,11 +58,13 @@ class Structure(Instrument):
     def run(self, site: Site, **effort: Any) -> StructureReport:
         audit = site.results.get("batches")
         classes = audit.classes if isinstance(audit, BatchAudit) and 1 < audit.classes <= 100 else None
-        return hessian_structure(site.problem, k=effort["k"], classes=classes, seed=site.seed, progress=False)
+        return hessian_structure(site.problem, k=effort["k"], tol=TOLERANCE, classes=classes, seed=site.seed, progress=False)
 
     def rows(self, result: StructureReport) -> list[Row]:
-        keep = ("layer", "kind", "sharpness", "residual", "decoupling_error", "overlap", "rank_ratio", "squared_dot", "ratio")
-        return [{key: row[key] for key in keep} for row in result.rows()]
+        keep = ("layer", "sharpness", "residual", "decoupling_error", "overlap", "rank_ratio")
+        inputs = {"input_mean": "squared_dot", "input_gap": "ratio"}
+        names = {key: key for key in keep} | inputs
+        return [{name: row[key] for name, key in names.items()} for row in result.rows()]
 
     def findings(self, site: Site, result: StructureReport) -> list[Finding]:
         rows = result.rows()
@@ -66,7 +74,9 @@ class Structure(Instrument):
         text = f"Two small factors explain the curvature of {len(good)} of {len(rows)} layers (mean decoupling error {mean:.2g})"
         text += f", but not that of {listed(bad)}." if bad else "."
         advice = "Where they do, a Kronecker preconditioner (K-FAC, Shampoo) fits; elsewhere it would mislead." if bad else ""
-        fields = {"quantity": "mean decoupling error", "value": mean, "error": max(row["residual"] for row in rows) / _top(rows)}
+        # A quotient of two norms, each an eigenvalue known to its residual; that of the difference is below the tolerance.
+        worst = max(row["residual"] / max(abs(row["sharpness"]), 1e-30) for row in rows)
+        fields = {"quantity": "mean decoupling error", "value": mean, "error": mean * (TOLERANCE + worst)}
         found = [self.found(Severity.NOTE, text, label="factorisation", advice=advice, **fields)]
         return [*found, *self._inputs(rows)]
 
@@ -91,7 +101,7 @@ class Structure(Instrument):
             f"their mean (it is {ratio:.2g} times "
             "stronger than the next): sharp directions are an output direction times that mean."
         )
-        advice = "A normalisation layer takes the mean away and with it most of the sharpness."
+        advice = "A normalisation layer takes the mean away, and with it these outliers."
         fields = {"quantity": "largest over second eigenvalue of the input auto-correlation", "value": ratio}
         return [self.found(Severity.NOTE, text, label="rank-one inputs", advice=advice, **fields)]
 
@@ -100,12 +110,18 @@ class Structure(Instrument):
 
         report = results[self.name]
         name = max(report, key=lambda layer: float(report[layer].pairs.values[0]))
-        corner = report[name].correspondence().outputs[:10, :10]
+        corner = report[name].correspondence().outputs[:10, :10].clamp(max=1.0)  # rounding
         if min(corner.shape) < 3:
             return None
-        title = f"{name}: sharp directions against output directions"
-        return plots.matrix(corner, title=title, xlabel="eigenvector of the block", ylabel="eigenvector of E[M]")
-
-
-def _top(rows: list[Row]) -> float:
-    return max(float(max(row["sharpness"] for row in rows)), 1e-30)
+        return plots.matrix(
+            corner,
+            row_names=range(1, len(corner) + 1),
+            column_names=range(1, corner.shape[1] + 1),
+            limits=(0.0, 1.0),
+            center=None,
+            number=".2f",
+            label="share of the eigenvector",
+            title=f"{name}: sharp directions against output directions",
+            xlabel="eigenvector of the block",
+            ylabel="eigenvector of E[M]",
+        )

@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from theodolite.models.convolutional import cnn as cnn
+    from theodolite.models.dag import DagNetwork as DagNetwork
+    from theodolite.models.dag_graphs import cnn_graph as cnn_graph
+    from theodolite.models.dag_graphs import densenet_graph as densenet_graph
+    from theodolite.models.dag_graphs import fcn_graph as fcn_graph
+    from theodolite.models.dag_graphs import with_bottlenecks as with_bottlenecks
+    from theodolite.models.dag_graphs import with_connections as with_connections
+    from theodolite.models.dag_graphs import with_drops as with_drops
+    from theodolite.models.dag_graphs import with_skips as with_skips
     from theodolite.models.fully_connected import f_network as f_network
     from theodolite.models.fully_connected import fcn as fcn
     from theodolite.models.initialisation import count_parameters as count_parameters
@@ -54,6 +62,16 @@ _CONTENTS = {
     "language": ["gpt", "bert"],
     "llama": ["llama_decoder", "llama_from_config"],
     "ntk": ["ntk_fcn", "ntk_cnn"],
+    "dag": ["DagNetwork"],
+    "dag_graphs": [
+        "fcn_graph",
+        "densenet_graph",
+        "cnn_graph",
+        "with_drops",
+        "with_skips",
+        "with_bottlenecks",
+        "with_connections",
+    ],
     "initialisation": ["count_parameters", "initialise"],
     "ntk_layers": ["ntk_parameterise"],
     "pretrained": ["load_weights", "resnet20_from", "stories260k_from"],

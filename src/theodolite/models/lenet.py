@@ -51,6 +51,8 @@ def lenet_mini(
 ) -> nn.Sequential:
     """A LeNet for 8×8 digits: conv 4 (3×3), max pooling, conv 8 (2×2), fc 24, fc 16, classes.
 
+    `batchnorm` is LeNet-mini-BN, with norms where LeNet5-BN has them.
+
     >>> sum(p.numel() for p in lenet_mini().parameters())  # 40 + 136 + 792 + 400 + 170
     1538
     """

@@ -34,9 +34,12 @@ def _numbers(match: re.Match[str]) -> dict[str, Any]:
     return {key: int(value) for key, value in match.groupdict().items() if value is not None}
 
 
+def _norm(match: re.Match[str]) -> dict[str, Any]:
+    return {"batchnorm": True} if match["bn"] else {}
+
+
 def _lenet(match: re.Match[str]) -> dict[str, Any]:
-    changed = {match["layer"]: int(match["width"])} if match["layer"] else {}
-    return {"batchnorm": True, **changed} if match["bn"] else changed
+    return _norm(match) | ({match["layer"]: int(match["width"])} if match["layer"] else {})
 
 
 def _widths(match: re.Match[str]) -> dict[str, Any]:
@@ -60,7 +63,7 @@ _FAMILIES = [
         ("LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5-(fc1-150)"),
         "lenet", "lenet5", _lenet,
     ),
-    Family(r"LeNet-mini", ("LeNet-mini",), "lenet", "lenet_mini"),
+    Family(r"LeNet-mini(?P<bn>-BN)?", ("LeNet-mini", "LeNet-mini-BN"), "lenet", "lenet_mini", _norm),
     Family(
         r"VGG11(-W(?P<width>\d+))?",
         ("VGG11", "VGG11-W32", "VGG11-W48", "VGG11-W64", "VGG11-W80", "VGG11-W200"),

@@ -18,6 +18,7 @@ from theodolite.plots.tables import Array, finite, groups, is_number, label_of, 
 
 _TICKS = 12
 _MISSING = "#BDBDBD"
+_LETTER = 0.6  # width of a digit, in units of the font's size
 
 
 def matrix(
@@ -228,9 +229,15 @@ def _blocks(ax: Axes, shape: tuple[int, ...], sizes: list[int], names: Sequence[
 
 
 def _numbers(ax: Axes, array: Array, shown: NDArray[np.bool_], colours: Colormap, norm: Normalize, number: str) -> None:
-    size = 9 if max(array.shape) <= 6 else 7.5
-    for i, j in zip(*np.nonzero(shown), strict=True):
+    """The entries as texts, small enough that neighbours do not touch."""
+    places = list(zip(*np.nonzero(shown), strict=True))
+    texts = [format(array[place], number).replace("-", "−") for place in places]
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    cell = 72 * figure.get_figwidth() * ax.get_position().width / array.shape[1]  # points
+    widest = max(map(len, texts), default=1)
+    size = min(9 if max(array.shape) <= 6 else 7.5, cell / (_LETTER * (widest + 1)))
+    for (i, j), text in zip(places, texts, strict=True):
         red, green, blue, _ = colours(norm(array[i, j]))
         dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-        text = format(array[i, j], number).replace("-", "−")
         ax.text(j, i, text, ha="center", va="center", fontsize=size, color="white" if dark else "black")

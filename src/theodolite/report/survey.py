@@ -63,8 +63,9 @@ class Section:
 @dataclass(frozen=True, kw_only=True)
 class SurveyPage:
     """All the survey page shows. `facts` describe what was surveyed, `plan` is the table of expected and real costs,
-    `provenance` what somebody needs to repeat it, `made` the time of the survey (now by default). Every text may come from
-    a user: the template escapes it."""
+    `provenance` what somebody needs to repeat it, `made` the time of the survey (now by default). `kind` is what the page
+    calls itself, `part` what it calls that which a section stands for. Every text may come from a user: the template
+    escapes it."""
 
     title: str
     findings: Sequence[Finding]
@@ -73,6 +74,8 @@ class SurveyPage:
     plan: Sequence[Row] = ()
     provenance: dict[str, str] = field(default_factory=dict)
     made: str = ""
+    kind: str = "survey"
+    part: str = "instrument"
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def survey_html(page: SurveyPage) -> str:
             page=page,
             findings=findings,
             counts=_counts(findings),
-            states=_states(page.sections),
+            states=_states(page.sections, page.part),
             quiet=_quiet(page.sections),
             parts=parts,
             places={part.section.name: part for part in reversed(parts)},
@@ -272,10 +275,10 @@ def _counts(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     return counts
 
 
-def _states(sections: Sequence[Section]) -> str:
+def _states(sections: Sequence[Section], part: str) -> str:
     """How many instruments there were, and how many of them have nothing to show."""
     count = len(sections)
-    text = f"{count} instrument{'s' if count != 1 else ''}"
+    text = f"{count} {part}{'s' if count != 1 else ''}"
     rest = [(sum(section.state == state for section in sections), state) for state in ("failed", "skipped")]
     return ", ".join([text, *(f"{n} {state}" for n, state in rest if n)])
 

@@ -71,6 +71,8 @@ def test_shapes_and_gradients(name, arguments, batch, shape):
         ("LeNet5", {}, 62_006),
         ("LeNet5-BN", {}, 62_006),
         ("LeNet5", {"image": (1, 28, 28)}, 44_426),
+        ("LeNet-mini", {}, 1_538),
+        ("LeNet-mini-BN", {}, 1_538),
         ("LeNet5-(fc1-80)", {}, 456 + 2416 + 401 * 80 + 81 * 84 + 850),
         ("VGG11", {}, 9_225_610),
         ("VGG11-W48", {"classes": 100}, 28 * 48 + 7 * (9 * 48**2 + 48) + 49 * 100),
@@ -118,6 +120,21 @@ def test_batchnorm_stands_after_the_activation_without_scale_and_shift():
     assert names[-4:] == ["fc2", "act4", "bn4", "fc3"]
     assert not any(m.affine for m in [*fcn, *lenet] if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d))
     assert layers_of(lenet) == ["conv1", "conv2", "fc1", "fc2", "fc3"]
+
+
+def test_the_small_lenet_with_norms_is_the_one_without_and_norms():
+    plain, normed = (models.build(name, seed=0) for name in ("LeNet-mini", "LeNet-mini-BN"))
+    names = [name for name, _ in normed.named_children()]
+    assert names[:7] == ["conv1", "act1", "bn1", "pool1", "conv2", "act2", "bn2"]
+    assert [name for name in names if not name.startswith("bn")] == [name for name, _ in plain.named_children()]
+    assert [name for name in names if name.startswith("bn")] == ["bn1", "bn2", "bn3", "bn4"]
+    assert not any(m.affine for m in normed if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d))
+    pairs = zip(plain.parameters(), normed.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert "LeNet-mini-BN" in models.names()
+    assert normed(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    with pytest.raises(ValueError, match="already says True"):
+        models.build("LeNet-mini-BN", batchnorm=False)
 
 
 def test_layer_names_of_deep_networks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -32,6 +33,13 @@ def test_small_matrices_carry_their_numbers():
     assert (dark.get_color(), light.get_color()) == ("white", "black")
     assert not plots.matrix(np.eye(20)).texts
     assert len(plots.matrix(np.eye(12), annotate=True, number=".0f").texts) == 144
+
+
+def test_long_numbers_do_not_touch_their_neighbours():
+    ax = plots.matrix(np.full((10, 10), 0.000123))
+    ax.figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in ax.texts[:10]]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_blocks():

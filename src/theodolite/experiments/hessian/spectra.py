@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.hessian.measuring import as_job, layer_factors, pairs_of, select, setup_of
 from theodolite.experiments.hessian.networks import Setup, trained
 from theodolite.experiments.hessian.overlap import DIGITS, MNIST, SOURCE, SOURCE_MNIST
-from theodolite.measures.hessian import autocorrelation, outlier_count
-from theodolite.operators import kronecker_factors
+from theodolite.measures.hessian import Autocorrelation, EigenTrajectory, autocorrelation, outlier_count, track_eigenpairs
+from theodolite.operators import DenseOperator, kronecker_factors
 from theodolite.problem import Problem
 from theodolite.results import Row
 from theodolite.training import train
@@ -111,7 +111,7 @@ class Figure4(Experiment):
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         model = (setup_of(job), job["seed"])
-        k = 2 * CLASSES
+        k = 3 * CLASSES  # as far as outliers are looked for
         tau = torch.linalg.eigvalsh(layer_factors(model, job["layer"]).output).flip(0)[:k]
         # Eigenvalues are exact to the square of the residuals.
         pairs = pairs_of(model, (job["layer"],), k, tol=3e-3)[job["layer"]]
@@ -208,24 +208,20 @@ class Figure18(Experiment):
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         setup, seed = setup_of(job), job["seed"]
         start, (x, y) = trained(replace(setup.at_init(), samples=10**9), seed)
-        model = copy.deepcopy(start).float()
-        sgd = torch.optim.SGD(model.parameters(), lr=setup.rate)
-        done = 0
-        for epoch in job["checkpoints"]:
-            if epoch > done:
-                data = (x.float(), y)
-                train(
-                    model,
-                    nn.CrossEntropyLoss(),
-                    data,
-                    sgd,
-                    epochs=epoch - done,
-                    batch_size=setup.batch,
-                    seed=1000 * seed + done,
-                    progress=False,
-                )
-                done = epoch
-            yield from _checkpoint(model, (x[: setup.samples], y[: setup.samples]), job["layer"], epoch, seed)
+        problem = Problem(start, nn.CrossEntropyLoss(), (x[: setup.samples], y[: setup.samples]))
+        states = _training(copy.deepcopy(start).float(), (x.float(), y), setup, job["checkpoints"], seed)
+        seen: list[Autocorrelation] = []
+
+        def both(problem: Problem) -> dict[str, DenseOperator]:
+            factors = kronecker_factors(problem, [job["layer"]])[job["layer"]]
+            seen.append(autocorrelation(factors))
+            return {"input": DenseOperator(factors.input), "output": DenseOperator(factors.output)}
+
+        found = track_eigenpairs(
+            problem, states, 2 * CLASSES, labels=job["checkpoints"], matrix=both, tol=1e-8, seed=0, progress=False
+        )
+        for t, epoch in enumerate(job["checkpoints"]):
+            yield from _checkpoint(found, t, seen[t], {"epoch": epoch, "seed": seed})
 
     def figure(self, rows: list[Row]) -> Figure:
         from theodolite import plots
@@ -249,24 +245,35 @@ class Figure18(Experiment):
         return figure
 
 
-def _checkpoint(model: nn.Module, data: tuple[Tensor, Tensor], layer: str, epoch: int, seed: int) -> Iterator[Row]:
+def _training(
+    model: nn.Module, data: tuple[Tensor, Tensor], setup: Setup, checkpoints: Sequence[int], seed: int
+) -> Iterator[nn.Module]:
+    """The model at each of these epochs, trained in between."""
+    sgd = torch.optim.SGD(model.parameters(), lr=setup.rate)
+    done = 0
+    for epoch in checkpoints:
+        if epoch > done:
+            settings: dict[str, Any] = {"epochs": epoch - done, "batch_size": setup.batch, "seed": 1000 * seed + done}
+            train(model, nn.CrossEntropyLoss(), data, sgd, **settings, progress=False)
+            done = epoch
+        yield model
+
+
+def _checkpoint(
+    found: Mapping[str, EigenTrajectory], t: int, inputs: Autocorrelation, shared: Mapping[str, Any]
+) -> Iterator[Row]:
     """Both spectra of a layer at one moment of training."""
-    still = copy.deepcopy(model).double().eval()
-    factors = kronecker_factors(Problem(still, nn.CrossEntropyLoss(), data), [layer])[layer]
-    tau = torch.linalg.eigvalsh(factors.output).flip(0)
-    found = autocorrelation(factors)
-    with torch.no_grad():
-        loss = float(nn.functional.cross_entropy(still(data[0]), data[1]))
-    shared = {"epoch": epoch, "seed": seed}
+    values = {name: track.values[t] for name, track in found.items()}
+    tau = values["output"]
     yield {
         "kind": "checkpoint",
         **shared,
-        "loss": loss,
-        "ratio": found.ratio,
-        "squared_dot": found.squared_dot,
+        "loss": found["output"].losses[t],
+        "ratio": inputs.ratio,
+        "squared_dot": inputs.squared_dot,
         "gap": float(tau[CLASSES - 2] / tau[CLASSES - 1]),
         "next_gap": float(tau[CLASSES - 1] / tau[CLASSES]),
     }
-    for name, values in (("input", found.values), ("output", tau)):
-        for i, value in enumerate((values / values[0])[: 2 * CLASSES].tolist()):
+    for name, spectrum in values.items():
+        for i, value in enumerate((spectrum / spectrum[0]).tolist()):
             yield {"kind": "eigenvalue", **shared, "factor": name, "i": i + 1, "value": value}

@@ -1,0 +1,306 @@
+"""`track_eigenpairs`: how the sharpest directions move along a training run, each look started from the one before."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast, overload
+
+import torch
+from torch import Tensor
+
+from theodolite.linalg import Eigenpairs, subspace_overlap, top_eigenpairs
+from theodolite.measures.hessian.checkpoints import Checkpoint, Label, labelled, load, telling
+from theodolite.operators import LinearOperator, hessian, layer_hessians
+from theodolite.problem import Problem
+from theodolite.progress import counting
+from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
+
+Which = Literal["largest", "smallest", "magnitude"]
+Matrix = Callable[[Problem], Any]
+
+#: The name of the only matrix where no mapping of them is tracked.
+_WHOLE = ""
+_ADJECTIVES = {"largest": "largest", "smallest": "smallest", "magnitude": "strongest"}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class EigenTrajectory(Result):
+    """The k extreme eigenpairs of one matrix at T checkpoints.
+
+    `values` and `residuals` are (T, k); `losses` are the objective there. `with_previous` and `with_first` (T,) are the
+    overlaps of the k-dimensional subspace with that of the checkpoint before (NaN at the first) and with the very first.
+    `matvecs` are the products of each look and `warm` says which looks began at the eigenpairs of the one before. `first`
+    (n, k) and `last` are kept so that a later call can go on from here.
+    """
+
+    labels: tuple[Label, ...]
+    losses: tuple[float, ...]
+    values: Tensor
+    residuals: Tensor
+    with_previous: Tensor
+    with_first: Tensor
+    matvecs: tuple[int, ...]
+    warm: tuple[bool, ...]
+    converged: tuple[bool, ...]
+    first: Tensor
+    last: Eigenpairs
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self) -> list[Row]:
+        return [
+            {
+                "label": label,
+                "index": i,
+                "eigenvalue": float(self.values[t, i]),
+                "residual": float(self.residuals[t, i]),
+                "loss": self.losses[t],
+                "overlap_previous": float(self.with_previous[t]),
+                "overlap_first": float(self.with_first[t]),
+                "matvecs": self.matvecs[t],
+                "start": "warm" if self.warm[t] else "cold",
+                "converged": self.converged[t],
+            }
+            for t, label in enumerate(self.labels)
+            for i in range(self.values.shape[1])
+        ]
+
+    def sentence(self) -> str:
+        k, which = self.values.shape[1], self.last.which
+        extreme = self.values[:, -1 if which == "smallest" else 0]
+        cold = [n for n, warm in zip(self.matvecs, self.warm, strict=True) if not warm]
+        warm = [n for n, warm in zip(self.matvecs, self.warm, strict=True) if warm]
+        spent = [f"{sum(cold) / len(cold):.3g} from a cold start"] if cold else []
+        spent += [f"{sum(warm) / len(warm):.3g} from a warm one"] if warm else []
+        state = "" if all(self.converged) else f"; {self.converged.count(False)} not converged ({self.outcome.value})"
+        return (
+            f"{k} {_ADJECTIVES[which]} eigenvalues at {len(self)} checkpoints ({self.labels[0]} to {self.labels[-1]}): "
+            f"the {_ADJECTIVES[which]} goes from {float(extreme[0]):.4g} to {float(extreme[-1]):.4g}, the last subspace shares "
+            f"{float(self.with_first[-1]):.2g} with the first; products per checkpoint: {', '.join(spent)}{state}."
+        )
+
+
+@overload
+def track_eigenpairs(
+    problem: Problem,
+    checkpoints: Iterable[Checkpoint],
+    k: int = ...,
+    *,
+    labels: Iterable[Label] | None = ...,
+    layers: None = ...,
+    matrix: None = ...,
+    which: Which = ...,
+    tol: float = ...,
+    verify: Literal["auto", "full"] = ...,
+    start: EigenTrajectory | None = ...,
+    seed: int = ...,
+    progress: bool | None = ...,
+) -> EigenTrajectory: ...
+@overload
+def track_eigenpairs(
+    problem: Problem,
+    checkpoints: Iterable[Checkpoint],
+    k: int = ...,
+    *,
+    labels: Iterable[Label] | None = ...,
+    layers: str | Iterable[str],
+    matrix: None = ...,
+    which: Which = ...,
+    tol: float = ...,
+    verify: Literal["auto", "full"] = ...,
+    start: ResultMapping | None = ...,
+    seed: int = ...,
+    progress: bool | None = ...,
+) -> ResultMapping: ...
+@overload
+def track_eigenpairs(
+    problem: Problem,
+    checkpoints: Iterable[Checkpoint],
+    k: int = ...,
+    *,
+    labels: Iterable[Label] | None = ...,
+    layers: None = ...,
+    matrix: Matrix,
+    which: Which = ...,
+    tol: float = ...,
+    verify: Literal["auto", "full"] = ...,
+    start: EigenTrajectory | ResultMapping | None = ...,
+    seed: int = ...,
+    progress: bool | None = ...,
+) -> Any: ...
+def track_eigenpairs(
+    problem: Problem,
+    checkpoints: Iterable[Checkpoint],
+    k: int = 5,
+    *,
+    labels: Iterable[Label] | None = None,
+    layers: str | Iterable[str] | None = None,
+    matrix: Matrix | None = None,
+    which: Which = "largest",
+    tol: float = 1e-3,
+    verify: Literal["auto", "full"] = "auto",
+    start: Any = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> EigenTrajectory | ResultMapping:
+    """The k extreme eigenpairs at every checkpoint of a run, each look warm-started from the one before.
+
+    Everything is measured on a copy of the problem's model: the model itself is never written to.
+
+    Parameters
+    ----------
+    problem : loss and data, and a model of the checkpoints' architecture.
+    checkpoints : modules, state dicts, or flat vectors of the problem's measured parameters (what else the model holds is
+        then the problem's own). They are taken one at a time, so a generator may train in between and yield the same module
+        again and again.
+    labels : steps, epochs or names of the checkpoints; None counts them from 0.
+    layers : names or globs: the exact blocks of these layers, in lockstep. None: the whole Hessian.
+    matrix : another matrix: a function of the problem that gives an operator or a mapping of them, `gauss_newton` for one.
+    which, tol, verify, seed : as in `top_eigenpairs`. A warm start is trusted unless `verify="full"`, so an eigenvalue that
+        rises from nowhere between two checkpoints may be seen late.
+    start : what an earlier call returned; its looks come first, and the next one starts from its last.
+    progress : show a bar; None shows it on a terminal only.
+
+    With `layers`, or a `matrix` that gives a mapping, the result maps each name to its trajectory.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False).double()
+    >>> data = torch.diag(torch.tensor([1.0, 3.0]).double()), torch.zeros(2, 1).double()
+    >>> def run():
+    ...     for _ in range(3):
+    ...         yield model
+    ...         model.weight.data *= 0.5                      # or th.train(model, ..., steps=10)
+    >>> problem = Problem(model, torch.nn.MSELoss(), data)
+    >>> found = track_eigenpairs(problem, run(), k=1, labels=(0, 10, 20))
+    >>> [(row["label"], round(row["eigenvalue"], 6), row["start"]) for row in found.rows()]
+    [(0, 9.0, 'cold'), (10, 9.0, 'warm'), (20, 9.0, 'warm')]
+
+    Inside `th.train` the hook `observe` can look every so many steps, keeping no checkpoint::
+
+        looks = [None]
+
+        def look(step, model, batch, optimizer):
+            if step % 50 == 0:
+                looks.append(th.track_eigenpairs(problem, [model], k=5, labels=[step], start=looks[-1]))
+
+        th.train(model, loss, data, optimizer, steps=1000, observe=look)
+        looks[-1].rows()
+    """
+    if layers is not None and matrix is not None:
+        raise ValueError("Give layers or matrix, one of them: a matrix of yours chooses its layers itself.")
+    pairs_at = _solver(matrix or _matrix_of(layers), k, which=which, tol=tol, verify=verify, seed=seed)
+    tracks, single = _opened(start)
+    began = time.perf_counter()
+    total = len(checkpoints) if isinstance(checkpoints, Sized) else None
+    here = problem.copied()
+    with counting("tracking", progress=progress, total=total) as count:
+        for label, checkpoint in labelled(checkpoints, labels, first=_length(tracks)):
+            load(checkpoint, here, problem, label)
+            with telling(label):
+                loss = here.loss()
+                found, single = pairs_at(here, tracks, single)
+            tracks = {name: _extended(tracks.get(name), pairs, label, loss) for name, pairs in found.items()}
+            count(1)
+    if not tracks:
+        raise ValueError("checkpoints is empty: give at least one module, state dict or flat vector.")
+    seconds = time.perf_counter() - began
+    tracks = {name: replace(t, seed=seed, cost=replace(t.cost, seconds=seconds)) for name, t in tracks.items()}
+    if single:
+        return tracks[_WHOLE]
+    worst = next((t.outcome for t in tracks.values() if not t.outcome.good), Outcome.CONVERGED)
+    cost = next(iter(tracks.values())).cost
+    return ResultMapping(results=dict(tracks), seed=seed, cost=cost, outcome=worst)
+
+
+def _matrix_of(layers: str | Iterable[str] | None) -> Matrix:
+    if layers is None:
+        return hessian
+    chosen = layers if isinstance(layers, str) else tuple(layers)  # read anew at every checkpoint
+    return lambda problem: layer_hessians(problem, chosen)
+
+
+def _solver(matrix: Matrix, k: int, *, which: Which, tol: float, verify: Any, seed: int) -> Callable[..., Any]:
+    """A function of (problem, tracks so far): eigenpairs by name there, and whether there is but one matrix."""
+    settings: dict[str, Any] = {"which": which, "tol": tol, "verify": verify, "seed": seed, "progress": False}
+
+    def pairs_at(problem: Problem, tracks: Mapping[str, EigenTrajectory], single: bool) -> tuple[dict[str, Eigenpairs], bool]:
+        op = matrix(problem)
+        several = isinstance(op, Mapping)
+        if tracks and single == several:
+            now, before = ("a mapping", "one matrix") if several else ("one matrix", "a mapping")
+            raise ValueError(f"Here there is {now} to track, but what was tracked so far is {before}. Ask for the same.")
+        if not several:
+            last = _last(tracks.get(_WHOLE), k, which, op)
+            return {_WHOLE: top_eigenpairs(op, k, start=last, **settings)}, True
+        starts = {name: _last(tracks[name], k, which, op[name]) for name in op if name in tracks}
+        return dict(top_eigenpairs(cast(Mapping[str, LinearOperator], op), k, start=starts, **settings)), False
+
+    return pairs_at
+
+
+def _last(track: EigenTrajectory | None, k: int, which: str, op: Any) -> Eigenpairs | None:
+    """Where the next look starts; what was tracked must be the same matrix, asked for the same pairs."""
+    if track is None:
+        return None
+    size, columns = track.first.shape
+    if size != op.shape[0]:
+        raise ValueError(f"start was tracked on a matrix of size {size}; here it is {op.shape[0]}. Use the same problem.")
+    if (columns, track.last.which) != (min(k, size), which):
+        raise ValueError(
+            f"start holds {columns} {track.last.which} eigenpairs, asked for are {min(k, size)} {which}. "
+            "Use the same k and which."
+        )
+    return track.last
+
+
+def _extended(track: EigenTrajectory | None, pairs: Eigenpairs, label: Label, loss: float) -> EigenTrajectory:
+    """A trajectory with one more look."""
+    shared = math.nan if track is None else subspace_overlap(track.last.vectors, pairs.vectors)
+    since = 1.0 if track is None else subspace_overlap(track.first, pairs.vectors)
+    look = EigenTrajectory(
+        labels=(label,),
+        losses=(loss,),
+        values=pairs.values[None],
+        residuals=pairs.residuals[None],
+        with_previous=torch.tensor([shared], dtype=torch.float64),
+        with_first=torch.tensor([since], dtype=torch.float64),
+        matvecs=(pairs.matvecs,),
+        warm=(track is not None,),
+        converged=(pairs.converged,),
+        first=pairs.vectors,
+        last=pairs,
+        outcome=pairs.outcome,
+        cost=pairs.cost,
+    )
+    return look if track is None else _joined(track, look)
+
+
+def _joined(track: EigenTrajectory, look: EigenTrajectory) -> EigenTrajectory:
+    tensors = ("values", "residuals", "with_previous", "with_first")
+    tuples = ("labels", "losses", "matvecs", "warm", "converged")
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(track, name), getattr(look, name).to(getattr(track, name))]) for name in tensors
+    }
+    joined |= {name: getattr(track, name) + getattr(look, name) for name in tuples}
+    peak = max(track.cost.peak_bytes, look.cost.peak_bytes)
+    cost = Cost(route=look.cost.route, peak_bytes=peak, notes=look.cost.notes)
+    outcome = track.outcome if not track.outcome.good else look.outcome
+    return replace(look, **joined, first=track.first, outcome=outcome, cost=cost)
+
+
+def _opened(start: Any) -> tuple[dict[str, EigenTrajectory], bool]:
+    """The trajectories of an earlier call by name, and whether it tracked but one matrix."""
+    if start is None:
+        return {}, False
+    if isinstance(start, EigenTrajectory):
+        return {_WHOLE: start}, True
+    if isinstance(start, Mapping) and all(isinstance(track, EigenTrajectory) for track in start.values()):
+        return dict(start), False
+    raise ValueError(f"start must be what an earlier track_eigenpairs returned. Got {type(start).__name__}.")
+
+
+def _length(tracks: Mapping[str, EigenTrajectory]) -> int:
+    return max((len(track) for track in tracks.values()), default=0)
