@@ -46,6 +46,8 @@ if TYPE_CHECKING:
         jacobian as jacobian,
         kronecker_factors as kronecker_factors,
         layer_hessians as layer_hessians,
+        tangent_kernel as tangent_kernel,
+        tangent_kernel_operator as tangent_kernel_operator,
     )
     from theodolite.instruments import (
         Comparison as Comparison,
@@ -61,12 +63,18 @@ if TYPE_CHECKING:
         audit_parameters as audit_parameters,
     )
     from theodolite.measures.dynamics import (
+        CatapultSweep as CatapultSweep,
         CriticalRate as CriticalRate,
+        MaximumRate as MaximumRate,
+        catapult_sweep as catapult_sweep,
+        classify_run as classify_run,
         critical_learning_rate as critical_learning_rate,
         expected_regime as expected_regime,
+        find_max_learning_rate as find_max_learning_rate,
         gradient_noise as gradient_noise,
     )
     from theodolite.measures.hessian import (
+        EigenTrajectory as EigenTrajectory,
         StructureReport as StructureReport,
         conditioning as conditioning,
         full_hessian_approximation as full_hessian_approximation,
@@ -74,10 +82,25 @@ if TYPE_CHECKING:
         hessian_structure as hessian_structure,
         logit_clusters as logit_clusters,
         predicted_overlap as predicted_overlap,
+        track_eigenpairs as track_eigenpairs,
     )
+    from theodolite.measures.kernel import (
+        Graph as Graph,
+        LinearityReport as LinearityReport,
+        dag_width as dag_width,
+        hessian_norm as hessian_norm,
+        in_degree_report as in_degree_report,
+        kernel_drift as kernel_drift,
+        linearize as linearize,
+        quadratize as quadratize,
+        linearity as linearity,
+        linearity_deviation as linearity_deviation,
+        pl_report as pl_report,
+    )
+    from theodolite.models.dag import DagNetwork as DagNetwork
     from theodolite.problem import Problem as Problem
     from theodolite.results import Finding as Finding, Outcome as Outcome, Result as Result, Severity as Severity, load as load
-    from theodolite.training import Trace as Trace, train as train
+    from theodolite.training import Fleet as Fleet, FleetTrace as FleetTrace, Trace as Trace, train as train
 
 __version__ = "0.1.0"
 
@@ -97,6 +120,8 @@ _CONTENTS = {
         "jacobian",
         "kronecker_factors",
         "layer_hessians",
+        "tangent_kernel",
+        "tangent_kernel_operator",
     ],
     # what to ask of them
     "theodolite.linalg": [
@@ -110,23 +135,51 @@ _CONTENTS = {
         "TraceEstimate",
     ],
     # how training moves
-    "theodolite.measures.dynamics": ["critical_learning_rate", "CriticalRate", "expected_regime", "gradient_noise"],
+    "theodolite.measures.dynamics": [
+        "critical_learning_rate",
+        "CriticalRate",
+        "expected_regime",
+        "find_max_learning_rate",
+        "MaximumRate",
+        "catapult_sweep",
+        "CatapultSweep",
+        "classify_run",
+        "gradient_noise",
+    ],
     # what the curvature means
     "theodolite.measures.hessian": [
         "hessian_structure",
         "StructureReport",
+        "track_eigenpairs",
+        "EigenTrajectory",
         "full_hessian_approximation",
         "predicted_overlap",
         "logit_clusters",
         "gradient_alignment",
         "conditioning",
     ],
+    # how linear a model is in its weights, and what that promises
+    "theodolite.measures.kernel": [
+        "linearity",
+        "LinearityReport",
+        "hessian_norm",
+        "linearity_deviation",
+        "kernel_drift",
+        "linearize",
+        "quadratize",
+        "pl_report",
+        "in_degree_report",
+        "dag_width",
+        "Graph",
+    ],
+    # networks on any directed acyclic graph
+    "theodolite.models.dag": ["DagNetwork"],
     # what is there before anything is measured
     "theodolite.measures.audit": ["audit_batches", "audit_inputs", "audit_parameters"],
     # the main job
     "theodolite.instruments": ["survey", "plan_survey", "compare", "Survey", "Plan", "Comparison"],
     # training runs and their traces
-    "theodolite.training": ["train", "Trace"],
+    "theodolite.training": ["train", "Trace", "Fleet", "FleetTrace"],
     # what comes back
     "theodolite.results": ["Result", "Outcome", "Finding", "Severity", "load"],
 }

@@ -1,0 +1,1 @@
+"""Transition to linearity: chapter 2 of source 003."""
