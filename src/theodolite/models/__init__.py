@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from theodolite.models.convolutional import cnn as cnn
-    from theodolite.models.dag import DagNetwork as DagNetwork
     from theodolite.models.dag_graphs import cnn_graph as cnn_graph
     from theodolite.models.dag_graphs import densenet_graph as densenet_graph
     from theodolite.models.dag_graphs import fcn_graph as fcn_graph
@@ -62,7 +61,6 @@ _CONTENTS = {
     "language": ["gpt", "bert"],
     "llama": ["llama_decoder", "llama_from_config"],
     "ntk": ["ntk_fcn", "ntk_cnn"],
-    "dag": ["DagNetwork"],
     "dag_graphs": [
         "fcn_graph",
         "densenet_graph",
