@@ -23,7 +23,7 @@ class Replacements(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func in _CONVOLUTIONS:
+        if func in _CONVOLUTIONS and not _inside_transform():
             call = _convolution_call(_CONVOLUTIONS[func], *args, **kwargs)
             if call is not None:
                 return _Convolution.apply(*call)
@@ -32,6 +32,11 @@ class Replacements(TorchFunctionMode):
         elif func is torch._weight_norm:
             return weight_norm(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _inside_transform() -> bool:
+    """Whether a torch.func transform is under way, as inside a Taylor twin: it takes no `autograd.Function` of this kind."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 _RELU = {torch.relu, Tensor.relu, nn.functional.relu}

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.errors import SecondOrderError
-from theodolite.problem.plain_norms import PlainNorms
+from theodolite.problem.plain_operations import PlainOperations
 from theodolite.problem.replacements import Replacements
 
 
@@ -40,8 +40,8 @@ def second_order() -> Iterator[None]:
 
 @contextmanager
 def functional_transforms() -> Iterator[None]:
-    """For `torch.func` transforms of a model: attention and normalisations that they differentiate rightly, also twice."""
-    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), PlainNorms():
+    """For `torch.func` transforms of a model: layers in a form that they differentiate rightly, also twice."""
+    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), PlainOperations():
         yield
 
 

@@ -67,12 +67,15 @@ def convolutional() -> nn.Module:
     )  # fmt: skip
 
 
+ACTIVATIONS = (nn.SiLU, nn.Mish, nn.GELU, nn.Softplus, nn.Sigmoid, nn.ELU, nn.LogSigmoid)
+
 SMOOTH: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "tanh": (lambda: Normed(nn.Identity()), numbers(5, 4)),
     "layer norm": (lambda: Normed(nn.LayerNorm(6)), numbers(5, 4)),
     "rms norm": (lambda: Normed(nn.RMSNorm(6)), numbers(5, 4)),
     "group norm": (lambda: Normed(nn.GroupNorm(2, 6)), numbers(5, 4)),
     "batch norm": (lambda: Normed(nn.BatchNorm1d(6)), numbers(5, 4)),
+    **{kind.__name__: (lambda kind=kind: Normed(kind()), numbers(5, 4)) for kind in ACTIVATIONS},  # type: ignore[misc]
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), numbers(5, 4)),
     "convolutions": (convolutional, numbers(3, 2, 7, 7)),
     "attention": (Attention, numbers(3, 4, 8)),
@@ -247,6 +250,25 @@ def test_frozen_gates_are_used_where_they_are_the_expansion(name: str) -> None:
     assert torch.allclose(found, true, rtol=1e-11)
     for a, b in zip(gradient, torch.autograd.grad(true.square().sum(), list(twin.parameters())), strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_taylor_arithmetic_agrees_with_nested_forward_mode(name: str) -> None:
+    model, x = made(name)
+    twin = th.quadratize(model).prepare(x)
+    move(twin, model, directions(model), 0.3)
+    fast, slow = [], []
+    for found, jets in ((fast, True), (slow, False)):
+        twin.jets = jets
+        value = twin(x)
+        found += [value.detach(), *torch.autograd.grad(value.square().sum(), list(twin.parameters()))]
+    assert all(float((a - b).abs().max()) <= 1e-11 * float(b.abs().max() + 1) for a, b in zip(fast, slow, strict=True))
+
+
+def test_most_networks_take_jets() -> None:
+    """The five-pass route is no decoration: all but recurrent layers and attention, whose fused parts are one operation."""
+    taken = {name: th.quadratize(made(name)[0]).prepare(made(name)[1]).jets for name in SMOOTH}
+    assert {name for name, jets in taken.items() if not jets} <= {"recurrent", "attention"}
 
 
 def test_recurrent_layers_work_in_float32() -> None:

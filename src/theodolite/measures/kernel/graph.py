@@ -143,6 +143,9 @@ class Graph:
         """The vertex as the user calls it."""
         return vertex if self.labels is None else self.labels[vertex]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        return self  # nothing in it changes: copies of a network share their graph
+
     def __repr__(self) -> str:
         return f"<Graph: {self.vertices} vertices, {len(self.edges)} edges, {len(self.skips)} skips, {self.depth} weight layers>"
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from theodolite.errors import BatchCoupledError, NotRepeatableError
-from theodolite.measures.kernel.expansion import Named, taylor, taylor_with_pull
+from theodolite.measures.kernel.expansion import Named, second_order_terms, taylor, taylor_with_pull
 from theodolite.measures.kernel.gates import Recorded, Replayed
+from theodolite.measures.kernel.jets import Jet, jets_for
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model, main_output, unwrap
 from theodolite.problem.second_order import functional_transforms
@@ -44,7 +45,7 @@ class TaylorTwin(nn.Module):
             start = model.get_parameter(name).detach().clone()
             self._anchor.register_buffer(str(i), start, persistent=False)
         self._checked = False
-        self.gated = False
+        self.gated = self.jets = False  # see `prepare`
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The expansion at the current parameters: the network's main output."""
@@ -62,14 +63,15 @@ class TaylorTwin(nn.Module):
             function = self._function(args, kwargs)
             if self.gated:
                 return _gated(function, self.anchor(), moved)
-            return taylor(function, self.anchor(), self._displacement(moved), self.order)
+            return taylor(function, self.anchor(), self._displacement(moved), self.order, jets=self.jets)
 
     def value_and_pull(
         self, moved: Named, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Tensor, Callable[[Tensor], Named]]:
         """The expansion, and the cheap gradient: cotangents of the output -> gradient by name."""
         with functional_transforms():
-            return taylor_with_pull(self._function(args, kwargs), self.anchor(), self._displacement(moved), self.order)
+            function = self._function(args, kwargs)
+            return taylor_with_pull(function, self.anchor(), self._displacement(moved), self.order, jets=self.jets)
 
     def fleet_gradient(
         self, parameters: Named, buffers: Named, batch: Any, loss: Callable[[Any, Any], Tensor]
@@ -83,7 +85,7 @@ class TaylorTwin(nn.Module):
                 gradient, value = torch.func.grad_and_value(lambda w: loss(_gated(function, anchor, w), batch.target))(moved)
                 return value, gradient
             away = {name: moved[name] - anchor[name] for name in self._names}
-            output, pull = taylor_with_pull(function, anchor, away, self.order)
+            output, pull = taylor_with_pull(function, anchor, away, self.order, jets=self.jets)
             value, back, *_ = torch.func.vjp(lambda z: loss(z, batch.target), output)
             return value, pull(back(torch.ones_like(value))[0])
 
@@ -106,8 +108,12 @@ class TaylorTwin(nn.Module):
         # The fused recurrent layers of float32 have no forward mode; torch's own do.
         recurrent = any(isinstance(m, nn.RNNBase) for m in network.modules())
 
-        def function(weights: Named) -> Tensor:
+        def function(weights: dict[str, Any]) -> Any:
             with _without_fused_recurrence() if recurrent else nullcontext():
+                if any(isinstance(w, Jet) for w in weights.values()):
+                    with jets_for(network, {**fixed, **weights}):
+                        found = network(*args, **kwargs)
+                        return found if isinstance(found, Jet) else main_output(found)
                 return main_output(functional_call(network, {**fixed, **weights}, args, dict(kwargs)))
 
         return function
@@ -124,16 +130,13 @@ class TaylorTwin(nn.Module):
         if not self._checked:
             self._refuse_state(args, kwargs)
             self.gated = self.order == 2 and self._is_quadratic_when_gated(args, kwargs)
+            self.jets = self.order == 2 and not self.gated and self._takes_jets(args, kwargs)
             self._checked = True
         return self
 
     def _is_quadratic_when_gated(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether frozen gates make the network a quadratic in its weights: third differences over large steps vanish."""
-        anchor, generator = self.anchor(), torch.Generator().manual_seed(0)
-        step = {
-            name: torch.randn(w.shape, generator=generator, dtype=torch.float32).to(w) * (w.abs().mean() + 0.1)
-            for name, w in anchor.items()
-        }
+        anchor, step = self.anchor(), self._trial_step()
         with functional_transforms(), torch.no_grad():
             function = self._function(args, kwargs)
             places = ({name: w + i * step[name] for name, w in anchor.items()} for i in range(4))
@@ -141,6 +144,27 @@ class TaylorTwin(nn.Module):
         scale = max(float(value.norm()) for value in (first, second, third, fourth))
         tolerance = 1e-11 if next(iter(anchor.values())).dtype == torch.float64 else 1e-4
         return float((fourth - 3 * third + 3 * second - first).norm()) <= tolerance * scale
+
+    def _takes_jets(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether Taylor arithmetic goes through the network, and agrees with nested forward mode."""
+        step = self._trial_step()
+        with functional_transforms(), torch.no_grad():
+            function = self._function(args, kwargs)
+            true = second_order_terms(function, self.anchor(), step, step, jets=False)
+            try:
+                found = second_order_terms(function, self.anchor(), step, step, jets=True)
+            except Exception:  # a model may do anything with its weights; the other route is always there
+                return False
+        tolerance = 1e-9 if true[0].dtype == torch.float64 else 1e-3
+        return all(float((a - b).norm()) <= tolerance * float(b.norm()) for a, b in zip(found, true, strict=True))
+
+    def _trial_step(self) -> Named:
+        """A random displacement of the size of the weights."""
+        generator = torch.Generator().manual_seed(0)
+        return {
+            name: torch.randn(w.shape, generator=generator, dtype=torch.float32).to(w) * (w.abs().mean() + 0.1)
+            for name, w in self.anchor().items()
+        }
 
     def _refuse_state(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A network that writes into its buffers or draws random numbers has no Taylor expansion."""

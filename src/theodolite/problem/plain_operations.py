@@ -1,7 +1,8 @@
-"""Normalisation layers by plain operations, for transforms that the fused kernels get wrong.
+"""Fused layers by plain operations, for transforms that the fused kernels get wrong or refuse.
 
 In torch 2.13 forward mode over forward mode, and forward over reverse by `jacrev`, are off by percents through layer and
-instance norm: the fused kernels' derivative formulas treat their saved mean and deviation as constants.
+instance norm: the fused kernels' derivative formulas treat their saved mean and deviation as constants. SiLU and Mish have
+no such derivative at all.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from torch.overrides import TorchFunctionMode
 from theodolite.problem.replacements import weight_norm
 
 
-class PlainNorms(TorchFunctionMode):
-    """Swaps the fused normalisations for sums, products and a root."""
+class PlainOperations(TorchFunctionMode):
+    """Swaps fused normalisations and activations for sums, products, roots and exponentials."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        plain = _PLAIN.get(func, func)
+        # A number type of its own may know SiLU better than its parts.
+        known = func is F.silu and any(not issubclass(kind, Tensor) for kind in types)
+        plain = func if known else _PLAIN.get(func, func)
         return plain(*args, **(kwargs or {}))
 
 
@@ -109,6 +112,14 @@ def _by_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor
     return _affine(x, None if weight is None else weight.view(shape), None if bias is None else bias.view(shape))
 
 
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    return input * torch.sigmoid(input)
+
+
+def mish(input: Tensor, inplace: bool = False) -> Tensor:
+    return input * torch.tanh(F.softplus(input))
+
+
 def _functional_batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -148,4 +159,6 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
     torch.instance_norm: instance_norm,
     F.instance_norm: _functional_instance_norm,
     torch._weight_norm: weight_norm,
+    F.silu: silu,
+    F.mish: mish,
 }
