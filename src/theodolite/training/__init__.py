@@ -1,7 +1,10 @@
 """L4: training runs and their traces."""
 
+from theodolite.training.fleet import Fleet
+from theodolite.training.fleet_optimizers import SGD, Adam, FleetOptimizer
+from theodolite.training.fleet_trace import FleetTrace
 from theodolite.training.loop import train
 from theodolite.training.schedules import cosine, step_decay, warmup
 from theodolite.training.trace import Trace
 
-__all__ = ["Trace", "cosine", "step_decay", "train", "warmup"]
+__all__ = ["SGD", "Adam", "Fleet", "FleetOptimizer", "FleetTrace", "Trace", "cosine", "step_decay", "train", "warmup"]

@@ -1,0 +1,76 @@
+"""The replicas in the stack: weights, optimizer state, rates; frozen ones are held still or leave the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from theodolite.training.fleet_data import FleetBatch
+from theodolite.training.fleet_optimizers import FleetOptimizer, State
+from theodolite.training.fleet_routes import Route
+from theodolite.training.fleet_state import FleetState, laid_out_like, pick
+
+
+@dataclass
+class Crew:
+    """All that belongs to a replica, stacked: `rate` and `count` (steps taken) are (R,)."""
+
+    state: FleetState
+    memory: State
+    rate: Tensor
+    count: Tensor
+
+    def rows(self, rows: Tensor) -> Crew:
+        """A copy of some replicas."""
+        memory = {column: {name: pick(t, rows) for name, t in stack.items()} for column, stack in self.memory.items()}
+        return Crew(self.state.rows(rows), memory, self.rate[rows], self.count[rows])
+
+    def copy(self) -> Crew:
+        return self.rows(torch.arange(len(self.rate), device=self.rate.device))
+
+    def write(self, rows: Tensor, other: Crew) -> None:
+        """Take over the replicas of `other` as the given rows."""
+        self.state.write(rows, other.state)
+        for column, stack in self.memory.items():
+            for name, t in stack.items():
+                t[rows] = other.memory[column][name]
+        self.count[rows] = other.count
+
+    def lay_out_like(self, gradients: Mapping[str, Tensor]) -> None:
+        """Keep weights and optimizer state in the memory order in which the gradients come."""
+        for stack in (self.state.parameters, *self.memory.values()):
+            stack |= {name: laid_out_like(stack[name], g) for name, g in gradients.items()}
+
+    @torch.no_grad()
+    def step(self, rule: FleetOptimizer, gradients: dict[str, Tensor], factor: float) -> None:
+        """One step of the optimizer."""
+        rate = self.rate if factor == 1.0 else self.rate * factor
+        rule.step(self.state.parameters, gradients, self.memory, rate, self.count)
+        self.count += 1
+
+
+def same_bits_without(
+    crew: Crew, kept: Tensor, route: Route, rule: FleetOptimizer, batches: Iterable[FleetBatch], factor: float
+) -> bool:
+    """Whether the kept replicas take bitwise the same step when the others leave the stack.
+
+    Matrix kernels may sum in another order when a matrix starts at another address; that is tried, not assumed.
+    """
+    for batch in batches:
+        together, apart = crew.copy(), crew.rows(kept)
+        losses, gradients = route(together.state, batch)
+        fewer_losses, fewer = route(apart.state, batch.rows(kept))
+        if not _equal(losses[kept], fewer_losses) or not all(_equal(g[kept], fewer[name]) for name, g in gradients.items()):
+            return False
+        together.step(rule, gradients, factor)
+        apart.step(rule, fewer, factor)
+        if not all(_equal(p[kept], apart.state.parameters[name]) for name, p in together.state.parameters.items()):
+            return False
+    return True
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.equal(a, b))

@@ -1,0 +1,150 @@
+"""Losses and gradients of all replicas on a batch: as one vectorised program, or one replica after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from theodolite.problem.batches import Batch
+from theodolite.problem.calling import Evaluation, Loss, ModelCall, main_output
+from theodolite.training.fleet_data import FleetBatch
+from theodolite.training.fleet_linear import NarrowLinear
+from theodolite.training.fleet_losses import has_short_cut, stacked_loss
+from theodolite.training.fleet_state import FleetState, Stack
+
+#: `(module, parameters, buffers, batch) -> (loss, gradients by name)` of one replica.
+Gradient = Callable[[nn.Module, Mapping[str, Tensor], Mapping[str, Tensor], Batch], tuple[Tensor, Mapping[str, Tensor]]]
+
+
+class Route(Protocol):
+    name: str
+
+    def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses (R,), and gradients (R, *shape) by name; parameters that do not enter the loss are left out."""
+
+    def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
+        """Losses (R,) and outputs (R, B, ...), without gradients."""
+
+
+class VmapRoute:
+    """All replicas at once: vmap over the forward pass, one ordinary backward pass through the stacked program."""
+
+    name = "vmap"
+
+    def __init__(self, module: nn.Module, loss: Loss, gradient: Gradient | None) -> None:
+        self.call, self.loss, self.gradient = ModelCall(module, loss), loss, gradient
+        self.module = module
+
+    def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.gradient is not None:
+            return self._own_gradient(state, batch)
+        names, stacked = list(state.parameters), list(state.parameters.values())
+        with torch.enable_grad():
+            losses, _ = self._forward(state, batch)
+            # Replica r's loss knows replica r's weights only: the gradient of the sum is the stack of gradients.
+            gradients = torch.autograd.grad(losses, stacked, torch.ones_like(losses), allow_unused=True)
+        found = {name: g for name, g in zip(names, gradients, strict=True) if g is not None}
+        return losses.detach(), found
+
+    @torch.no_grad()
+    def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
+        return self._forward(state, batch)
+
+    def _forward(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
+        """Losses and outputs."""
+        if not has_short_cut(self.loss):
+            losses, outputs = self._map(lambda p, b, one: _pair(self.call({**p, **b}, one, 0)), state, batch)
+            return losses, outputs
+        outputs = self._map(lambda p, b, one: main_output(self.call.loss_input({**p, **b}, one, 0)), state, batch)
+        (*_, targets), (*_, dim) = batch.leaves, batch.dims
+        quick = stacked_loss(self.loss, outputs, targets, shared=dim is None)
+        if quick is None:
+            assert self.loss is not None
+            return vmap(self.loss, (0, dim))(outputs, targets), outputs
+        return quick(outputs, targets), outputs
+
+    def _own_gradient(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        gradient = self.gradient
+        assert gradient is not None
+        detached = replace(state, parameters={name: p.detach() for name, p in state.parameters.items()})
+        losses, gradients = self._map(lambda p, b, one: gradient(self.module, p, b, one), detached, batch)
+        return losses.detach(), {name: g.detach() for name, g in gradients.items()}
+
+    def _map(self, function: Callable[[Stack, Stack, Batch], Any], state: FleetState, batch: FleetBatch) -> Any:
+        """`function` of parameters, buffers and batch, for all replicas."""
+
+        def one(parameters: Stack, buffers: Stack, *leaves: Any) -> Any:
+            with NarrowLinear():
+                return function(parameters, buffers, batch.one(leaves))
+
+        return vmap(one, in_dims=(0, 0, *batch.dims))(state.parameters, state.buffers, *batch.leaves)
+
+
+class LoopRoute:
+    """One replica after the other, for models that vmap refuses (LSTM, dropout, ...) or that gain nothing from it.
+
+    A model that draws random numbers gets those it would have alone: each replica has a random state of its own.
+    The gradients are overwritten by the next call.
+    """
+
+    name = "loop"
+
+    def __init__(self, module: nn.Module, loss: Loss, gradient: Gradient | None, seeds: Sequence[int] | None = None) -> None:
+        self.loss, self.gradient, self.module = loss, gradient, module
+        self.random = None if seeds is None else [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
+        self._bound: list[Tensor] = []
+        self._models: list[nn.Module] = []
+        self._gradients: dict[str, Tensor] = {}
+
+    def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        self._bind(state)
+        losses, used = [], set()
+        for r, number in enumerate(state.ids):
+            if self.random is not None:
+                torch.set_rng_state(self.random[number])
+            loss, gradients = self._one(state, r, batch.replica(r))
+            if self.random is not None:
+                self.random[number] = torch.get_rng_state()
+            losses.append(loss.detach())
+            for name, g in gradients.items():  # copied at once: the next replica's gradient finds warm memory
+                self._gradients[name][r].copy_(g)
+            used |= set(gradients)
+        return torch.stack(losses), {name: g for name, g in self._gradients.items() if name in used}
+
+    @torch.no_grad()
+    def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
+        call = ModelCall(self.module, self.loss)
+        each = [call({**_row(state.parameters, r), **_row(state.buffers, r)}, batch.replica(r), 0) for r in range(state.replicas)]
+        return torch.stack([one.loss for one in each]), torch.stack([one.output for one in each])
+
+    def _bind(self, state: FleetState) -> None:
+        """Modules that live on the rows of the stack, made anew when the stack is another."""
+        tensors = [*state.parameters.values(), *state.buffers.values()]
+        if len(tensors) == len(self._bound) and all(a is b for a, b in zip(tensors, self._bound, strict=True)):
+            return
+        self._bound = tensors
+        self._models = [] if self.gradient is not None else [state.bound_replica(r) for r in range(state.replicas)]
+        self._gradients = {name: torch.empty_like(p, requires_grad=False) for name, p in state.parameters.items()}
+
+    def _one(self, state: FleetState, r: int, one: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        if self.gradient is not None:
+            return self.gradient(self.module, _row(state.parameters, r), _row(state.buffers, r), one)
+        model = self._models[r]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        with torch.enable_grad():
+            loss = ModelCall(model, self.loss)({}, one, 0).loss
+            each = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        return loss, {name: g for name, g in zip(trained, each, strict=True) if g is not None}
+
+
+def _row(stack: Stack, r: int) -> Stack:
+    return {name: t.detach()[r] for name, t in stack.items()}
+
+
+def _pair(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+    return evaluation.loss, evaluation.output

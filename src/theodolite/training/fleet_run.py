@@ -1,0 +1,144 @@
+"""One training run of a fleet: steps, frozen replicas, the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from theodolite.training.fleet_crew import Crew, same_bits_without
+from theodolite.training.fleet_data import FleetFeed
+from theodolite.training.fleet_optimizers import FleetOptimizer
+from theodolite.training.fleet_routes import Route
+
+#: `(step, losses (R,)) -> bool, or bool (R,)`: which replicas stop. Frozen replicas have loss NaN.
+Stop = Callable[[int, Tensor], Tensor | bool]
+
+#: Frozen replicas leave the stack once they are this share of it.
+DROP_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a replica is frozen: its loss is not finite or above `blow_up` times its first, at most `until` times its first,
+    or `stop` says so."""
+
+    blow_up: float
+    until: float | None
+    stop: Stop | None
+
+
+class FleetRun:
+    """Takes the steps of one call of `Fleet.train`.
+
+    `whole` is the fleet; `live` are the replicas in the stack: all at first, later without those that were frozen and
+    dropped. Frozen replicas still in the stack are set back after each step, which leaves their neighbours alone.
+    """
+
+    def __init__(
+        self, whole: Crew, feed: FleetFeed, route: Route, rule: FleetOptimizer, rules: Rules, steps: int, lost: Tensor
+    ) -> None:
+        self.whole, self.live, self.feed, self.route, self.rule, self.rules = whole, whole, feed, route, rule, rules
+        replicas, device = len(whole.rate), whole.rate.device
+        self.table = torch.full((steps, replicas), torch.nan, dtype=whole.rate.dtype, device=device)
+        self.diverged_at: list[int | None] = [0 if each else None for each in lost.tolist()]
+        self.stopped_at: list[int | None] = [None] * replicas
+        self.resting = lost.to(device, copy=True)  # of the live ones
+        self.frozen: tuple[Tensor, Crew] | None = None  # rows of the live ones, and what they were
+        if bool(lost.any()):
+            self._hold()
+        self.upper = torch.full((replicas,), torch.inf, device=device)
+        self.lower = torch.full((replicas,), -torch.inf, device=device)
+        self.may_drop = True
+
+    @property
+    def rows(self) -> Tensor | None:
+        """Places of the live replicas in the fleet, None for all."""
+        return None if self.live is self.whole else torch.tensor(self.live.state.ids, device=self.live.rate.device)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.resting.all())
+
+    def step(self, step: int, epoch: int, place: int, factor: float) -> None:
+        """Losses, gradients, who is frozen, and the optimizer's step for the others."""
+        rows = self.rows
+        batch = self.feed.batch(epoch, place, rows)
+        losses, gradients = self.route(self.live.state, batch)
+        if rows is None:
+            self.table[step] = losses
+        else:
+            self.table[step, rows] = losses
+        if step == 0:
+            self._set_limits(losses)
+        fine = (losses < self.upper) & (losses > self.lower) | self.resting
+        if self.rules.stop is not None:
+            fine &= ~self._asked_to_stop(step)
+        if not bool(fine.all()):
+            self._freeze(step, losses, ~fine)
+            if self.over:
+                return
+            gradients = self._drop(gradients, epoch, factor)
+        self.live.step(self.rule, gradients, factor)
+        if self.frozen is not None:
+            self.live.write(*self.frozen)
+
+    def _set_limits(self, losses: Tensor) -> None:
+        first = losses.abs()
+        known = torch.isfinite(first) & (first > 0)
+        self.upper = torch.where(known, self.rules.blow_up * first, torch.inf)
+        if self.rules.until is not None:
+            self.lower = torch.where(known, self.rules.until * first, 0.0)
+
+    def _asked_to_stop(self, step: int) -> Tensor:
+        assert self.rules.stop is not None
+        losses = self.table[step].clone()
+        ids = list(self.live.state.ids)
+        losses[torch.tensor(ids)[self.resting.cpu()]] = torch.nan
+        verdict = torch.as_tensor(self.rules.stop(step, losses), device=losses.device)
+        return verdict.expand(len(losses))[ids] & ~self.resting
+
+    def _freeze(self, step: int, losses: Tensor, now: Tensor) -> None:
+        for row in now.nonzero()[:, 0].tolist():
+            lost = not bool(losses[row] < self.upper[row])
+            (self.diverged_at if lost else self.stopped_at)[self.live.state.ids[row]] = step
+        self.resting |= now
+        self._hold()
+
+    def _hold(self) -> None:
+        rows = self.resting.nonzero()[:, 0]
+        self.frozen = rows, self.live.rows(rows)
+
+    def _drop(self, gradients: dict[str, Tensor], epoch: int, factor: float) -> dict[str, Tensor]:
+        """Let the frozen replicas leave the stack, where the others do not notice; returns the gradients of those who stay."""
+        if not self.may_drop or int(self.resting.sum()) < DROP_SHARE * len(self.resting):
+            return gradients
+        kept = (~self.resting).nonzero()[:, 0]
+        sizes = {self.feed.batch(epoch, place, self.rows).size: place for place in (0, self.feed.batches - 1)}
+        batches = (self.feed.batch(epoch, place, self.rows) for place in sizes.values())
+        if self.route.name != "loop" and not same_bits_without(self.live, kept, self.route, self.rule, batches, factor):
+            self.may_drop = False
+            return gradients
+        self.sync()
+        self.live = self.live.rows(kept)
+        self.upper, self.lower, self.resting = self.upper[kept], self.lower[kept], self.resting[kept]
+        self.frozen = None
+        return {name: g[kept] for name, g in gradients.items()}
+
+    def sync(self) -> None:
+        """Bring the whole fleet up to date."""
+        rows = self.rows
+        if rows is not None:
+            self.whole.write(rows, self.live)
+
+    def losses(self, steps: int) -> Tensor:
+        """(R, T): inf from divergence on, the last value after a stop."""
+        table = self.table[:steps].T.contiguous()
+        for r, (lost, done) in enumerate(zip(self.diverged_at, self.stopped_at, strict=True)):
+            if lost is not None:
+                table[r, lost:] = torch.inf
+            elif done is not None:
+                table[r, done:] = table[r, done].clone()
+        return table.cpu()

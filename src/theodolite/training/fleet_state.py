@@ -1,0 +1,168 @@
+"""Replicas of one architecture as stacked tensors: every parameter and buffer with a leading replica axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.problem.calling import copy_model
+
+Factory = Callable[[int], nn.Module]
+Stack = dict[str, Tensor]  # name -> (R, *shape)
+
+
+@dataclass
+class FleetState:
+    """`parameters` are trained, `buffers` hold all else the model owns (also frozen parameters); both (R, *shape) by name.
+
+    `module` gives the architecture; its own numbers are never used.
+    """
+
+    module: nn.Module
+    parameters: Stack
+    buffers: Stack
+    ids: tuple[int, ...]  # the place of each row in the whole fleet
+
+    @property
+    def replicas(self) -> int:
+        return len(next(iter(self.parameters.values())))
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+    def rows(self, rows: Tensor) -> FleetState:
+        """A copy of some replicas."""
+        parameters = {name: pick(t.detach(), rows).requires_grad_() for name, t in self.parameters.items()}
+        ids = tuple(self.ids[row] for row in rows.tolist())
+        return FleetState(self.module, parameters, {name: pick(t, rows) for name, t in self.buffers.items()}, ids)
+
+    def with_own_buffers(self) -> FleetState:
+        """The same parameters with copied buffers, for a pass that must leave no trace."""
+        return replace(self, buffers={name: t.clone() for name, t in self.buffers.items()})
+
+    @torch.no_grad()
+    def write(self, rows: Tensor, other: FleetState) -> None:
+        """Take over the replicas of `other` as the given rows."""
+        for mine, theirs in ((self.parameters, other.parameters), (self.buffers, other.buffers)):
+            for name, t in mine.items():
+                t[rows] = theirs[name].detach()
+
+    def replica(self, index: int) -> nn.Module:
+        """A module of its own with the numbers of one replica."""
+        model = copy_model(self.module)
+        tensors = {**self.parameters, **self.buffers}
+        with torch.no_grad():
+            for name, t in _named(model):
+                t.copy_(tensors[name][index])
+        return model
+
+    def bound_replica(self, index: int) -> nn.Module:
+        """A module whose parameters and buffers are the rows of one replica themselves: it follows the stack."""
+        model = copy_model(self.module)
+        tensors = {**self.parameters, **self.buffers}
+        rows: dict[int, Tensor] = {}
+        for name, t in _named(model):
+            row = tensors[name].detach()[index]
+            rows[id(t)] = nn.Parameter(row, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else row
+        for part in model.modules():  # tied tensors have several places
+            for owner in (part._parameters, part._buffers):
+                owner.update({name: rows[id(t)] for name, t in owner.items() if t is not None})  # type: ignore[misc]
+        return model
+
+
+def pick(stacked: Tensor, rows: Tensor) -> Tensor:
+    """A copy of some rows in the same memory layout."""
+    return torch.index_select(stacked, 0, rows, out=torch.empty_like(stacked[: len(rows)]))
+
+
+def laid_out_like(stacked: Tensor, model: Tensor) -> Tensor:
+    """The same numbers in the memory order of `model`: elementwise work on tensors of unlike order is slow."""
+    if stacked.stride() == model.stride() or torch.empty_like(model).stride() != model.stride():
+        return stacked
+    return torch.empty_like(model, requires_grad=False).copy_(stacked.detach()).requires_grad_(stacked.requires_grad)
+
+
+def stack_replicas(factory: Factory, seeds: Sequence[int]) -> FleetState:
+    """Call the factory once per seed, with torch's generator seeded alike, and stack what it makes.
+
+    The caller's random state is left alone.
+
+    >>> state = stack_replicas(lambda seed: nn.Linear(3, 2), [0, 1, 2, 3])
+    >>> state.parameters["weight"].shape
+    torch.Size([4, 2, 3])
+    """
+    first: nn.Module | None = None
+    columns: dict[str, list[Tensor]] = {}
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        for seed in seeds:
+            torch.manual_seed(seed)
+            model = factory(seed)
+            if not isinstance(model, nn.Module):
+                raise TypeError(f"factory must return an nn.Module for a seed. Got {type(model).__name__} for seed {seed}.")
+            if first is None:
+                first = copy_model(model)
+                columns = {name: [] for name, _ in _named(first)}
+            else:
+                _check_alike(first, model, seeds[0], seed)
+            for name, t in _named(model):
+                columns[name].append(t.detach().clone())
+    if first is None:
+        raise ValueError("seeds is empty: give one seed per replica.")
+    trained = {name for name, p in first.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError("The factory's models have no parameter that requires a gradient: there is nothing to train.")
+    stacked = {name: torch.stack(column) for name, column in columns.items()}
+    parameters = {name: t.requires_grad_() for name, t in stacked.items() if name in trained}
+    buffers = {name: t for name, t in stacked.items() if name not in trained}
+    return FleetState(first, parameters, buffers, tuple(range(len(seeds))))
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name; tied ones once."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _check_alike(first: nn.Module, other: nn.Module, seed: int, other_seed: int) -> None:
+    """One program for all replicas needs one architecture."""
+    here, there = _architecture(first), _architecture(other)
+    for name in [*here, *(name for name in there if name not in here)]:
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"All replicas must have the same architecture, but {name!r} is {here.get(name, 'absent')} for seed {seed} and "
+                f"{there.get(name, 'absent')} for seed {other_seed}. The factory may change numbers with the seed, not shapes or "
+                "settings; train different architectures as different fleets."
+            )
+    for (name, mine), (_, theirs) in zip(_loose(first), _loose(other), strict=True):
+        if mine.shape != theirs.shape or not torch.equal(mine, theirs):
+            raise ValueError(
+                f"The tensor {name!r} differs between the replicas but is neither a parameter nor a buffer, so it cannot be "
+                "stacked. Use self.register_buffer(...) for it."
+            )
+
+
+def _architecture(model: nn.Module) -> dict[str, str]:
+    """What must agree: the kinds of modules with the settings torch's own show, shapes, dtypes, what is trained."""
+    found = {}
+    for name, module in model.named_modules():
+        own = type(module).__module__.startswith("torch.nn")
+        found[name or "the model"] = f"{type(module).__name__}({module.extra_repr() if own else ''})"
+    for name, t in _named(model):
+        shape = "x".join(map(str, t.shape)) or "scalar"
+        kind = str(t.dtype).removeprefix("torch.")
+        found[f"{name} "] = f"{shape} {kind}{' trained' if t.requires_grad else ''}"
+    return {name.strip(): text for name, text in found.items()}
+
+
+def _loose(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Tensors kept as plain attributes."""
+    return [
+        (f"{prefix}.{name}".lstrip("."), t)
+        for prefix, module in model.named_modules()
+        for name, t in vars(module).items()
+        if isinstance(t, Tensor)
+    ]
