@@ -1,8 +1,6 @@
 """L4: training runs and their traces."""
 
-from theodolite.training.fleet import Fleet
-from theodolite.training.fleet_optimizers import SGD, Adam, FleetOptimizer
-from theodolite.training.fleet_trace import FleetTrace
+from theodolite.training.fleets import SGD, Adam, Fleet, FleetOptimizer, FleetTrace
 from theodolite.training.loop import train
 from theodolite.training.schedules import cosine, step_decay, warmup
 from theodolite.training.trace import Trace

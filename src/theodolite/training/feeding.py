@@ -55,4 +55,9 @@ class Feed:
     def _order(self, number: int, size: int) -> Tensor:
         if not self.shuffle:
             return torch.arange(size)
-        return torch.randperm(size, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + number))
+        return epoch_order(self.seed, number, size)
+
+
+def epoch_order(seed: int, epoch: int, size: int) -> Tensor:
+    """The order of the samples in an epoch."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))

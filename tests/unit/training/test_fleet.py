@@ -135,7 +135,7 @@ def test_own_targets_for_shared_inputs():
 
 
 def test_equal_orders_share_the_batch():
-    from theodolite.training.fleet_data import FleetFeed
+    from theodolite.training.fleets.data import FleetFeed
 
     options = {"shared": True, "batch_size": 4, "own_loss": False, "target": "labels", "device": torch.device("cpu")}
     shared = FleetFeed((X, LABELS), 3, order_seeds=[5, 5, 5], **options).batch(0, 0)
@@ -230,7 +230,7 @@ def test_accuracy_of_one_hot_and_signed_targets():
 
 
 def test_large_test_sets_are_evaluated_in_parts(monkeypatch):
-    from theodolite.training import fleet_measures
+    from theodolite.training.fleets import measures as fleet_measures
 
     whole = th.Fleet(factory, 2, loss=nn.CrossEntropyLoss(), rate=0.1).train((X, LABELS), steps=1, test=(X, LABELS))
     monkeypatch.setattr(fleet_measures, "EVALUATED_AT_ONCE", 10)

@@ -13,7 +13,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.results import Outcome
-from theodolite.training.fleet_run import FleetRun
+from theodolite.training.fleets.run import FleetRun
 
 SIZE = 48
 X = torch.randn(SIZE, 16, generator=torch.Generator().manual_seed(0))
@@ -107,7 +107,7 @@ def test_frozen_replicas_leave_the_stack_unnoticed(monkeypatch):
     monkeypatch.setattr(FleetRun, "step", lambda self, *a: (original(self, *a), sizes.append(len(self.live.rate)))[0])
     rates = [0.1, 1e30, 0.2, 1e30, 0.05, 1e30]
     dropped, run = fly(range(6), rates)
-    monkeypatch.setattr("theodolite.training.fleet_run.DROP_SHARE", 2.0)
+    monkeypatch.setattr("theodolite.training.fleets.run.DROP_SHARE", 2.0)
     held, same = fly(range(6), rates)
     assert sizes[0] == 6
     assert sizes[23] == 3, "three replicas of these sizes should have left the stack"
@@ -118,7 +118,7 @@ def test_frozen_replicas_leave_the_stack_unnoticed(monkeypatch):
 
 
 def test_nobody_leaves_where_it_would_be_noticed(monkeypatch):
-    monkeypatch.setattr("theodolite.training.fleet_run.same_bits_without", lambda *a: False)
+    monkeypatch.setattr("theodolite.training.fleets.run.same_bits_without", lambda *a: False)
     _, run = fly(range(4), [0.1, 1e30, 0.2, 1e30])
     assert run.diverged == (False, True, False, True)
     _, without = fly([0, 2], [0.1, 0.2])

@@ -120,14 +120,14 @@ def test_vmap_on_demand_refuses_with_the_reason():
 
 
 def test_large_convolutions_take_the_loop(monkeypatch):
-    monkeypatch.setattr("theodolite.training.fleet_choice.CONVOLUTION_WORK", 100)
+    monkeypatch.setattr("theodolite.training.fleets.choice.CONVOLUTION_WORK", 100)
     run = th.Fleet(convolutional, 2, loss=LOSS, rate=0.1).train((X, Y), steps=1, progress=False)
     assert run.route == "loop"
     assert "convolutions" in run.cost.notes[0]
 
 
 def test_wrong_numbers_under_vmap_are_found(monkeypatch):
-    from theodolite.training.fleet_routes import VmapRoute
+    from theodolite.training.fleets.routes import VmapRoute
 
     honest = VmapRoute.__call__
 

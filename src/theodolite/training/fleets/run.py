@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.training.fleet_crew import Crew, same_bits_without
-from theodolite.training.fleet_data import FleetFeed
-from theodolite.training.fleet_optimizers import FleetOptimizer
-from theodolite.training.fleet_routes import Route
+from theodolite.training.fleets.crew import Crew, same_bits_without
+from theodolite.training.fleets.data import FleetFeed
+from theodolite.training.fleets.optimizers import FleetOptimizer
+from theodolite.training.fleets.routes import Route
 
 #: `(step, losses (R,)) -> bool, or bool (R,)`: which replicas stop. Frozen replicas have loss NaN.
 Stop = Callable[[int, Tensor], Tensor | bool]

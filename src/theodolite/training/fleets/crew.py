@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.training.fleet_data import FleetBatch
-from theodolite.training.fleet_optimizers import FleetOptimizer, State
-from theodolite.training.fleet_routes import Route
-from theodolite.training.fleet_state import FleetState, laid_out_like, pick
+from theodolite.training.fleets.data import FleetBatch
+from theodolite.training.fleets.optimizers import FleetOptimizer, State
+from theodolite.training.fleets.routes import Route
+from theodolite.training.fleets.state import FleetState, laid_out_like, pick
 
 
 @dataclass

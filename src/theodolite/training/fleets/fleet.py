@@ -13,15 +13,15 @@ from torch.optim import Optimizer
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
-from theodolite.training.fleet_choice import RouteName, choose_route, quiet_vmap
-from theodolite.training.fleet_crew import Crew
-from theodolite.training.fleet_data import FleetBatch, FleetFeed, Shared
-from theodolite.training.fleet_measures import Gauges, Measure, finite_or_inf, full_loss
-from theodolite.training.fleet_optimizers import FleetOptimizer, fleet_optimizer, zero_state
-from theodolite.training.fleet_routes import Gradient, Route
-from theodolite.training.fleet_run import FleetRun, Rules, Stop
-from theodolite.training.fleet_state import Factory, Stack, stack_replicas
-from theodolite.training.fleet_trace import FleetTrace
+from theodolite.training.fleets.choice import RouteName, choose_route, quiet_vmap
+from theodolite.training.fleets.crew import Crew
+from theodolite.training.fleets.data import FleetBatch, FleetFeed, Shared
+from theodolite.training.fleets.measures import Gauges, Measure, finite_or_inf, full_loss
+from theodolite.training.fleets.optimizers import FleetOptimizer, fleet_optimizer, zero_state
+from theodolite.training.fleets.routes import Gradient, Route
+from theodolite.training.fleets.run import FleetRun, Rules, Stop
+from theodolite.training.fleets.state import Factory, Stack, stack_replicas
+from theodolite.training.fleets.trace import FleetTrace
 from theodolite.training.schedules import Schedule, as_schedule
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from theodolite.problem.batches import Batch, BatchParser
+from theodolite.training.feeding import epoch_order
 
 Shared = bool | Literal["inputs"]
 
@@ -117,11 +118,6 @@ class FleetFeed:
         who = torch.arange(len(leaf), device=leaf.device) if rows is None else rows
         flat = (who[:, None] * self.size + index).reshape(-1)
         return leaf.flatten(0, 1).index_select(0, flat).view(*index.shape, *leaf.shape[2:])
-
-
-def epoch_order(seed: int, epoch: int, size: int) -> Tensor:
-    """The order of the samples in an epoch, as `train` has it."""
-    return torch.randperm(size, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
 
 def _read(data: Any, replicas: int, shared: Shared, parse: BatchParser) -> tuple[list[Any], list[str], Any, int]:

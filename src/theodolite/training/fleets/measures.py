@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from theodolite.training.fleet_data import FleetBatch
-from theodolite.training.fleet_routes import Route
-from theodolite.training.fleet_state import FleetState
+from theodolite.training.fleets.data import FleetBatch
+from theodolite.training.fleets.routes import Route
+from theodolite.training.fleets.state import FleetState
 
 Measure = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]  # (parameters, buffers) of one replica -> number
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from theodolite.problem.calling import Loss
-from theodolite.training.fleet_crew import Crew
-from theodolite.training.fleet_data import FleetBatch
-from theodolite.training.fleet_routes import Gradient, LoopRoute, Route, VmapRoute
+from theodolite.training.fleets.crew import Crew
+from theodolite.training.fleets.data import FleetBatch
+from theodolite.training.fleets.routes import Gradient, LoopRoute, Route, VmapRoute
 
 RouteName = Literal["auto", "vmap", "loop"]
 

@@ -12,10 +12,10 @@ from torch.func import vmap
 
 from theodolite.problem.batches import Batch
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, main_output
-from theodolite.training.fleet_data import FleetBatch
-from theodolite.training.fleet_linear import NarrowLinear
-from theodolite.training.fleet_losses import has_short_cut, stacked_loss
-from theodolite.training.fleet_state import FleetState, Stack
+from theodolite.training.fleets.data import FleetBatch
+from theodolite.training.fleets.linear import NarrowLinear
+from theodolite.training.fleets.losses import has_short_cut, stacked_loss
+from theodolite.training.fleets.state import FleetState, Stack
 
 #: `(module, parameters, buffers, batch) -> (loss, gradients by name)` of one replica.
 Gradient = Callable[[nn.Module, Mapping[str, Tensor], Mapping[str, Tensor], Batch], tuple[Tensor, Mapping[str, Tensor]]]

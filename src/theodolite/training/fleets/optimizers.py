@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import nearest
-from theodolite.training.fleet_state import Stack
+from theodolite.training.fleets.state import Stack
 
 State = dict[str, Stack]  # column -> parameter -> (R, *shape)
 
