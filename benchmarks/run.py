@@ -12,11 +12,14 @@ import torch
 
 import items_eigenpairs
 import items_estimates
+import items_fleet
 import items_hugging_face
+import items_kernel
 import items_layers
 import items_products
 import items_structure
 import items_survey
+import items_sweep
 from harness import Row, Settings, explain
 from quiet import Patience
 from tables import cell, facts, write
@@ -37,9 +40,13 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "warm": items_eigenpairs.warm_start,
     "factors": items_structure.factors,
     "structure": items_structure.structure,
+    "kernel": items_kernel.kernel,
+    "twins": items_kernel.twins,
+    "fleet": items_fleet.fleet,
     "estimate": items_survey.estimates,
     "budget": items_survey.budgets,
     "help": items_survey.help_time,
+    "sweep": items_sweep.sweep,
 }
 
 

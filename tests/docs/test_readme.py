@@ -28,7 +28,9 @@ def test_the_snippets_run(monkeypatch, tmp_path):
     assert (tmp_path / "survey" / "index.html").exists()
     exec(second, names)
     assert names["pairs"].converged
-    names["other"] = names["pairs"]
+    x = torch.randn(12, 4)
+    network = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 1))
+    names |= {"other": names["pairs"], "inputs": x, "network": network, "x": x, "y": x[:, :1], "build": lambda seed: nn.Linear(4, 3)}
     for snippet in rest:
         exec(snippet, names)
 
