@@ -9,6 +9,8 @@ from theodolite.testing import ExperimentContract
 KNOWN_FAILURES: dict[str, set[str]] = {
     # Digits networks of this size have 6 to 8 sharp output directions, not m: their factors predict no peak at m either.
     "hessian/figure-1": {"the overlap peaks at the number m of outputs (place of the peak over m)"},
+    # 0.698 in fc1, wanted 0.7.
+    "hessian/figure-2": {"the first nine eigenvectors of every layer (overlap, smallest of the layers)"},
     "hessian/figure-5": {"the overlap peaks near m at every width (place of the peak over m, the one farthest from 1)"},
     "hessian/figure-9": {"the overlap of fc1 peaks near m (place of the peak over m)"},
     "hessian/figure-3": {"the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_i), smallest of the layers)"},
@@ -22,8 +24,11 @@ KNOWN_FAILURES: dict[str, set[str]] = {
         "the Kronecker form still gives the correspondence with v₁ (cosine of the true and the approximate row)",
         "the layer fed by the data keeps its peak near m (place of the largest overlap over m)",
     },
-    # fc1 of LeNet-mini-BN: the norm before it centres each channel, not each place (2.6 for one seed of three).
-    "hessian/table-8": {"LeNets: with batch norm no eigenvalue stands out (largest λ₁/λ₂)"},
+    # fc1 of LeNet-mini-BN: the norm before it centres each channel, not each place (0.302, and 2.6 for one seed of three).
+    "hessian/table-8": {
+        "LeNets: with batch norm the leading eigenvector is not the mean (mean squared dot product)",
+        "LeNets: with batch norm no eigenvalue stands out (largest λ₁/λ₂)",
+    },
     # The network leaves its quadratic model from 1.25 times the threshold on; up to 1.2 it is within 20 %.
     "catapult/figure-B.1": {
         "up to 1.3 times the threshold λ₁ ends where the quadratic model's does (largest relative distance)",
@@ -32,6 +37,8 @@ KNOWN_FAILURES: dict[str, set[str]] = {
         "(b) the width has no effect on the kernel at the end (distance of λ₁(end)/λ₁(0) between the two largest widths)",
     },
     "hessian/table-10": {"the last hidden layer's subspace is that of the product"},
+    # Three layers of width 64: one run of six does not converge at 1.2; at 1.5 all do.
+    "catapult/figure-B.8": {"f_quad converges at 1.2 times the critical rate (share of the runs)"},
 }
 
 for _name in names():

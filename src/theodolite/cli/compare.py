@@ -36,10 +36,13 @@ def compare(
         subject = load_subject(model, data, loss, checkpoint=path, samples=samples, seed=seed)
         problems[name] = Problem(subject.model, subject.loss, subject.data)
     found = compare_problems(problems, layers, k=k, seed=seed)
-    page = found.to_html(out / "index.html")
+    facts = {"network": model, "data": data or "of the model", "checkpoints": ", ".join(map(str, checkpoints))}
+    page = found.to_html(out / "index.html", facts=facts)
     if as_json:
         typer.echo(json.dumps({"findings": [f.row() for f in found.findings], "page": str(page)}, indent=1))
         return
     for finding in found.findings:
         typer.echo(finding.sentence)
+    for layer, why in found.without.items():
+        typer.echo(f"{layer}: not compared, {why}")
     typer.echo(f"The page is {page}")

@@ -329,7 +329,7 @@ def test_layers_without_factors_are_listed():
     report = th.hessian_structure(problem, k=5)
     assert list(report) == ["0", "3"]
     assert "LayerNorm" in report.without["1"]
-    with pytest.raises(ValueError, match="No layer has Kronecker factors"):
+    with pytest.raises(ValueError, match="No layer has two factors"):
         th.hessian_structure(problem, "1")
     batchnorm = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
     coupled = th.Problem(batchnorm, nn.CrossEntropyLoss(), (torch.randn(30, 5).double(), torch.arange(30) % 3), mode="train")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,16 @@ def peak_over_outputs(rows: list[Row], *layers: str) -> float:
     return farthest([top["k"] / top["outputs"] for top in tops])
 
 
+def peak_of(network: str, layer: str) -> Callable[[list[Row]], float]:
+    """Place of the peak over m in one layer; NaN where the network was not trained at this size."""
+
+    def measure(rows: list[Row]) -> float:
+        mine = case_rows(rows, (network, layer))
+        return peak_over_outputs(mine) if mine else float("nan")
+
+    return measure
+
+
 def above_chance(rows: list[Row]) -> float:
     """The smallest overlap at m over that of random subspaces."""
     at = [row for row in rows if row["kind"] == "overlap" and row["k"] == row["outputs"]]
@@ -172,8 +182,14 @@ class Figure1(OverlapExperiment):
     reproduces = ["002 Figure 1"]
     sizes = {
         "tiny": Params((Case(DIGITS, ("fc1",), seeds=3),)),
-        "laptop": Params((Case(CIFAR, ("fc1",), seeds=3),)),
-        "paper": Params((Case(SOURCE, ("fc1",), 5), Case(replace(SOURCE_100, network="ResNet18-W64"), ("conv11",), 5))),
+        "laptop": Params((Case(CIFAR, ("fc1",), seeds=3), Case(MNIST, ("fc1",), seeds=2))),
+        "paper": Params(
+            (
+                Case(SOURCE, ("fc1",), 5),
+                Case(SOURCE_MNIST, ("fc1",), 5),
+                Case(replace(SOURCE_100, network="ResNet18-W64"), ("conv11",), 5),
+            )
+        ),
     }
     claims = (
         Claim(
@@ -182,6 +198,17 @@ class Figure1(OverlapExperiment):
             rule="between",
             expected=(0.8, 1.3),
             reported=Reported("the overlap peaks at the dimension of the layer's output", "002, section 1.1"),
+        ),
+        *(
+            Claim(
+                f"{network}, fc1: the overlap peaks at m (place of the peak over m)",
+                peak_of(network, "fc1"),
+                rule="between",
+                expected=(0.8, 1.3),
+                reported=Reported("the overlap peaks at the dimension of the layer's output", "002, section 1.1"),
+                since="laptop",
+            )
+            for network in ("LeNet5", "F-200^2")
         ),
         Claim(
             "the first four eigenvectors are nearly of rank one (first singular value over the second, smallest)",

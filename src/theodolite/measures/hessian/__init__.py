@@ -10,6 +10,7 @@ from theodolite.measures.hessian.full_approximation import FullApproximation, fu
 from theodolite.measures.hessian.matricised import Correspondence, correspondence, kronecker_overlap, rank_ratios
 from theodolite.measures.hessian.overlap_law import outlier_count, predicted_overlap, rank_one_count
 from theodolite.measures.hessian.structure import LayerStructure, StructureReport, hessian_structure
+from theodolite.measures.hessian.tracking import EigenTrajectory, track_eigenpairs
 from theodolite.measures.hessian.weight_products import firing_rates, sharp_subspace, weight_product
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Clusters",
     "Conditioning",
     "Correspondence",
+    "EigenTrajectory",
     "FullApproximation",
     "LayerComparison",
     "LayerStructure",
@@ -38,5 +40,6 @@ __all__ = [
     "rank_one_count",
     "rank_ratios",
     "sharp_subspace",
+    "track_eigenpairs",
     "weight_product",
 ]

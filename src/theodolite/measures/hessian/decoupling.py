@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from theodolite.linalg import top_eigenpairs
+from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.operators import KroneckerFactors, LinearOperator
 
 
@@ -21,5 +21,10 @@ def decoupling_error(
     settings = {"which": "magnitude", "tol": tol, "seed": seed, "max_matvecs": max_matvecs, "progress": False}
     whole = top_eigenpairs(block, 1, **settings)  # type: ignore[call-overload]
     gap = top_eigenpairs(block - factors.operator(), 1, **settings)  # type: ignore[call-overload]
+    return relative_norm(gap, whole)
+
+
+def relative_norm(gap: Eigenpairs, whole: Eigenpairs) -> float:
+    """The spectral norm of one symmetric matrix over that of another, by their eigenvalues of largest magnitude."""
     size = abs(float(whole.values[0]))
     return abs(float(gap.values[0])) / size if size > 0 else 0.0

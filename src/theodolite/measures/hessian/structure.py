@@ -10,22 +10,33 @@ from torch import Tensor
 
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.hessian.autocorrelation import autocorrelation
+from theodolite.measures.hessian.decoupling import relative_norm
 from theodolite.measures.hessian.matricised import Correspondence, correspondence, kronecker_overlap, rank_ratios
 from theodolite.measures.hessian.overlap_law import outlier_count, rank_one_count
 from theodolite.operators import KroneckerFactors, LinearOperator, kronecker_factors, layer_hessians
+from theodolite.operators.factors import FactorMode
 from theodolite.operators.layers import LayerHessians
 from theodolite.problem import Problem
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row, number
+
+#: What a decoupling error up to the bound says of the factors.
+GRADES = (
+    (0.1, "the factors stand for the block"),
+    (0.5, "the factors explain most of the block"),
+    (0.9, "the factors explain little of the block"),
+    (float("inf"), "the factors do not explain the block"),
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LayerStructure(Result):
     """One layer: exact eigenpairs of its block, its factors, and how the two compare.
 
+    The factors are those of the Gauss-Newton part unless they were made with mode="exact"; the block is always the exact one.
     `overlap` is the overlap of the first k eigenvectors with those of the Kronecker product, k = 1, 2, ...; `rank_ratios` are
     1 for eigenvectors of rank one; `decoupling_error` is the relative spectral norm of the difference; `squared_dot` and
     `ratio` say how far the input is one direction; `rank_one_count` (K*) how many leading eigenvectors the factors predict
-    to be u_i ⊗ v₁; `outliers` how many eigenvalues stand before the widest gap.
+    to be u_i ⊗ v₁; `outliers` how many eigenvalues stand before the widest gap, 0 without one.
     """
 
     layer: str
@@ -82,10 +93,12 @@ class LayerStructure(Result):
         }
 
     def sentence(self) -> str:
-        trust = "the factors explain its sharp directions" if self.decoupling_error < 0.5 else "the factors explain it poorly"
+        kind = "Gauss-Newton factors" if self.factors.mode == "ggn" else "exact factors"
+        trust = next(words for bound, words in GRADES if self.decoupling_error <= bound)
         return (
             f"{self.layer}: sharpest direction {number(float(self.pairs.values[0]), float(self.pairs.residuals[0]))}, decoupling "
-            f"error {self.decoupling_error:.2g}, {trust}; {self.outliers} outliers, K* = {self.rank_one_count}."
+            f"error {self.decoupling_error:.2g} ({kind} against the exact block): {trust}; {self.outliers} outliers, "
+            f"K* = {self.rank_one_count}{self.factors.sampling()}."
         )
 
 
@@ -97,6 +110,10 @@ class StructureReport(ResultMapping):
 
     def rows(self) -> list[Row]:
         return [structure.summary() for structure in self.values()]
+
+    def sentence(self) -> str:
+        lines = [structure.sentence() for structure in self.values()]
+        return "\n".join([*lines, *(f"{name}: not measured, {why}." for name, why in self.without.items())])
 
 
 class Differences(Mapping[str, LinearOperator]):
@@ -127,13 +144,19 @@ def hessian_structure(
     k: int = 200,
     tol: float = 1e-3,
     classes: int | None = None,
+    mode: FactorMode = "ggn",
+    draws: int | None = None,
+    max_passes: int | None = None,
     seed: int = 0,
     progress: bool | None = None,
 ) -> StructureReport:
     """Exact eigenpairs, Kronecker factors and their comparison for every linear and convolutional layer, in lockstep.
 
-    `k` is capped at the size of each block; `classes` (by default the outputs of the last layer) sets how far outliers are
-    looked for. Layers without a Kronecker form are listed in the report's `without`.
+    The block is the exact Hessian's; the factors are those of its Gauss-Newton part, which is the same for piecewise linear
+    networks. For others part of the decoupling error is the difference of the two, which `mode="exact"` takes away.
+    `k` is capped at the size of each block; `classes` (by default the outputs of the model) sets how far outliers are
+    looked for; `mode`, `draws` and `max_passes` are those of `kronecker_factors`. Layers without a Kronecker form are listed in
+    the report's `without`.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
@@ -143,27 +166,39 @@ def hessian_structure(
     (['0', '2'], torch.Size([2, 2]))
     """
     began = time.perf_counter()
-    factors = kronecker_factors(problem, layers, seed=seed)
+    factors = kronecker_factors(problem, layers, mode=mode, draws=draws, max_passes=max_passes, seed=seed)
     names = [name for name in factors if factors[name].groups == 1]
+    grouped = {name: "a grouped convolution: its factors are in kronecker_factors" for name in factors if name not in names}
+    without = {**factors.without, **grouped}
     if not names:
         raise ValueError(
-            f"No layer has Kronecker factors here: {'; '.join(f'{n}: {why}' for n, why in factors.without.items())}."
+            "No layer has two factors to be compared with its block: "
+            f"{'; '.join(f'{name}: {why}' for name, why in without.items())}."
         )
     blocks = layer_hessians(problem, names)
     pairs = top_eigenpairs(blocks, k, tol=tol, seed=seed, progress=progress)
     differences = Differences(blocks, {name: factors[name] for name in names})
-    gaps = top_eigenpairs(differences, 1, which="magnitude", tol=max(tol, 1e-3), seed=seed, progress=progress)
-    count = classes or factors[names[-1]].output.shape[0]
-    results: dict[str, Result] = {name: _layer(problem, factors[name], pairs[name], gaps[name], count) for name in names}
+    # Norms, not the largest values: a block may bend down more than up.
+    norms, gaps = (
+        top_eigenpairs(op, 1, which="magnitude", tol=max(tol, 1e-3), seed=seed, progress=progress) for op in (blocks, differences)
+    )
+    count = classes or max(2, factors.classes)  # one logit tells two classes apart
+    results: dict[str, Result] = {
+        name: _layer(factors[name], pairs[name], relative_norm(gaps[name], norms[name]), count) for name in names
+    }
     cost = Cost(time.perf_counter() - began, pairs.cost.route, pairs.cost.peak_bytes, pairs.cost.notes)
-    grouped = {name: "a grouped convolution: its factors are in kronecker_factors" for name in factors if name not in names}
-    return StructureReport(results=results, without={**factors.without, **grouped}, seed=seed, cost=cost, outcome=pairs.outcome)
+    outcome = pairs.outcome if not pairs.outcome.good else _outcome(factors)
+    return StructureReport(results=results, without=without, seed=seed, cost=cost, outcome=outcome)
 
 
-def _layer(problem: Problem, factors: KroneckerFactors, pairs: Eigenpairs, gap: Eigenpairs, classes: int) -> LayerStructure:
+def _outcome(factors: Result) -> Outcome:
+    """That of converged eigenpairs beside factors that may be sampled."""
+    return Outcome.ESTIMATED if factors.outcome is Outcome.ESTIMATED else Outcome.CONVERGED
+
+
+def _layer(factors: KroneckerFactors, pairs: Eigenpairs, error: float, classes: int) -> LayerStructure:
     m, n = factors.output.shape[0], factors.input.shape[0]
     inputs = autocorrelation(factors)
-    size = float(pairs.values.abs().max())
     return LayerStructure(
         layer=factors.layer,
         kind=factors.kind,
@@ -171,13 +206,13 @@ def _layer(problem: Problem, factors: KroneckerFactors, pairs: Eigenpairs, gap: 
         factors=factors,
         overlap=kronecker_overlap(pairs.vectors, factors),
         rank_ratios=rank_ratios(pairs.vectors, m, n, transposed=factors.transposed),
-        decoupling_error=abs(float(gap.values[0])) / size if size > 0 else 0.0,
+        decoupling_error=error,
         squared_dot=inputs.squared_dot,
         ratio=inputs.ratio,
         bound=inputs.bound,
         rank_one_count=rank_one_count(factors),
         outliers=outlier_count(pairs.values, classes),
-        outcome=pairs.outcome if not pairs.outcome.good else Outcome.CONVERGED,
+        outcome=pairs.outcome if not pairs.outcome.good else _outcome(factors),
         seed=pairs.seed,
         cost=pairs.cost,
     )

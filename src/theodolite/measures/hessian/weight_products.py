@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from theodolite.operators.factors import affine_layers, layer_passes
-from theodolite.problem import Problem
+from theodolite.operators.factors import affine_layers
+from theodolite.operators.factors.affine import AffineLayer, Capture, capturing
+from theodolite.problem import Problem, match_layers
 
 
 def weight_product(weights: Sequence[Tensor], rates: Sequence[Tensor] | None = None) -> Tensor:
@@ -49,17 +50,39 @@ def sharp_subspace(product: Tensor, *, definition: str = "A") -> Tensor:
     return frame[:, : c - 1]
 
 
-def firing_rates(problem: Problem) -> tuple[list[str], list[Tensor], list[Tensor]]:
+def firing_rates(problem: Problem, layers: str | Iterable[str] | None = None) -> tuple[list[str], list[Tensor], list[Tensor]]:
     """Names and weights of a stack of Linear layers, and how often each unit of the hidden ones is positive.
 
-    One forward pass. The model must be a chain of Linear layers, the output of each (rectified) the input of the next.
+    One forward pass; every sample counts once. The layers (names or globs; None means all) must be a chain of Linear layers,
+    the rectified output of each the input of the next.
     """
-    recipes, _ = affine_layers(problem, list(problem.layers))
-    if not recipes or any(a.m != b.n or a.groups > 1 for a, b in pairwise(recipes)):
-        raise ValueError("firing_rates needs a chain of Linear layers, the output of each being the input of the next.")
+    chosen = [layer.name for layer in match_layers(problem.selection, layers)]
+    recipes, without = affine_layers(problem, chosen)
+    if without or any(not isinstance(recipe.module, nn.Linear) or recipe.tied for recipe in recipes):
+        odd = next(iter(without), None) or next(r.name for r in recipes if not isinstance(r.module, nn.Linear) or r.tied)
+        raise ValueError(f"firing_rates needs a chain of Linear layers; {odd} is none. Name the chain: layers=[...].")
     rates = [torch.zeros(recipe.m, dtype=torch.float64) for recipe in recipes]
-    for one in layer_passes(problem, recipes):
-        for place, recipe in enumerate(one.recipes):
-            rates[place] += (one.outputs(recipe) > 0).double().mean((0, 1)).cpu() * one.weight
+    samples = problem.samples
+    with problem.session(second=False), torch.no_grad():
+        tensors = problem.tensors(problem.leaves(grad=False))
+        for i, raw in enumerate(problem.data):
+            with capturing({recipe.name: recipe.module for recipe in recipes}) as seen:
+                problem.output(tensors, problem.placed(raw), i)
+            _refuse_unchained(seen, recipes)
+            for rate, recipe in zip(rates, recipes, strict=True):
+                fires = (seen.outputs[recipe.name][0].reshape(-1, recipe.m) > 0).double().mean(0).cpu()
+                rate += fires * (raw.size / samples)
     weights = [problem.parameters[problem.layers[recipe.name].weights[0]].detach().double().cpu() for recipe in recipes]
     return [recipe.name for recipe in recipes], weights, rates[:-1]
+
+
+def _refuse_unchained(seen: Capture, recipes: list[AffineLayer]) -> None:
+    for recipe in recipes:
+        if len(seen.outputs[recipe.name]) != 1:
+            raise ValueError(
+                f"firing_rates needs layers called once; {recipe.name} is called {len(seen.outputs[recipe.name])} times."
+            )
+    for a, b in pairwise(recipes):
+        rectified, given = seen.outputs[a.name][0].clamp_min(0.0), seen.inputs[b.name][0]
+        if rectified.numel() != given.numel() or not torch.allclose(rectified.reshape(-1), given.reshape(-1), rtol=1e-5):
+            raise ValueError(f"firing_rates needs a chain: the input of {b.name} is not the rectified output of {a.name}.")

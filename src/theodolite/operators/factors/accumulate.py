@@ -73,12 +73,11 @@ def kronecker_factors(
     stream = _Stream({recipe.name: Sums(recipe) for recipe in recipes}, mode, draws, passes, seed)
     if recipes:
         without |= visit_batches(problem, recipes, stream.add, who="kronecker_factors", split=mode == "ggn")
-    if mode == "ggn" and recipes and not stream.curved:
+    found = {name: total for name, total in stream.sums.items() if name not in without}
+    if mode == "ggn" and found and not stream.curved:
         raise ValueError(FLAT)
     cost = Cost(time.perf_counter() - began, f"{mode} factors, backward passes from the output", 0, problem.notes)
-    results: dict[str, Result] = {
-        name: total.result(problem.layers[name].kind, mode, seed, cost) for name, total in stream.sums.items() if name not in without
-    }
+    results: dict[str, Result] = {n: total.result(problem.layers[n].kind, mode, seed, cost) for n, total in found.items()}
     shown = {name: without[name] for name in chosen if name in without}
     outcome = Outcome.ESTIMATED if stream.sampled else Outcome.FINISHED
     return FactorMapping(results=results, without=shown, classes=stream.classes, seed=seed, cost=cost, outcome=outcome)
@@ -107,7 +106,7 @@ class _Stream:
     def add(self, one: LayerPass) -> None:
         for name in one.uses:
             self.sums[name].add_inputs(one.inputs(name), one.fraction, last=one.is_last(name))
-        if one.loss is None:
+        if one.loss is None or not one.uses:
             return
         if self.mode == "exact":
             self._note_classes(one)

@@ -123,7 +123,11 @@ def _recipe(name: str, kind: str, weights: list[list[tuple[str, str, nn.Module]]
     for path, local, module in others:
         other = affine_layer(name, module) if local == "weight" else None
         if other is None or (other.m, other.n, other.groups, other.transposed) != (
-            recipe.m, recipe.n, recipe.groups, recipe.transposed):
+            recipe.m,
+            recipe.n,
+            recipe.groups,
+            recipe.transposed,
+        ):
             return f"its weight is also used by {path} ({type(module).__name__})"
         tied.append(other)
     return replace(recipe, tied=tuple(tied))

@@ -20,10 +20,14 @@ EXACT_PASSES = 128
 #: Memory that the roots of a loss without a special form may take.
 ROOT_BYTES = 2**30
 
-NOT_CONVEX = "The loss is not convex in the model's output: its Gauss-Newton factors do not exist. Use mode='exact'."
+NOT_CONVEX = (
+    "The loss is not convex in the model's output: its Gauss-Newton factors do not exist. kronecker_factors and "
+    "hessian_structure take mode='exact'."
+)
 FLAT = (
     "The loss has no curvature in the model's output (log-probabilities with NLLLoss, an absolute error): its Gauss-Newton "
-    "part is zero whatever the network. Let the model end at the logits and use cross-entropy, or use mode='exact'."
+    "part is zero whatever the network. Let the model end at the logits and use cross-entropy; kronecker_factors and "
+    "hessian_structure also take mode='exact'."
 )
 
 

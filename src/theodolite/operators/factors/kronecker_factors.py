@@ -135,7 +135,8 @@ class KroneckerFactors(Result):
         """How far sampling left the output Hessian open, as the end of a sentence; nothing where it is exact."""
         if not self.draws:
             return ""
-        return f", output Hessian sampled ({'error unknown' if math.isnan(self.stderr) else f'±{100 * self.stderr:.2g} %'})"
+        error = "error unknown" if math.isnan(self.stderr) else f"±{100 * self.stderr:.2g} %"
+        return f", output Hessian sampled ({error}; more draws or a larger max_passes make it exacter)"
 
 
 def factors_of(output: Tensor, input_: Tensor, mean: Tensor | None = None, layer: str = "layer") -> KroneckerFactors:

@@ -18,6 +18,7 @@ from theodolite.operators.factors.affine import AffineLayer, Capture, capturing
 from theodolite.operators.factors.curvature import LossCurvature, Recogniser, row_layouts
 from theodolite.operators.factors.samples import SampleAxis, find_axis, some_samples
 from theodolite.operators.gauss_newton import refuse_other_ways
+from theodolite.operators.graphs import backward
 from theodolite.problem import Batch, Problem
 
 #: Draws a batch where the loss's curvature is sampled because it has too many outputs.
@@ -35,12 +36,16 @@ NOT_AFFINE = "no Kronecker form: its weight does not act as W x on the input alo
 
 @dataclass(frozen=True)
 class Use:
-    """One call of a layer: its input (..., n), its output as it stands in the graph, and which dimension counts the samples."""
+    """One call of a layer: its input, its output as it stands in the graph, and which dimension counts the samples."""
 
     layer: AffineLayer
     x: Tensor
     z: Tensor
     axis: SampleAxis
+
+    def inputs(self, samples: int) -> Tensor:
+        """The input as (B, P, n); the patches of a convolution are made anew, for those of all layers would take much memory."""
+        return self.axis.by_sample(self.layer.input_features(self.x), samples)
 
     def outputs(self, z: Tensor, samples: int) -> Tensor:
         """The output, or a gradient of its shape, as (B, P, m)."""
@@ -63,7 +68,7 @@ class LayerPass:
 
     def inputs(self, name: str) -> Tensor:
         """A layer's inputs (B, P, n), several uses side by side as positions."""
-        return torch.cat([use.axis.by_sample(use.x, self.batch.size) for use in self.uses[name]], dim=1)
+        return torch.cat([use.inputs(self.batch.size) for use in self.uses[name]], dim=1)
 
     def is_last(self, name: str) -> bool:
         """Whether the layer's output is the model's."""
@@ -102,9 +107,7 @@ class LayerPass:
         """Each cotangent of the output pulled back to all layers at once: (B, P, m) by name."""
         places = [(name, use) for name, uses in self.uses.items() for use in uses]
         for cotangent in cotangents:
-            found = torch.autograd.grad(
-                self.output, [use.z for _, use in places], cotangent, retain_graph=True, allow_unused=True
-            )
+            found = backward([self.output], [use.z for _, use in places], [cotangent], batched=False)
             parts: dict[str, list[Tensor]] = {}
             for (name, use), g in zip(places, found, strict=True):
                 parts.setdefault(name, []).append(use.outputs(torch.zeros_like(use.z) if g is None else g, self.batch.size))
@@ -122,6 +125,7 @@ def visit_batches(
     refused: dict[str, str] = {}
     absent: dict[str, str] = {}  # layers that some batch does not call, which is no harm if another does
     called: set[str] = set()
+    samples = problem.samples
     parts = {f"{recipe.name} {i}": part for recipe in recipes for i, part in enumerate((recipe, *recipe.tied))}
     with problem.session():
         leaves = problem.leaves()
@@ -141,7 +145,7 @@ def visit_batches(
             absent |= missing
             called |= uses.keys()
             mine = {name: found for name, found in uses.items() if name not in refused}
-            one = LayerPass(mine, batch, share, batch.size / problem.samples, output, loss)
+            one = LayerPass(mine, batch, share, batch.size / samples, output, loss)
             if split and loss is not None:
                 refuse_other_ways(who, leaves, output, one.gradient.detach(), loss)
                 split = False
@@ -171,7 +175,7 @@ def _uses(
     ]
     weights = [leaves[problem.layers[recipe.name].weights[0]] for recipe in recipes]
     targets = [*(z for _, _, z in calls), *weights]
-    found = torch.autograd.grad(output, targets, signal, retain_graph=True, allow_unused=True)
+    found: list[Tensor | None] = backward([output], targets, [signal], batched=False)
     uses: dict[str, list[Use]] = {}
     faults: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -190,9 +194,7 @@ def _uses(
     return uses, faults, missing
 
 
-def _checked(
-    calls: list[tuple[AffineLayer, Tensor, Tensor, Tensor | None]], true: Tensor | None, lit: Tensor
-) -> list[Use] | str:
+def _checked(calls: list[tuple[AffineLayer, Tensor, Tensor, Tensor | None]], true: Tensor | None, lit: Tensor) -> list[Use] | str:
     """The calls of one layer with their sample dimensions, or why they are not `W x` sample by sample."""
     uses = []
     guess: Tensor | float = 0.0
@@ -203,7 +205,7 @@ def _checked(
         axis = find_axis(g, lit)
         if axis is None:
             return NO_SAMPLES
-        uses.append(Use(layer, x, z, axis))
+        uses.append(Use(layer, given, z, axis))
         guess = guess + layer.weight_gradient(g, x)
         size += float(layer.weight_gradient(g.abs(), x.abs()).norm())  # what rounding is measured by
     gap = guess if true is None else guess - true.reshape(-1)

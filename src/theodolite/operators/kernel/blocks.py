@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from theodolite.operators.factors.affine import Capture, capturing
 from theodolite.operators.graphs import backward
 from theodolite.operators.kernel.features import Features, Rows
 from theodolite.operators.kernel.per_sample import looped_rows, vectorised_rows
-from theodolite.operators.kernel.recipes import Use, guesses
+from theodolite.operators.kernel.recipes import Form, Use, guesses
 from theodolite.problem import Batch, Problem
 
 #: How well a guessed form must give the gradient of plain backward.
@@ -66,7 +66,7 @@ class BlockMaker:
     def make(self, batch: Batch, index: int) -> Block:
         """The block of one batch."""
         problem = self.problem
-        with problem.session():
+        with problem.session(second=False):
             leaves = problem.leaves()
             with capturing({name: module for name, (module, _) in self.owners.items()}) as seen:
                 output = problem.output(problem.tensors(leaves), batch, index)
@@ -107,23 +107,34 @@ class BlockMaker:
             for name, owner in self.owners.items()
             if seen.outputs[name] and not self._shapeless.issuperset(owner[1].values())
         }
-        targets = [z for name in hopeful for z in seen.outputs[name]]
-        if not targets:
-            return {}
-        pulled = iter(_pull_back(flat, targets))
+        forms = self._forms(hopeful, seen, truth, batch)
+        pulled = _pulled_back(flat, {name: seen.outputs[name] for name in hopeful})
+        made = [[[form(parts[name]) for form in several] for name, _, several in forms] for parts in pulled]
         found: dict[int, Features] = {}
-        for name, (module, own) in hopeful.items():
-            use = Use(module, seen.inputs[name], seen.outputs[name], [next(pulled) for _ in seen.outputs[name]], batch.size)
-            for local, i in own.items():
-                true = truth[i]
-                if true is None or i in self._shapeless:
-                    continue
-                features = fitting(use, local, true.reshape(-1), cotangent)
-                if features is None:
-                    self._shapeless.add(i)
-                else:
+        for place, (_, i, several) in enumerate(forms):
+            for k in range(len(several)):
+                first, *others = [per_output[place][k] for per_output in made]
+                features = first.with_outputs(others)
+                factor = fitted_factor(features.summed(cotangent), truth[i].reshape(-1))  # type: ignore[union-attr]
+                if factor is not None:
+                    features.factor = factor
                     found[i] = features
+                    break
+            else:
+                self._shapeless.add(i)
         return found
+
+    def _forms(
+        self, hopeful: dict[str, tuple[nn.Module, dict[str, int]]], seen: Capture, truth: tuple[Tensor | None, ...], batch: Batch
+    ) -> list[tuple[str, int, list[Form]]]:
+        """(module, parameter, forms its gradients may have)."""
+        uses = {name: Use(module, seen.inputs[name], seen.outputs[name], batch.size) for name, (module, _) in hopeful.items()}
+        return [
+            (name, i, list(guesses(uses[name], local)))
+            for name, (_, own) in hopeful.items()
+            for local, i in own.items()
+            if truth[i] is not None and i not in self._shapeless
+        ]
 
     def _rest(
         self, leaves: list[Tensor], rest: list[int], batch: Batch, chosen: Tensor, true: Tensor, cotangent: Tensor
@@ -140,16 +151,6 @@ class BlockMaker:
         return looped_rows(self.problem, leaves, rest, batch, chosen)
 
 
-def fitting(use: Use, local: str, true: Tensor, cotangent: Tensor) -> Features | None:
-    """The form of one parameter's gradients that agrees with plain backward, or None."""
-    for features in guesses(use, local):
-        factor = fitted_factor(features.summed(cotangent), true)
-        if factor is not None:
-            features.factor = factor
-            return features
-    return None
-
-
 def fitted_factor(guess: Tensor, true: Tensor, *, exactly: bool = False) -> float | None:
     """The factor that makes a guess the true gradient, or None where none does."""
     if guess.shape != true.shape:
@@ -161,15 +162,17 @@ def fitted_factor(guess: Tensor, true: Tensor, *, exactly: bool = False) -> floa
     return factor if gap <= TOLERANCE[true.dtype] * float(true.norm()) else None
 
 
-def _pull_back(flat: Tensor, targets: list[Tensor]) -> list[Tensor]:
-    """Every output of all samples pulled back to the layers: (c, *target.shape) each."""
-    c = flat.shape[1]
-    eye = torch.eye(c, dtype=flat.dtype, device=flat.device)[:, None, :].expand(c, *flat.shape)
-    found: list[list[Tensor | None]] = [backward([flat], targets, [row], batched=False) for row in eye]
-    return [
-        torch.stack([torch.zeros_like(z) if parts[j] is None else parts[j] for parts in found])  # type: ignore[misc]
-        for j, z in enumerate(targets)
-    ]
+def _pulled_back(flat: Tensor, targets: dict[str, list[Tensor]]) -> Iterator[dict[str, list[Tensor]]]:
+    """One output after the other, of all samples at once, pulled back to the layers: (1, *target.shape) by name."""
+    places = [z for several in targets.values() for z in several]
+    for j in range(flat.shape[1]):
+        cotangent = torch.zeros_like(flat)
+        cotangent[:, j] = 1.0
+        parts = iter(backward([flat], places, [cotangent], batched=False))
+        yield {
+            name: [(torch.zeros_like(z) if g is None else g)[None] for z, g in zip(several, parts, strict=False)]
+            for name, several in targets.items()
+        }
 
 
 def _random(shape: torch.Size, like: Tensor) -> Tensor:

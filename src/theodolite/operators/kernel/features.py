@@ -9,7 +9,7 @@ positions at which a sample uses the weight (pixels, tokens).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,10 @@ class Features(ABC):
     @abstractmethod
     def summed(self, cotangent: Tensor) -> Tensor:
         """The parameter's gradient Σ_ia cotangent[i, a] · gradient_ia, flat: what plain backward would give."""
+
+    @abstractmethod
+    def with_outputs(self, others: list[Any]) -> Features:
+        """These and those of further outputs of the same samples."""
 
     @abstractmethod
     def written_out(self) -> Rows:
@@ -63,6 +67,9 @@ class Outer(Features):
         gradient = rows.T @ self.inputs
         return (gradient.T if self.transposed else gradient).reshape(-1)
 
+    def with_outputs(self, others: list[Outer]) -> Outer:
+        return replace(self, pulled=_joined(self.pulled, [o.pulled for o in others]))
+
     def written_out(self) -> Rows:
         form = "ncm,nk->nckm" if self.transposed else "ncm,nk->ncmk"
         return Rows(torch.einsum(form, self.pulled, self.inputs).flatten(2), self.factor)
@@ -79,10 +86,16 @@ class Rows(Features):
     factor: float = 1.0
 
     def add_gram(self, other: Rows, total: Tensor) -> None:
-        total.addmm_(self.rows.flatten(0, 1), other.rows.flatten(0, 1).T, alpha=self.factor * other.factor)
+        if self is other:
+            _add_own_gram(self.rows.flatten(0, 1), total, self.factor**2)
+        else:
+            total.addmm_(self.rows.flatten(0, 1), other.rows.flatten(0, 1).T, alpha=self.factor * other.factor)
 
     def summed(self, cotangent: Tensor) -> Tensor:
         return torch.einsum("nc,ncq->q", cotangent, self.rows)
+
+    def with_outputs(self, others: list[Rows]) -> Rows:
+        return replace(self, rows=_joined(self.rows, [o.rows for o in others]))
 
     def written_out(self) -> Rows:
         return self
@@ -118,6 +131,9 @@ class Positions(Features):
         gradient = rows.flatten(0, 1).T @ self.inputs.flatten(0, 1)
         return (gradient.T if self.transposed else gradient).reshape(-1)
 
+    def with_outputs(self, others: list[Positions]) -> Positions:
+        return replace(self, pulled=_joined(self.pulled, [o.pulled for o in others]))
+
     def written_out(self) -> Rows:
         rows = self.written(slice(None)).unflatten(2, (self.pulled.shape[3], self.inputs.shape[2]))
         return Rows((rows.transpose(2, 3) if self.transposed else rows).flatten(2), self.factor)
@@ -151,6 +167,9 @@ class Tokens(Features):
         rows = torch.einsum("nc,ncpm->npm", cotangent, self.pulled).flatten(0, 1)
         return rows.new_zeros(self.entries, rows.shape[1]).index_add_(0, self.tokens.flatten(), rows).reshape(-1)
 
+    def with_outputs(self, others: list[Tokens]) -> Tokens:
+        return replace(self, pulled=_joined(self.pulled, [o.pulled for o in others]))
+
     def written_out(self) -> Rows:
         entries = torch.arange(self.entries, device=self.tokens.device)
         rows = self.written(entries).unflatten(2, (self.pulled.shape[3], self.entries)).transpose(2, 3)
@@ -158,6 +177,21 @@ class Tokens(Features):
 
     def numel(self) -> int:
         return self.tokens.numel() + self.pulled.numel()
+
+
+def _joined(first: Tensor, others: list[Tensor]) -> Tensor:
+    """Joined along the outputs, (n, c, ...)."""
+    return torch.cat([first, *others], dim=1) if others else first
+
+
+def _add_own_gram(rows: Tensor, total: Tensor, factor: float, parts: int = 4) -> None:
+    """Add `factor · rows rowsᵀ`, of which the part below the diagonal is copied."""
+    width = -(-len(rows) // parts)
+    for start in range(0, len(rows), width):
+        here = slice(start, start + width)
+        product = torch.mm(rows[here], rows[start:].T).mul_(factor)  # from the diagonal on
+        total[here, start:] += product
+        total[start + width :, here] += product[:, width:].T
 
 
 def outer_over_positions(inputs: Tensor, pulled: Tensor) -> Tensor:
@@ -174,7 +208,7 @@ def affine_features(inputs: Tensor, pulled: Tensor, *, groups: int, transposed: 
     if positions == 1 and groups == 1:
         return Outer(inputs[:, 0], pulled[:, :, 0], transposed)
     written = m * k // groups
-    if groups > 1 or written <= positions * (m + k / c):
+    if groups > 1 or written <= 2 * positions * m:  # a gradient takes little more memory than what was pulled back
         parts = [
             outer_over_positions(a, d).reshape(n, c, m // groups, k // groups)
             for a, d in zip(inputs.chunk(groups, dim=2), pulled.chunk(groups, dim=3), strict=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from theodolite.problem import Batch, Problem
+from theodolite.problem.second_order import functional_transforms
 from theodolite.problem.tensors import map_tensors, named_tensors
 
 #: Numbers of per-sample gradients written at once.
@@ -36,7 +37,8 @@ def vectorised_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[
 
     size = sum(fixed[i].numel() for i in which) * len(chosen)
     dims = {name: 0 if name in own else None for name in fields}
-    found: Tensor = vmap(rows, in_dims=(dims,), chunk_size=max(1, AT_ONCE // size))(fields)
+    with functional_transforms():
+        found: Tensor = vmap(rows, in_dims=(dims,), chunk_size=max(1, AT_ONCE // size))(fields)
     return found.detach()
 
 

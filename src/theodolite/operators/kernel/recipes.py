@@ -8,7 +8,7 @@ is also used elsewhere, or a module that does something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,26 +18,21 @@ from torch.func import functional_call
 from theodolite.operators.factors.affine import AffineLayer, affine_layer
 from theodolite.operators.kernel.features import Features, Rows, Tokens, affine_features
 
+#: What was pulled back to each call of a module, (c, *output.shape) -> features of these c outputs.
+Form = Callable[[list[Tensor]], Features]
+
 
 @dataclass(frozen=True)
 class Use:
-    """The calls of one module on a block of n samples: inputs, outputs and what was pulled back to them, call by call.
-
-    `pulled` are (c, *output.shape).
-    """
+    """The calls of one module on a block of n samples: inputs and outputs, call by call."""
 
     module: nn.Module
     inputs: list[Tensor]
     outputs: list[Tensor]
-    pulled: list[Tensor]
     samples: int
 
-    def by_position(self, parts: list[Tensor]) -> Tensor:
-        """Several calls side by side: (n, P, ·) or (n, c, P, ·) joined along P."""
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
-
-def guesses(use: Use, name: str) -> Iterator[Features]:
+def guesses(use: Use, name: str) -> Iterator[Form]:
     """Forms that the gradients of the parameter `name` of a module may have, likeliest first."""
     parameter = use.module._parameters[name]
     assert parameter is not None
@@ -51,13 +46,22 @@ def guesses(use: Use, name: str) -> Iterator[Features]:
         yield from _scale(use, parameter)
 
 
-def _affine(use: Use) -> Iterator[Features]:
+def _by_position(parts: list[Tensor]) -> Tensor:
+    """Several calls side by side: (n, P, ·) or (n, c, P, ·) joined along P."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+
+
+def _affine(use: Use) -> Iterator[Form]:
     layer = affine_layer("", use.module) or _linear_like(use) or _convolution_like(use)
     if layer is None:
         return
-    inputs = use.by_position([layer.inputs(x, use.samples) for x in use.inputs])
-    pulled = use.by_position([_positions(layer, g, use.samples) for g in use.pulled])
-    yield affine_features(inputs, pulled, groups=layer.groups, transposed=layer.transposed)
+    inputs = _by_position([layer.inputs(x, use.samples) for x in use.inputs])
+
+    def form(pulled: list[Tensor]) -> Features:
+        found = _by_position([_positions(layer, g, use.samples) for g in pulled])
+        return affine_features(inputs, found, groups=layer.groups, transposed=layer.transposed)
+
+    yield form
 
 
 def _positions(layer: AffineLayer, pulled: Tensor, samples: int) -> Tensor:
@@ -91,36 +95,46 @@ def _convolution_like(use: Use) -> AffineLayer | None:
     return affine_layer("", geometry)
 
 
-def _bias(use: Use, bias: Tensor) -> Iterator[Features]:
-    for dim in (-1, 2):  # of (c, n, ...): last, or channels
-        if all(g.ndim > 2 and g.shape[dim] == len(bias) for g in use.pulled):
-            parts = [_kept(g, dim, use.samples) for g in use.pulled]
-            yield Rows(torch.stack(parts).sum(0))
+def _bias(use: Use, bias: Tensor) -> Iterator[Form]:
+    for dim in (-1, 1):  # of the output: last, or channels
+        if all(z.ndim > 1 and z.shape[dim] == len(bias) for z in use.outputs):
+            yield lambda pulled, dim=dim: Rows(sum_of([_kept(g, dim, use.samples) for g in pulled]))  # type: ignore[misc]
 
 
-def _scale(use: Use, weight: Tensor) -> Iterator[Features]:
+def _scale(use: Use, weight: Tensor) -> Iterator[Form]:
     """Normalisation layers: the output is the weight times what the layer gives with weight one and no bias."""
     plain = {"weight": torch.ones_like(weight)}
     if use.module._parameters.get("bias") is not None:
         plain["bias"] = torch.zeros_like(weight)
     with torch.no_grad():
         normed = [functional_call(use.module, plain, (x,)) for x in use.inputs]
-    for dim in (-1, 2):
-        if weight.ndim == 1 and all(g.ndim > 2 and g.shape[dim] == len(weight) for g in use.pulled):
-            parts = [_kept(g * x, dim, use.samples) for g, x in zip(use.pulled, normed, strict=True)]
-            yield Rows(torch.stack(parts).sum(0))
+
+    def form(pulled: list[Tensor], dim: int) -> Features:
+        return Rows(sum_of([_kept(g * x, dim, use.samples) for g, x in zip(pulled, normed, strict=True)]))
+
+    for dim in (-1, 1):
+        if weight.ndim == 1 and all(z.ndim > 1 and z.shape[dim] == len(weight) for z in use.outputs):
+            yield lambda pulled, dim=dim: form(pulled, dim)  # type: ignore[misc]
+
+
+def sum_of(parts: list[Tensor]) -> Tensor:
+    """The sum over the calls of a module."""
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 def _kept(g: Tensor, dim: int, samples: int) -> Tensor:
-    """(c, n, ..., m, ...) summed over all dimensions but the first two and `dim`: (n, c, m)."""
-    kept = g.movedim(dim, -1)
+    """(c, n, ..., m, ...) summed over all dimensions but the first two and `dim` of the output: (n, c, m)."""
+    kept = g.movedim(dim if dim < 0 else dim + 1, -1)
     return kept.reshape(g.shape[0], samples, -1, kept.shape[-1]).sum(2).transpose(0, 1)
 
 
-def _embedding(use: Use) -> Features:
+def _embedding(use: Use) -> Form:
     tokens = torch.cat([x.reshape(use.samples, -1) for x in use.inputs], dim=1)
-    m = use.outputs[0].shape[-1]
-    pulled = use.by_position([g.reshape(g.shape[0], use.samples, -1, m).transpose(0, 1) for g in use.pulled])
     weight = use.module._parameters["weight"]
     assert weight is not None
-    return Tokens(tokens, pulled, len(weight))
+
+    def form(pulled: list[Tensor]) -> Features:
+        parts = [g.reshape(g.shape[0], use.samples, -1, g.shape[-1]).transpose(0, 1) for g in pulled]
+        return Tokens(tokens, _by_position(parts), len(weight))
+
+    return form

@@ -17,6 +17,8 @@ from theodolite.results import Cost
 
 #: Samples whose gradients are made at once.
 SAMPLES = 256
+#: Samples of a bare module's inputs that are evaluated twice, to see whether the model repeats itself.
+CHECKED = 8
 
 
 def tangent_kernel(
@@ -152,7 +154,10 @@ def as_problem(model_or_problem: nn.Module | Problem, inputs: Any) -> Problem:
         raise ValueError(f"Expected a torch.nn.Module or a Problem. Got {type(model_or_problem).__name__}.")
     if inputs is None:
         raise ValueError("inputs is missing: a bare module needs the inputs at which its kernel is taken.")
-    return Problem(model_or_problem, _sum_of_outputs, [(inputs, torch.zeros(1))], batch_weight=_samples)
+    problem = Problem(model_or_problem, _sum_of_outputs, [(inputs, torch.zeros(1))], batch_weight=_samples, check=False)
+    batch = next(iter(problem.data))
+    problem.with_batches([batch.part(slice(0, CHECKED))] if batch.size > CHECKED else [batch]).check_repeatable()
+    return problem
 
 
 def _sum_of_outputs(output: Any, target: Any) -> Tensor:

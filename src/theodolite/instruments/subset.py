@@ -1,0 +1,65 @@
+"""A part of the data for what would take too long on all of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import reduce
+
+import torch
+
+from theodolite.errors import BatchCoupledError
+from theodolite.instruments.base import InapplicableError
+from theodolite.measures.kernel.scalar_output import outputs_per_sample
+from theodolite.problem import Batch, Problem
+
+
+def subset(problem: Problem, most: int) -> Problem:
+    """The problem on at most so many samples, spread evenly over its data, as one batch where shapes allow."""
+    total = problem.samples
+    if total <= most:
+        return problem
+    keep = torch.linspace(0, total - 1, most).round().long()
+    parts: list[Batch] = []
+    before = 0
+    for batch in problem.data:
+        mine = keep[(keep >= before) & (keep < before + batch.size)] - before
+        if len(mine):
+            parts.append(batch.part(mine))
+        before += batch.size
+    with suppress(RuntimeError):  # sequences of different lengths stay apart
+        parts = [reduce(Batch.joined, parts)]
+    return problem.with_batches(parts)
+
+
+def moving_subset(problem: Problem, most: int) -> Problem:
+    """The same, where training goes somewhere."""
+    part = subset(problem, most)
+    if not bool(part.gradient().any()):
+        raise InapplicableError("the gradient is zero, so training goes nowhere")
+    return part
+
+
+def of_samples(part: int, total: int) -> str:
+    """How a sentence names the samples that were used.
+
+    >>> of_samples(40, 1437), of_samples(8, 8)
+    ('40 of the 1437 samples', 'all 8 samples')
+    """
+    if part < total:
+        return f"{part} of the {total} samples"
+    return f"all {total} samples" if total > 1 else "the one sample"
+
+
+def outputs_of(problem: Problem) -> int:
+    """Outputs of a sample, from a look at one."""
+    return outputs_per_sample(subset(problem, 1))
+
+
+def unfit(problem: Problem) -> str:
+    """Why a part of the data cannot be taken, or has no outputs sample by sample; empty where it can and has."""
+    try:
+        problem.refuse_batch_coupling("The tangent kernel")
+        subset(problem, 1)
+    except (BatchCoupledError, ValueError) as error:  # the latter where weights were given batch by batch
+        return str(error)
+    return ""
