@@ -11,6 +11,7 @@ from theodolite.plots.fits import PowerLaw, log_log, power_law, with_error
 from theodolite.plots.heatmaps import heatmap, matrix
 from theodolite.plots.panels import panels
 from theodolite.plots.references import reference, span
+from theodolite.plots.regimes import regime_diagram
 from theodolite.plots.scatter import correlation_of, scatter
 from theodolite.plots.spectra import density, eigenvalues, histogram
 from theodolite.plots.style import DIVERGING, MARKERS, PALETTE, SEQUENTIAL, Look, look, looks, style
@@ -36,6 +37,7 @@ __all__ = [
     "panels",
     "power_law",
     "reference",
+    "regime_diagram",
     "save",
     "scatter",
     "span",
