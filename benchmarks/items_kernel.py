@@ -146,6 +146,6 @@ def _step(twin: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def _plain_step(twin: Any, x: Tensor, y: Tensor) -> None:
-    twin.gated = False
-    value = twin.value(dict(twin.named_parameters()), (x,), {})
+    twin.taylor.gated = twin.taylor.jets = False
+    value = twin.taylor.value(dict(twin.named_parameters()), twin.anchor(), {}, ((x,), {}))
     torch.autograd.grad(nn.functional.mse_loss(value, y), list(twin.parameters()))

@@ -1,8 +1,8 @@
 """Fused layers by plain operations, for transforms that the fused kernels get wrong or refuse.
 
 In torch 2.13 forward mode over forward mode, and forward over reverse by `jacrev`, are off by percents through layer and
-instance norm: the fused kernels' derivative formulas treat their saved mean and deviation as constants. SiLU and Mish have
-no such derivative at all.
+instance norm: the fused kernels' derivative formulas treat their saved mean and deviation as constants. SiLU, Mish and GLU
+have no such derivative at all.
 """
 
 from __future__ import annotations
@@ -120,6 +120,11 @@ def mish(input: Tensor, inplace: bool = False) -> Tensor:
     return input * torch.tanh(F.softplus(input))
 
 
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    first, second = input.chunk(2, dim)
+    return first * torch.sigmoid(second)
+
+
 def _functional_batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -161,4 +166,5 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
     torch._weight_norm: weight_norm,
     F.silu: silu,
     F.mish: mish,
+    F.glu: glu,
 }

@@ -249,6 +249,10 @@ class Problem:
         """
         return jackknife_error(self, quantity, groups=groups, population=population)
 
+    def batch_of(self, inputs: Any) -> Batch:
+        """Inputs without targets as a batch: a tensor, a tuple of arguments or a mapping."""
+        return BatchParser(own_loss=False, target_key="")((inputs, torch.zeros(1)), 0)
+
     def with_batches(self, batches: list[Batch]) -> Problem:
         """The same problem on other batches."""
         if self._batch_weight is not None and not callable(self._batch_weight):

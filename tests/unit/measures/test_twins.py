@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,11 @@ def move(twin: nn.Module, model: nn.Module, direction: dict[str, Tensor], radius
             p.copy_(model.get_parameter(name) + radius * direction[name])
 
 
+def plain_value(twin: Any, moved: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The twin's value by differentiable operations, without its cheap gradient."""
+    return twin.taylor.value(moved, twin.anchor(), twin._fixed(), ((x,), {}))
+
+
 def directions(model: nn.Module) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     return {name: torch.randn(p.shape, generator=generator).to(p.dtype) for name, p in model.named_parameters()}
@@ -123,7 +129,7 @@ def test_cheap_gradient_is_the_gradient(name: str, expand: Callable[[nn.Module],
     move(twin, model, directions(model), 0.1)
     weights = numbers(*twin(x).shape)
     cheap = torch.autograd.grad((twin(x).square() * weights).sum(), list(twin.parameters()), allow_unused=True)
-    plain = twin.value(dict(twin.named_parameters()), (x,), {})  # type: ignore[operator]
+    plain = plain_value(twin, dict(twin.named_parameters()), x)
     true = torch.autograd.grad((plain.square() * weights).sum(), list(twin.parameters()), allow_unused=True)
     for a, b in zip(cheap, true, strict=True):
         assert float((a - b).abs().max()) <= 1e-9 * max(1.0, float(b.abs().max()))
@@ -144,7 +150,7 @@ def test_second_derivatives_and_functional_transforms(expand: Callable[[nn.Modul
 
     def loss(flat: Tensor) -> Tensor:
         parts = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
-        return nn.functional.mse_loss(twin.value(dict(zip(names, parts, strict=True)), (x,), {}), y)  # type: ignore[operator]
+        return nn.functional.mse_loss(plain_value(twin, dict(zip(names, parts, strict=True)), x), y)
 
     flat = torch.cat([p.detach().reshape(-1) for p in twin.parameters()])
     step = 1e-4
@@ -241,11 +247,11 @@ def test_frozen_gates_are_used_where_they_are_the_expansion(name: str) -> None:
     torch.manual_seed(0)
     model = build().double()
     twin = th.quadratize(model).prepare(x)
-    assert twin.gated is expected
+    assert twin.taylor.gated is expected
     move(twin, model, directions(model), 0.5)  # far enough for units to change sides in the network
     found = twin(x)
     gradient = torch.autograd.grad(found.square().sum(), list(twin.parameters()))
-    twin.gated = False
+    twin.taylor.gated = False
     true = twin(x)
     assert torch.allclose(found, true, rtol=1e-11)
     for a, b in zip(gradient, torch.autograd.grad(true.square().sum(), list(twin.parameters())), strict=True):
@@ -259,7 +265,7 @@ def test_taylor_arithmetic_agrees_with_nested_forward_mode(name: str) -> None:
     move(twin, model, directions(model), 0.3)
     fast, slow = [], []
     for found, jets in ((fast, True), (slow, False)):
-        twin.jets = jets
+        twin.taylor.jets = jets
         value = twin(x)
         found += [value.detach(), *torch.autograd.grad(value.square().sum(), list(twin.parameters()))]
     assert all(float((a - b).abs().max()) <= 1e-11 * float(b.abs().max() + 1) for a, b in zip(fast, slow, strict=True))
@@ -267,7 +273,7 @@ def test_taylor_arithmetic_agrees_with_nested_forward_mode(name: str) -> None:
 
 def test_most_networks_take_jets() -> None:
     """The five-pass route is no decoration: all but recurrent layers and attention, whose fused parts are one operation."""
-    taken = {name: th.quadratize(made(name)[0]).prepare(made(name)[1]).jets for name in SMOOTH}
+    taken = {name: th.quadratize(made(name)[0]).prepare(made(name)[1]).taylor.jets for name in SMOOTH}
     assert {name for name, jets in taken.items() if not jets} <= {"recurrent", "attention"}
 
 

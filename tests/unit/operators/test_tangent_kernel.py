@@ -70,6 +70,58 @@ class Twice(nn.Module):
         return self.head(x @ self.layer.weight if self.by_hand else x)
 
 
+class Positional(nn.Module):
+    """Token and position embeddings: the latter are looked up once for all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place, self.head = nn.Embedding(11, 6), nn.Embedding(8, 6), nn.Linear(6, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embed(tokens) + self.place(torch.arange(tokens.shape[1])))).mean(1)
+
+
+class Experts(nn.Module):
+    """Each sample goes through one of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = x[:, 0] > 0
+        h = x.new_zeros(len(x), 5)
+        h[left] = self.one(x[left])
+        h[~left] = self.two(x[~left])
+        return self.head(torch.tanh(h))
+
+
+class PartlyFixed(nn.Module):
+    """A layer called once under no_grad and once by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            fixed = self.layer(x)
+        return self.head(torch.tanh(self.layer(input=x)) * fixed)
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).squeeze()
+
+
+def upsampling() -> nn.Module:
+    return nn.Sequential(nn.ConvTranspose2d(2, 3, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 81, 2))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 3))
 
@@ -111,6 +163,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "layer used twice": (lambda: Twice(by_hand=False), numbers(5, 4)),
     "weight read by hand": (lambda: Twice(by_hand=True), numbers(5, 4)),
     "ntk": (lambda: ntk_fcn(7, 8, 3, outputs=2, bias="all", bias_init="normal"), numbers(5, 7)),
+    "positions shared by all samples": (Positional, tokens(5, 4)),
+    "experts": (Experts, numbers(5, 4)),
+    "no_grad and keyword": (PartlyFixed, numbers(5, 4)),
+    "transposed convolution": (upsampling, numbers(5, 2, 4, 4)),
+    "squeezed": (Squeezed, numbers(5, 4)),
     "ntk cnn": (lambda: ntk_cnn((2, 5, 5), 4, 3), numbers(5, 2, 5, 5)),
 }
 
@@ -248,6 +305,103 @@ def test_bad_input_is_refused_in_plain_words() -> None:
     pooled = nn.Sequential(nn.Linear(3, 4), nn.Flatten(0)).double()
     with pytest.raises(ValueError, match="one row of outputs per sample"):
         th.tangent_kernel(pooled, x)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "llama"])
+def test_hugging_face_models(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    small = {"vocab_size": 11, "attn_implementation": "eager"}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    model = {
+        "gpt2": lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, n_positions=6, use_cache=False, **small)
+        ),
+        "bert": lambda: transformers.BertForSequenceClassification(
+            transformers.BertConfig(max_position_embeddings=6, **sizes, **small)
+        ),
+        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(use_cache=False, **sizes, **small)),
+    }[kind]()
+    model, ids = model.double().eval(), tokens(4, 3)
+    chosen = [0, 1]
+    parameters = list(model.parameters())
+    outputs = model(input_ids=ids).logits.reshape(4, -1)[:, chosen].reshape(-1)
+    rows = [torch.autograd.grad(v, parameters, retain_graph=True, allow_unused=True) for v in outputs]
+    zero = [torch.zeros_like(p) for p in parameters]
+    jacobian = torch.stack([torch.cat([(z if g is None else g).reshape(-1) for g, z in zip(r, zero, strict=True)]) for r in rows])
+    found = th.tangent_kernel(model, {"input_ids": ids}, outputs=chosen)
+    assert float((found - jacobian @ jacobian.T).abs().max()) <= 1e-6 * float(found.abs().max())
+
+
+class Centred(nn.Module):
+    """Outputs depend on the other samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return h - h.mean(0)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return (x @ (self.mix * mask)).tanh()
+
+
+def test_what_is_not_per_sample_is_refused() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(BatchCoupledError, match="depends on other samples"):
+        th.tangent_kernel(Centred().double(), numbers(5, 4))
+    mask = numbers(5, 5).sign()
+    with pytest.raises(BatchCoupledError, match="take another number of samples"):
+        th.tangent_kernel(Masked().double(), (numbers(5, 5), mask))
+    found = th.tangent_kernel(Masked().double(), (numbers(4, 5), mask))
+    assert found.shape == (20, 20)
+
+
+def test_layers_of_several_precisions_meet() -> None:
+    torch.manual_seed(0)
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.tanh(self.a(x)).double())
+
+    model = Mixed()
+    found = th.tangent_kernel(model, numbers(3, 4).float())
+    jacobian = dense_jacobian(model, numbers(3, 4).float())
+    assert float((found - jacobian @ jacobian.T).abs().max()) < 1e-5 * float(found.abs().max())
+
+
+def test_one_output_by_its_number_and_one_sample() -> None:
+    model, x, kernel = made("mlp")
+    assert_close(th.tangent_kernel(model, x, outputs=1), kernel[1::3, 1::3])
+    assert_close(th.tangent_kernel(model, x[:1]), kernel[:3, :3])
+    assert th.tangent_kernel(Squeezed().double(), x[:1, :4]).shape == (1, 1)
+    with pytest.raises(ValueError, match="whole numbers"):
+        th.tangent_kernel(model, x, outputs=[0.5])  # type: ignore[list-item]
+
+
+def test_output_without_parameters_is_refused() -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(ValueError, match="does not depend"):
+        th.tangent_kernel(Constant().double(), numbers(3, 4))
 
 
 class TestTangentKernelContract(OperatorContract):

@@ -45,7 +45,8 @@ def as_terms(found: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The coefficients of a jet, zeros for those that are missing."""
     if not isinstance(found, Jet):
         raise TypeError(f"The network turned jets into {type(found).__name__}.")
-    return found.value, *(torch.zeros_like(found.value) if part is None else part for part in (found.slope, found.bend))
+    slope, bend = (torch.zeros_like(found.value) if part is None else part for part in (found.slope, found.bend))
+    return found.value, slope, bend
 
 
 def taylor_with_pull(

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-_RELU = {torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu}
+_IN_PLACE = {torch.relu_, Tensor.relu_}
+_RELU = {torch.relu, Tensor.relu, F.relu, *_IN_PLACE}
 
 
 class Recorded(TorchFunctionMode):
@@ -38,7 +39,9 @@ class Replayed(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func in _RELU:
-            return _input(args, kwargs) * next(self._gates)
+            x, gate = _input(args, kwargs), next(self._gates)
+            # Somebody may have dropped what the in-place form returns, and rely on its argument.
+            return x.mul_(gate) if func in _IN_PLACE or (kwargs or {}).get("inplace") or args[1:] == (True,) else x * gate
         return func(*args, **(kwargs or {}))
 
 

@@ -80,7 +80,7 @@ def jets_for(network: nn.Module, tensors: dict[str, Any]) -> Iterator[None]:
             for store in (module._parameters, module._buffers):
                 for name, tensor in store.items():
                     if id(tensor) in stand_in:
-                        kept.append((store, name, tensor))  # type: ignore[arg-type]
+                        kept.append((store, name, tensor))
         for store, name, tensor in kept:
             store[name] = stand_in[id(tensor)]
         yield
@@ -202,16 +202,29 @@ def _affine(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     bias = named.get("bias")
     if bias is None:
         return product
-    shape = (-1, *[1] * (product.value.ndim - 2)) if func is not F.linear else (-1,)
+    shape = (-1, *[1] * (named["weight"].ndim - 2))
     bias = _as_jet(bias)
     parts = [None if part is None else part.view(shape) for part in (bias.value, bias.slope, bias.bend)]
     return _add(torch.add, (product, Jet(*parts)), {})  # type: ignore[arg-type]
 
 
+def _pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What is padded with is a constant: slope and bend are padded with zero."""
+    jet, pad, *more = args
+    settings = dict(zip(("mode", "value"), more, strict=False)) | {k: v for k, v in kwargs.items() if k != "pad"}
+    pad = kwargs.get("pad", pad)
+    if not isinstance(jet, Jet):
+        return _by_forward_mode(func, args, kwargs)
+    still = {**settings, "value": None}
+    slope, bend = (None if part is None else F.pad(part, pad, **still) for part in (jet.slope, jet.bend))
+    return Jet(F.pad(jet.value, pad, **settings), slope, bend, jet.aside)
+
+
 def _relu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     jet: Jet = args[0] if args else kwargs["input"]
     gate = (jet.value > 0).to(jet.value.dtype)
-    return Jet(*(None if part is None else part * gate for part in (jet.value, jet.slope, jet.bend)), jet.aside)
+    slope, bend = (None if part is None else part * gate for part in (jet.slope, jet.bend))
+    return Jet(jet.value * gate, slope, bend, jet.aside)
 
 
 def _tanh(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -251,10 +264,27 @@ def _elementwise(jet: Jet, value: Tensor, first: Tensor, half_second: Callable[[
     return Jet(value, slope, bend, jet.aside)
 
 
-_MOVES = ["reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "squeeze", "unsqueeze", "sum", "mean", "neg", "chunk", "split", "unbind", "clone", "t"]
+_MOVES = [
+    "reshape",
+    "flatten",
+    "unflatten",
+    "transpose",
+    "permute",
+    "movedim",
+    "squeeze",
+    "unsqueeze",
+    "sum",
+    "mean",
+    "neg",
+    "chunk",
+    "split",
+    "unbind",
+    "clone",
+    "t",
+]
 _MOVES_TORCH = [getattr(torch, name) for name in _MOVES]
 _MOVES_TENSOR = [getattr(Tensor, name) for name in [*_MOVES, "view", "view_as", "expand", "contiguous", "__getitem__", "__neg__"]]
-_AVERAGES = [F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.pad]
+_AVERAGES = [F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d]
 
 _RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     **dict.fromkeys([*_MOVES_TORCH, *_MOVES_TENSOR, *_AVERAGES], _linear_in_first),
@@ -266,4 +296,5 @@ _RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     **dict.fromkeys([torch.tanh, Tensor.tanh, F.tanh], _tanh),
     **dict.fromkeys([torch.sigmoid, Tensor.sigmoid, F.sigmoid], _sigmoid),
     F.silu: _silu,
+    F.pad: _pad,
 }

@@ -17,6 +17,15 @@ Choice = int | Sequence[int] | None
 KINKS = ("Relu", "LeakyRelu", "Prelu", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Abs", "Clamp", "Max", "Min", "Amax")
 
 
+def require_problem(problem: Any, who: str) -> None:
+    """Raise where something else came than a `Problem`."""
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"{who} takes a theodolite.Problem, which holds model, loss and data: Problem(model, loss, data). "
+            f"Got {type(problem).__name__}."
+        )
+
+
 @dataclass(frozen=True)
 class OutputEntry:
     """A loss that is one number of the output."""

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from theodolite.errors import BatchCoupledError
 from theodolite.operators.factors.affine import Capture, capturing
 from theodolite.operators.graphs import backward
 from theodolite.operators.kernel.features import Features, Rows
@@ -40,15 +41,15 @@ class Block:
         return total
 
     def bytes(self) -> int:
-        return sum(f.numel() for f in self.features.values()) * 8
+        return sum(f.numel() for f in self.features.values()) * self.empty.element_size()
 
 
 class BlockMaker:
     """Makes blocks of one problem; which form fits which parameter is found out on the first and kept for the others."""
 
-    def __init__(self, problem: Problem, outputs: Iterable[int] | None) -> None:
+    def __init__(self, problem: Problem, outputs: Iterable[int] | int | None) -> None:
         self.problem = problem
-        self.wanted = None if outputs is None else list(outputs)
+        self.wanted = _wanted(outputs)
         self.vectorised = True
         self._shapeless: set[int] = set()  # parameters that no form fits
 
@@ -71,6 +72,8 @@ class BlockMaker:
             with capturing({name: module for name, (module, _) in self.owners.items()}) as seen:
                 output = problem.output(problem.tensors(leaves), batch, index)
             flat, chosen = self._flat(output, batch, index)
+            if not flat.requires_grad:
+                raise ValueError("The model's output does not depend on the measured parameters.")
             cotangent = _random(flat.shape, flat)
             truth = torch.autograd.grad(flat, leaves, cotangent, retain_graph=True, allow_unused=True)
             features = self._layerwise(seen, flat, truth, cotangent, batch)
@@ -80,12 +83,15 @@ class BlockMaker:
             if rest:
                 true = torch.cat([truth[i].reshape(-1) for i in rest])
                 rows = self._rest(leaves, rest, batch, chosen, true, cotangent)
-                features |= {i: Rows(r) for i, r in zip(rest, rows.split([leaves[i].numel() for i in rest], 2), strict=True)}
+                features |= {
+                    i: Rows(r).to(empty.dtype)
+                    for i, r in zip(rest, rows.split([leaves[i].numel() for i in rest], 2), strict=True)
+                }
         return Block(features, empty, batch.size, len(chosen))
 
     def _flat(self, output: Tensor, batch: Batch, index: int) -> tuple[Tensor, Tensor]:
         """The chosen outputs as (n, c), and which they are."""
-        if output.ndim == 0 or output.shape[0] != batch.size:
+        if batch.size > 1 and (output.ndim == 0 or output.shape[0] != batch.size):
             raise ValueError(
                 f"A tangent kernel needs one row of outputs per sample. Batch {index} has {batch.size} samples, "
                 f"but the output has shape {tuple(output.shape)}."
@@ -102,39 +108,31 @@ class BlockMaker:
     def _layerwise(
         self, seen: Capture, flat: Tensor, truth: tuple[Tensor | None, ...], cotangent: Tensor, batch: Batch
     ) -> dict[int, Features]:
-        hopeful = {
-            name: owner
-            for name, owner in self.owners.items()
-            if seen.outputs[name] and not self._shapeless.issuperset(owner[1].values())
+        uses = {
+            name: use
+            for name, (module, own) in self.owners.items()
+            if not self._shapeless.issuperset(own.values())
+            and (use := Use.of(module, seen.inputs[name], seen.outputs[name], batch.size)).outputs
         }
-        forms = self._forms(hopeful, seen, truth, batch)
-        pulled = _pulled_back(flat, {name: seen.outputs[name] for name in hopeful})
-        made = [[[form(parts[name]) for form in several] for name, _, several in forms] for parts in pulled]
-        found: dict[int, Features] = {}
-        for place, (_, i, several) in enumerate(forms):
-            for k in range(len(several)):
-                first, *others = [per_output[place][k] for per_output in made]
-                features = first.with_outputs(others)
-                factor = fitted_factor(features.summed(cotangent), truth[i].reshape(-1))  # type: ignore[union-attr]
-                if factor is not None:
-                    features.factor = factor
-                    found[i] = features
-                    break
-            else:
-                self._shapeless.add(i)
-        return found
-
-    def _forms(
-        self, hopeful: dict[str, tuple[nn.Module, dict[str, int]]], seen: Capture, truth: tuple[Tensor | None, ...], batch: Batch
-    ) -> list[tuple[str, int, list[Form]]]:
-        """(module, parameter, forms its gradients may have)."""
-        uses = {name: Use(module, seen.inputs[name], seen.outputs[name], batch.size) for name, (module, _) in hopeful.items()}
-        return [
-            (name, i, list(guesses(uses[name], local)))
-            for name, (_, own) in hopeful.items()
-            for local, i in own.items()
+        if not uses:  # a Taylor twin, say, which calls its layers inside a transform
+            return {}
+        forms = [
+            (name, i, _safely(guesses(use, local)))
+            for name, use in uses.items()
+            for local, i in self.owners[name][1].items()
             if truth[i] is not None and i not in self._shapeless
         ]
+        pulled = _pulled_back(flat, {name: use.outputs for name, use in uses.items()})
+        made = [[[_tried(form, parts[name]) for form in several] for name, _, several in forms] for parts in pulled]
+        found: dict[int, Features] = {}
+        for place, (_, i, several) in enumerate(forms):
+            candidates = ([per_output[place][k] for per_output in made] for k in range(len(several)))
+            features = _first_fit(candidates, truth[i].reshape(-1), cotangent)  # type: ignore[union-attr]
+            if features is None:
+                self._shapeless.add(i)
+            else:
+                found[i] = features.to(flat.dtype)
+        return found
 
     def _rest(
         self, leaves: list[Tensor], rest: list[int], batch: Batch, chosen: Tensor, true: Tensor, cotangent: Tensor
@@ -148,7 +146,54 @@ class BlockMaker:
             except (RuntimeError, NotImplementedError, ValueError):
                 pass  # no vectorised form: a recurrent layer, a branch on data
             self.vectorised = False
-        return looped_rows(self.problem, leaves, rest, batch, chosen)
+        rows = looped_rows(self.problem, leaves, rest, batch, chosen)
+        if fitted_factor(Rows(rows).summed(cotangent), true, exactly=True) is None:
+            raise BatchCoupledError(
+                "The gradients of samples taken one by one do not add up to those of the batch, so there is no tangent kernel: "
+                "(a) an output depends on other samples (a mean over the batch); (b) an input whose first size happens to be the "
+                f"number of samples, {batch.size}, is not per sample (a mask, a table): take another number of samples."
+            )
+        return rows
+
+
+def _wanted(outputs: Iterable[int] | int | None) -> list[int] | None:
+    if outputs is None:
+        return None
+    wanted = [outputs] if isinstance(outputs, int) else list(outputs)
+    if any(not isinstance(j, int) or isinstance(j, bool) for j in wanted):
+        raise ValueError(f"outputs must be positions in the flattened output of a sample, whole numbers. Got {wanted}.")
+    return wanted
+
+
+def _safely(forms: Iterator[Form]) -> list[Form]:
+    """The guesses that can be made at all: a module may be called in ways that no recipe foresees."""
+    found: list[Form] = []
+    try:
+        found.extend(forms)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        pass
+    return found
+
+
+def _tried(form: Form, pulled: list[Tensor]) -> Features | None:
+    try:
+        return form(pulled)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return None
+
+
+def _first_fit(candidates: Iterable[list[Features | None]], true: Tensor, cotangent: Tensor) -> Features | None:
+    """The first form, its outputs joined, that gives the gradient of plain backward up to a factor."""
+    for parts in candidates:
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or any(type(part) is not type(known[0]) for part in known):
+            continue
+        features = known[0].with_outputs(known[1:])
+        factor = fitted_factor(features.summed(cotangent.to(true.dtype)), true)
+        if factor is not None:
+            features.factor = factor
+            return features
+    return None
 
 
 def fitted_factor(guess: Tensor, true: Tensor, *, exactly: bool = False) -> float | None:

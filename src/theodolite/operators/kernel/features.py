@@ -44,6 +44,13 @@ class Features(ABC):
     def numel(self) -> int:
         """Numbers held."""
 
+    def to(self, dtype: torch.dtype) -> Features:
+        """In the precision of the kernel, where a layer has another one."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
+                setattr(self, name, value.to(dtype))
+        return self
+
 
 @dataclass
 class Outer(Features):

@@ -31,6 +31,12 @@ class Use:
     outputs: list[Tensor]
     samples: int
 
+    @classmethod
+    def of(cls, module: nn.Module, inputs: list[Tensor], outputs: list[Tensor], samples: int) -> Use:
+        """Only calls that the output can depend on: not those under `no_grad`."""
+        followed = [(x, z) for x, z in zip(inputs, outputs, strict=True) if z.requires_grad]
+        return cls(module, [x for x, _ in followed], [z for _, z in followed], samples)
+
 
 def guesses(use: Use, name: str) -> Iterator[Form]:
     """Forms that the gradients of the parameter `name` of a module may have, likeliest first."""

@@ -26,7 +26,7 @@ def tangent_kernel(
     inputs: Any = None,
     other: Any = None,
     *,
-    outputs: Iterable[int] | None = None,
+    outputs: Iterable[int] | int | None = None,
     memory_budget: int | None = None,
 ) -> Tensor:
     """`K[(i, a), (k, b)] = ⟨∇f_a(x_i), ∇f_b(x_k)⟩` over the measured parameters, as an (n c) × (n' c) matrix, sample-major.
@@ -41,7 +41,8 @@ def tangent_kernel(
     inputs : what the model is called with: a tensor, a tuple of arguments, a mapping; None means the problem's own.
     other : inputs for the columns; None means the same as for the rows.
     outputs : which outputs of a sample, counted in the flattened output; None means all.
-    memory_budget : bytes for the gradients of the columns; beyond it they are made again for each block of rows.
+    memory_budget : bytes for gradients, a quarter of what is free by default; where they do not fit, samples are taken in smaller
+        blocks and gradients made again for each pair of blocks.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> tangent_kernel(model, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double())
@@ -51,13 +52,32 @@ def tangent_kernel(
     problem = as_problem(model_or_problem, inputs)
     problem.refuse_batch_coupling("A tangent kernel")
     maker = BlockMaker(problem, outputs)
-    rows = _batches(problem, inputs)
+    whole = list(problem.data) if inputs is None else [problem.batch_of(inputs)]
+    budget = available_bytes(problem.device) // 4 if memory_budget is None else memory_budget
+    width = _block_size(maker, whole[0], budget)
     if other is not None:
-        return _between(maker, rows, _batches(problem, other), memory_budget)
-    return _symmetric(maker, rows, memory_budget)
+        return _between(maker, _cut(whole, width), _cut([problem.batch_of(other)], width), budget)
+    return _symmetric(maker, _cut(whole, width), budget)
 
 
-def _between(maker: BlockMaker, rows: list[Batch], columns: list[Batch], budget: int | None) -> Tensor:
+def _block_size(maker: BlockMaker, batch: Batch, budget: int) -> int:
+    """Samples whose gradients fit twice into the budget, judged by one sample."""
+    if batch.size == 1:
+        return 1
+    one = maker.make(maker.problem.placed(batch.part(slice(0, 1))), 0)
+    return max(1, min(SAMPLES, budget // (2 * max(1, one.bytes()))))
+
+
+def _cut(whole: list[Batch], width: int) -> list[Batch]:
+    """Batches of at most `width` samples."""
+    return [
+        batch.part(slice(start, start + width)) if batch.size > width else batch
+        for batch in whole
+        for start in range(0, batch.size, width)
+    ]
+
+
+def _between(maker: BlockMaker, rows: list[Batch], columns: list[Batch], budget: int) -> Tensor:
     store = _Store(maker, columns, budget)
     found = []
     for i, batch in enumerate(rows):
@@ -66,7 +86,7 @@ def _between(maker: BlockMaker, rows: list[Batch], columns: list[Batch], budget:
     return torch.cat(found)
 
 
-def _symmetric(maker: BlockMaker, batches: list[Batch], budget: int | None) -> Tensor:
+def _symmetric(maker: BlockMaker, batches: list[Batch], budget: int) -> Tensor:
     store = _Store(maker, batches, budget)
     parts: list[list[Tensor]] = [[] for _ in batches]
     for i in range(len(batches)):
@@ -78,9 +98,8 @@ def _symmetric(maker: BlockMaker, batches: list[Batch], budget: int | None) -> T
 class _Store:
     """Blocks of the columns, kept while they fit and made again where they do not."""
 
-    def __init__(self, maker: BlockMaker, batches: list[Batch], budget: int | None) -> None:
-        self.maker, self.batches = maker, batches
-        self.left = available_bytes(maker.problem.device) // 4 if budget is None else budget
+    def __init__(self, maker: BlockMaker, batches: list[Batch], budget: int) -> None:
+        self.maker, self.batches, self.left = maker, batches, budget
         self._kept: dict[int, Block] = {}
 
     def block(self, i: int) -> Block:
@@ -166,13 +185,3 @@ def _sum_of_outputs(output: Any, target: Any) -> Tensor:
 
 def _samples(batch: Batch) -> float:
     return float(batch.size)
-
-
-def _batches(problem: Problem, inputs: Any) -> list[Batch]:
-    """Blocks of at most `SAMPLES` samples of the inputs, or of the problem's own data."""
-    whole = list(problem.data) if inputs is None else [problem._parse((inputs, torch.zeros(1)), 0)]
-    return [
-        batch.part(slice(start, start + SAMPLES)) if batch.size > SAMPLES else batch
-        for batch in whole
-        for start in range(0, batch.size, SAMPLES)
-    ]
