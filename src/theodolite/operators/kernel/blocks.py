@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -168,10 +169,8 @@ def _wanted(outputs: Iterable[int] | int | None) -> list[int] | None:
 def _safely(forms: Iterator[Form]) -> list[Form]:
     """The guesses that can be made at all: a module may be called in ways that no recipe foresees."""
     found: list[Form] = []
-    try:
+    with suppress(RuntimeError, ValueError, IndexError, TypeError):
         found.extend(forms)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        pass
     return found
 
 

@@ -191,7 +191,7 @@ def _joined(first: Tensor, others: list[Tensor]) -> Tensor:
     return torch.cat([first, *others], dim=1) if others else first
 
 
-def _add_own_gram(rows: Tensor, total: Tensor, factor: float, parts: int = 4) -> None:
+def _add_own_gram(rows: Tensor, total: Tensor, factor: float, parts: int = 8) -> None:
     """Add `factor · rows rowsᵀ`, of which the part below the diagonal is copied."""
     width = -(-len(rows) // parts)
     for start in range(0, len(rows), width):
