@@ -44,6 +44,10 @@ def test_two_checkpoints(checkpoints, capsys):
     assert "run0 and run1" in text
     assert '<p class="kicker">comparison</p>' in text
     assert "from 3 sections" in text
+    header = {"network": "F-20", "data": "digits", "samples": "200", "directions per layer": "30", "tolerance": "0.001"}
+    for name, value in header.items():
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in text
+    assert "<dt>checkpoints</dt>" in text
     for finding in found:  # each card leads to its layer
         layer = finding["quantity"].removeprefix("overlap of ")
         assert f'href="#section-layer-{layer}"' in text

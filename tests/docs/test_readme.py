@@ -30,7 +30,8 @@ def test_the_snippets_run(monkeypatch, tmp_path):
     assert names["pairs"].converged
     x = torch.randn(12, 4)
     network = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 1))
-    names |= {"other": names["pairs"], "inputs": x, "network": network, "x": x, "y": x[:, :1], "build": lambda seed: nn.Linear(4, 3)}
+    names |= {"other": names["pairs"], "inputs": x, "network": network, "x": x, "y": x[:, :1]}
+    names["build"] = lambda seed: nn.Linear(4, 3)
     for snippet in rest:
         exec(snippet, names)
 
