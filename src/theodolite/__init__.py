@@ -66,12 +66,14 @@ if TYPE_CHECKING:
         CatapultSweep as CatapultSweep,
         CriticalRate as CriticalRate,
         MaximumRate as MaximumRate,
+        WeightLinearity as WeightLinearity,
         catapult_sweep as catapult_sweep,
         classify_run as classify_run,
         critical_learning_rate as critical_learning_rate,
         expected_regime as expected_regime,
         find_max_learning_rate as find_max_learning_rate,
         gradient_noise as gradient_noise,
+        weight_linearity as weight_linearity,
     )
     from theodolite.measures.hessian import (
         EigenTrajectory as EigenTrajectory,
@@ -145,6 +147,8 @@ _CONTENTS = {
         "CatapultSweep",
         "classify_run",
         "gradient_noise",
+        "weight_linearity",
+        "WeightLinearity",
     ],
     # what the curvature means
     "theodolite.measures.hessian": [

@@ -43,6 +43,7 @@ def loose(seed: int) -> nn.Module:
         ({"optimizer": "sdg"}, "'sgd'"),
         ({"optimizer": "adam", "momentum": 0.9}, "no setting momentum"),
         ({"optimizer": 3}, "must be a name"),
+        ({"optimizer": torch.optim.Adam, "momentum": 0.9}, "Adam has no setting momentum; it has weight_decay, betas, eps"),
         ({"optimizer": lambda p: torch.optim.RMSprop(p, lr=0.1)}, "RMSprop"),
         ({"optimizer": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True)}, "amsgrad"),
         ({"momentum": -1.0}, "momentum must lie in"),
@@ -108,3 +109,9 @@ def test_seeds_decide_the_weights():
     fleet = make(seeds=[5, 6, 5])
     assert torch.equal(fleet.parameters["weight"][0], fleet.parameters["weight"][2])
     assert not torch.equal(fleet.parameters["weight"][0], fleet.parameters["weight"][1])
+
+
+@pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
+def test_a_schedule_gives_factors_that_are_rates(factor):
+    with pytest.raises(ValueError, match=r"schedule must give finite factors that are not negative.*at step 1"):
+        make().train((X, Y), steps=3, schedule=lambda step: factor if step else 1.0, progress=False)

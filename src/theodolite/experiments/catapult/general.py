@@ -14,6 +14,7 @@ from torch import Tensor
 from theodolite import data
 from theodolite.data.generators import two_class_images
 from theodolite.experiments.base import Experiment
+from theodolite.experiments.catapult.samples import features
 from theodolite.experiments.catapult.starts import draw_quadratic, words
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.measures.dynamics import classify_run
@@ -307,14 +308,14 @@ def _network(job: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def images(source: str, side: int, seed: int, count: int = 20) -> tuple[Tensor, Tensor, str]:
-    """Twenty images of two classes (n, d), labels ±1, and where they come from.
+    """Twenty images of two classes (n, d), averaged down to `side` × `side` pixels, labels ±1, and where they come from.
 
     CIFAR images are airplanes and birds, values 0 to 1; where the files are not there, or are not asked for, generated ones.
     """
     if source == "cifar10":
         try:
-            found = data.load("cifar10").classes_only((0, 2)).subset(count, 0, seed=seed).scaled(dtype=torch.float64).flat()
-            return found.x_train, found.y_train.double() * 2 - 1, "cifar10"
+            found = data.load("cifar10").classes_only((0, 2)).subset(count, 0, seed=seed).scaled(dtype=torch.float64)
+            return features(found.x_train, side).flatten(1), found.y_train.double() * 2 - 1, "cifar10"
         except data.MissingDataError:
             pass
     made = two_class_images(count, side, 3, seed=seed, dtype=torch.float64)

@@ -81,7 +81,7 @@ class Figure22(Experiment):
 
     A three-layer network with dense connections, each edge removed with probability 1/2, is trained by gradient descent
     at rate 1/λ_max(K₀) on ten points of two classes until the loss is a ten-thousandth of its start. Shown is the largest
-    ‖K_t − K₀‖/‖K₀‖ of a run, against the hidden width and against the smallest in-degree.
+    ‖K_t − K₀‖/‖K₀‖ of a run up to there, against the hidden width and against the smallest in-degree.
     """
 
     id = "linearity/figure-2.2"
@@ -160,9 +160,9 @@ class Figure22(Experiment):
                 "seed": seed,
                 "data": origin,
                 "drift": float(run.drift[i]),
-                "final": float(run.losses[-1][i] / run.losses[0][i]),
+                "final": float(run.losses[int(run.ended[i])][i] / run.losses[0][i]),
                 "moved": float(run.moved[i]),
-                "steps": len(run.losses) - 1,
+                "steps": int(run.ended[i]),
             }
 
     def figure(self, rows: list[Row]) -> Figure:

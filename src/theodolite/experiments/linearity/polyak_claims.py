@@ -97,7 +97,7 @@ CLAIMS = (
         reported=Reported(0, _PL, read_from="theory"),
     ),
     Claim(
-        "T12: |Δλ_min| over ‖ΔK‖ at distance 1 (largest)",
+        "T12: |Δλ_min| over ‖ΔK‖ at distance 1 (largest; Weyl's inequality: a check of the code)",
         ball(lambda r: r["change"] / r["kernel_change"]),
         rule="at most",
         expected=1.0 + 1e-9,

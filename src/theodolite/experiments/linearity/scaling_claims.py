@@ -130,11 +130,11 @@ CLAIMS = (
     ),
     _decays("T4: three outputs, the largest of them", "three outputs", -0.25, "003, Corollary A.3.1"),
     Claim(
-        "T4: the norm of the third-order tensor over its bound d_L max‖H_k‖ (largest)",
+        "T4: the norm of the third-order tensor over its bound d_L max‖H_k‖ (largest; triangle inequality: a check of the code)",
         tensor_share,
         rule="at most",
         expected=1.0,
-        reported=Reported("at most 1", "003, (A.11)"),
+        reported=Reported("at most 1", "003, section A.3, before Corollary A.3.1"),
     ),
     _decays("T5: with skip connections", "skip", -0.25, "003, Theorem A.4.1"),
     _decays("T6: convolutional, weights shared", "convolution", -0.25, "003, Theorem A.5.1"),

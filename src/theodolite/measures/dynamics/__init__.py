@@ -6,6 +6,7 @@ from theodolite.measures.dynamics.max_rate import MaximumRate, find_max_learning
 from theodolite.measures.dynamics.noise import GradientNoise, gradient_noise
 from theodolite.measures.dynamics.regime import Regime, expected_regime
 from theodolite.measures.dynamics.sweep import CatapultSweep, catapult_sweep
+from theodolite.measures.dynamics.weight_linearity import WeightLinearity, weight_linearity
 
 __all__ = [
     "CatapultSweep",
@@ -13,10 +14,12 @@ __all__ = [
     "GradientNoise",
     "MaximumRate",
     "Regime",
+    "WeightLinearity",
     "catapult_sweep",
     "classify_run",
     "critical_learning_rate",
     "expected_regime",
     "find_max_learning_rate",
     "gradient_noise",
+    "weight_linearity",
 ]

@@ -9,13 +9,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.dynamics.trials import run_trial
+from theodolite.measures.kernel.differences import TRIAL_SEEDS, third_difference, trial_step
+from theodolite.measures.kernel.scalar_output import outputs_per_sample, require_problem
 from theodolite.measures.kernel.squared_loss import squared_loss_curvature
-from theodolite.operators import LinearOperator, gauss_newton, hessian, tangent_kernel_operator
+from theodolite.operators import (
+    GaussNewtonOperator,
+    HessianOperator,
+    LinearOperator,
+    TangentKernelOperator,
+    gauss_newton,
+    hessian,
+    tangent_kernel_operator,
+)
 from theodolite.operators.diagonal import DiagonalOperator
 from theodolite.problem import Problem
 from theodolite.results import Cost, Result, Row
@@ -33,13 +44,14 @@ class CriticalRate(Result):
     """The edge of stability: `value` is the critical learning rate, `sharpness` the eigenvalue it comes from.
 
     `error` bounds what the eigen-residual leaves open, and holds the sampling error where a population was named.
-    `window` are rates above the edge at which training still converges: empty for a quadratic loss, up to twice the edge
-    for a model quadratic in its parameters under a squared loss (plain descent), measured on a copy with `trial=True`, None
-    where nobody looked. `predicted_maximum` is the largest rate by theory: `value` for a quadratic loss, twice that for a
-    squared loss, which is where the quadratic twin of a network diverges (ReLU networks tolerate more); None where there
-    is no theory. `quadratic` says whether the loss is a quadratic function of the parameters,
-    `linear` whether the optimizer is then a linear recursion, so that theory is exact (Adam is not: it adapts).
-    `rule` is the formula used.
+    `window` are rates above the edge at which training still converges, and `window_by` how that is known. "exact": empty,
+    for a quadratic loss. "trial": from short runs on a copy (`trial=True`). "theory": up to twice the edge, for a model
+    quadratic in its parameters under a squared loss and plain descent; that is the limit of wide models, and narrow ones may
+    diverge before or even below the edge. None and "" where nobody looked. `predicted_maximum` is the largest rate by
+    theory: `value` for a quadratic loss, twice that for a squared loss, which is where the quadratic twin of a wide network
+    diverges (ReLU networks tolerate more); None where there is no theory. `quadratic` says whether the loss is a quadratic
+    function of the parameters, `linear` whether the optimizer is then a linear recursion, so that theory is exact (Adam is
+    not: it adapts). `rule` is the formula used.
     """
 
     value: float
@@ -54,6 +66,7 @@ class CriticalRate(Result):
     linear: bool
     note: str = ""
     predicted_maximum: float | None = None
+    window_by: str = ""
 
     def rows(self) -> list[Row]:
         low, high = self.window if self.window else (None, None)
@@ -64,6 +77,7 @@ class CriticalRate(Result):
                 "sharpness": self.sharpness,
                 "window_low": low,
                 "window_high": high,
+                "window_by": self.window_by,
                 "predicted_maximum": self.predicted_maximum,
                 "rule": self.rule,
                 "by": self.by,
@@ -75,11 +89,20 @@ class CriticalRate(Result):
     def sentence(self) -> str:
         if math.isinf(self.value):
             return f"No direction curves upwards (largest eigenvalue {self.sharpness:.3g}), so no learning rate is critical here."
-        above = ""
-        if self.window is not None:
-            above = " Above it training diverges." if not self.window else f" It still converges up to {self.window[1]:.3g}."
         note = f" ({self.note})" if self.note else ""
-        return f"The critical learning rate of {self.optimizer} is {self.value:.4g} ± {self.error:.1g}: {self.rule}{note}.{above}"
+        rate = f"The critical learning rate of {self.optimizer} is {self.value:.4g} ± {self.error:.1g}"
+        return f"{rate}: {self.rule}{note}.{self._above()}"
+
+    def _above(self) -> str:
+        """What is known about rates above the edge."""
+        if self.window is None:
+            return ""
+        if self.window_by == "trial":
+            tried = f"In trial runs of {TRIAL_STEPS} steps"
+            return f" {tried} it still converges up to {self.window[1]:.3g}." if self.window else f" {tried} it diverges above."
+        if not self.window:
+            return " Above it training diverges."
+        return f" Theory for wide models: it still converges up to {self.window[1]:.3g}; trial=True measures it."
 
 
 def critical_learning_rate(
@@ -106,10 +129,11 @@ def critical_learning_rate(
     by : the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel and c the
         curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of it.
     optimizer : the optimizer as it stands; None means plain gradient descent.
-    trial : look for rates above the edge at which training still converges, by short runs on a copy.
+    trial : look for rates above the edge at which training still converges, by short runs on a copy, unless the loss is
+        quadratic.
     population : size of the set the data was drawn from; adds the sampling error.
-    operator, start, max_matvecs : the Hessian (or Gauss-Newton matrix) where it is there already, eigenvectors to start
-        from, and the budget in products.
+    operator, start, max_matvecs : the Hessian (or Gauss-Newton matrix, or tangent kernel operator: what `by` names) where it
+        is there already, eigenvectors to start from, and the budget in products.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()
@@ -118,6 +142,7 @@ def critical_learning_rate(
     >>> round(rate.value, 6), rate.window, rate.rule
     (0.222222, (), '2/λ')
     """
+    require_problem(problem, "critical_learning_rate")
     if by not in (*_ROUTES, "kernel"):
         raise ValueError(f"by must be one of {', '.join(map(repr, (*_ROUTES, 'kernel')))}. Got {by!r}.")
     began = time.perf_counter()
@@ -129,7 +154,7 @@ def critical_learning_rate(
     if population is not None and math.isfinite(value):
         error = math.hypot(error, _sampling_error(problem, by, optimizer, population, pairs, tol, seed))
     quadratic = is_quadratic(problem)
-    window, maximum = (None, None) if math.isinf(value) else _above(problem, optimizer, value, quadratic, trial)
+    window, window_by, maximum = (None, "", None) if math.isinf(value) else _above(problem, optimizer, value, quadratic, trial)
     return CriticalRate(
         value=value,
         sharpness=sharpness,
@@ -143,6 +168,7 @@ def critical_learning_rate(
         linear=law.linear,
         note="; ".join(filter(None, [law.note, _on_the_floor(law, pairs) if by != "kernel" else ""])),
         predicted_maximum=maximum,
+        window_by=window_by,
         outcome=pairs.outcome,
         seed=seed,
         cost=Cost(time.perf_counter() - began, pairs.cost.route, pairs.cost.peak_bytes, pairs.cost.notes),
@@ -167,10 +193,29 @@ def _edge(problem: Problem, by: By, law: StabilityLaw, operator: LinearOperator 
             "for a squared loss it has the same eigenvalues, and the decay joins it."
         )
     metric = None if law.scale is None else law.scale.square()
-    op = curvature * (tangent_kernel_operator(problem, metric=metric) if operator is None else operator)
+    op = curvature * (tangent_kernel_operator(problem, metric=metric) if operator is None else _kernel(problem, operator, metric))
     if decay is not None:
         op = op + DiagonalOperator(torch.full((op.shape[0],), float(decay[0]), dtype=op.dtype, device=op.device))
     return op, f"{law.rule}, λ = c λ₁(K), c = {curvature:.4g}"
+
+
+def _kernel(problem: Problem, operator: LinearOperator, metric: Tensor | None) -> LinearOperator:
+    """The operator given for by='kernel', which must act on outputs and be the kernel of this optimizer."""
+    rows = problem.samples * outputs_per_sample(problem)
+    if tuple(operator.shape) != (rows, rows) or isinstance(operator, HessianOperator | GaussNewtonOperator):
+        raise ValueError(
+            "by='kernel' takes operator=theodolite.tangent_kernel_operator(problem), or that kernel formed: it acts on the "
+            f"{rows} outputs. Got {type(operator).__name__} of shape {tuple(operator.shape)}; a Hessian or Gauss-Newton matrix "
+            "goes with its own by=."
+        )
+    given = operator.metric if isinstance(operator, TangentKernelOperator) else None
+    own = None if given is None else given[:, 0]
+    if (own is None) != (metric is None) or (own is not None and metric is not None and not torch.equal(own, metric.to(own))):
+        raise ValueError(
+            "The tangent kernel operator given does not have the preconditioner of the optimizer. Leave operator= out, and it is "
+            "built as the optimizer needs it."
+        )
+    return operator
 
 
 def _rate(law: StabilityLaw, sharpness: float, residual: float, resolution: float) -> tuple[float, float]:
@@ -210,15 +255,17 @@ def _sampling_error(
 
 def _above(
     problem: Problem, optimizer: Optimizer | None, value: float, quadratic: bool, trial: bool
-) -> tuple[tuple[float, ...] | None, float | None]:
-    """The window above the edge, and the largest rate that theory allows."""
+) -> tuple[tuple[float, ...] | None, str, float | None]:
+    """The window above the edge, how it is known, and the largest rate that theory allows."""
     if quadratic:
-        return (), value
-    plain = _is_plain(optimizer)
-    squared = plain and squared_loss_curvature(problem) is not None
+        return (), "exact", value
+    squared = _is_plain(optimizer) and squared_loss_curvature(problem) is not None
+    maximum = 2.0 * value if squared else None
+    if trial:
+        return _window(problem, optimizer, value), "trial", maximum
     if squared and is_quadratic_model(problem):
-        return (value, 2.0 * value), 2.0 * value
-    return _window(problem, optimizer, value) if trial else None, 2.0 * value if squared else None
+        return (value, 2.0 * value), "theory", maximum
+    return None, "", maximum
 
 
 def _is_plain(optimizer: Optimizer | None) -> bool:
@@ -244,33 +291,34 @@ def _window(problem: Problem, optimizer: Optimizer | None, value: float) -> tupl
 
 
 def is_quadratic(problem: Problem) -> bool:
-    """Whether the loss is a quadratic function of the parameters: its Hessian is the same elsewhere."""
-    generator = torch.Generator().manual_seed(0)
-    elsewhere = problem.copied()
-    v = torch.randn(problem.size, generator=generator, dtype=torch.float32).to(problem.device, problem.dtype)
-    with torch.no_grad():
-        for p in elsewhere.parameters:
-            noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p.device, p.dtype)
-            p.add_(noise * (p.abs().mean() + 0.1))
-    here, there = hessian(problem, keep="never") @ v, hessian(elsewhere, keep="never") @ v
-    return bool((here - there).norm() <= (1e-3 if problem.dtype == torch.float32 else 1e-9) * here.norm())
+    """Whether the loss is a quadratic function of the parameters: its Hessian is the same at two other places."""
+    v = torch.randn(problem.size, generator=torch.Generator().manual_seed(sum(TRIAL_SEEDS)), dtype=torch.float32)
+    v = v.to(problem.device, problem.dtype)
+    here = hessian(problem, keep="never") @ v
+    tolerance = (1e-3 if problem.dtype == torch.float32 else 1e-9) * float(here.norm())
+    return all(float((hessian(_away(problem, seed), keep="never") @ v - here).norm()) <= tolerance for seed in TRIAL_SEEDS)
 
 
 def is_quadratic_model(problem: Problem) -> bool:
     """Whether the outputs are quadratic in the parameters, as those of a second order Taylor model: third differences vanish."""
+    tolerance = 1e-4 if problem.dtype == torch.float32 else 1e-10
+    found = (third_difference([_first_output(_away(problem, seed, i)) for i in range(4)]) for seed in TRIAL_SEEDS)
+    return all(size <= tolerance * scale for size, scale in found)
+
+
+def _away(problem: Problem, seed: int, steps: int = 1) -> Problem:
+    """The problem on a copy of the model, so many trial steps away."""
     elsewhere = problem.copied()
-    generator = torch.Generator().manual_seed(0)
-    steps = []
-    for p in elsewhere.parameters:
-        noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p.device, p.dtype)
-        steps.append(noise * (p.detach().abs().mean() + 0.1))
-    outputs = []
-    batch = elsewhere.placed(next(iter(elsewhere.data)))
-    for _ in range(4):
-        with elsewhere.session(second=False), torch.no_grad():
-            outputs.append(elsewhere.output(elsewhere.tensors(elsewhere.leaves(grad=False)), batch, 0).double())
-            for p, step in zip(elsewhere.parameters, steps, strict=True):
-                p.add_(step)
-    third = outputs[3] - 3 * outputs[2] + 3 * outputs[1] - outputs[0]
-    scale = max(float(output.norm()) for output in outputs)
-    return bool(third.norm() <= (1e-4 if problem.dtype == torch.float32 else 1e-10) * scale)
+    named = dict(zip(problem.names, elsewhere.parameters, strict=True))
+    step = trial_step(named, seed)
+    with torch.no_grad():
+        for name, p in named.items():
+            p.add_(step[name], alpha=steps)
+    return elsewhere
+
+
+def _first_output(problem: Problem) -> Tensor:
+    """The outputs for the first batch."""
+    with problem.session(second=False), torch.no_grad():
+        batch = problem.placed(next(iter(problem.data)))
+        return problem.output(problem.tensors(problem.leaves(grad=False)), batch, 0)

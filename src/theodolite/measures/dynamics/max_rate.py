@@ -6,9 +6,12 @@ import math
 import time
 from dataclasses import dataclass
 
+import torch
+
 from theodolite.measures.dynamics.classify import classify_run
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.replicas import reseeded, whole_data
+from theodolite.measures.kernel.scalar_output import require_problem
 from theodolite.problem import Problem
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
@@ -16,14 +19,19 @@ from theodolite.training import Fleet
 
 #: Rates tried at once; each round divides the bracket by one more than that.
 AT_ONCE = 7
+#: Neighbours of the edge tried at the end, as shares of it.
+NEIGHBOURS = (-0.3, -0.15, -0.08, -0.04, -0.02, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
 #: Rounds in which the upper end may be doubled.
 DOUBLINGS = 6
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class MaximumRate(Result):
-    """`value` is the largest rate tried that converges with larger ones diverging, `error` the width of the bracket.
+    """`value` is a rate that converges, next to one that does not; `error` the width of that bracket.
 
+    The edge need not be sharp: near it runs that converge and runs that do not may take turns, and another bracket may end
+    at another place among them. Where that was seen (at rates tried on the way, or around the final bracket) `error` reaches
+    to the farthest rate found on the wrong side, and `sharp` is false.
     `critical` is the rate at which plain descent leaves its sharpest direction, `ratio` the value over that. `runs` has one
     row per rate tried. Without an upper end (nothing diverged) the outcome is not converged and `error` is infinite.
     """
@@ -33,6 +41,7 @@ class MaximumRate(Result):
     critical: float
     steps: int
     runs: tuple[Row, ...]
+    sharp: bool = True
 
     @property
     def ratio(self) -> float:
@@ -44,9 +53,10 @@ class MaximumRate(Result):
     def sentence(self) -> str:
         if not math.isfinite(self.error):
             return f"Training converges at every rate tried, up to {self.value:.4g} ({self.ratio:.3g} times the critical rate)."
+        edge = "" if self.sharp else " The edge is not sharp: within the error, rates that converge and that do not take turns."
         return (
             f"Training converges up to a learning rate of {self.value:.4g} ± {self.error:.1g}, {self.ratio:.3g} times the "
-            f"critical rate {self.critical:.4g} ({self.steps} steps a trial)."
+            f"critical rate {self.critical:.4g} ({self.steps} steps a trial).{edge}"
         )
 
 
@@ -64,14 +74,15 @@ def find_max_learning_rate(
 
     A run converges if it does not blow up (`blown_up` times its first loss) and lowers the loss at least half as much as the
     run at `low` does: at very large rates a ReLU network may throw all its units out, which ends the rise and the training.
-    Several rates are trained at once as one program, the bracket shrinks eightfold a round. Convergence need not be monotone in the rate near
-    the edge: the largest converging rate below the first diverging one is returned.
+    Several rates are trained at once as one program, the bracket shrinks eightfold a round. Convergence need not be monotone in
+    the rate near the edge: of each round the first loss of convergence is followed, so another bracket may lead to another edge.
+    Rates on both sides of it are tried at the end, and the error says over which range runs disagree.
 
     Parameters
     ----------
     low, high : a rate that converges and one that diverges; None means 0.9 and 8 times the critical rate. `high` is
         doubled as long as it converges, `low` halved as long as it does not.
-    tol : width of the bracket, relative to the rate.
+    tol : width of the final bracket, relative to the rate.
 
     >>> import torch
     >>> from torch import nn
@@ -81,6 +92,7 @@ def find_max_learning_rate(
     >>> abs(found.value - 1) <= 0.01 * found.value
     True
     """
+    require_problem(problem, "find_max_learning_rate")
     if not 0 < tol < 1:
         raise ValueError(f"tol must lie between 0 and 1. Got {tol!r}.")
     began = time.perf_counter()
@@ -92,6 +104,7 @@ def find_max_learning_rate(
             f"low and high must satisfy 0 < low < high and be finite. Got {bottom:.4g} and {top:.4g}; the critical rate is "
             f"{critical:.4g}."
         )
+    _refuse_minimum(problem, critical)
     search = _Search(problem, steps, blown_up)
     with counting("rounds of trials", progress=progress, total=_rounds(bottom, top, tol)) as advance:
         bottom, top = search.bracket(bottom, top)
@@ -99,9 +112,13 @@ def find_max_learning_rate(
             inner = [bottom + (top - bottom) * (i + 1) / (AT_ONCE + 1) for i in range(AT_ONCE)]
             bottom, top = search.narrow([bottom, *inner, top])
             advance(1)
+        if math.isfinite(top):
+            search.converge([rate for share in NEIGHBOURS if not bottom <= (rate := bottom * (1 + share)) <= top])
+    error = search.disagreement(bottom, top)
     return MaximumRate(
         value=bottom,
-        error=top - bottom,
+        error=error,
+        sharp=error <= top - bottom,
         critical=critical,
         steps=steps,
         runs=tuple(sorted(search.rows, key=lambda row: row["rate"])),
@@ -143,6 +160,12 @@ class _Search:
         first_bad = good.index(False)
         return rates[first_bad - 1], rates[first_bad]
 
+    def disagreement(self, bottom: float, top: float) -> float:
+        """How far from `bottom` the farthest rate on the wrong side of the edge is; the width of the bracket at least."""
+        wrong = [row["rate"] for row in self.rows if row["converged"] != (row["rate"] <= bottom)]
+        farthest: float = max([top - bottom, *(abs(rate - bottom) for rate in wrong)])
+        return farthest
+
     def converge(self, rates: list[float]) -> list[bool]:
         fleet = Fleet(
             self.make,
@@ -162,6 +185,17 @@ class _Search:
             good.append(word != "divergent" and first - last >= 0.5 * self.progress)
             self.rows.append({"rate": rate, "regime": word, "first_loss": first, "final_loss": last, "converged": good[-1]})
         return good
+
+
+def _refuse_minimum(problem: Problem, critical: float) -> None:
+    """Raise where descent has nowhere to go from these weights."""
+    loss, gradient = problem.loss_and_gradient()
+    fall, eps = critical * float(gradient.double().square().sum()), torch.finfo(problem.dtype).eps
+    if fall <= 10 * eps * max(abs(loss), 10 * eps):
+        raise ValueError(
+            f"The loss is already at its minimum ({loss:.4g}; a step at the critical rate would lower it by {fall:.1g}), so no "
+            "run can show whether it converges. Start from other weights or other data."
+        )
 
 
 def _rounds(bottom: float, top: float, tol: float) -> int:

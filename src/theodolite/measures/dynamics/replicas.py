@@ -16,6 +16,24 @@ Factory = Callable[[int], nn.Module]
 
 
 def whole_data(problem: Problem) -> Any:
+    """`joined_data` for training on it: refused where the loss of the joined batch is not the objective of the problem."""
+    data = joined_data(problem)
+    if problem.weighty_batches < 2:
+        return data
+    given = problem.weighting.rule == "given"
+    ours = problem.loss()
+    whole = ours if given else Problem(problem.model, problem.loss_function, data, mode=problem.mode, check=False).loss()
+    eps = torch.finfo(problem.dtype).eps
+    if given or not abs(whole - ours) <= 8 * eps + 1e3 * eps * max(abs(whole), abs(ours)):
+        why = "it has a batch_weight of its own" if given else f"its loss is {ours:.6g}, that of the joined batches {whole:.6g}"
+        raise ValueError(
+            f"Runs at many rates train on all {problem.weighty_batches} batches joined into one, and the objective of this "
+            f"problem is another: {why}. Give the data as one batch, with any weights inside the loss."
+        )
+    return data
+
+
+def joined_data(problem: Problem) -> Any:
     """All batches of a problem joined into one, as a fleet takes it: (inputs, target)."""
     batches = [batch for batch in problem.data if batch.size]
     try:
@@ -71,6 +89,8 @@ def seed_list(seeds: int | list[int] | tuple[int, ...] | range) -> list[int]:
 
 def rate_list(name: str, rates: Any) -> list[float]:
     """Positive rates in order."""
+    if isinstance(rates, int | float) or (isinstance(rates, Tensor) and rates.ndim != 1):
+        raise ValueError(f"{name} must be a list of positive numbers. Got {rates!r}; one rate is {name}=[...].")
     found = [float(rate) for rate in (rates.tolist() if isinstance(rates, Tensor) else rates)]
     bad = [rate for rate in found if not rate > 0 or rate == float("inf")]
     if bad or not found:

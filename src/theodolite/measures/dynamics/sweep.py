@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import torch
@@ -15,8 +15,9 @@ from torch import nn
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.classify import BLOWN_UP_QUADRATIC, Word, classify_run
 from theodolite.measures.dynamics.critical import By, critical_learning_rate
-from theodolite.measures.dynamics.replicas import Factory, rate_list, reseeded, seed_list, whole_data
+from theodolite.measures.dynamics.replicas import Factory, joined_data, rate_list, reseeded, seed_list, whole_data
 from theodolite.measures.dynamics.trials import BLOWN_UP
+from theodolite.measures.kernel.scalar_output import require_problem
 from theodolite.measures.kernel.squared_loss import squared_loss_curvature
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
 from theodolite.operators import tangent_kernel_operator
@@ -107,8 +108,15 @@ def catapult_sweep(
     >>> [row["regime"] for row in sweep.rows()]
     ['monotone', 'divergent']
     """
+    require_problem(problem, "catapult_sweep")
     _check_models(models)
+    if problem.loss_function is None and set(models) != {"network"}:
+        raise ValueError(
+            "The twins of a model that returns its own loss expand its outputs and return no loss. Give the Problem a loss "
+            "function of outputs and targets, or sweep models=['network']."
+        )
     began = time.perf_counter()
+    absolute, relative = [] if rates is None else rate_list("rates", rates), rate_list("ratios", ratios)
     kinds = {**_TWINS, **(twins or {})}
     make = reseeded(problem) if factory is None else factory
     chosen = seed_list(seeds)  # type: ignore[arg-type]
@@ -116,19 +124,13 @@ def catapult_sweep(
     with counting("critical rates", progress=progress, total=len(chosen)) as advance:
         starts = {seed: _Start(problem, make, seed, by, advance) for seed in chosen}
     critical = {seed: start.critical for seed, start in starts.items()}
-    pairs = [
-        (seed, rate)
-        for seed in chosen
-        for rate in (
-            rate_list("rates", rates) if rates is not None else [r * critical[seed] for r in rate_list("ratios", ratios)]
-        )
-    ]
+    pairs = [(seed, rate) for seed in chosen for rate in absolute or [r * critical[seed] for r in relative]]
     data = whole_data(problem)
     runs: list[Row] = []
     notes: list[str] = []
     for kind in models:
         fleet = Fleet(
-            lambda seed, kind=kind: _prepared(kinds[kind](make(seed)), problem),  # type: ignore[misc]
+            _once_a_seed(make, kinds[kind], problem),
             [seed for seed, _ in pairs],
             loss=problem.loss_function,
             rate=[rate for _, rate in pairs],
@@ -157,6 +159,11 @@ def catapult_sweep(
         seed=chosen[0],
         cost=Cost(time.perf_counter() - began, "fleet", 0, tuple(dict.fromkeys(notes))),
     )
+
+
+def _once_a_seed(make: Factory, twin: Callable[[nn.Module], nn.Module], problem: Problem) -> Factory:
+    """The twins' factory; the rates of a seed, which come in a row, start from copies of one model."""
+    return lru_cache(maxsize=1)(lambda seed: _prepared(twin(make(seed)), problem))
 
 
 def _prepared(model: nn.Module, problem: Problem) -> nn.Module:
@@ -220,8 +227,10 @@ def _regime(fleet: Fleet, trace: FleetTrace, i: int, kind: str, start: _Start) -
     """By the losses; what looks like a catapult must also have lowered the kernel, which all three models start with."""
     quadratic = kind == "quadratic"
     word = classify_run(trace[i], quadratic=quadratic)
-    if word != "catapult" or kind == "linear":
+    if word != "catapult":
         return word
+    if kind == "linear":  # its kernel never changes
+        return "other"
     after = kernel_norm(start.outer, fleet.model(i))
     return classify_run(trace[i], kernel=(start.kernel_norm, after), quadratic=quadratic)
 
@@ -229,6 +238,6 @@ def _regime(fleet: Fleet, trace: FleetTrace, i: int, kind: str, start: _Start) -
 def kernel_norm(problem: Problem, model: nn.Module) -> float:
     """The largest eigenvalue of the tangent kernel of a model on the problem's inputs, to a part in a thousand."""
     # Not `problem.with_model`: a twin in closed form may name its parameters otherwise.
-    own = Problem(model, problem.loss_function, whole_data(problem), mode=problem.mode, check=False)
+    own = Problem(model, problem.loss_function, joined_data(problem), mode=problem.mode, check=False)
     op = tangent_kernel_operator(own)
     return float(top_eigenpairs(op, 1, tol=1e-3, progress=False).values[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import SGD, AdamW, Optimizer
@@ -22,33 +23,47 @@ def run_trial(
 ) -> tuple[float, ...]:
     """Losses before each of `steps` full-batch steps on a copy of the model, and after the last.
 
-    The run ends early, with infinity as its last loss, once it has diverged. The optimizer is copied with its state;
-    its groups keep the ratio of their rates to the first. Coupled weight decay is part of what descends, so the losses
-    hold ½ Σ wd w² too; decoupled decay, which descends nothing, is left out. Nothing of the user's is touched.
+    The run ends early, with infinity as its last loss, once it has diverged. Coupled weight decay is part of what descends,
+    so the losses hold ½ Σ wd w² too; decoupled decay, which descends nothing, is left out. Nothing of the user's is touched.
     """
-    trial = problem.copied()
-    stepper = copy_optimizer(optimizer, problem, trial, rate)
     decay = None if optimizer is None or decoupled(optimizer) else weight_decay(optimizer, problem)
-    if decoupled(optimizer):
+    losses: list[float] = []
+    for taken, loss, trial in descend(problem, rate, steps, optimizer, decoupled_decay=False):
+        if decay is not None:
+            loss += 0.5 * float((decay * trial.vector.double().square()).sum())
+        losses.append(loss if not losses or abs(loss) <= BLOWN_UP * max(abs(losses[0]), 1e-30) else math.inf)
+        if taken and advance is not None:
+            advance(1)
+        if not math.isfinite(losses[-1]):
+            return tuple(losses)
+    return tuple(losses) if len(losses) == steps + 1 else (*losses, math.inf)
+
+
+def descend(
+    problem: Problem, rate: float, steps: int, optimizer: Optimizer | None = None, *, decoupled_decay: bool = True
+) -> Iterator[tuple[int, float, Problem]]:
+    """Full-batch steps on a copy: (steps taken, loss, the copy as it stands) before each step and after the last.
+
+    The optimizer is copied with its state; its groups keep the ratio of their rates to the first. `decoupled_decay=False`
+    leaves the decay of AdamW out. The run ends early where the loss is not finite. Half-precision models are trained in
+    float64, where small steps do not get lost.
+    """
+    trial = problem.in_float64() if problem.half_precision else problem.copied()
+    stepper = copy_optimizer(optimizer, problem, trial, rate)
+    if decoupled(optimizer) and not decoupled_decay:
         for group in stepper.param_groups:
             group["weight_decay"] = 0.0
-    losses: list[float] = []
     for taken in range(steps + 1):
         try:
             loss, gradient = trial.loss_and_gradient() if taken < steps else (trial.loss(), None)
         except NonFiniteError:
-            loss, gradient = math.inf, None
-        if decay is not None and math.isfinite(loss):
-            loss += 0.5 * float((decay * trial.vector.double().square()).sum())
-        losses.append(loss if not losses or abs(loss) <= BLOWN_UP * max(abs(losses[0]), 1e-30) else math.inf)
-        if gradient is None or not math.isfinite(losses[-1]):
-            break
+            return
+        yield taken, loss, trial
+        if gradient is None:
+            return
         for p, g in zip(trial.parameters, trial.split(gradient).values(), strict=True):
             p.grad = g.to(p.dtype).reshape(p.shape)
         stepper.step()
-        if advance is not None:
-            advance(1)
-    return tuple(losses)
 
 
 def decoupled(optimizer: Optimizer | None) -> bool:

@@ -11,21 +11,33 @@ from torch import Tensor
 
 from theodolite.linalg import Eigenpairs
 from theodolite.measures.kernel.hessian_norm import top_hessian_pair
-from theodolite.measures.kernel.scalar_output import chosen, kinks_of, moved, random_directions, scalar_problem, unit
+from theodolite.measures.kernel.scalar_output import (
+    chosen,
+    kinks_of,
+    moved,
+    random_directions,
+    require_problem,
+    scalar_problem,
+    unit,
+)
+from theodolite.measures.kernel.segment import look_along
 from theodolite.problem import Problem
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 
-#: The largest Hessian norm is looked for at a few points of a segment, so the bound may be short by this much.
+#: Share by which the estimated bound may fall short, and share of the change of a slope that may stay unexplained.
 SLACK = 1e-3
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Deviation(Result):
-    """`|f(w₀+Rd) − f(w₀) − R dᵀ∇f(w₀)|` for several unit directions d, and Taylor's bound `½ R² max ‖H‖` on each segment.
+    """`|f(w₀+δ) − f(w₀) − δᵀ∇f(w₀)|` for several steps δ, and Taylor's bound `½ ‖δ‖² sup ‖H‖` on each segment.
 
-    `worst` is the largest deviation; `gradient_norm` is ‖∇f(w₀)‖, `hessian_norm` ‖H(w₀)‖. `certified` tells whether the
-    bound holds for the model at all: it does for smooth functions, and not where `kinks` names some (ReLU).
+    `worst` is the largest deviation; `gradient_norm` is ‖∇f(w₀)‖, `hessian_norm` ‖H(w₀)‖, `distances` the ‖δ‖. The supremum is
+    estimated: `certificates` take the largest Hessian norm at `points` points of a segment, and the second derivative along it
+    at more. `certified` tells whether nothing speaks against the estimate: the model has no functions with `kinks` (ReLU), and
+    along every segment its second derivatives explain how its slope changes (`unresolved` names those where they do not: kinks
+    that have no name, jumps of value or curvature, oscillations too fast to see).
     """
 
     radius: float
@@ -35,9 +47,12 @@ class Deviation(Result):
     gradient_norm: float
     hessian_norm: float
     directions: tuple[str, ...]
+    distances: tuple[float, ...]
     deviations: tuple[float, ...]
     certificates: tuple[float, ...]
     kinks: tuple[str, ...]
+    unresolved: tuple[str, ...]
+    points: int
 
     @property
     def worst(self) -> float:
@@ -45,36 +60,48 @@ class Deviation(Result):
 
     @property
     def certificate(self) -> float:
-        """The largest of the bounds."""
+        """The largest of the estimated bounds."""
         return max(self.certificates)
 
     @property
     def certified(self) -> bool:
-        return not self.kinks
+        return not self.kinks and not self.unresolved
 
     @property
     def violations(self) -> int:
         """Directions in which the deviation exceeds its bound; only a smooth model must have none."""
-        rounding = 1e-12 * max(1.0, abs(self.value), self.radius * self.gradient_norm)
-        pairs = zip(self.deviations, self.certificates, strict=True)
-        return sum(deviation > bound * (1 + SLACK) + rounding for deviation, bound in pairs)
+        columns = zip(self.deviations, self.certificates, self.distances, strict=True)
+        return sum(deviation > bound * (1 + SLACK) + self._rounding(distance) for deviation, bound, distance in columns)
+
+    @property
+    def nonlinearity(self) -> float:
+        """The largest deviation over ‖δ‖‖∇f‖: how much of a step's effect the linear model misses."""
+        if not self.gradient_norm > 0:
+            return math.inf
+        return max(d / (r * self.gradient_norm) for d, r in zip(self.deviations, self.distances, strict=True))
+
+    def _rounding(self, distance: float) -> float:
+        return 1e-12 * max(1.0, abs(self.value), distance * self.gradient_norm)
 
     def rows(self) -> list[Row]:
         shared = {"radius": self.radius, "certified": self.certified, "seed": self.seed}
         return [
-            {"direction": d, "deviation": v, "certificate": c, **shared}
-            for d, v, c in zip(self.directions, self.deviations, self.certificates, strict=True)
+            {"direction": d, "distance": r, "deviation": v, "certificate": c, **shared}
+            for d, r, v, c in zip(self.directions, self.distances, self.deviations, self.certificates, strict=True)
         ]
 
     def sentence(self) -> str:
-        where = self.directions[self.deviations.index(self.worst)]
-        linear = self.radius * self.gradient_norm
-        share = f" ({self.worst / linear:.2g} of R‖∇f‖)" if linear > 0 else ""
-        bound = f"Taylor's bound is {self.certificate:.3g}"
+        i = self.deviations.index(self.worst)
+        linear = self.distances[i] * self.gradient_norm
+        share = f" ({self.worst / linear:.2g} of ‖δ‖‖∇f‖)" if linear > 0 else ""
+        bound = f"Taylor's bound there, estimated from the Hessian norm at {self.points} points, is {self.certificates[i]:.3g}"
         if self.kinks:
             bound += f", which is not valid here: the model has kinks ({', '.join(self.kinks)}) that a Hessian does not see"
-        deviates = f"the output deviates from its linearisation by {self.worst:.3g}{share}, along {where}"
-        return f"At distance {self.radius:g} {deviates}; {bound}."
+        elif self.unresolved:
+            along = ", ".join(self.unresolved[:3]) + (", ..." if len(self.unresolved) > 3 else "")
+            bound += f", which is uncertain: along {along} the slope changes in ways that second derivatives at points do not see"
+        deviates = f"the output deviates from its linearisation by {self.worst:.3g}{share}, along {self.directions[i]}"
+        return f"At distance {self.distances[i]:.3g} {deviates}; {bound}."
 
 
 def linearity_deviation(
@@ -93,9 +120,10 @@ def linearity_deviation(
 ) -> Deviation:
     """Deviation of one output from its first-order Taylor model at distance `radius` from the current weights.
 
-    Directions: `directions` random ones, the gradient of the output, the top eigenvector of its Hessian, and
-    `displacement` (that of a training run, say) where it is given. On each segment the Hessian norm is taken at
-    `segments` points, both ends among them. `start` is a guess of the top eigenvector, if there is one.
+    Directions: `directions` random ones, the gradient of the output and the top eigenvector of its Hessian, at distance
+    `radius`; and `displacement` (a flat vector w_T − w₀ of a training run, say), which is gone as it is, whatever its length. On
+    each segment the Hessian norm is taken at `segments` points, both ends among them: the largest estimates the supremum of
+    Taylor's bound, and is no proof. `start` is a guess of the top eigenvector, if there is one.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1).double()
@@ -103,6 +131,7 @@ def linearity_deviation(
     >>> linearity_deviation(Problem(model, torch.nn.MSELoss(), data), directions=2).worst < 1e-12
     True
     """
+    require_problem(problem, "linearity_deviation")
     if not radius > 0 or segments < 2 or directions < 0:
         raise ValueError(
             f"radius must be positive, segments at least 2, directions at least 0. Got {radius}, {segments}, {directions}."
@@ -110,22 +139,35 @@ def linearity_deviation(
     began = time.perf_counter()
     problem.refuse_batch_coupling("The deviation of an output from its linearisation")
     problem.check_repeatable()
-    [(sample, index)] = chosen(problem, output, sample)
+    pairs = chosen(problem, output, sample)
+    if len(pairs) > 1:
+        raise ValueError(
+            f"linearity_deviation looks at one output of one sample. Got output={output!r}, sample={sample!r}: {len(pairs)} "
+            "numbers. Call it for each, or use linearity(), which takes several and follows the one that curves most."
+        )
+    [(sample, index)] = pairs
     scalar = scalar_problem(problem, index, sample)
     value, gradient = scalar.loss_and_gradient()
     top = top_hessian_pair(scalar, tol=tol, start=start, seed=seed, progress=False)
-    named = {f"random {i + 1}": d for i, d in enumerate(random_directions(problem, directions, seed))}
-    extra = {"gradient": gradient, "top Hessian eigenvector": top.vectors[:, 0], "displacement": displacement}
-    named |= {name: d for name, v in extra.items() if v is not None and (d := unit(v)) is not None}
+    named = {f"random {i + 1}": radius * d for i, d in enumerate(random_directions(problem, directions, seed))}
+    extra = {"gradient": gradient, "top Hessian eigenvector": top.vectors[:, 0]}
+    named |= {name: radius * d for name, v in extra.items() if (d := unit(v)) is not None}
+    if displacement is not None and unit(displacement) is not None:
+        named["displacement"] = displacement.double()
     if not named:
         raise ValueError("There is no direction to look along: the gradient is zero; ask for directions=1 or more.")
-    deviations, certificates = [], []
+    kinks = kinks_of(problem)
+    deviations, certificates, unresolved = [], [], []
     with counting("directions", progress=progress, total=len(named)) as count:
-        for direction in named.values():
-            step = radius * direction
+        for name, step in named.items():
             there = moved(scalar, step).loss()
             deviations.append(abs(there - value - float(step @ gradient.double())))
-            certificates.append(0.5 * radius**2 * _largest_norm(scalar, step, segments, top, tol, seed))
+            bend = float(step.square().sum()) * _largest_norm(scalar, step, segments, top, tol, seed)
+            if not kinks:  # else the bound is void anyway
+                segment = look_along(scalar, step, slack=SLACK)
+                bend = max(bend, segment.bend)
+                unresolved += [] if segment.resolved else [name]
+            certificates.append(0.5 * bend)
             count(1)
     return Deviation(
         radius=radius,
@@ -135,9 +177,12 @@ def linearity_deviation(
         gradient_norm=float(gradient.double().norm()),
         hessian_norm=abs(float(top.values[0])),
         directions=tuple(named),
+        distances=tuple(float(step.norm()) for step in named.values()),
         deviations=tuple(deviations),
         certificates=tuple(certificates),
-        kinks=kinks_of(problem),
+        kinks=kinks,
+        unresolved=tuple(unresolved),
+        points=segments,
         outcome=top.outcome if not top.outcome.good else Outcome.FINISHED,
         seed=seed,
         cost=Cost(time.perf_counter() - began, top.cost.route, top.cost.peak_bytes, problem.notes),

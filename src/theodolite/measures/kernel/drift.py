@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from theodolite.measures.kernel.scalar_output import moved, outputs_per_sample, random_directions, unit
+from theodolite.measures.kernel.scalar_output import moved, outputs_per_sample, random_directions, require_problem, unit
 from theodolite.operators import tangent_kernel
 from theodolite.problem import Problem
 from theodolite.progress import counting
@@ -21,10 +21,11 @@ LARGEST = 4096
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class KernelDrift(Result):
-    """`‖K(w) − K(w₀)‖₂ / ‖K(w₀)‖₂` at several places w; `worst` is the largest."""
+    """`‖K(w) − K(w₀)‖₂ / ‖K(w₀)‖₂` at several places w; `worst` is the largest. `distances` are ‖w − w₀‖."""
 
     radius: float
     places: tuple[str, ...]
+    distances: tuple[float, ...]
     drifts: tuple[float, ...]
     kernel_norm: float
 
@@ -34,24 +35,29 @@ class KernelDrift(Result):
 
     def rows(self) -> list[Row]:
         return [
-            {"place": p, "radius": self.radius, "drift": d, "kernel_norm": self.kernel_norm, "seed": self.seed}
-            for p, d in zip(self.places, self.drifts, strict=True)
+            {"place": p, "distance": r, "drift": d, "kernel_norm": self.kernel_norm, "radius": self.radius, "seed": self.seed}
+            for p, r, d in zip(self.places, self.distances, self.drifts, strict=True)
         ]
 
     def sentence(self) -> str:
-        where = self.places[self.drifts.index(self.worst)]
+        i = self.drifts.index(self.worst)
         return (
-            f"The tangent kernel changes by {100 * self.worst:.3g} % of its norm within distance {self.radius:.3g} (at {where})."
+            f"The tangent kernel changes by {100 * self.worst:.3g} % of its norm at distance {self.distances[i]:.3g} "
+            f"({self.places[i]}), the most of {len(self.places)} places tried."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """Tangent kernels at the current weights and at places of a ball around them, by name."""
+    """Tangent kernels at the current weights and at places around them, by name.
+
+    `distances` has the places that are not at distance `radius`.
+    """
 
     here: Tensor
     there: Mapping[str, Tensor]
     radius: float
+    distances: Mapping[str, float] = field(default_factory=dict)
 
 
 def kernels_on_ball(
@@ -67,6 +73,7 @@ def kernels_on_ball(
 
     A displacement is gone as it is, whatever its length: that is where training went.
     """
+    require_problem(problem, "A measure of the tangent kernel")
     if not radius > 0 or probes < 0:
         raise ValueError(f"radius must be positive and probes at least 0. Got {radius} and {probes}.")
     refuse_large_kernel(problem)
@@ -84,7 +91,8 @@ def kernels_on_ball(
         for name, step in steps.items():
             there[name] = kernel_of(moved(problem, step))
             count(1)
-    return Kernels(here, there, radius)
+    distances = {} if displacement is None else {"displacement": float(displacement.double().norm())}
+    return Kernels(here, there, radius, distances)
 
 
 def refuse_large_kernel(problem: Problem) -> None:
@@ -94,6 +102,15 @@ def refuse_large_kernel(problem: Problem) -> None:
         raise ValueError(
             f"The tangent kernel of {rows} outputs (samples × outputs) is larger than the {LARGEST} that are formed. "
             "Build the Problem on fewer samples."
+        )
+
+
+def refuse_zero_kernel(kernel: Tensor) -> None:
+    """Raise where the kernel vanishes."""
+    if not bool(kernel.any()):
+        raise ValueError(
+            "The tangent kernel is zero on these samples: no output changes with the measured weights, so nothing can be said "
+            "relative to it. Measure at other weights, or on inputs that are not zero."
         )
 
 
@@ -127,10 +144,10 @@ def kernel_drift(
     seed: int = 0,
     progress: bool | None = None,
 ) -> KernelDrift:
-    """Relative change of the tangent kernel on a ball around the current weights.
+    """Relative change of the tangent kernel around the current weights.
 
-    Places: `probes` random ones and the descent direction at distance `radius`, and `displacement` as it is. `kernels`
-    reuses what `kernels_on_ball` found.
+    Places: `probes` random ones and the descent direction at distance `radius`, and `displacement` (a flat vector w_T − w₀ of a
+    training run, say), which is gone as it is, whatever its length. `kernels` reuses what `kernels_on_ball` found.
 
     >>> model = torch.nn.Linear(2, 1).double()
     >>> data = torch.eye(2).double(), torch.zeros(2, 1).double()
@@ -142,9 +159,11 @@ def kernel_drift(
         kernels = kernels_on_ball(problem, radius=radius, probes=probes, displacement=displacement, seed=seed, progress=progress)
     if not kernels.there:
         raise ValueError("There is no place to compare with: ask for probes=1 or more, or give a displacement.")
+    refuse_zero_kernel(kernels.here)
     return KernelDrift(
         radius=kernels.radius,
         places=tuple(kernels.there),
+        distances=tuple(kernels.distances.get(name, kernels.radius) for name in kernels.there),
         drifts=tuple(relative_drift(there, kernels.here) for there in kernels.there.values()),
         kernel_norm=spectral_norm(kernels.here),
         outcome=Outcome.FINISHED,

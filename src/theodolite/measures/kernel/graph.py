@@ -47,10 +47,13 @@ class Graph:
         skips: Iterable[Sequence[Any]] | Tensor = (),
         weight_of: Sequence[int] | Tensor | None = None,
         fan_in: Sequence[int] | Tensor | None = None,
-        inputs: Sequence[int] | Tensor | None = None,
-        outputs: Sequence[int] | Tensor | None = None,
+        inputs: Sequence[Any] | Tensor | None = None,
+        outputs: Sequence[Any] | Tensor | None = None,
     ) -> Graph:
-        """A graph from pairs (from, to) of whole numbers or of any names; names are numbered as they first appear."""
+        """A graph from pairs (from, to) of whole numbers or of any names; names are numbered as they first appear.
+
+        Inputs and outputs are given as the edges are: by number or by name.
+        """
         labels: tuple[Hashable, ...] | None = None
         if not isinstance(edges, Tensor):
             pairs, more = [_pair(e) for e in edges], [] if isinstance(skips, Tensor) else [_pair(s) for s in skips]
@@ -69,8 +72,8 @@ class Graph:
             skips,
             _vector(weight_of),
             _vector(fan_in),
-            _vector(inputs),
-            _vector(outputs),
+            _vector(_numbers("inputs", inputs, labels)),
+            _vector(_numbers("outputs", outputs, labels)),
             labels,
         )
         check_graph(graph)
@@ -174,6 +177,9 @@ def check_graph(graph: Graph) -> None:
             raise ValueError(
                 f"{name} must join vertices 0 .. {graph.vertices - 1}. Got {int(table.min())} .. {int(table.max())}."
             )
+    for name, vertices in (("inputs", graph.given_inputs), ("outputs", graph.given_outputs)):
+        if vertices is not None and len(vertices) and not 0 <= int(vertices.min()) <= int(vertices.max()) < graph.vertices:
+            raise ValueError(f"{name} must lie in 0 .. {graph.vertices - 1}. Got {vertices.tolist()}.")
     if not len(graph.edges):
         raise ValueError("A network needs at least one edge.")
     keys = graph.edges[:, 0] * graph.vertices + graph.edges[:, 1]
@@ -201,6 +207,19 @@ def _pair(pair: Sequence[Any]) -> tuple[Any, Any]:
 
 def _table(pairs: Sequence[tuple[int, int]]) -> Tensor:
     return torch.tensor(list(pairs), dtype=torch.int64).reshape(-1, 2)
+
+
+def _numbers(
+    name: str, vertices: Sequence[Any] | Tensor | None, labels: tuple[Hashable, ...] | None
+) -> Sequence[int] | Tensor | None:
+    """Vertices by number, from their names where they have names."""
+    if vertices is None or isinstance(vertices, Tensor) or labels is None:
+        return vertices
+    place = {label: i for i, label in enumerate(labels)}
+    unknown = [vertex for vertex in vertices if vertex not in place]
+    if unknown:
+        raise ValueError(f"{name} must be vertices of the graph: {', '.join(map(repr, labels))}. Got {unknown!r}.")
+    return [place[vertex] for vertex in vertices]
 
 
 def _vector(values: Sequence[int] | Tensor | None) -> Tensor | None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.measures.kernel.scalar_output import Choice, chosen, scalar_problem
+from theodolite.measures.kernel.scalar_output import Choice, chosen, require_problem, scalar_problem
 from theodolite.operators import hessian
 from theodolite.problem import Problem
 from theodolite.results import Cost, Outcome, Result, Row, number
@@ -78,6 +78,7 @@ def hessian_norm(
     >>> round(hessian_norm(Problem(model, torch.nn.MSELoss(), data)).value, 9)  # of 3 w₁ w₂
     3.0
     """
+    require_problem(problem, "hessian_norm")
     began = time.perf_counter()
     problem.refuse_batch_coupling("The Hessian of an output")
     problem.check_repeatable()

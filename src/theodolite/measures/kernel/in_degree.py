@@ -55,8 +55,8 @@ def in_degree_report(model: nn.Module, *, beta: float = 0.1) -> InDegrees:
     """In-degrees layer by layer: inputs of a linear layer, channels × filter entries / groups of a convolution.
 
     Networks on a graph are reported layer by layer of the graph, with their smallest in-degree. Attention and recurrent
-    layers have no number the theory speaks of; `hessian_norm` measures them. A bottleneck lies below `beta` times the
-    median of the layers behind the first.
+    layers have no number the theory speaks of; `hessian_norm` measures them. An embedding looks up and sums nothing. A
+    bottleneck lies below `beta` times the median of the layers behind the first.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 2), nn.Linear(2, 50))
     >>> report = in_degree_report(model)
@@ -113,7 +113,7 @@ def _of_layer(module: nn.Module) -> tuple[int | None, str]:
     weight = getattr(module, "weight", None)
     shape = tuple(getattr(weight, "shape", ()))
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return 1, "reads one row per token: linear in its weights"
+        return None, "a lookup: reads one row per token and is linear in its weights"
     if isinstance(module, _NORMS):
         return None, "scale and shift of each channel alone"
     if isinstance(module, nn.modules.conv._ConvTransposeNd):

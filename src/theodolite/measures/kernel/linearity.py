@@ -12,7 +12,7 @@ from theodolite.measures.kernel.drift import KernelDrift, kernel_drift, kernels_
 from theodolite.measures.kernel.hessian_norm import HessianNorm, hessian_norm
 from theodolite.measures.kernel.in_degree import InDegrees, in_degree_report
 from theodolite.measures.kernel.polyak_lojasiewicz import PLReport, pl_report
-from theodolite.measures.kernel.scalar_output import Choice
+from theodolite.measures.kernel.scalar_output import Choice, require_problem
 from theodolite.measures.kernel.squared_loss import squared_loss_curvature
 from theodolite.problem import Problem
 from theodolite.progress import stages
@@ -21,7 +21,7 @@ from theodolite.results import Cost, Outcome, Result, Row
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LinearityReport(Result):
-    """Everything `linearity` measured at the current weights w₀ and on the ball of `radius` around them.
+    """Everything `linearity` measured at the current weights w₀, at distance `radius` from them and at a displacement.
 
     `hessian` is the curvature of the chosen outputs, `deviation` that of the most curved one from its linearisation,
     `drift` the change of the tangent kernel, `pl` the PL* report (None where the loss is not squared) and `in_degrees`
@@ -42,9 +42,8 @@ class LinearityReport(Result):
 
     @property
     def nonlinearity(self) -> float:
-        """Worst deviation over R‖∇f‖: how much of a step's effect the linear model misses."""
-        linear = self.radius * self.gradient_norm
-        return self.deviation.worst / linear if linear > 0 else float("inf")
+        """The largest deviation over ‖δ‖‖∇f‖: how much of a step's effect the linear model misses."""
+        return self.deviation.nonlinearity
 
     def rows(self) -> list[Row]:
         values = {
@@ -89,7 +88,7 @@ def linearity(
         output may be left out; without `samples` the first sample is taken.
     directions : random directions tried, for the deviation and for the kernel.
     segments : points per segment at which the Hessian norm is taken for Taylor's bound.
-    displacement : flat vector w_T − w₀ of a training run, to be looked along as well.
+    displacement : flat vector w_T − w₀ of a training run; deviation, drift and PL* are taken there too, whatever its length.
     rate : learning rate to predict for; by default 1/λ_max in the loss's convention.
 
     >>> import torch
@@ -99,6 +98,7 @@ def linearity(
     >>> report.deviation.violations, report.drift.worst > 0
     (0, True)
     """
+    require_problem(problem, "linearity")
     began = time.perf_counter()
     refuse_large_kernel(problem)
     with stages(4, progress=progress) as stage:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.measures.kernel.drift import Kernels, kernels_on_ball
+from theodolite.measures.kernel.drift import Kernels, kernels_on_ball, refuse_zero_kernel
+from theodolite.measures.kernel.scalar_output import require_problem
 from theodolite.measures.kernel.squared_loss import squared_loss_curvature
 from theodolite.problem import Problem
 from theodolite.results import Cost, Outcome, Result, Row
@@ -65,12 +66,20 @@ class PLReport(Result):
         if not self.holds:
             smallest = min((self.lambda_min, *self.lambda_mins))
             return f"The tangent kernel is singular (smallest eigenvalue {smallest:.2g}), so PL* promises nothing."
+        known = (
+            f"PL* holds with μ = {self.mu:.3g} ({self.mu_ball:.3g} at the worst place tried); the kernel's "
+            f"condition number is {self.condition:.3g}."
+        )
+        if self.contraction >= 1:
+            return (
+                f"{known} At rate {self.rate:.3g} descent diverges: a residual grows {self.contraction:.4g} times per step. "
+                f"It converges below {self.largest_rate:.3g}."
+            )
         halving = math.log(2) / -math.log(self.contraction**2) if 0 < self.contraction < 1 else math.nan
         speed = f", so the loss halves at least every {halving:.3g} steps" if math.isfinite(halving) else ""
         return (
-            f"PL* holds with μ = {self.mu:.3g} ({self.mu_ball:.3g} at the worst place tried); the kernel's "
-            f"condition number is {self.condition:.3g}. At rate {self.rate:.3g} descent contracts by {self.contraction:.4g} per "
-            f"step{speed}; it diverges above {self.largest_rate:.3g}."
+            f"{known} At rate {self.rate:.3g} descent contracts by {self.contraction:.4g} per step{speed}; it diverges above "
+            f"{self.largest_rate:.3g}."
         )
 
 
@@ -88,7 +97,7 @@ def pl_report(
     """PL* constant, conditioning and predicted speed of gradient descent, for a squared loss.
 
     `rate` is the learning rate to predict for, by default 1/(c λ_max). The smallest eigenvalue is also taken at `probes`
-    random places at distance `radius`, along the descent direction and at `displacement`.
+    random places at distance `radius`, along the descent direction and at `displacement` (gone as it is, whatever its length).
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> data = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double(), torch.ones(2, 1).double()
@@ -96,6 +105,9 @@ def pl_report(
     >>> round(report.mu, 9), round(report.condition, 9), round(report.contraction, 9)
     (1.0, 9.0, 0.888888889)
     """
+    require_problem(problem, "pl_report")
+    if rate is not None and not 0 < rate < math.inf:
+        raise ValueError(f"rate must be a positive number. Got {rate!r}.")
     began = time.perf_counter()
     curvature = squared_loss_curvature(problem)
     if curvature is None:
@@ -105,6 +117,7 @@ def pl_report(
         )
     if kernels is None:
         kernels = kernels_on_ball(problem, radius=radius, probes=probes, displacement=displacement, seed=seed, progress=progress)
+    refuse_zero_kernel(kernels.here)
     values = torch.linalg.eigvalsh(kernels.here)
     smallest = tuple(float(torch.linalg.eigvalsh(kernel)[0]) for kernel in kernels.there.values())
     rate = 1.0 / (curvature * float(values[-1])) if rate is None else rate

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,12 @@ from theodolite.problem import Problem, split_like
 
 Choice = int | Sequence[int] | None
 
-#: Backward nodes of functions with kinks: a Hessian at a point does not see them.
-KINKS = ("Relu", "LeakyRelu", "Prelu", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Abs", "Clamp", "Max", "Min", "Amax")
+#: Backward nodes of functions with kinks or jumps: a Hessian at a point does not see them.
+KINKS = (
+    "Relu", "LeakyRelu", "Prelu", "RreluWithNoise", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Softshrink",
+    "Hardshrink", "Abs", "Clamp", "ClampMin", "ClampMax", "Max", "Min", "Amax", "Amin", "Maximum", "Minimum", "Sort", "Topk",
+    "Median", "Kthvalue",
+)  # fmt: skip
 
 
 def require_problem(problem: Any, who: str) -> None:
@@ -42,7 +47,9 @@ def scalar_problem(problem: Problem, output: int, sample: int) -> Problem:
     for batch in problem.data:
         if sample < before + batch.size:
             alone = batch.part(torch.tensor([sample - before]))
-            return problem.with_model(problem.model, OutputEntry(output)).with_batches([alone])
+            scalar = problem.with_model(problem.model, OutputEntry(output))
+            scalar._batch_weight = None  # weights of batches belong to the loss, which is not used
+            return scalar.with_batches([alone])
         before += batch.size
     raise ValueError(f"samples must lie in 0 .. {before - 1}. Got {sample}.")
 
@@ -84,7 +91,11 @@ def chosen(problem: Problem, output: Choice, samples: Choice) -> list[tuple[int,
 
 
 def _whole(name: str, choice: int | Sequence[int], count: int) -> list[int]:
-    found = [choice] if isinstance(choice, int) else [int(c) for c in choice]
+    given: list[Any] = [choice] if not isinstance(choice, Iterable) else list(choice)
+    try:
+        found = [operator.index(c) for c in given]
+    except TypeError as error:
+        raise ValueError(f"{name} must be a whole number or a list of them, in 0 .. {count - 1}. Got {choice!r}.") from error
     if not found or not all(0 <= c < count for c in found):
         raise ValueError(f"{name} must lie in 0 .. {count - 1}. Got {choice!r}.")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from theodolite.results import Cost, Outcome
 from theodolite.training.fleets.choice import RouteName, choose_route, quiet_vmap
 from theodolite.training.fleets.crew import Crew
 from theodolite.training.fleets.data import FleetBatch, FleetFeed, Shared
-from theodolite.training.fleets.measures import Gauges, Measure, finite_or_inf, full_loss
+from theodolite.training.fleets.measures import Gauges, Measure, check_test, finite_or_inf, full_loss
 from theodolite.training.fleets.optimizers import FleetOptimizer, fleet_optimizer, zero_state
 from theodolite.training.fleets.routes import Gradient, Route
 from theodolite.training.fleets.run import FleetRun, Rules, Stop
@@ -207,7 +208,7 @@ class Fleet:
             if gauges.needed and step % every == 0:
                 gauges.read(step, run.live.state, run.route, run.resting)
             epoch, place = divmod(step, run.feed.batches)
-            factors.append(1.0 if schedule is None else float(schedule(step)))
+            factors.append(1.0 if schedule is None else _factor(schedule(step), step))
             run.step(step, self._epochs + epoch, place, factors[-1])
             count(1)
         return factors
@@ -233,7 +234,11 @@ class Fleet:
         )
 
     def _test(self, test: Any) -> FleetBatch | None:
-        return None if test is None else self._feed(test, True, None, [0]).whole
+        if test is None:
+            return None
+        whole = self._feed(test, True, None, [0]).whole
+        check_test(self._crew.state, whole, self.loss)
+        return whole
 
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:
         if seeds is None:
@@ -260,6 +265,13 @@ def _rates(rate: Any, replicas: int) -> Tensor:
     if not bool((torch.isfinite(rates) & (rates >= 0)).all()):
         raise ValueError(f"rate must be finite and not negative. Got {rates.tolist()}.")
     return rates.expand(replicas).clone()
+
+
+def _factor(factor: float, step: int) -> float:
+    found = float(factor)
+    if not 0.0 <= found < math.inf:
+        raise ValueError(f"schedule must give finite factors that are not negative. Got {found} at step {step}.")
+    return found
 
 
 def _own_gradient(module: nn.Module, loss: Loss) -> Gradient | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from theodolite.problem.weighting import IGNORED
 from theodolite.training.fleets.data import FleetBatch
-from theodolite.training.fleets.routes import Route
+from theodolite.training.fleets.routes import LoopRoute, Route
 from theodolite.training.fleets.state import FleetState
 
 Measure = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]  # (parameters, buffers) of one replica -> number
@@ -40,7 +41,8 @@ class Gauges:
         if self.test is not None:
             losses, outputs = full_loss(route, state, self.test, self.loss)
             values["test_loss"] = finite_or_inf(losses)
-            accuracy = None if outputs is None else accuracies(outputs, self.test)
+            ignored = getattr(self.loss, "ignore_index", IGNORED)
+            accuracy = None if outputs is None else accuracies(outputs, self.test, ignored=ignored)
             values |= {} if accuracy is None else {"test_accuracy": accuracy}
         self.steps.append(step)
         rows = torch.tensor(state.ids)
@@ -76,14 +78,40 @@ class Gauges:
 def full_loss(route: Route, state: FleetState, batch: FleetBatch, loss: Any) -> tuple[Tensor, Tensor | None]:
     """Losses (R,) on all samples of a batch in eval mode, and outputs (R, n, ...).
 
-    Large batches go in parts; a loss is taken to be a mean over samples unless its `reduction` is "sum".
+    Large batches go through the models in parts; the loss is taken once, of all outputs of a replica, whatever it divides by.
+    Models with a loss of their own give one for each part: those are averaged by samples.
     """
     parts = list(batch.parts(max(1, EVALUATED_AT_ONCE // state.replicas)))
     with eval_mode(state.module):
-        found = [(*route.evaluate(state, part), part.size) for part in parts]
-    weights = [1.0 if getattr(loss, "reduction", "mean") == "sum" else size / batch.size for *_, size in found]
-    losses = torch.stack([weight * losses for weight, (losses, _, _) in zip(weights, found, strict=True)]).sum(0)
-    return losses, torch.cat([outputs for _, outputs, _ in found], dim=1) if found[0][1].ndim > 1 else None
+        if loss is None and len(parts) > 1:
+            found = [(*route.evaluate(state, part), part.size / batch.size) for part in parts]
+            losses = torch.stack([share * losses for losses, _, share in found]).sum(0)
+            return losses, _joined([outputs for _, outputs, _ in found], parts)
+        outputs = _joined([route.outputs(state, part) for part in parts], parts) if len(parts) > 1 else None
+        if outputs is None:
+            losses, outputs = route.evaluate(state, batch)
+            return losses, outputs if outputs.ndim > 1 else None
+    return torch.stack([loss(outputs[r], batch.replica(r).target) for r in range(state.replicas)]), outputs
+
+
+def _joined(pieces: Sequence[Tensor | None], parts: Sequence[FleetBatch]) -> Tensor | None:
+    """Outputs (R, n, ...) of all parts; None where their second axis does not run over the samples."""
+    whole = [
+        piece
+        for piece, part in zip(pieces, parts, strict=True)
+        if piece is not None and piece.ndim > 1 and piece.shape[1] % part.size == 0
+    ]
+    return torch.cat(whole, dim=1) if len(whole) == len(parts) else None
+
+
+def check_test(state: FleetState, batch: FleetBatch, loss: Any) -> None:
+    """Raise, in the shapes the user knows, where one model alone refuses the test data."""
+    first = torch.zeros(1, dtype=torch.long, device=state.device)
+    with eval_mode(state.module), torch.random.fork_rng(devices=[]):
+        try:
+            LoopRoute(state.module, loss, None).evaluate(state.rows(first), next(batch.parts(EVALUATED_AT_ONCE)))
+        except ValueError as error:
+            raise ValueError(f"The test data does not fit. {error}") from error
 
 
 def finite_or_inf(losses: Tensor) -> Tensor:
@@ -91,17 +119,20 @@ def finite_or_inf(losses: Tensor) -> Tensor:
     return torch.where(torch.isnan(losses), torch.inf, losses)
 
 
-def accuracies(outputs: Tensor, batch: FleetBatch) -> Tensor | None:
+def accuracies(outputs: Tensor, batch: FleetBatch, *, ignored: int = IGNORED) -> Tensor | None:
     """Share of right classes (R,) for labels (n,) or one-hot targets (n, C); None for other targets.
 
-    A single output is right where its sign is that of a target in {-1, 1}.
+    Labels to be ignored do not count. A single output is right where its sign is that of a target in {-1, 1}.
     """
     targets = batch.leaves[-1]
     if not isinstance(targets, Tensor) or outputs.ndim != 3:
         return None
     own = batch.dims[-1] == 0
     if not targets.is_floating_point():
-        return (outputs.argmax(-1) == targets).double().mean(1) if targets.ndim == 1 + own and outputs.shape[-1] > 1 else None
+        if targets.ndim != 1 + own or outputs.shape[-1] < 2:
+            return None
+        counted = targets != ignored
+        return (counted & (outputs.argmax(-1) == targets)).sum(1) / counted.sum(-1).double()
     if targets.ndim != 2 + own or targets.shape[-1] != outputs.shape[-1]:
         return None
     if outputs.shape[-1] == 1:

@@ -143,6 +143,12 @@ def fleet_optimizer(
         rule, rate = _from_torch(optimizer([p.detach().clone().requires_grad_() for p in example]))
     else:
         raise TypeError(f"optimizer must be a name ({', '.join(map(repr, _KNOWN))}) or a function. Got {optimizer!r}.")
+    foreign = [setting for setting in given if not hasattr(rule, setting)]
+    if foreign:
+        has = [setting for setting in settings if hasattr(rule, setting)]
+        raise ValueError(
+            f"{type(rule).__name__} has no setting {', '.join(foreign)}; it has {', '.join(has) or 'none of those given here'}."
+        )
     return (replace(rule, **given) if given else rule), rate  # type: ignore[type-var]
 
 

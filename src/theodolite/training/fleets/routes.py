@@ -30,6 +30,9 @@ class Route(Protocol):
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         """Losses (R,) and outputs (R, B, ...), without gradients."""
 
+    def outputs(self, state: FleetState, batch: FleetBatch) -> Tensor | None:
+        """What the loss function is given (R, B, ...), without gradients; None where that is no tensor."""
+
 
 class VmapRoute:
     """All replicas at once: vmap over the forward pass, one ordinary backward pass through the stacked program."""
@@ -54,6 +57,19 @@ class VmapRoute:
     @torch.no_grad()
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         return self._forward(state, batch)
+
+    @torch.no_grad()
+    def outputs(self, state: FleetState, batch: FleetBatch) -> Tensor | None:
+        plain = True
+
+        def main(parameters: Stack, buffers: Stack, one: Batch) -> Tensor:
+            nonlocal plain
+            given = self.call.loss_input({**parameters, **buffers}, one, 0)
+            plain = isinstance(given, Tensor)
+            return main_output(given)
+
+        found: Tensor = self._map(main, state, batch)
+        return found if plain else None
 
     def _forward(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         """Losses and outputs."""
@@ -121,6 +137,13 @@ class LoopRoute:
         call = ModelCall(self.module, self.loss)
         each = [call({**_row(state.parameters, r), **_row(state.buffers, r)}, batch.replica(r), 0) for r in range(state.replicas)]
         return torch.stack([one.loss for one in each]), torch.stack([one.output for one in each])
+
+    @torch.no_grad()
+    def outputs(self, state: FleetState, batch: FleetBatch) -> Tensor | None:
+        call = ModelCall(self.module, self.loss)
+        rows = ({**_row(state.parameters, r), **_row(state.buffers, r)} for r in range(state.replicas))
+        each = [call.loss_input(row, batch.replica(r), 0) for r, row in enumerate(rows)]
+        return torch.stack(each) if all(isinstance(one, Tensor) for one in each) else None
 
     def _bind(self, state: FleetState) -> None:
         """Modules that live on the rows of the stack, made anew when the stack is another."""
