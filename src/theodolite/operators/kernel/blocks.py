@@ -124,11 +124,14 @@ class BlockMaker:
             if truth[i] is not None and i not in self._shapeless
         ]
         pulled = _pulled_back(flat, {name: use.outputs for name, use in uses.items()})
-        made = [[[_tried(form, parts[name]) for form in several] for name, _, several in forms] for parts in pulled]
+        made = [[_Gathered(form, flat.shape[1]) for form in several] for _, _, several in forms]
+        for parts in pulled:
+            for (name, _, _), several in zip(forms, made, strict=True):
+                for gathered in several:
+                    gathered.add(parts[name])
         found: dict[int, Features] = {}
-        for place, (_, i, several) in enumerate(forms):
-            candidates = ([per_output[place][k] for per_output in made] for k in range(len(several)))
-            features = _first_fit(candidates, truth[i].reshape(-1), cotangent)  # type: ignore[union-attr]
+        for (_, i, _), several in zip(forms, made, strict=True):
+            features = _first_fit(several, truth[i].reshape(-1), cotangent)  # type: ignore[union-attr]
             if features is None:
                 self._shapeless.add(i)
             else:
@@ -174,22 +177,46 @@ def _safely(forms: Iterator[Form]) -> list[Form]:
     return found
 
 
-def _tried(form: Form, pulled: list[Tensor]) -> Features | None:
-    try:
-        return form(pulled)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return None
+class _Gathered:
+    """The features of one form, output after output; gradients that are written out go straight to their place."""
+
+    def __init__(self, form: Form, outputs: int) -> None:
+        self.form, self.outputs = form, outputs
+        self.parts: list[Features] = []
+        self.rows: Tensor | None = None
+        self.count, self.failed = 0, False
+
+    def add(self, pulled: list[Tensor]) -> None:
+        """One more output."""
+        if self.failed:
+            return
+        try:
+            features = self.form(pulled)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            self.failed = True
+            return
+        if not isinstance(features, Rows):
+            self.parts.append(features)
+            return
+        if self.rows is None:
+            samples, _, size = features.rows.shape
+            self.rows = features.rows.new_empty(samples, self.outputs, size)
+        self.rows[:, self.count] = features.rows[:, 0]
+        self.count += 1
+
+    def joined(self) -> Features | None:
+        """All outputs together; None where the form did not work, or was not the same for all."""
+        if self.failed or (self.parts and self.rows is not None) or len({type(part) for part in self.parts}) > 1:
+            return None
+        return Rows(self.rows) if self.rows is not None else self.parts[0].with_outputs(self.parts[1:])
 
 
-def _first_fit(candidates: Iterable[list[Features | None]], true: Tensor, cotangent: Tensor) -> Features | None:
-    """The first form, its outputs joined, that gives the gradient of plain backward up to a factor."""
-    for parts in candidates:
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts) or any(type(part) is not type(known[0]) for part in known):
-            continue
-        features = known[0].with_outputs(known[1:])
-        factor = fitted_factor(features.summed(cotangent.to(true.dtype)), true)
-        if factor is not None:
+def _first_fit(candidates: Iterable[_Gathered], true: Tensor, cotangent: Tensor) -> Features | None:
+    """The first form that gives the gradient of plain backward up to a factor."""
+    for gathered in candidates:
+        features = gathered.joined()
+        factor = None if features is None else fitted_factor(features.summed(cotangent.to(true.dtype)), true)
+        if features is not None and factor is not None:
             features.factor = factor
             return features
     return None

@@ -99,7 +99,7 @@ class Rows(Features):
             total.addmm_(self.rows.flatten(0, 1), other.rows.flatten(0, 1).T, alpha=self.factor * other.factor)
 
     def summed(self, cotangent: Tensor) -> Tensor:
-        return torch.einsum("nc,ncq->q", cotangent, self.rows)
+        return cotangent.reshape(-1) @ self.rows.flatten(0, 1)
 
     def with_outputs(self, others: list[Rows]) -> Rows:
         return replace(self, rows=_joined(self.rows, [o.rows for o in others]))

@@ -13,6 +13,7 @@ from theodolite.operators.graphs import Keep, available_bytes
 from theodolite.operators.jacobian import JacobianOperator, jacobian
 from theodolite.operators.kernel.blocks import Block, BlockMaker
 from theodolite.problem import Batch, Problem
+from theodolite.problem.tensors import bytes_of
 from theodolite.results import Cost
 
 #: Samples whose gradients are made at once.
@@ -61,11 +62,14 @@ def tangent_kernel(
 
 
 def _block_size(maker: BlockMaker, batch: Batch, budget: int) -> int:
-    """Samples whose gradients fit twice into the budget, judged by one sample."""
-    if batch.size == 1:
-        return 1
-    one = maker.make(maker.problem.placed(batch.part(slice(0, 1))), 0)
-    return max(1, min(SAMPLES, budget // (2 * max(1, one.bytes()))))
+    """Samples whose gradients fit twice into the budget; judged by one sample, unless even written out they would fit."""
+    first, problem = maker.problem.placed(batch.part(slice(0, 1))), maker.problem
+    with problem.session(second=False), torch.no_grad():
+        outputs = problem.output(problem.tensors(problem.leaves(grad=False)), first, 0)
+    most = min(SAMPLES, batch.size) * outputs.numel() * (problem.size + bytes_of(first.args) // 4) * outputs.element_size()
+    if 2 * most <= budget or batch.size == 1:
+        return SAMPLES
+    return max(1, min(SAMPLES, budget // (2 * max(1, maker.make(first, 0).bytes()))))
 
 
 def _cut(whole: list[Batch], width: int) -> list[Batch]:
