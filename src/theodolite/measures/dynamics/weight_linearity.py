@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError
-from theodolite.measures.dynamics.trials import descend as descend
+from theodolite.measures.dynamics.trials import descend
 from theodolite.measures.kernel.drift import relative_drift
 from theodolite.measures.kernel.in_degree import InDegrees, in_degree_report
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, random_directions, unit
