@@ -23,7 +23,7 @@ class Replacements(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func in _CONVOLUTIONS and not _inside_transform():
+        if func in _CONVOLUTIONS and not inside_transform():
             call = _convolution_call(_CONVOLUTIONS[func], *args, **kwargs)
             if call is not None:
                 return _Convolution.apply(*call)
@@ -34,8 +34,8 @@ class Replacements(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _inside_transform() -> bool:
-    """Whether a torch.func transform is under way, as inside a Taylor twin: it takes no `autograd.Function` of this kind."""
+def inside_transform() -> bool:
+    """Whether a torch.func transform (vmap, grad, jvp) is under way: it takes no `autograd.Function` of the kind used here."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 

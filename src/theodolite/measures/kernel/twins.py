@@ -13,6 +13,7 @@ from theodolite.measures.kernel.expansion import Named
 from theodolite.measures.kernel.network_expansion import Call, NetworkExpansion
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model, unwrap
+from theodolite.problem.replacements import inside_transform
 from theodolite.problem.tensors import named_tensors
 
 _COUPLED = (nn.modules.batchnorm._BatchNorm,)
@@ -47,7 +48,7 @@ class TaylorTwin(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The expansion at the current parameters: the network's main output."""
         moved, call = self._by_name(self.taylor.names), (args, kwargs)
-        if _inside_transform():
+        if inside_transform():
             return self.taylor.value(moved, self.anchor(), self._fixed(), call)
         self.prepare(*args, **kwargs)
         follows_inputs = torch.is_grad_enabled() and any(t.requires_grad for _, t in named_tensors(call))
@@ -193,11 +194,6 @@ def _expandable(model: nn.Module | Problem, who: str) -> nn.Module:
                 f"{who}: dropout is active in {name or type(module).__name__}. Remedy: model.eval(); twins run without dropout."
             )
     return network
-
-
-def _inside_transform() -> bool:
-    """Whether a torch.func transform (vmap, grad, jvp) is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _free_name(model: nn.Module) -> str:

@@ -8,6 +8,7 @@ does not fit. A row is one sample, or one position of a sample (a token, a pixel
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -91,7 +92,7 @@ def row_layouts(shape: torch.Size, samples: int) -> list[RowLayout]:
 
 
 @dataclass(frozen=True)
-class LossCurvature:
+class LossCurvature(ABC):
     """Roots q of `∇²_z loss = Σ_j q_j q_jᵀ`, row by row; `flat` where the loss has a gradient and no curvature."""
 
     output: Tensor
@@ -103,13 +104,13 @@ class LossCurvature:
         """Backward passes of the exact treatment."""
         return self.layout.per_sample * self.layout.classes
 
+    @abstractmethod
     def root(self, row: int, j: int) -> Tensor | None:
         """Root j (B, c) of row `row` of every sample; None where it is zero throughout."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self, generator: torch.Generator) -> Tensor:
         """Random rows (B, R, c) with mean 0 and covariance `∇²loss`, independent of one another."""
-        raise NotImplementedError
 
     def exact(self) -> Iterator[Tensor]:
         """Cotangents of the output's shape, one backward pass each; those of different rows of a sample come one by one."""
