@@ -29,8 +29,10 @@ KNOWN_FAILURES: dict[str, set[str]] = {
         "LeNets: with batch norm the leading eigenvector is not the mean (mean squared dot product)",
         "LeNets: with batch norm no eigenvalue stands out (largest λ₁/λ₂)",
     },
-    # The network leaves its quadratic model from 1.25 times the threshold on; up to 1.2 it is within 20 %.
+    # The network leaves its quadratic model from 1.25 times the threshold on; its gates move a little before.
     "catapult/figure-B.1": {
+        "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)",
+        "between the thresholds λ₂ does not (largest change)",
         "up to 1.3 times the threshold λ₁ ends where the quadratic model's does (largest relative distance)",
     },
     "catapult/figure-B.4": {

@@ -69,7 +69,7 @@ class Linearity(Instrument):
             return weight_linearity(part, rate, steps=effort["steps"], optimizer=optimizer, kernel_on=few, seed=site.seed)
         except InapplicableError:
             raise
-        except (TheodoliteError, RuntimeError) as error:  # torch refuses to differentiate some layers in the ways needed
+        except (TheodoliteError, NotImplementedError) as error:  # torch refuses to differentiate some layers in the ways needed
             raise InapplicableError(f"the tangent kernel or the linear twin cannot be made here: {error}") from error
 
     def rows(self, result: WeightLinearity) -> list[Row]:
