@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,13 +42,13 @@ def violations(rows: list[Row]) -> int:
 
 
 def worst_slope(rows: list[Row]) -> float:
-    """The slope of the worst deviation at distance 1 against the width, the mean of the smooth networks."""
+    """The slope of the worst deviation at distance 1 against the width, the flattest of the smooth networks."""
     slopes = []
     for name in NETWORKS:
         mine = [row for row in rows if row["network"] == name and row["radius"] == 1.0 and row["activation"] == "tanh"]
         widths = sorted({row["m"] for row in mine})
         slopes.append(log_slope([(m, max(row["deviation"] for row in mine if row["m"] == m)) for m in widths]))
-    return fmean(slopes)
+    return max(slopes)
 
 
 def excess_with_kinks(rows: list[Row]) -> float:
@@ -81,7 +80,7 @@ class Taylor(Experiment):
             reported=Reported("at most ½R² sup‖H‖", "003, Corollary 2.3.7"),
         ),
         Claim(
-            "T2: the worst deviation at distance 1 shrinks with the width (mean slope)",
+            "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)",
             worst_slope,
             rule="at most",
             expected=-0.2,
