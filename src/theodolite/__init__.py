@@ -75,6 +75,12 @@ if TYPE_CHECKING:
         gradient_noise as gradient_noise,
         weight_linearity as weight_linearity,
     )
+    from theodolite.measures.features import (
+        AGOP as AGOP,
+        agop as agop,
+        agop_alignment as agop_alignment,
+        agop_penalty as agop_penalty,
+    )
     from theodolite.measures.hessian import (
         EigenTrajectory as EigenTrajectory,
         StructureReport as StructureReport,
@@ -98,6 +104,13 @@ if TYPE_CHECKING:
         linearity as linearity,
         linearity_deviation as linearity_deviation,
         pl_report as pl_report,
+    )
+    from theodolite.monitors import (
+        CriticalRateLR as CriticalRateLR,
+        Monitor as Monitor,
+        MonitorReport as MonitorReport,
+        MultiCatapult as MultiCatapult,
+        cyclical_rate as cyclical_rate,
     )
     from theodolite.models.dag import DagNetwork as DagNetwork
     from theodolite.problem import Problem as Problem
@@ -176,6 +189,10 @@ _CONTENTS = {
         "dag_width",
         "Graph",
     ],
+    # what a model looks at in its inputs
+    "theodolite.measures.features": ["agop", "AGOP", "agop_alignment", "agop_penalty"],
+    # a training run watched from inside its loop, and rates that follow what is seen
+    "theodolite.monitors": ["Monitor", "MonitorReport", "MultiCatapult", "CriticalRateLR", "cyclical_rate"],
     # networks on any directed acyclic graph
     "theodolite.models.dag": ["DagNetwork"],
     # what is there before anything is measured

@@ -17,6 +17,7 @@ import typer
 from theodolite.cli import data
 from theodolite.cli.compare import compare
 from theodolite.cli.survey import survey
+from theodolite.cli.watch import watch
 from theodolite.errors import TheodoliteError
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(survey)
 app.command()(compare)
+app.command()(watch)
 app.add_typer(data.app, name="data")
 
 

@@ -31,6 +31,7 @@ _TARGETS = (
     f"{_HERE}.kernel:Kernel",
     f"{_HERE}.linearity:Linearity",
     f"{_HERE}.regimes:Regimes",
+    f"{_HERE}.spikes:Spikes",
 )
 
 

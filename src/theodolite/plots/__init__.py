@@ -6,6 +6,7 @@
 True
 """
 
+from theodolite.plots.blocks import leading_blocks
 from theodolite.plots.curves import curves
 from theodolite.plots.fits import PowerLaw, log_log, power_law, with_error
 from theodolite.plots.heatmaps import heatmap, matrix
@@ -30,6 +31,7 @@ __all__ = [
     "eigenvalues",
     "heatmap",
     "histogram",
+    "leading_blocks",
     "log_log",
     "look",
     "looks",

@@ -50,7 +50,7 @@ def matrix(
     (-2.0, 2.0)
     """
     masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.False_
-    array = _array(values)
+    array = as_array(values)
     masked = np.broadcast_to(masked, array.shape)
     _check_names(array, row_names, column_names)
     good = finite(array) & ~masked
@@ -136,7 +136,8 @@ def _pivot(table: Any, x: str, y: str, value: str, across: list[Any], down: list
     return grid, max(map(len, cells.values()))
 
 
-def _array(values: Any) -> Array:
+def as_array(values: Any) -> Array:
+    """A matrix as float64: from a tensor, an array or nested lists."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().double()
     array = np.asarray(np.ma.getdata(values), dtype=np.float64)

@@ -1,0 +1,35 @@
+"""`theodolite watch`: the live page of a training that a monitor logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="The log of a monitor, or the folder that holds it; it may come later.")],
+    port: Annotated[int, typer.Option(help="On 127.0.0.1; 0 takes a free one.")] = 0,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
+    once: Annotated[Path | None, typer.Option(help="Write the page to this file instead and end.")] = None,
+) -> None:
+    """Watch a training: a page that redraws loss, critical rate, sharpness and spikes while they are logged."""
+    from theodolite.report.watch import WatchServer, write_watch
+
+    if once is not None:
+        page = write_watch(run, once)
+        typer.echo(f"The page is {page}")
+        if open_page:
+            typer.launch(str(page))
+        return
+    with WatchServer(run, port) as server:
+        if not server.path.exists():
+            typer.echo(f"Waiting for {server.path}: the page fills as soon as a monitor writes it.")
+        typer.echo(f"Watching {server.path} at {server.address} (Ctrl-C ends the page, not the training)")
+        if open_page:
+            typer.launch(server.address)
+        try:
+            server.serve()
+        except KeyboardInterrupt:
+            typer.echo(f"Ended. `theodolite watch {run} --once page.html` keeps the page.", err=True)

@@ -1,0 +1,1 @@
+"""Catapults in SGD: spikes of the loss, the top eigenspace they live in, and the features they leave behind."""

@@ -1,0 +1,37 @@
+"""L6: measures on a schedule during training, learning-rate drivers that follow them, and the log they write.
+
+Names are imported on first use: the log can be read without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from theodolite.monitors.diagnosis import Cause as Cause, Spike as Spike
+    from theodolite.monitors.log import MonitorLog as MonitorLog, read_log as read_log
+    from theodolite.monitors.monitor import Monitor as Monitor
+    from theodolite.monitors.multi_catapult import MultiCatapult as MultiCatapult
+    from theodolite.monitors.rate_schedules import CriticalRateLR as CriticalRateLR, cyclical_rate as cyclical_rate
+    from theodolite.monitors.report import MonitorReport as MonitorReport
+
+_HOME = {
+    "Monitor": "monitor",
+    "MonitorReport": "report",
+    "Spike": "diagnosis",
+    "Cause": "diagnosis",
+    "MultiCatapult": "multi_catapult",
+    "CriticalRateLR": "rate_schedules",
+    "cyclical_rate": "rate_schedules",
+    "MonitorLog": "log",
+    "read_log": "log",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'theodolite.monitors' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"theodolite.monitors.{_HOME[name]}"), name)

@@ -1,0 +1,1 @@
+"""Trainers and loggers that a `Monitor` fits into; only these files name them."""

@@ -1,0 +1,252 @@
+"""The spikes of a training run: each is opened, looked into, followed and closed."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from theodolite.monitors.alarm import Alarm
+from theodolite.monitors.diagnosis import Cause, Evidence, Spike, batch_is_bad, cause_of, rate_jumped
+from theodolite.monitors.inspector import Inspector
+from theodolite.monitors.looks import Look
+from theodolite.monitors.subject import Subject
+from theodolite.monitors.vitals import Vitals, first_bad_gradient
+
+#: Steps over which a fall of Adam's second moment is remembered.
+MEMORY = 5000
+#: A step that raises the loss of the probe by this share has done harm, and so has a rise by `RAISED` since calm times.
+STEP_RAISED, RAISED = 0.05, 0.2
+#: Noises above the least loss from which a jump is clear.
+CLEAR = 8.0
+#: Batches in a row that are bad before the data counts as shifted.
+IN_A_ROW = 3
+
+
+class Casebook:
+    """Spikes from the vital signs of each step; `told` hears of every spike as it is opened and better understood."""
+
+    def __init__(self, inspector: Inspector, told: Callable[[Spike], None]) -> None:
+        self.inspector, self._told = inspector, told
+        self.alarm = Alarm()
+        self.spikes: list[Spike] = []
+        self._evidence: Evidence | None = None
+        self._moments: deque[float] = deque(maxlen=MEMORY)
+
+    def update(self, subject: Subject, vitals: Sequence[Vitals]) -> bool:
+        """Follow the last step; whether it is a calm one."""
+        now = vitals[-1]
+        if now.moment is not None:
+            self._moments.append(now.moment)
+        word = self.alarm.update(now.step, now.loss)
+        if not now.finite:
+            self._non_finite(subject, vitals)
+        elif word == "begins":
+            self._begin(subject, vitals)
+        elif word == "goes on":
+            self._go_on(subject, now)
+        elif word == "is over":
+            self._end(subject, now)
+        return word == "calm" and now.finite
+
+    # Opening
+
+    def _begin(self, subject: Subject, vitals: Sequence[Vitals]) -> None:
+        """A loss has jumped: is it the batch, or did the step before do it?"""
+        now = vitals[-1]
+        evidence = Evidence(
+            start=now.step,
+            batch_loss=now.loss,
+            before=self.alarm.before,
+            gradient_norm=now.gradient_norm,
+            probe_loss=self.inspector.probe_loss(subject),
+            usual=subject.usual_ratio,
+            rates=tuple(v.rate for v in vitals[-41:-1]),
+            surprise=max((v.surprise for v in vitals[-6:] if v.surprise is not None), default=None),
+            moment_fall=max(self._moments) / min(list(self._moments)[-20:]) if self._moments else None,
+            spread=self.alarm.spread,
+        )
+        spike = Spike(
+            start=now.step, peak=now.step, end=None, height=self._height(now.loss), cause=Cause.UNEXPLAINED, rate=now.rate
+        )
+        if batch_is_bad(evidence):
+            self._open(
+                replace(spike, cause=cause_of(evidence), batch=now.step, detail=_detail(Cause.BAD_BATCH, evidence)), evidence
+            )
+        elif self._harmless(subject, vitals, evidence):
+            self.alarm.dismiss(now.loss, new_level=now.loss > 2.0 * self.alarm.before)
+        else:
+            self._look_into(subject, vitals, evidence, spike)
+
+    def _harmless(self, subject: Subject, vitals: Sequence[Vitals], evidence: Evidence) -> bool:
+        """Whether the weights are as good as ever: then a harder batch, or the end of easy ones, is no spike.
+
+        Doubtful jumps must show in the probe since calm times, clear ones at least in the last step.
+        """
+        probe = evidence.probe_loss
+        if probe is None or not subject.probe_losses or len(vitals) < 2:
+            return False
+        if probe > (1.0 + RAISED) * subject.probe_losses[-1] and evidence.batch_loss > (1.0 + RAISED) * evidence.before:
+            return False
+        if self.alarm.excess < CLEAR:
+            return True
+        with subject.footprint.before_the_step(subject.parameters):
+            before = self.inspector.probe_loss(subject)
+        return before is not None and probe <= (1.0 + STEP_RAISED) * before
+
+    def _look_into(self, subject: Subject, vitals: Sequence[Vitals], evidence: Evidence, spike: Spike) -> None:
+        """The critical rate of the step that led here, on its batch and on the probe, and where the rise lies."""
+        evidence = replace(evidence, input_scale=_scale_of_inputs(subject, vitals))
+        back = self._look_back(subject, vitals)
+        first, second = self._around(subject, vitals)
+        evidence = replace(
+            evidence, ratio=None if back is None else back.ratio, probe_ratio=None if first is None else first.ratio
+        )
+        seen = [look for look in (back, first) if look is not None and look.ratio is not None]
+        told = max(seen, key=lambda look: look.ratio or 0.0, default=None)
+        cause = cause_of(evidence)
+        self._open(
+            replace(
+                spike,
+                cause=cause,
+                batch=spike.start - 1,
+                rate=vitals[-2].rate if len(vitals) > 1 else vitals[-1].rate,
+                ratio=None if told is None else told.ratio,
+                on="" if told is None else told.on,
+                top_share=_share_of_rise(first, second),
+                sharpness_before=None if first is None else first.kernel_norm or first.sharpness,
+                kernel=first is not None and first.kernel_norm is not None,
+                detail=_detail(cause, evidence),
+            ),
+            evidence,
+        )
+
+    def _look_back(self, subject: Subject, vitals: Sequence[Vitals]) -> Look | None:
+        """The batch before, at the weights its step was taken from."""
+        if len(vitals) < 2 or not subject.previous:
+            return None
+        with subject.footprint.before_the_step(subject.parameters):
+            return self.inspector.look(
+                subject, lambda: subject.problem(subject.previous), vitals[-2], on="batch", why="spike", urgent=True
+            )
+
+    def _around(self, subject: Subject, vitals: Sequence[Vitals]) -> tuple[Look | None, Look | None]:
+        """The probe before and after the step that led to the spike."""
+        if not subject.has_probe or len(vitals) < 2:
+            return None, None
+        with subject.footprint.before_the_step(subject.parameters):
+            first = self.inspector.look(subject, subject.probe, vitals[-2], on="probe", why="spike", split=True, urgent=True)
+        if first is None:
+            return None, None
+        return first, self.inspector.look(subject, subject.probe, vitals[-1], on="probe", why="spike", split=True, urgent=True)
+
+    def _non_finite(self, subject: Subject, vitals: Sequence[Vitals]) -> None:
+        """NaN or infinity in the loss or a gradient: the batch is named, and where it entered."""
+        now = vitals[-1]
+        if self.spikes and self.spikes[-1].cause is Cause.NON_FINITE and not self.spikes[-1].over:
+            return
+        name = first_bad_gradient(subject.named)
+        poisoned = next((n for n, p in subject.named.items() if not bool(torch.isfinite(p).all())), None)
+        detail = f"the gradient of {name} is not finite" if name else "the loss is not finite"
+        detail = subject.bad_data or detail
+        if poisoned is not None:
+            detail = f"weight {poisoned} is not finite any more, because of the step before"
+        evidence = Evidence(
+            start=now.step, batch_loss=now.loss, before=self.alarm.before, gradient_norm=now.gradient_norm, bad_parameter=name
+        )
+        if not self.alarm.on:
+            self.alarm.begin(now.step, math.inf)
+        batch = now.step - 1 if poisoned is not None and len(vitals) > 1 else now.step
+        cause = cause_of(evidence)
+        self._open(
+            Spike(
+                start=now.step, peak=now.step, end=None, height=math.inf, cause=cause, batch=batch, rate=now.rate, detail=detail
+            ),
+            evidence,
+        )
+
+    # Following and closing
+
+    def _go_on(self, subject: Subject, now: Vitals) -> None:
+        spike, evidence = self.spikes[-1], self._evidence
+        assert evidence is not None
+        if spike.cause is Cause.BAD_BATCH and evidence.batches_high <= IN_A_ROW:
+            again = replace(evidence, batch_loss=now.loss, probe_loss=self.inspector.probe_loss(subject))
+            if batch_is_bad(again):
+                self._evidence = evidence = replace(again, batches_high=evidence.batches_high + 1)
+            if evidence.batches_high > IN_A_ROW:
+                spike = replace(spike, cause=cause_of(evidence), detail=_detail(Cause.DATA_SHIFT, evidence))
+        if math.isfinite(spike.height):
+            spike = replace(spike, peak=self.alarm.peak, height=self._height(self.alarm.top))
+        self._update(spike)
+
+    def _end(self, subject: Subject, now: Vitals) -> None:
+        """The loss is back, or the new level has become the normal one."""
+        spike, after = self.spikes[-1], None
+        if spike.sharpness_before is not None:
+            after = self.inspector.look(
+                subject, subject.probe, now, on="probe", why="after", split=True, urgent=True, features=True
+            )
+        self._update(
+            replace(
+                spike,
+                end=now.step if now.step - spike.start < self.alarm.patience else None,
+                over=True,
+                sharpness_after=None if after is None else after.kernel_norm or after.sharpness,
+            )
+        )
+
+    def _open(self, spike: Spike, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self.spikes.append(spike)
+        self._told(spike)
+
+    def _update(self, spike: Spike) -> None:
+        if spike != self.spikes[-1]:
+            self.spikes[-1] = spike
+            self._told(spike)
+
+    def _height(self, loss: float) -> float:
+        """The loss over what it was before; not a number where that was zero or negative."""
+        if not math.isfinite(loss):
+            return math.inf
+        return loss / self.alarm.before if self.alarm.before > 0 else math.nan
+
+
+def _detail(cause: Cause, evidence: Evidence) -> str:
+    """The numbers behind a cause that no look tells."""
+    if cause is Cause.RATE_JUMP:
+        return f"the learning rate had jumped {rate_jumped(evidence.rates):.3g} times"
+    if cause is Cause.MOMENT_COLLAPSE:
+        return (
+            f"the gradient was {evidence.surprise:.3g} times what Adam's second moment expected, which had fallen "
+            f"{evidence.moment_fall:.3g} times in the quiet stretch before"
+        )
+    if cause is Cause.DATA_SHIFT:
+        return f"{evidence.batches_high} batches in a row are far harder than the probe"
+    if cause is Cause.BAD_BATCH and batch_is_bad(evidence) and evidence.probe_loss:
+        times = evidence.batch_loss / (evidence.usual * evidence.probe_loss)
+        return f"its loss is {times:.3g} times what the probe has at the same weights"
+    if cause is Cause.BAD_BATCH:
+        return f"its inputs are {evidence.input_scale:.3g} times as large as those of other batches"
+    return ""
+
+
+def _share_of_rise(first: Look | None, second: Look | None) -> float | None:
+    """Part of the rise of the probe's loss that lies in the top eigenspace; None where it did not rise."""
+    if first is None or second is None or first.top_loss is None or second.top_loss is None or not second.loss > first.loss:
+        return None
+    return (second.top_loss - first.top_loss) / (second.loss - first.loss)
+
+
+def _scale_of_inputs(subject: Subject, vitals: Sequence[Vitals]) -> float | None:
+    """The inputs of the batch before against recent batches and the probe: the smaller departure counts."""
+    sizes = [v.input_size for v in vitals[-23:] if v.input_size is not None]
+    if len(sizes) < 4 or subject.probe_size is None:
+        return None
+    departures = [sizes[-2] / other for other in (median(sizes[:-2]), subject.probe_size) if other]
+    return min(departures, key=lambda d: abs(math.log(d)) if d else math.inf, default=None)

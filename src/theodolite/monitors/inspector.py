@@ -1,0 +1,94 @@
+"""Looks within a budget: what may be measured now, what it cost, and what went wrong, without ever ending a training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from theodolite.errors import NonFiniteError
+from theodolite.monitors.looks import Look, Looker
+from theodolite.monitors.purse import Purse
+from theodolite.monitors.subject import Subject
+from theodolite.monitors.vitals import Vitals
+from theodolite.problem import Problem
+
+#: Seconds a whole run may spend on spikes beyond its budget: a short run still gets its diagnosis.
+GRACE = 2.0
+#: Steps of training a first look costs, until its price is known.
+FIRST_LOOK = 25.0
+
+
+class Inspector:
+    """Takes looks at a subject, pays for them and keeps them; `heard` is told of each."""
+
+    def __init__(self, looker: Looker, purse: Purse, heard: Callable[[Look], None]) -> None:
+        self.looker, self.purse, self._heard = looker, purse, heard
+        self.looks: list[Look] = []
+        self.notes: dict[str, int] = {}
+        self.steps = 0
+
+    def affords(self, what: str) -> bool:
+        """Whether the budget pays for a look of this kind now."""
+        return self.purse.affords(what, guess=self._guess())
+
+    def look(
+        self,
+        subject: Subject,
+        problem: Callable[[], Problem],
+        vitals: Vitals,
+        *,
+        on: str,
+        why: str,
+        split: bool = False,
+        urgent: bool = False,
+        features: bool = False,
+    ) -> Look | None:
+        """A look at the weights as they stand; None where it failed, or where an urgent one is beyond all credit."""
+        if urgent and not (self.purse.affords(on, urgent=True, guess=self._guess()) or self.purse.overdrawn < GRACE):
+            self.note("a spike was not looked at closely: the budget was spent")
+            return None
+
+        def measure() -> Look:
+            look = self.looker.look(problem(), subject.optimizer, step=vitals.step, on=on, why=why, rate=vitals.rate, split=split)
+            return replace(look, agop_alignment=subject.feature_alignment()) if features else look
+
+        began = time.perf_counter()
+        found: Look | None = self._safely(subject, measure)
+        self.purse.pay(on, time.perf_counter() - began)
+        if found is not None:
+            self.looks.append(found)
+            self._heard(found)
+        return found
+
+    def probe_loss(self, subject: Subject) -> float | None:
+        """The loss of the probe at the weights as they stand."""
+        if not subject.has_probe:
+            return None
+        began = time.perf_counter()
+        loss: float | None = self._safely(subject, lambda: subject.probe().loss())
+        self.purse.pay("probe loss", time.perf_counter() - began)
+        return loss
+
+    def note(self, text: str) -> None:
+        """Something the report should tell."""
+        self.notes[text] = self.notes.get(text, 0) + 1
+
+    def all_notes(self) -> tuple[str, ...]:
+        counted = [text if n == 1 else f"{text} ({n} times)" for text, n in self.notes.items()]
+        return (*counted, *sorted(self.looker.notes))
+
+    def _guess(self) -> float:
+        return FIRST_LOOK * self.purse.training / max(1, self.steps)
+
+    def _safely(self, subject: Subject, measure: Callable[[], Any]) -> Any:
+        try:
+            with subject.measuring():
+                return measure()
+        except NonFiniteError:
+            return None
+        except Exception as error:  # whatever it is, training goes on
+            first = str(error).splitlines()[0] if str(error) else ""
+            self.note(f"a look failed ({type(error).__name__}: {first})")
+            return None

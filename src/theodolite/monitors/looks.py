@@ -1,0 +1,230 @@
+"""One look at the curvature of a model in training: its sharpest direction, the critical rate there, the loss along it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from theodolite.errors import TheodoliteError
+from theodolite.linalg import Eigenpairs, top_eigenpairs
+from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature
+from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
+from theodolite.measures.kernel.squared_loss import squared_loss_curvature
+from theodolite.operators import gauss_newton, hessian, tangent_kernel
+from theodolite.problem import Problem
+from theodolite.results import Row
+
+By = Literal["kernel", "gauss_newton", "hessian"]
+
+#: Products of one look: from nothing, and from the direction of an earlier one.
+COLD, WARM = 10, 4
+#: Outputs up to which the tangent kernel of a squared loss is written out.
+KERNEL_OUTPUTS = 512
+#: Relative residual below which an eigenvalue counts as found.
+TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What was seen at one place of the weights, on a batch or on the probe.
+
+    `sharpness` is the eigenvalue that sets the edge, with its relative residual `error`; before it has converged it is too
+    small and `critical_rate` too large, so `exceeded` is never claimed too early. `curvature` is the same eigenvalue without
+    the optimizer's preconditioner, `kernel_norm` that of the tangent kernel (squared losses). `top_loss` is the part of the
+    loss that lies in the top eigenspace (of `top` directions).
+    """
+
+    step: int
+    on: str
+    why: str
+    loss: float
+    rate: float
+    sharpness: float
+    error: float
+    critical_rate: float | None
+    by: str
+    converged: bool
+    matvecs: int
+    seconds: float
+    kernel_norm: float | None = None
+    top: int = 1
+    top_loss: float | None = None
+    agop_alignment: float | None = None
+    rule: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Learning rate over the critical one."""
+        return None if self.critical_rate is None else self.rate / self.critical_rate
+
+    @property
+    def exceeded(self) -> bool | None:
+        return None if self.critical_rate is None else self.rate - self.critical_rate > 1e-8
+
+    @property
+    def top_share(self) -> float | None:
+        """Share of the loss in the top eigenspace."""
+        return None if self.top_loss is None or not self.loss > 0 else self.top_loss / self.loss
+
+    def row(self) -> Row:
+        names = ("step", "on", "why", "loss", "rate", "sharpness", "error", "critical_rate", "ratio", "exceeded", "by", "converged",
+                 "matvecs", "seconds", "kernel_norm", "top", "top_loss", "top_share", "agop_alignment")  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+
+@contextmanager
+def quiet_training_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode, but normalisation over the batch as it is trained: the loss of training without the noise of dropout."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, training in modes:
+            module.training = training and isinstance(module, nn.modules.batchnorm._BatchNorm)
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@dataclass
+class Looker:
+    """Looks at problems of one kind one after the other, each from the directions the one before has found.
+
+    `by=None` chooses: the tangent kernel for a squared loss with few outputs under plain or momentum descent, the Gauss-Newton
+    matrix otherwise.
+    """
+
+    by: By | None = None
+    top: int | None = None
+    seed: int = 0
+    starts: dict[str, Eigenpairs] = field(default_factory=dict)
+    notes: set[str] = field(default_factory=set)
+
+    def look(self, problem: Problem, optimizer: Optimizer, *, step: int, on: str, why: str, rate: float, split: bool) -> Look:
+        """One look; `split` also asks for the part of the loss in the top eigenspace."""
+        began = time.perf_counter()
+        law = self._law(optimizer, problem)
+        facts = self._by_kernel(problem, law) if self._kernel_serves(problem, law) else self._by_products(problem, law, on, split)
+        sharpness = facts["sharpness"]
+        critical = None if law is None else law.rate(sharpness) if sharpness > 0 else math.inf
+        rule = "" if law is None else law.rule
+        seconds = time.perf_counter() - began
+        return Look(step=step, on=on, why=why, rate=rate, critical_rate=critical, seconds=seconds, rule=rule, **facts)
+
+    def _law(self, optimizer: Optimizer, problem: Problem) -> StabilityLaw | None:
+        try:
+            return stability_law(optimizer, problem)
+        except (ValueError, KeyError) as error:
+            self.notes.add(f"no critical rate: {error}")
+            return None
+
+    def _kernel_serves(self, problem: Problem, law: StabilityLaw | None) -> bool:
+        if self.by not in (None, "kernel"):
+            return False
+        plain = law is None or (law.scale is None and law.shift is None and law.decay is None)
+        coupled = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in problem.model.modules())
+        outputs = _outputs(problem)
+        fits = outputs is not None and outputs <= KERNEL_OUTPUTS and plain and not coupled
+        if self.by == "kernel" and not fits:
+            self.notes.add("the tangent kernel does not serve here (several rates, preconditioner, weight decay, batch "
+                           "normalisation or too many outputs); the Gauss-Newton matrix was used")  # fmt: skip
+        return fits and self._squared(problem)
+
+    def _squared(self, problem: Problem) -> bool:
+        return squared_loss_curvature(problem) is not None
+
+    def _by_kernel(self, problem: Problem, law: StabilityLaw | None) -> dict[str, Any]:
+        """Everything from the tangent kernel written out; c K has the nonzero eigenvalues of the Gauss-Newton matrix."""
+        curvature = squared_loss_curvature(problem)
+        assert curvature is not None
+        kernel = tangent_kernel(problem).double()
+        loss, pull = _loss_and_output_gradient(problem)
+        values, vectors = torch.linalg.eigh(kernel)
+        top = min(self.top or 5, len(values))
+        parts = (vectors[:, -top:].T @ (pull.double() / curvature)).square()
+        return {
+            "loss": loss,
+            "sharpness": curvature * float(values[-1]),
+            "error": 0.0,
+            "kernel_norm": float(values[-1]),
+            "top": top,
+            "top_loss": 0.5 * curvature * float(parts.sum()),
+            "by": "kernel",
+            "converged": True,
+            "matvecs": 0,
+        }
+
+    def _by_products(self, problem: Problem, law: StabilityLaw | None, on: str, split: bool) -> dict[str, Any]:
+        """A few products with the Gauss-Newton matrix or the Hessian, started where the last look on the same kind ended."""
+        by: By = "hessian" if self.by == "hessian" else "gauss_newton"
+        matrix = hessian(problem) if by == "hessian" else gauss_newton(problem)
+        op = matrix if law is None else law.effective(matrix)
+        start = self.starts.get(on) or self.starts.get("probe")
+        if start is not None and start.vectors.shape[0] != op.shape[0]:
+            start = None
+        top = min(self.top or 1, op.shape[0])
+        pairs = top_eigenpairs(
+            op,
+            top,
+            tol=TOLERANCE,
+            start=start,
+            max_matvecs=(COLD if start is None else WARM) + top - 1,
+            seed=self.seed,
+            progress=False,
+        )
+        self.starts[on] = pairs
+        loss, gradient = problem.loss_and_gradient() if split else (problem.loss(), None)
+        sharpness = float(pairs.values[0])
+        return {
+            "loss": loss,
+            "sharpness": sharpness,
+            "error": float(pairs.residuals[0]) / abs(sharpness) if sharpness else 0.0,
+            "top": top,
+            "top_loss": None if gradient is None else _top_loss(pairs, gradient, law, loss),
+            "by": by,
+            "converged": pairs.converged,
+            "matvecs": pairs.matvecs,
+        }
+
+
+def _top_loss(pairs: Eigenpairs, gradient: Tensor, law: StabilityLaw | None, loss: float) -> float:
+    """Σ (v·g)²/(2λ): how far the loss lies above its least value along the top directions, in the optimizer's own metric."""
+    scaled = gradient if law is None or law.scale is None else gradient * law.scale.to(gradient)
+    top = len(pairs.values)
+    return split_loss_by_curvature(pairs.values, pairs.vectors, scaled, loss, ranks=(top,)).top[top]
+
+
+def _outputs(problem: Problem) -> int | None:
+    """Numbers the model returns for all samples together; None where a sample cannot be looked at alone."""
+    batch = next(iter(problem.data))
+    try:
+        with problem.session(second=False), torch.no_grad():
+            one = problem.output(
+                problem.tensors(problem.leaves(grad=False)), problem.placed(batch.part(slice(0, 1))), 0, check=False
+            )
+    except (TheodoliteError, ValueError, RuntimeError):
+        return None
+    return int(one.numel()) * problem.samples
+
+
+def _loss_and_output_gradient(problem: Problem) -> tuple[float, Tensor]:
+    """The loss, and its gradient with respect to the outputs of all samples, flattened sample-major."""
+    total, pulls = 0.0, []
+    with problem.session(second=False):
+        tensors = problem.tensors(problem.leaves(grad=False))
+        for i, share, batch in problem.iterate():
+            with torch.no_grad():
+                output = problem.output(tensors, batch, i)
+            output = output.detach().requires_grad_()
+            loss = problem.loss_function(output, batch.target)  # type: ignore[misc]
+            [pull] = torch.autograd.grad(loss, output)
+            total += share * float(loss.detach().double())
+            pulls.append(share * pull.reshape(-1))
+    return total, torch.cat(pulls)

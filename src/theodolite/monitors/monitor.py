@@ -1,0 +1,278 @@
+"""`Monitor`: why did my loss spike, was it harmful, what should the learning rate be, are features learned?"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from os import PathLike
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from theodolite.measures.dynamics.match import MatchTable
+from theodolite.monitors.casebook import Casebook
+from theodolite.monitors.diagnosis import Spike, finding_of
+from theodolite.monitors.inspector import Inspector
+from theodolite.monitors.log import LogWriter
+from theodolite.monitors.looks import By, Look, Looker
+from theodolite.monitors.purse import Purse
+from theodolite.monitors.report import MonitorReport, summarise
+from theodolite.monitors.subject import Subject
+from theodolite.monitors.vitals import Vitals, input_size, norm_of, rate_of, second_moment
+from theodolite.problem.batches import Batch
+
+#: Steps between two losses of the probe in calm times.
+PROBE_LOSS_EVERY = 20
+
+
+class Monitor:
+    """Watches a training run from inside its loop and explains its spikes.
+
+    Every step: loss, gradient norm, size of the update, learning rate. On sampled steps and around spikes: the critical
+    learning rate of the batch, sharpness on a fixed probe set, the part of the loss in the top eigenspace, the drift of the
+    features. Training is not changed by a bit: nothing of the model, the optimizer or the random state is written to.
+
+    Parameters
+    ----------
+    loss : `(output, target) -> scalar`, or None for models that return `.loss`.
+    probe : fixed data for sharpness and features, in any form `Problem` takes; None copies the first batches (128 samples).
+    budget : share of the training time that looks may take; None looks at every step.
+    log : file or folder for a JSON-lines log, which `theodolite watch` shows while training goes on.
+    by : the matrix whose top eigenvalue is tracked, `"kernel"`, `"gauss_newton"` or `"hessian"`; None chooses.
+    top : dimension of the top eigenspace; None means 5 where the tangent kernel is written out and 1 elsewhere.
+    target : key of the target in mapping batches.
+    writer : something with `add_scalar(name, value, step)`, such as TensorBoard's SummaryWriter.
+
+    >>> torch.manual_seed(0)                                                          # doctest: +ELLIPSIS
+    <torch._C.Generator object at ...>
+    >>> model, loss = nn.Linear(2, 1).double(), nn.MSELoss()
+    >>> x = torch.randn(8, 2).double()
+    >>> y = x.sum(1, keepdim=True)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with Monitor(loss, budget=None) as monitor:
+    ...     for step in range(20):
+    ...         optimizer.zero_grad()
+    ...         loss(model(x), y).backward()
+    ...         monitor.observe(step, model, (x, y), optimizer)
+    ...         optimizer.step()
+    >>> monitor.report().spikes
+    ()
+    """
+
+    def __init__(
+        self,
+        loss: Any,
+        *,
+        probe: Any = None,
+        budget: float | None = 0.25,
+        log: str | PathLike[str] | None = None,
+        by: By | None = None,
+        top: int | None = None,
+        target: str = "labels",
+        writer: Any = None,
+        seed: int = 0,
+    ) -> None:
+        if loss is not None and not callable(loss):
+            raise ValueError(f"loss must be a callable (output, target) -> scalar, or None. Got {type(loss).__name__}.")
+        if budget is not None and not (isinstance(budget, int | float) and budget > 0):
+            raise ValueError(f"budget is a share of the training time, such as 0.25, or None for every step. Got {budget!r}.")
+        if by not in (None, "kernel", "gauss_newton", "hessian"):
+            raise ValueError(f"by must be 'kernel', 'gauss_newton', 'hessian' or None. Got {by!r}.")
+        self.loss, self.budget = loss, budget
+        self._probe, self._target, self._writer = probe, target, writer
+        self._log = None if log is None else LogWriter(log)
+        self._purse = Purse(budget)
+        self._inspector = Inspector(Looker(by=by, top=top, seed=seed), self._purse, self._write_look)
+        self._casebook = Casebook(self._inspector, self._write_spike)
+        self._subject: Subject | None = None
+        self._handles: list[Any] = []
+        self.vitals: list[Vitals] = []
+        self._pending: bool | None = None  # whether the step before exceeded the critical rate of its batch
+        self._counts = [0, 0, 0, 0]  # both, only up, only exceeded, neither
+        self._turn = 0
+
+    # The three ways in
+
+    def observe(
+        self, step: int, model: nn.Module, batch: Any, optimizer: Optimizer, *, value: float | torch.Tensor | None = None
+    ) -> None:
+        """Look at one step, after `backward` and before `optimizer.step()`.
+
+        `batch` is what the step was computed from (a list of them where gradients were accumulated); None takes the one that
+        passed through the model. `value` is the loss of the step where you have it; it is otherwise overheard.
+        """
+        self._purse.enter()
+        try:
+            subject = self._of(model, optimizer)
+            batches = subject.parsed(self._overheard(subject) if batch is None else batch)
+            self._observe(int(step), subject, batches, value)
+        finally:
+            self._purse.leave()
+
+    def attach(self, model: nn.Module, optimizer: Optimizer, *, first_step: int = 0) -> Self:
+        """Observe by itself before every `optimizer.step()`: inputs, targets and losses are overheard.
+
+        The loss must be a module that the loop calls (or None with a model that returns its own).
+        """
+        if self.loss is not None and not isinstance(self.loss, nn.Module):
+            raise ValueError(
+                "attach overhears targets where the loss is called, so the loss must be an nn.Module such as nn.CrossEntropyLoss(). "
+                "With a plain function call observe(step, model, batch, optimizer) in the loop."
+            )
+        self.listen(model, optimizer)
+        state = {"step": first_step}
+
+        def before_step(*_: Any) -> None:
+            self.observe(state["step"], model, None, optimizer)
+            state["step"] += 1
+
+        self._handles.append(optimizer.register_step_pre_hook(before_step))
+        return self
+
+    def listen(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Begin to overhear batches and losses; `observe` does so by itself from its first call on."""
+        self._of(model, optimizer)
+
+    def close(self) -> None:
+        """Take all hooks away and end the log."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._subject is not None:
+            self._subject.close()
+            self._subject = None
+        if self._log is not None:
+            self._log.write(kind="end", **self.report().end_record())
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def report(self) -> MonitorReport:
+        """What was seen so far, as findings."""
+        return summarise(
+            self.vitals, self._inspector.looks, self._casebook.spikes, MatchTable(**dict(zip(_TABLE, self._counts, strict=True))),
+            training_seconds=self._purse.training, monitor_seconds=self._purse.used, notes=self._inspector.all_notes(),
+        )  # fmt: skip
+
+    # One step
+
+    def _observe(self, step: int, subject: Subject, batches: list[Batch], value: Any) -> None:
+        vitals = self._vitals(step, subject, batches, value)
+        self.vitals.append(vitals)
+        self._inspector.steps = len(self.vitals) - 1
+        self._settle_pending(subject)
+        subject.gather(batches)
+        if self._casebook.update(subject, self.vitals) and batches:
+            self._sample(subject, vitals, batches)
+        self._write_step(vitals)
+        subject.footprint.keep(subject.parameters)
+        subject.previous = batches
+
+    def _vitals(self, step: int, subject: Subject, batches: list[Batch], value: Any) -> Vitals:
+        heard = subject.loss_of_step(batches)
+        gradient_norm = norm_of([p.grad for p in subject.parameters if p.grad is not None])
+        moment, surprise = second_moment(subject.optimizer, gradient_norm)
+        return Vitals(
+            step=step,
+            loss=heard if value is None else float(value),
+            gradient_norm=gradient_norm,
+            update_norm=subject.footprint.update(subject.parameters),
+            rate=rate_of(subject.optimizer),
+            moment=moment,
+            surprise=surprise,
+            input_size=input_size([b.inputs for b in batches]),
+        )
+
+    def _sample(self, subject: Subject, vitals: Vitals, batches: list[Batch]) -> None:
+        """The looks of calm times: at the batch and at the probe in turn, as far as the budget goes."""
+        inspector, every_step = self._inspector, self.budget is None
+        due = len(self.vitals) % PROBE_LOSS_EVERY == 1
+        if (self._turn % 2 == 0 or every_step) and inspector.affords("batch"):
+            look = inspector.look(subject, lambda: subject.problem(batches), vitals, on="batch", why="schedule")
+            if look is not None and look.exceeded is not None:
+                self._pending = look.exceeded
+            self._turn, due = self._turn + 1, True
+        if due:
+            subject.compare(vitals.loss, inspector.probe_loss(subject))
+        if (self._turn % 2 == 1 or every_step) and subject.has_probe and inspector.affords("probe"):
+            inspector.look(subject, subject.probe, vitals, on="probe", why="schedule", split=True, features=True)
+            self._turn += 1
+
+    def _settle_pending(self, subject: Subject) -> None:
+        """Did the step before, whose batch was looked at, raise the loss of the probe?"""
+        if self._pending is None or not subject.probe_losses:
+            return
+        exceeded, self._pending = self._pending, None
+        after = self._inspector.probe_loss(subject)
+        up = after is None or after > subject.probe_losses[-1]
+        self._counts[(0 if exceeded else 1) if up else (2 if exceeded else 3)] += 1
+
+    # Odds and ends
+
+    def _of(self, model: nn.Module, optimizer: Optimizer) -> Subject:
+        if self._subject is None or self._subject.model is not model or self._subject.optimizer is not optimizer:
+            if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+                raise ValueError(
+                    "observe takes (step, model, batch, optimizer) with an nn.Module and a torch optimizer. "
+                    f"Got {type(model).__name__} and {type(optimizer).__name__}."
+                )
+            if self._subject is not None:
+                self._subject.close()
+            self._subject = Subject(model, self.loss, optimizer, self._probe, self._target)
+            self._write_header(self._subject)
+        return self._subject
+
+    def _overheard(self, subject: Subject) -> Any:
+        batch = subject.tap.batch()
+        if batch is None:
+            raise ValueError(
+                "No batch passed through the model and the loss before this step: give observe the batch, or call the model and "
+                "the loss module that the monitor knows."
+            )
+        return batch
+
+    def _write_spike(self, spike: Spike) -> None:
+        found = finding_of(spike)
+        self._write(
+            "spike", start=spike.start, peak=spike.peak, end=spike.end, height=spike.height, cause=spike.cause.value,
+            severity=found.severity.value, sentence=found.sentence, advice=found.advice, batch=spike.batch, ratio=spike.ratio,
+            sharpness_before=spike.sharpness_before, sharpness_after=spike.sharpness_after, top_share=spike.top_share,
+        )  # fmt: skip
+
+    def _write(self, kind: str, **values: Any) -> None:
+        if self._log is not None:
+            self._log.write(kind=kind, **values)
+
+    def _write_header(self, subject: Subject) -> None:
+        from theodolite import __version__
+
+        self._write(
+            "run", schema=1, started=datetime.now(UTC).isoformat(timespec="seconds"), version=__version__,
+            model=type(subject.inner).__name__, parameters=sum(p.numel() for p in subject.parameters),
+            loss="own loss" if self.loss is None else getattr(self.loss, "__name__", type(self.loss).__name__),
+            optimizer=type(subject.optimizer).__name__, budget=self.budget, curvature=self._inspector.looker.by or "auto",
+        )  # fmt: skip
+
+    def _write_step(self, v: Vitals) -> None:
+        self._write("step", step=v.step, loss=v.loss, gradient_norm=v.gradient_norm, update_norm=v.update_norm, rate=v.rate)
+        if self._writer is not None:
+            for name in ("loss", "gradient_norm", "update_norm"):
+                if (number := getattr(v, name)) is not None:
+                    self._writer.add_scalar(f"theodolite/{name}", number, v.step)
+
+    def _write_look(self, look: Look) -> None:
+        self._write("look", **look.row())
+        if self._writer is None:
+            return
+        for name in ("critical_rate", "ratio", "sharpness", "kernel_norm", "top_share", "agop_alignment"):
+            if (number := getattr(look, name)) is not None:
+                self._writer.add_scalar(f"theodolite/{look.on}/{name}", number, look.step)
+
+
+_TABLE = ("both", "only_up", "only_exceeded", "neither")

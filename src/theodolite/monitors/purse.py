@@ -1,0 +1,55 @@
+"""What looks may cost: a share of the time that training itself takes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Purse:
+    """Seconds of training, of monitoring as a whole (`used`) and of looks (`spent`), which the share `budget` of training pays.
+
+    `budget=None` pays for everything. What is urgent may be paid in advance, up to `credit` times its price, and is then
+    saved up again before the next look.
+    """
+
+    budget: float | None
+    credit: float = 1.0
+    training: float = 0.0
+    used: float = 0.0
+    spent: float = 0.0
+    prices: dict[str, float] = field(default_factory=dict)
+    _left: float | None = None
+    _came: float | None = None
+
+    def enter(self) -> None:
+        """Training hands over."""
+        self._came = time.perf_counter()
+        if self._left is not None:
+            self.training += self._came - self._left
+
+    def leave(self) -> None:
+        """Training goes on."""
+        self._left = time.perf_counter()
+        if self._came is not None:
+            self.used += self._left - self._came
+
+    def affords(self, what: str, *, urgent: bool = False, guess: float = 0.0) -> bool:
+        """Whether a look of this kind is within the budget; `guess` is its price until one was paid."""
+        if self.budget is None:
+            return True
+        price = self.prices.get(what, guess)
+        allowed = self.budget * self.training + (self.credit * price if urgent else 0.0)
+        return self.spent + price <= allowed
+
+    def pay(self, what: str, seconds: float) -> None:
+        """Note what a look has cost; prices follow slowly, so that one slow moment does not stop all looking."""
+        self.spent += seconds
+        known = self.prices.get(what)
+        self.prices[what] = seconds if known is None else 0.5 * (known + seconds)
+
+    @property
+    def overdrawn(self) -> float:
+        """Seconds spent beyond the budget."""
+        return 0.0 if self.budget is None else max(0.0, self.spent - self.budget * self.training)

@@ -1,0 +1,232 @@
+"""What a monitored training has shown: spikes with their causes, the learning rate against its edge, the features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from theodolite.measures.dynamics.match import MatchTable
+from theodolite.monitors.diagnosis import SOURCE, Cause, Spike, finding_of
+from theodolite.monitors.looks import Look
+from theodolite.monitors.vitals import Vitals
+from theodolite.results import Cost, Finding, Result, Row, Severity
+from theodolite.results.findings import worst_first
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Alignment of the features with those at the first look below which they have moved.
+MOVED = 0.9
+#: Share of sampled batches above their critical rate from which spikes are to be expected.
+OFTEN = 0.1
+
+#: Sampled steps below which no rate of matches is told.
+FEW = 5
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class MonitorReport(Result):
+    """A monitored run.
+
+    `spikes` in order, each with its cause; `findings` worst first; `match` is the table of exceeded critical rates against
+    rises of the probe's loss, from the looks of calm times; `steps` and `looks` are rows. `exceeded` of `sampled` looks at a
+    batch found the learning rate above the critical one.
+    """
+
+    findings: tuple[Finding, ...]
+    spikes: tuple[Spike, ...]
+    match: MatchTable
+    steps: tuple[Row, ...]
+    looks: tuple[Row, ...]
+    exceeded: int
+    sampled: int
+    training_seconds: float
+    monitor_seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def catapults(self) -> int:
+        """Spikes that were catapults."""
+        return sum(spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP) for spike in self.spikes)
+
+    @property
+    def overhead(self) -> float:
+        """Time spent on monitoring over time spent on training."""
+        return self.monitor_seconds / self.training_seconds if self.training_seconds else 0.0
+
+    def rows(self) -> list[Row]:
+        """One row per spike."""
+        return [
+            {
+                "start": s.start,
+                "peak": s.peak,
+                "end": s.end,
+                "height": s.height,
+                "cause": s.cause.value,
+                "rate": s.rate,
+                "ratio": s.ratio,
+                "top_share": s.top_share,
+                "sharpness_before": s.sharpness_before,
+                "sharpness_after": s.sharpness_after,
+                "batch": s.batch,
+            }
+            for s in self.spikes
+        ]
+
+    def sentence(self) -> str:
+        return "\n".join(map(str, self.findings))
+
+    def end_record(self) -> dict[str, Any]:
+        """The last line of a log."""
+        return {
+            "step": self.steps[-1]["step"] if self.steps else -1,
+            "seconds": self.training_seconds + self.monitor_seconds,
+            "monitor_seconds": self.monitor_seconds,
+            "match_rate": self.match.match_rate.value,
+            "base_rate": self.match.base_rate.value,
+            "up_given_exceeded": self.match.up_given_exceeded.value,
+            "catapults": self.catapults,
+            "exceeded": self.exceeded,
+            "sampled": self.sampled,
+        }
+
+    def plot(self) -> Figure:
+        """Loss, rates, sharpness and features over the steps."""
+        from theodolite.plots.monitor import plot_monitor
+
+        steps = [{"kind": "step", **row} for row in self.steps]
+        looks = [{"kind": "look", **row} for row in self.looks]
+        spikes = [{"kind": "spike", **row} for row in self.rows()]
+        return plot_monitor([*steps, *looks, *spikes])
+
+
+def summarise(
+    vitals: Sequence[Vitals],
+    looks: Sequence[Look],
+    spikes: Sequence[Spike],
+    match: MatchTable,
+    *,
+    training_seconds: float,
+    monitor_seconds: float,
+    notes: tuple[str, ...] = (),
+) -> MonitorReport:
+    """The report of what a monitor has gathered. Pure."""
+    on_batch = [look for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
+    exceeded = sum(bool(look.exceeded) for look in on_batch)
+    findings = [finding_of(spike) for spike in spikes]
+    if not spikes and vitals:
+        findings.append(_calm(vitals))
+    findings += [f for f in (_rate(looks), _match(match, len(on_batch), exceeded), _features(looks)) if f is not None]
+    findings += [_note(text) for text in notes]
+    return MonitorReport(
+        findings=tuple(worst_first(findings)),
+        spikes=tuple(spikes),
+        match=match,
+        steps=tuple(_row(v) for v in vitals),
+        looks=tuple(look.row() for look in looks),
+        exceeded=exceeded,
+        sampled=len(on_batch),
+        training_seconds=training_seconds,
+        monitor_seconds=monitor_seconds,
+        notes=notes,
+        cost=Cost(monitor_seconds, "monitor"),
+    )
+
+
+def _row(v: Vitals) -> Row:
+    return {
+        "step": v.step,
+        "loss": v.loss,
+        "gradient_norm": v.gradient_norm,
+        "update_norm": v.update_norm,
+        "rate": v.rate,
+        "moment": v.moment,
+        "surprise": v.surprise,
+    }
+
+
+def _calm(vitals: Sequence[Vitals]) -> Finding:
+    return Finding(
+        instrument="monitor",
+        severity=Severity.GOOD,
+        sentence=f"No spike in {len(vitals)} steps; the loss went from {vitals[0].loss:.4g} to {vitals[-1].loss:.4g}.",
+        label="no spikes",
+        quantity="spikes",
+        value=0.0,
+        source=SOURCE,
+    )
+
+
+def _rate(looks: Sequence[Look]) -> Finding | None:
+    """The learning rate against the critical one of the probe, lately."""
+    seen = [look for look in looks if look.on == "probe" and look.ratio is not None and look.why != "spike"][-5:]
+    if not seen:
+        return None
+    ratios = [look.ratio for look in seen if look.ratio is not None]
+    middle, last = median(ratios), seen[-1]
+    word = "above critical" if middle > 1.05 else "edge of stability" if middle > 0.8 else "below critical"
+    meaning = {
+        "above critical": "Training is above its edge of stability: expect catapults.",
+        "edge of stability": "Training moves at its edge of stability.",
+        "below critical": "There is room above.",
+    }[word]
+    spread = (max(ratios) - min(ratios)) / 2 if len(ratios) > 1 else None
+    critical = "" if last.critical_rate is None else f" (critical rate {last.critical_rate:.3g} at step {last.step})"
+    return Finding(
+        instrument="monitor",
+        severity=Severity.NOTE,
+        sentence=f"The learning rate {last.rate:.3g} is {middle:.2g} times the critical one on the probe{critical}. {meaning}",
+        label=word,
+        quantity="learning rate / critical rate",
+        value=middle,
+        error=spread,
+        advice="Lower the rate, or warm up longer, if the spikes do harm." if word == "above critical" else "",
+        source=SOURCE,
+        headline=True,
+    )
+
+
+def _match(match: MatchTable, sampled: int, exceeded: int) -> Finding | None:
+    if match.steps < FEW:
+        return None
+    often = exceeded > OFTEN * sampled
+    return Finding(
+        instrument="monitor",
+        severity=Severity.NOTE,
+        sentence=f"{exceeded} of {sampled} sampled batches were above their critical rate. {match.sentence()}",
+        label="batches above critical" if often else "batches below critical",
+        quantity="match rate P(exceeded | loss rose)",
+        value=match.match_rate.value if match.match_rate.count else None,
+        error=match.match_rate.error if match.match_rate.count else None,
+        source=SOURCE,
+    )
+
+
+def _features(looks: Sequence[Look]) -> Finding | None:
+    """How far the average gradient outer product has turned since the first look."""
+    seen = [(look.step, look.agop_alignment) for look in looks if look.agop_alignment is not None]
+    if len(seen) < 2:
+        return None
+    (first, _), (last, alignment) = seen[0], seen[-1]
+    assert alignment is not None
+    moved = alignment < MOVED
+    return Finding(
+        instrument="monitor",
+        severity=Severity.NOTE,
+        sentence=(
+            f"The input directions the model uses {'have turned' if moved else 'have hardly moved'}: their average gradient outer "
+            f"product at step {last} has a cosine of {alignment:.2f} with that at step {first}."
+        ),
+        label="features moved" if moved else "features kept",
+        quantity="AGOP alignment with the first look",
+        value=alignment,
+        source="003, section 4.4 (AGOP)",
+    )
+
+
+def _note(text: str) -> Finding:
+    return Finding(
+        instrument="monitor", severity=Severity.NOTE, sentence=f"{text[0].upper()}{text[1:].rstrip('.')}.", label="monitor note"
+    )

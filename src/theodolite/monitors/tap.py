@@ -1,0 +1,93 @@
+"""What passes through a model while it trains: the loss of each step and the batch, without computing anything twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Arguments a trainer adds to a batch that change how the loss is averaged.
+_NOT_DATA = ("num_items_in_batch",)
+
+
+class _Hook:
+    """A hook that is dropped, not copied, when the model is copied or pickled."""
+
+    def __init__(self, tap: Tap | None, method: str) -> None:
+        self.tap, self.method = tap, method
+
+    def __call__(self, *args: Any) -> None:
+        if self.tap is not None:
+            getattr(self.tap, self.method)(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return _Hook(None, self.method)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (None, self.method)
+
+
+class Tap:
+    """Listens to the forward calls of a model, and of a loss that is a module, while gradients are recorded.
+
+    Nothing is changed: hooks only read, and `close` takes them away. `losses` are the losses since the last `take`, as far
+    as they passed by; `output` is the last output where the loss is a plain function.
+    """
+
+    def __init__(self, model: nn.Module, loss: Any) -> None:
+        self.model, self.loss = model, loss
+        self.silent = False
+        self.losses: list[Tensor] = []
+        self.output: Any = None
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.target: Any = None
+        self._handles = [model.register_forward_hook(_Hook(self, "heard"), with_kwargs=True)]
+        if isinstance(loss, nn.Module):
+            self._handles.append(loss.register_forward_hook(_Hook(self, "judged")))
+
+    def heard(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """A call of the model."""
+        if self.silent or not torch.is_grad_enabled():
+            return
+        self.call = args, {k: v for k, v in kwargs.items() if k not in _NOT_DATA}
+        if self.loss is None:
+            own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+            if isinstance(own, Tensor):
+                self.losses.append(own.detach())
+        elif not isinstance(self.loss, nn.Module):
+            self.output = output
+
+    def judged(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """A call of the loss."""
+        if self.silent or not torch.is_grad_enabled() or not isinstance(output, Tensor) or output.numel() != 1:
+            return
+        self.losses.append(output.detach())
+        if len(args) >= 2:
+            self.target = args[1]
+
+    def take(self) -> float | None:
+        """The mean of the losses since the last call, None where none passed by."""
+        losses, self.losses = self.losses, []
+        return float(torch.stack([loss.float().reshape(()) for loss in losses]).mean()) if losses else None
+
+    def batch(self) -> Any:
+        """The last batch, as far as it can be put together from what passed by; None where it cannot."""
+        if self.call is None:
+            return None
+        args, kwargs = self.call
+        if self.loss is None:
+            return dict(kwargs) if not args else None
+        if self.target is None:
+            return None
+        return (dict(kwargs), self.target) if kwargs and not args else (*args, self.target)
+
+    def forget(self) -> None:
+        """Let go of the last output: it holds memory."""
+        self.output = None
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()

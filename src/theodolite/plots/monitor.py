@@ -1,0 +1,181 @@
+"""A monitored training in one figure: loss and its spikes, rate against the critical one, curvature, shares, norms, features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from theodolite.plots.curves import curves
+from theodolite.plots.dressing import legend, note
+from theodolite.plots.panels import panels
+from theodolite.plots.references import reference
+from theodolite.plots.style import GREY, PALETTE, style
+from theodolite.plots.tables import Array, finite, label_of, numbers, positive
+from theodolite.results import Row
+
+#: Colour and marker of each cause of a spike.
+CAUSES = {
+    "catapult": ("#E69F00", "o"),
+    "learning-rate jump": (PALETTE[0], "s"),
+    "bad batch": (PALETTE[1], "^"),
+    "data shift": (PALETTE[3], "D"),
+    "second-moment collapse": (PALETTE[2], "v"),
+    "non-finite": ("#B00020", "X"),
+    "unexplained": (GREY, "P"),
+}
+_OTHER = (GREY, "P")
+_LOWEST = 3e-3  # of the rate over the critical one
+_PARTS = 800  # of a long run, of which the extremes are drawn: about what a printed panel resolves
+
+# title, logarithmic, lines as (table, column, label)
+_PANELS: list[tuple[str, bool, list[tuple[str, str, str]]]] = [
+    ("Loss", True, [("steps", "loss", "batch"), ("probe", "loss", "probe")]),
+    ("Learning rate over critical rate", True, [("batch", "ratio", "batch"), ("probe", "ratio", "probe")]),
+    (
+        "Sharpness and kernel norm",
+        True,
+        [
+            ("batch", "sharpness", "sharpness, batch"),
+            ("probe", "sharpness", "sharpness, probe"),
+            ("probe", "kernel_norm", "kernel norm"),
+        ],
+    ),
+    ("Share of the loss in the top eigenspace", False, [("probe", "top_share", "")]),
+    ("Gradient and update", True, [("steps", "gradient_norm", "gradient norm"), ("steps", "update_norm", "update norm")]),
+    ("AGOP alignment", False, [("probe", "agop_alignment", "")]),
+]
+
+
+def plot_monitor(log: Any, *, title: str | None = None) -> Figure:
+    """The figures of a monitor's log: a `MonitorLog`, or its records as a list of dicts.
+
+    >>> steps = [{"kind": "step", "step": t, "loss": 2.0 / (t + 1), "gradient_norm": 1.0, "rate": 0.1} for t in range(5)]
+    >>> figure = plot_monitor(steps)
+    >>> figure.axes[0].get_title(loc="left"), figure.axes[0].lines[0].get_ydata().tolist()[:2]
+    ('Loss', [2.0, 1.0])
+    """
+    tables, spikes = _tables(log)
+    if not any(tables.values()):
+        raise ValueError("The log holds no step and no look yet, so there is nothing to draw.")
+    figure, axes = panels(len(_PANELS), columns=2, size=(4.7, 2.8), title=title)
+    for ax, (name, log_axis, lines) in zip(axes, _PANELS, strict=True):
+        _panel(ax, name, log_axis, [(_thinned(tables[table], column), column, label) for table, column, label in lines])
+    _mark_spikes(axes[0], spikes, tables["steps"])
+    _mark_exceeded(axes[1], tables["batch"])
+    return figure
+
+
+def _tables(log: Any) -> tuple[dict[str, list[Row]], list[Row]]:
+    """Steps, looks at batches, looks at the probe; and spikes. Of records about the same place the last one stays."""
+    if all(hasattr(log, name) for name in ("steps", "looks", "spikes")):
+        steps, looks, spikes = log.steps, log.looks, log.spikes
+    elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
+        records = list(log)
+        steps, looks, spikes = ([row for row in records if row.get("kind") == kind] for kind in ("step", "look", "spike"))
+    else:
+        raise TypeError(f"plot_monitor draws a MonitorLog or a list of its records. Got {type(log).__name__}.")
+    by_place = {on: _last([look for look in looks if look.get("on") == on], "step") for on in ("batch", "probe")}
+    return {"steps": _last(steps, "step"), **by_place}, _last(spikes, "start")
+
+
+def _last(rows: Iterable[Row], place: str) -> list[Row]:
+    found = {row[place]: row for row in rows}
+    return [found[at] for at in sorted(found)]
+
+
+def _thinned(rows: Sequence[Row], column: str) -> list[Row]:
+    """Rows that hold a value; of a long run the smallest, the largest and what is not finite in each of many parts."""
+    there = [{"step": row["step"], column: row[column]} for row in rows if row.get(column) is not None]
+    if len(there) <= 2 * _PARTS:
+        return there
+    values = numbers(there, column)
+    kept: set[int] = {0, len(there) - 1}
+    for part in np.array_split(np.arange(len(there)), _PARTS):
+        good = part[finite(values[part])]
+        if len(good):
+            kept |= {int(good[values[good].argmin()]), int(good[values[good].argmax()])}
+        if len(good) < len(part):
+            kept.add(int(part[~finite(values[part])][0]))
+    return [there[i] for i in sorted(kept)]
+
+
+def _panel(ax: Axes, name: str, log_axis: bool, lines: list[tuple[list[Row], str, str]]) -> None:
+    shown = [(rows, column, label) for rows, column, label in lines if rows]
+    with style():
+        ax.set_title(name)
+        ax.set_xlabel("step")
+        if not shown:
+            ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", va="center", color=GREY)
+            ax.set_xticks([])
+            ax.set_yticks([])
+            return
+    values = np.concatenate([numbers(rows, column) for rows, column, _ in shown])
+    scale = "y" if log_axis and _mostly_positive(values[finite(values)]) else ""
+    for rows, column, label in shown:
+        drawn = len(ax.lines)
+        curves(rows, "step", column, log=scale, label=label, labels="none", markers=len(rows) <= 40, ylabel="", ax=ax)
+        if len(rows) > _PARTS // 2:  # a noisy line: thin, or it is a band
+            for line in ax.lines[drawn:]:
+                line.set_linewidth(0.9)
+    if not log_axis:
+        low, high = ax.get_ylim()
+        ax.set_ylim(min(low, 0.0), max(high, 1.0))
+    with style():
+        legend(ax)
+
+
+def _mostly_positive(values: Array) -> bool:
+    return bool(len(values)) and float(positive(values).mean()) >= 0.9
+
+
+def _mark_spikes(ax: Axes, spikes: Sequence[Row], steps: Sequence[Row]) -> None:
+    """A mark at the peak of each spike, named by its cause."""
+    losses = {row["step"]: row.get("loss") for row in steps}
+    bottom, top = ax.get_ylim()
+    named: dict[str, Any] = {}
+    for cause in dict.fromkeys(str(spike.get("cause")) for spike in spikes):
+        peaks = [
+            spike["start"] if spike.get("peak") is None else spike["peak"] for spike in spikes if str(spike.get("cause")) == cause
+        ]
+        heights = numbers([{"loss": losses.get(peak)} for peak in peaks], "loss")
+        good = positive(heights) & finite(heights) if ax.get_yscale() == "log" else finite(heights)
+        colour, marker = CAUSES.get(cause, _OTHER)
+        drawing: dict[str, Any] = {
+            "linestyle": "none",
+            "marker": marker,
+            "color": colour,
+            "markeredgecolor": "white",
+            "markersize": 7.5,
+            "zorder": 5,
+        }
+        (marks,) = ax.plot(peaks, np.where(good, heights, top), label=f"_{cause}", clip_on=False, **drawing)
+        named[f"{label_of(cause)} ({len(peaks)})"] = marks
+    ax.set_ylim(bottom, top)
+    figure = ax.get_figure()
+    if named and figure is not None:
+        with style():
+            handles, names = list(named.values()), list(named)
+            figure.legend(
+                handles, names, loc="outside lower center", ncols=4, title="spikes in (a)", columnspacing=1.4, handlelength=1.2
+            )
+
+
+def _mark_exceeded(ax: Axes, looks: Sequence[Row]) -> None:
+    """The line where the rate is the critical one, and the batches above it."""
+    if not ax.lines:
+        return
+    above = [look for look in looks if look.get("exceeded") and look.get("ratio") is not None]
+    shown = _thinned(above, "ratio")
+    if shown:
+        marks: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3.5, "color": PALETTE[1], "zorder": 4}
+        ax.plot(numbers(shown, "step"), numbers(shown, "ratio"), label="_above", **marks)
+        note(ax, f"dots: {len(above)} of {len(looks)} batches above their critical rate")
+    bottom, top = ax.get_ylim()
+    if ax.get_yscale() == "log" and bottom < _LOWEST < top:  # a schedule that ends at zero would flatten the rest
+        ax.set_ylim(bottom=_LOWEST)
+        note(ax, "the lowest values lie below the axis")
+    reference(ax, y=1.0, label="edge of stability")

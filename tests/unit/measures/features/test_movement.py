@@ -1,0 +1,67 @@
+"""Features beside those of fresh networks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import theodolite as th
+from tests.unit.measures.features.cases import cnn, numbers
+from theodolite.data.generators.targets import rank_k_targets
+from theodolite.measures.features import feature_movement
+
+
+def wide(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(10, 128), nn.ReLU(), nn.Linear(128, 1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fresh_network_has_not_moved(seed: int) -> None:
+    assert not feature_movement(wide(100 + seed), numbers(200, 10).float()).moved
+
+
+def test_a_trained_network_has() -> None:
+    sample = rank_k_targets("rank-2", 400, dim=10)
+    model, x, y = wide(0), sample.x, sample.y[:, None]
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(150):
+        adam.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        adam.step()
+    state, before = torch.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
+    found = feature_movement(th.Problem(model, nn.MSELoss(), (x, y)))
+    assert found.moved
+    assert found.alignment < found.between
+    assert "moved away" in found.sentence()
+    assert [row["pair"] for row in found.rows()] == ["model and fresh", "fresh and fresh"]
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert feature_movement(model, x).alignment == pytest.approx(found.alignment, rel=1e-4)
+
+
+def test_attention_can_start_anew() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    assert not feature_movement(nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 2)), numbers(20, 3, 8).float()).moved
+
+
+def test_what_cannot_start_anew_is_refused() -> None:
+    with pytest.raises(ValueError, match="statistics of training"):
+        feature_movement(cnn(), numbers(4, 2, 4, 4))
+    with pytest.raises(ValueError, match="nothing to train"):
+        feature_movement(lambda x: x.sum(1), numbers(4, 3))
+    with pytest.raises(ValueError, match="copies must be at least 2"):
+        feature_movement(wide(0), numbers(4, 10), copies=1)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    with pytest.raises(ValueError, match="Own holds scale but has no reset_parameters"):
+        feature_movement(Own(), numbers(4, 3).float())
