@@ -76,7 +76,8 @@ def test_another_run_in_the_same_place_starts_the_page_anew(page, served):
     write_lines(served.path, fake_run(50, model="LeNet", end=False))
     page.until("document.querySelector('h1').textContent === 'LeNet'")
     page.until(f"{NOW}.includes('step 49')")
-    assert page.ask("document.querySelector('#chart-loss svg.chart').getAttribute('aria-label')").startswith("Loss, steps 0 to 49")
+    label = page.ask("document.querySelector('#chart-loss svg.chart').getAttribute('aria-label')")
+    assert label.startswith("Loss, steps 0 to 49")
 
 
 def test_a_silent_run_is_called_stalled_and_a_gone_server_is_noticed(page, tmp_path):

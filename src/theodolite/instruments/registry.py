@@ -28,6 +28,7 @@ _TARGETS = (
     f"{_HERE}.trace:Trace",
     f"{_HERE}.density:Spectrum",
     f"{_HERE}.conditioning:ConditionOfCurvature",
+    f"{_HERE}.features:Features",
     f"{_HERE}.kernel:Kernel",
     f"{_HERE}.linearity:Linearity",
     f"{_HERE}.regimes:Regimes",

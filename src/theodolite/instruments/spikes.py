@@ -15,6 +15,8 @@ from theodolite.results import Finding, Row, Severity, number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: Size of random batches where the data comes as one batch.
+USUAL = 32
 #: Share of batches from which on the loss rises more often than it falls.
 MOST = 0.5
 
@@ -27,7 +29,7 @@ class Spikes(Instrument):
         "The critical rate of each batch comes from the tangent kernel of its samples (squared losses) or from the largest "
         "eigenvalue of its Gauss-Newton matrix, preconditioned as the optimizer does. A step on a batch whose critical rate lies "
         "below the learning rate overshoots in the sharpest direction: the loss spikes, and mostly comes back in a flatter "
-        "place. The batches are yours, as the data gives them, at these weights."
+        "place. The batches are yours, as the data gives them; where it gives one only, random ones of 32 samples."
     )
     source = "Zhu and others (2023), catapults in SGD: spikes in the training loss."
     efforts = ({"batches": 100}, {"batches": 30}, {"batches": 10})
@@ -35,8 +37,8 @@ class Spikes(Instrument):
     def applies(self, site: Site) -> str:
         if site.lr is None:
             return "no learning rate was given to compare with (lr=, --lr, or an optimizer)"
-        if len(site.problem.data) < 2:
-            return "the data is one batch, so every step is a full-batch step: see the learning rate"
+        if site.problem.samples < 2:
+            return "there is one sample only, so every step sees all the data"
         try:
             stability_law(site.optimizer, site.problem)
         except ValueError as error:
@@ -44,14 +46,20 @@ class Spikes(Instrument):
         return ""
 
     def cost(self, site: Site, **effort: Any) -> Work:
-        batches = min(effort["batches"], len(site.problem.data))
-        share = batches / len(site.problem.data)
+        samples, size = site.problem.samples, _size(site)
+        batches = effort["batches"] if size else min(effort["batches"], len(site.problem.data))
+        share = batches * (size or samples / len(site.problem.data)) / samples
         return Work(gradients=5.0 + 4 * share, products=8 * share, seconds=0.02 * batches, bytes=24 * site.problem.size)
 
     def run(self, site: Site, **effort: Any) -> BatchCriticalRates:
         try:
             found = batch_critical_rates(
-                site.problem, optimizer=site.optimizer, own=True, batches=effort["batches"], seed=site.seed
+                site.problem,
+                optimizer=site.optimizer,
+                own=_size(site) is None,
+                batch_size=_size(site),
+                batches=effort["batches"],
+                seed=site.seed,
             )
         except (TheodoliteError, NotImplementedError) as error:
             raise InapplicableError(str(error)) from error
@@ -68,8 +76,10 @@ class Spikes(Instrument):
         assert result.below is not None and result.below_error is not None and result.rate is not None  # noqa: PT018
         count = len(result.rates)
         hits = round(result.below * count)
-        every = count == len(site.problem.data)
-        looked = f"{'all' if every else 'a random choice of'} {count} batches"
+        if _size(site):
+            looked = f"{count} random batches of {result.batch_size}"
+        else:
+            looked = f"{'all' if count == len(site.problem.data) else 'a random choice of'} {count} batches"
         lowest, middle = number(result.quantile(0.0)), number(result.median)
         fields: dict[str, Any] = {
             "quantity": "share of batches whose critical rate is exceeded",
@@ -103,3 +113,8 @@ class Spikes(Instrument):
         rows = [{"batches": (i + 1) / len(result.rates), "critical rate": rate} for i, rate in enumerate(finite)]
         axes = plots.curves(rows, x="critical rate", y="batches", markers=False, ylabel="share of batches below", title="Batches")
         return plots.reference(axes, x=result.rate, label="your rate")
+
+
+def _size(site: Site) -> int | None:
+    """The size of random batches, None where the data comes in batches of its own."""
+    return min(USUAL, site.problem.samples // 2) if len(site.problem.data) == 1 else None

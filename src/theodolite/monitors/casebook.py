@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 from theodolite.monitors.alarm import Alarm
-from theodolite.monitors.diagnosis import Cause, Evidence, Spike, batch_is_bad, cause_of, rate_jumped
+from theodolite.monitors.diagnosis import Cause, Evidence, Spike, batch_is_bad, batch_is_scaled, cause_of, rate_jumped
 from theodolite.monitors.inspector import Inspector
 from theodolite.monitors.looks import Look
 from theodolite.monitors.subject import Subject
@@ -73,7 +73,8 @@ class Casebook:
         spike = Spike(
             start=now.step, peak=now.step, end=None, height=self._height(now.loss), cause=Cause.UNEXPLAINED, rate=now.rate
         )
-        if batch_is_bad(evidence):
+        evidence = replace(evidence, input_scale=_scale_of_inputs(subject, vitals))
+        if batch_is_bad(evidence) or batch_is_scaled(evidence):
             self._open(
                 replace(spike, cause=cause_of(evidence), batch=now.step, detail=_detail(Cause.BAD_BATCH, evidence)), evidence
             )
@@ -100,7 +101,7 @@ class Casebook:
 
     def _look_into(self, subject: Subject, vitals: Sequence[Vitals], evidence: Evidence, spike: Spike) -> None:
         """The critical rate of the step that led here, on its batch and on the probe, and where the rise lies."""
-        evidence = replace(evidence, input_scale=_scale_of_inputs(subject, vitals))
+        evidence = replace(evidence, input_scale=_scale_of_inputs(subject, vitals[:-1]))
         back = self._look_back(subject, vitals)
         first, second = self._around(subject, vitals)
         evidence = replace(
@@ -244,9 +245,9 @@ def _share_of_rise(first: Look | None, second: Look | None) -> float | None:
 
 
 def _scale_of_inputs(subject: Subject, vitals: Sequence[Vitals]) -> float | None:
-    """The inputs of the batch before against recent batches and the probe: the smaller departure counts."""
-    sizes = [v.input_size for v in vitals[-23:] if v.input_size is not None]
-    if len(sizes) < 4 or subject.probe_size is None:
+    """The inputs of the last batch against those before and the probe: the smaller departure counts."""
+    sizes = [v.input_size for v in vitals[-22:] if v.input_size is not None]
+    if len(sizes) < 3 or subject.probe_size is None:
         return None
-    departures = [sizes[-2] / other for other in (median(sizes[:-2]), subject.probe_size) if other]
+    departures = [sizes[-1] / other for other in (median(sizes[:-1]), subject.probe_size) if other]
     return min(departures, key=lambda d: abs(math.log(d)) if d else math.inf, default=None)

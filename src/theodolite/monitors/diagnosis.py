@@ -187,7 +187,7 @@ def _because(spike: Spike) -> str:
     parts = [spike.detail] if spike.detail else []
     if spike.ratio is not None and spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP, Cause.UNEXPLAINED, Cause.BAD_BATCH):
         verb = "was" if spike.ratio > 1 else "was only"
-        parts.append(f"lr {spike.rate:.3g} {verb} {spike.ratio:.2g} times critical {_PLACES.get(spike.on, '')}")
+        parts.append(f"lr {spike.rate:.3g} {verb} {spike.ratio:.3g} times critical {_PLACES.get(spike.on, '')}")
     if spike.top_share is not None and spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP):
         parts.append(f"{100 * min(1.0, max(0.0, spike.top_share)):.0f} % of the rise in the top direction")
     if spike.fall is not None:

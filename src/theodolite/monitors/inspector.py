@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -82,13 +83,18 @@ class Inspector:
     def _guess(self) -> float:
         return FIRST_LOOK * self.purse.training / max(1, self.steps)
 
-    def _safely(self, subject: Subject, measure: Callable[[], Any]) -> Any:
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """What goes wrong in here is noted, and training goes on."""
         try:
-            with subject.measuring():
-                return measure()
+            yield
         except NonFiniteError:
-            return None
-        except Exception as error:  # whatever it is, training goes on
+            pass  # the vital signs tell of it
+        except Exception as error:
             first = str(error).splitlines()[0] if str(error) else ""
             self.note(f"a look failed ({type(error).__name__}: {first})")
-            return None
+
+    def _safely(self, subject: Subject, measure: Callable[[], Any]) -> Any:
+        with self.guarded(), subject.measuring():
+            return measure()
+        return None

@@ -168,8 +168,9 @@ class Monitor:
         self._inspector.steps = len(self.vitals) - 1
         self._settle_pending(subject)
         subject.gather(batches)
-        if self._casebook.update(subject, self.vitals) and batches:
-            self._sample(subject, vitals, batches)
+        with self._inspector.guarded():
+            if self._casebook.update(subject, self.vitals) and batches:
+                self._sample(subject, vitals, batches)
         self._write_step(vitals)
         subject.footprint.keep(subject.parameters)
         subject.previous = batches

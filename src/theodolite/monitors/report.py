@@ -177,7 +177,7 @@ def _rate(looks: Sequence[Look]) -> Finding | None:
     return Finding(
         instrument="monitor",
         severity=Severity.NOTE,
-        sentence=f"The learning rate {last.rate:.3g} is {middle:.2g} times the critical one on the probe{critical}. {meaning}",
+        sentence=f"The learning rate {last.rate:.3g} is {middle:.3g} times the critical one on the probe{critical}. {meaning}",
         label=word,
         quantity="learning rate / critical rate",
         value=middle,

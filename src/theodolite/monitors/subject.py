@@ -150,7 +150,8 @@ class Subject:
 
     @property
     def usual_ratio(self) -> float:
-        return median(self.ratios) if self.ratios else 1.0
+        """How much harder than the probe a batch usually is; at least 1, for a stretch of easy batches makes no other one bad."""
+        return max(1.0, median(self.ratios)) if self.ratios else 1.0
 
     def feature_alignment(self) -> float | None:
         """How much the average gradient outer product on the probe still agrees with that at the first look."""

@@ -81,13 +81,19 @@ def test_cross_entropy_and_adam_are_answered_by_products():
     assert survey.results["spikes"].by == "gauss_newton"
 
 
-def test_without_a_rate_or_with_one_batch_there_is_no_question():
-    problem = line([1.0, 2.0])
-    for survey in (
-        th.survey(problem, only=["spikes"], progress=False),
-        th.survey(line([1.0]), lr=0.1, only=["spikes"], progress=False),
-    ):
-        assert not survey.of("spikes")
+def test_one_batch_of_data_is_asked_in_random_parts():
+    problem = line([1.0])
+    whole = th.Problem(
+        problem.model, nn.MSELoss(), (torch.tensor([[1.0], [1.0], [2.0], [2.0]]).double(), torch.zeros(4, 1).double())
+    )
+    found = finding(whole, lr=0.3)  # pairs of samples: rates 1, 0.4 and, for two of 2, 0.25
+    assert found.label == "spikes expected"
+    assert found.value == pytest.approx(1 / 6, abs=4 * found.error)
+    assert "random batches of 2" in found.sentence
+
+
+def test_without_a_rate_there_is_no_question():
+    assert not th.survey(line([1.0, 2.0]), only=["spikes"], progress=False).of("spikes")
 
 
 def test_the_page_shows_the_batches(tmp_path):

@@ -327,7 +327,7 @@ def test_check_04_critical_rates_of_gaussian_data():
     shares = {b: batch_critical_rates(shallow, optimizer=rate, batch_size=b).below for b in (5, 10)}
     assert 0.5 <= shares[5] <= 0.8
     assert shares[10] < 0.02  # larger batches have larger rates still
-    # One initial network of width 256 differs from the next (6.2 to 9.3 over eight), so the mean of four is compared: 8.2 measured.
+    # One initial network of width 256 differs from the next (6.2 to 9.3 over eight): the mean of four is compared, 8.2.
     deep = [th.Problem(ntk_fcn(100, 256, 4, seed=s), nn.MSELoss(), (x[:1000], torch.zeros(1000, 1))) for s in range(4)]
     rates = [th.critical_learning_rate(problem, by="gauss_newton", tol=1e-2).value for problem in deep]
     assert sum(rates) / len(rates) == pytest.approx(7.4, abs=1.0)

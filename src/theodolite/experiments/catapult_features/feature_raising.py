@@ -16,23 +16,25 @@ from theodolite.experiments.catapult_features.feature_training import (
     loss_gradient,
 )
 
-#: Rates before the first raise and after the last, over the critical one.
-QUIET = 0.9
-#: A raise by itself waits until the rate has been below this share of the critical one for so many steps.
-CALM, PATIENCE = 0.95, 10
+#: Rates before the first raise and after a catapult, over the critical one.
+QUIET = 0.8
+#: A raise by itself waits until the rate has been subcritical for so many steps, and a raised rate waits so long for its spike.
+PATIENCE, LATEST = 10, 40
 #: The critical rate is looked at every so many steps.
-KERNEL_EVERY = 5
+KERNEL_EVERY = 2
+#: A raise went too far when the loss is this many times the first one: the weights before it are restored, its rate halved.
+TOO_FAR = 1e4
 
 
 class Raises:
-    """Rates (R,) of gradient descent: each network's is raised as often as it is told to, then kept subcritical.
+    """Rates (R,) of gradient descent: each network's is raised as often as it is told to, and kept subcritical in between.
 
     Parameters
     ----------
     wanted : (R,), how many raises.
     critical : (R,), critical rates at the start.
     table : steps of the raises with the rate as a multiple of the critical one at the start. None raises by itself, to
-        `factor` times the critical rate of the moment, once the last catapult is over and the rate calm.
+        `factor` times the critical rate of the moment, once the last catapult is over and the rate subcritical for a while.
     """
 
     def __init__(
@@ -42,48 +44,69 @@ class Raises:
         self.table = None if table is None else dict(table)
         self.rates = QUIET * critical
         self.done = torch.zeros_like(wanted)
+        self.restored = torch.zeros_like(wanted)
         self._before = torch.full_like(critical, torch.inf)  # loss at the last raise
-        self._calm = torch.zeros_like(wanted)
+        self._risen = torch.zeros_like(wanted, dtype=torch.bool)  # above it since then
+        self._since, self._calm = torch.full_like(wanted, LATEST), torch.zeros_like(wanted)
 
-    def __call__(self, step: int, loss: Tensor, critical: Tensor) -> Tensor:
-        """The rates of this step, at a loss (R,) and critical rates (R,) of now."""
-        over = loss < self._before
-        due, height = self._due(step, over, critical)
+    def due(self, step: int, loss: Tensor, critical: Tensor) -> Tensor:
+        """Set the rates of this step, at a loss (R,) and critical rates (R,) of now; which networks were raised (R,)."""
+        self._risen |= loss > self._before
+        over = (loss < self._before) & (self._risen | (self._since >= LATEST))  # the last catapult
+        due, height = self._next(step, over, critical)
         due &= self.done < self.wanted
-        settle = ~due & over & (self.done == self.wanted) & (self.rates > critical)
+        settle = ~due & over & (self.rates > critical)
         self.rates = torch.where(due, height, torch.where(settle, QUIET * critical, self.rates))
         self._before = torch.where(due, loss.to(self._before), self._before)
+        self._risen &= ~due
+        self._since = torch.where(due, torch.zeros_like(self._since), self._since + 1)
         self.done += due
-        return self.rates
+        return due
 
-    def _due(self, step: int, over: Tensor, critical: Tensor) -> tuple[Tensor, Tensor]:
+    def _next(self, step: int, over: Tensor, critical: Tensor) -> tuple[Tensor, Tensor]:
         if self.table is not None:
             return torch.full_like(over, step in self.table), self.table.get(step, 0.0) * self.critical
-        quiet = over & (self.rates < CALM * critical)
-        self._calm = torch.where(quiet, self._calm + 1, torch.zeros_like(self._calm))
+        self._calm = torch.where(over & (self.rates < critical), self._calm + 1, torch.zeros_like(self._calm))
         due = self._calm >= PATIENCE
         self._calm[due] = 0
         return due, self.factor * critical
+
+    def until(self, loss: float) -> Tensor:
+        """The loss to stop at (R,): none while raises are still to come."""
+        return torch.where(self.done < self.wanted, torch.full_like(self.critical, -1.0), torch.full_like(self.critical, loss))
+
+    def soften(self, rows: Tensor) -> None:
+        """Half the rate for networks whose weights were put back."""
+        self.rates = torch.where(rows, self.rates / 2, self.rates)
+        self.restored += rows
 
 
 def descend(
     networks: StackedNetworks, splits: Splits, raises: Raises, *, steps: int, check: int, until: float = UNTIL
 ) -> tuple[History, Tensor]:
     """Gradient descent in place; the history, and the training loss before every step (T, R), NaN after a network stopped."""
-    history, critical = History.of(networks), CriticalRates(KERNEL_EVERY)
+    history, critical, saved = History.of(networks), CriticalRates(KERNEL_EVERY), networks.copy()
     losses: list[Tensor] = []
     for step in range(steps):
         if step % check == 0:
-            history.check(step, networks, splits, until)
+            history.check(step, networks, splits, raises.until(until))
         if not history.running.any():
             break
         edge = critical.of_points(networks, splits.train.x)
         loss = loss_gradient(networks, splits.train.x, splits.train.y)
         losses.append(loss.where(history.running, torch.full_like(loss, torch.nan)))
-        rates = raises(step, loss, edge) * history.running
-        for tensor in networks.tensors:
-            assert tensor.grad is not None
-            tensor.addcmul_(tensor.grad.nan_to_num_(), -rates.view(-1, *(1,) * (tensor.ndim - 1)))
+        too_far = history.running & ~(loss < TOO_FAR * losses[0])
+        saved.take(raises.due(step, loss, edge) & ~too_far, networks)
+        _step(networks, raises.rates * (history.running & ~too_far))
+        if too_far.any():
+            networks.take(too_far, saved)
+            raises.soften(too_far)
     else:
-        history.check(steps, networks, splits, until)
+        history.check(steps, networks, splits, raises.until(until))
     return history, torch.stack(losses)
+
+
+def _step(networks: StackedNetworks, rates: Tensor) -> None:
+    for tensor in networks.tensors:
+        assert tensor.grad is not None
+        tensor.addcmul_(tensor.grad.nan_to_num_(0.0, 0.0, 0.0), -rates.view(-1, *(1,) * (tensor.ndim - 1)))

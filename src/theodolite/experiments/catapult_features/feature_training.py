@@ -74,7 +74,7 @@ class History:
         none = torch.zeros(networks.replicas, dtype=torch.bool)
         return cls(networks.copy(), away, zero, zero.clone(), ~none, none, away.clone())
 
-    def check(self, step: int, networks: StackedNetworks, splits: Splits, until: float) -> None:
+    def check(self, step: int, networks: StackedNetworks, splits: Splits, until: float | Tensor) -> None:
         """Look at all training and validation points, keep the best weights, and say who goes on."""
         loss, validation = splits.train.loss(networks), splits.validation.loss(networks)
         lost = self.running & ~(loss < BLOW_UP)
@@ -177,7 +177,7 @@ class CriticalRates:
     def of_points(self, networks: StackedNetworks, x: Tensor) -> Tensor:
         """(R,), for all points at once."""
         if self._asked % self.every == 0:
-            value, vector = networks.top_kernel(x, self._vector, iterations=30 if self._vector is None else 2)
+            value, vector = networks.top_kernel(x, self._vector, iterations=30 if self._vector is None else 1)
             self._vector = torch.where(vector.isfinite() & (vector != 0), vector, torch.ones_like(vector))
             self._last = x.shape[1] / value
         self._asked += 1

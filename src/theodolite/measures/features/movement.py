@@ -30,41 +30,42 @@ LEAST = 0.02
 class FeatureMovement(Result):
     """The AGOP of a model beside those of copies whose layers were initialised anew.
 
-    `alignment` is the mean cosine of the model's AGOP with a fresh one's and `between` that of two fresh ones, each with its
-    standard error over the copies. A model whose features have not moved is as near to a fresh network as these are to one
-    another.
+    `alignment` is the mean cosine of the model's AGOP with the fresh ones, with its standard error, and `between` the mean
+    over pairs of fresh ones. `spread` is how much a fresh network's own mean alignment with the others varies from one to the
+    next: a model whose features have not moved lies within it.
     """
 
     alignment: float
     error: float
     between: float
-    between_error: float
+    spread: float
     copies: int
 
     @property
     def moved(self) -> bool:
-        """Whether the features are further from fresh ones than chance puts them."""
-        return self.between - self.alignment > max(LEAST, 3.0 * math.hypot(self.error, self.between_error))
+        """Whether the model is further from fresh networks than they are from one another, beyond three spreads."""
+        chance = 3.0 * self.spread * math.sqrt(1.0 + 1.0 / self.copies)
+        return self.between - self.alignment > max(LEAST, chance)
 
     def rows(self) -> list[Row]:
-        pairs = [("model and fresh", self.alignment, self.error), ("fresh and fresh", self.between, self.between_error)]
+        pairs = [("model and fresh", self.alignment, self.error), ("fresh and fresh", self.between, self.spread)]
         return [{"pair": n, "alignment": v, "error": e, "copies": self.copies, "seed": self.seed} for n, v, e in pairs]
 
     def sentence(self) -> str:
         numbers = (
-            f"alignment {number(self.alignment, self.error)} with a fresh network, where two fresh ones have "
-            f"{number(self.between, self.between_error)}"
+            f"alignment {number(self.alignment, self.error)} with fresh networks, which have "
+            f"{number(self.between, self.spread)} with one another"
         )
         if self.moved:
             return f"The features have moved away from those of a fresh network: {numbers}."
-        return f"The features are those of a fresh network, as far as can be told: {numbers}."
+        return f"The features cannot be told from those of a fresh network: {numbers}."
 
 
 def feature_movement(
     model_or_problem: Any,
     inputs: Any = None,
     *,
-    copies: int = 4,
+    copies: int = 8,
     at: str | None = None,
     batch_size: int | None = None,
     projections: int | None = None,
@@ -80,8 +81,8 @@ def feature_movement(
     >>> feature_movement(model, torch.randn(50, 6)).moved
     False
     """
-    if copies < 2:
-        raise ValueError(f"copies must be at least 2: fresh networks are compared with one another too. Got {copies}.")
+    if copies < 3:
+        raise ValueError(f"copies must be at least 3: fresh networks are compared with one another too. Got {copies}.")
     began = time.perf_counter()
     problem = as_source(model_or_problem, inputs)
     reason = cannot_start_anew(problem.model)
@@ -91,12 +92,12 @@ def feature_movement(
     here = gathered(chunks(problem, inputs, settings))
     fresh = [gathered(chunks(p, inputs, settings)) for p in (_fresh(problem, seed + i) for i in range(copies))]
     to_fresh = [agop_alignment(here, one) for one in fresh]
-    pairs = [agop_alignment(a, b) for a, b in itertools.combinations(fresh, 2)]
+    between, spread = _among(fresh)
     return FeatureMovement(
         alignment=statistics.mean(to_fresh),
         error=statistics.stdev(to_fresh) / math.sqrt(copies),
-        between=statistics.mean(pairs),
-        between_error=_error_of_pairs(fresh),
+        between=between,
+        spread=spread,
         copies=copies,
         outcome=Outcome.ESTIMATED,
         seed=seed,
@@ -104,11 +105,16 @@ def feature_movement(
     )
 
 
-def _error_of_pairs(fresh: list[Matrix]) -> float:
-    """Pairs share networks, so the error is that of each network's mean alignment with the others."""
+def _among(fresh: list[Matrix]) -> tuple[float, float]:
+    """The mean alignment of two, and the spread of each one's mean alignment with the others."""
     n = len(fresh)
-    means = [statistics.mean(agop_alignment(fresh[i], fresh[j]) for j in range(n) if j != i) for i in range(n)]
-    return statistics.stdev(means) / math.sqrt(n)
+    total = [0.0] * n
+    for i, j in itertools.combinations(range(n), 2):
+        cosine = agop_alignment(fresh[i], fresh[j])
+        total[i] += cosine
+        total[j] += cosine
+    means = [t / (n - 1) for t in total]
+    return statistics.mean(means), statistics.stdev(means)
 
 
 def cannot_start_anew(model: nn.Module) -> str:

@@ -51,10 +51,8 @@ def agop_penalty(
     if norm in ("trace", "nuclear"):
         return rows.square().sum() / count
     gram = (rows @ rows.T if rows.shape[0] < rows.shape[1] else rows.T @ rows) / count
-    if norm == "frobenius":
-        return gram.norm()
-    largest: Tensor = torch.linalg.eigvalsh(gram)[-1]
-    return largest
+    found: Tensor = gram.norm() if norm == "frobenius" else torch.linalg.eigvalsh(gram)[-1]
+    return found
 
 
 def _rows(problem: Problem, inputs: Any, settings: Settings) -> tuple[Tensor, int]:

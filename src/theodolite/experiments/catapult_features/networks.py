@@ -1,0 +1,70 @@
+"""The networks of the spike figures, by the names they have there."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from torch import nn
+
+from theodolite.models import myrtle5, ntk_cnn, ntk_fcn, vision_transformer, wrn
+from theodolite.models.fully_connected import fcn
+from theodolite.models.initialisation import construct
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How large each kind of network is: units, channels, widening factor, and the ViT's dimension and patch."""
+
+    fcn: int
+    cnn: int
+    shallow: int = 1024
+    wrn: int = 1
+    vit: int = 64
+    patch: int = 2
+    myrtle: int = 64
+
+
+TINY = Widths(fcn=256, cnn=12, shallow=512, vit=32, patch=4, myrtle=12)
+LAPTOP = Widths(fcn=512, cnn=64)
+PAPER = Widths(fcn=1024, cnn=512, wrn=10, vit=192, patch=4, myrtle=128)
+
+
+def network(kind: str, shape: tuple[int, ...], outputs: int, widths: Widths, *, default: bool = False, seed: int) -> nn.Module:
+    """A network for inputs of a shape; `default` is PyTorch's own parameterisation, else the NTK's without biases.
+
+    "2-FCN" and "5-FCN" have one and four hidden layers, "5-CNN" four convolutions and a linear layer. "WRN" is 10-k without
+    normalisation and "ViT" has its own initialisation: the NTK form is not defined for it.
+    """
+    inputs = 1
+    for length in shape:
+        inputs *= length
+    channels = shape[0]
+    if kind in ("2-FCN", "5-FCN"):
+        hidden = [widths.shallow] if kind == "2-FCN" else [widths.fcn] * 4
+        return fcn(inputs, hidden, outputs, init="torch", seed=seed) if default else ntk_fcn(inputs, hidden, None, outputs, seed=seed)
+    if kind == "5-CNN":
+        make = _default_cnn if default else ntk_cnn
+        return make(shape, [widths.cnn] * 4, None, outputs, seed=seed)
+    if kind == "WRN":
+        init = "torch" if default else "ntk"
+        return wrn(10, widths.wrn, outputs, channels, norm=None, bias=default, init=init, seed=seed)
+    if kind == "Myrtle-5":
+        return myrtle5(widths.myrtle, outputs, channels, seed=seed)
+    if kind == "ViT":
+        image = (channels, shape[1], shape[2])
+        init = "torch" if default else "xavier"
+        return vision_transformer(image, widths.patch, widths.vit, 4, 4, outputs, init=init, seed=seed)
+    raise ValueError(f"kind must be one of 2-FCN, 5-FCN, 5-CNN, WRN, ViT, Myrtle-5. Got {kind!r}.")
+
+
+def _default_cnn(shape: tuple[int, ...], width: list[int], depth: None, outputs: int, *, seed: int) -> nn.Sequential:
+    """The same convolutions, flatten and linear layer as torch makes them."""
+
+    def make() -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise([shape[0], *width]):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width[-1] * shape[1] * shape[2], outputs))
+
+    return construct(make, "torch", seed)
