@@ -15,6 +15,7 @@ GROUP = "theodolite.experiments"
 
 _CHECKS = "theodolite.experiments.checks"
 _CATAPULT = "theodolite.experiments.catapult"
+_CATAPULT_FEATURES = "theodolite.experiments.catapult_features"
 _HESSIAN = "theodolite.experiments.hessian"
 _LINEARITY = "theodolite.experiments.linearity"
 _TARGETS: dict[str, str] = {
@@ -41,6 +42,19 @@ _TARGETS: dict[str, str] = {
     "catapult/figure-B.13": f"{_CATAPULT}.activations:FigureB13",
     "catapult/after-kernel": f"{_CATAPULT}.after_kernel:AfterKernel",
     "catapult/critical-rate": f"{_CATAPULT}.critical_rate:CriticalRate",
+    "catapult-features/figure-4.3": f"{_CATAPULT_FEATURES}.gd_catapult:Figure43",
+    "catapult-features/figure-C.3": f"{_CATAPULT_FEATURES}.gd_catapult:FigureC3",
+    "catapult-features/figure-C.5": f"{_CATAPULT_FEATURES}.gd_catapult:FigureC5",
+    "catapult-features/figure-4.4": f"{_CATAPULT_FEATURES}.raising:Figure44",
+    "catapult-features/figure-4.5": f"{_CATAPULT_FEATURES}.one_sample:Figure45",
+    "catapult-features/figure-4.6": f"{_CATAPULT_FEATURES}.matching:Figure46",
+    "catapult-features/table-4.2": f"{_CATAPULT_FEATURES}.matching:Table42",
+    "catapult-features/figure-4.7": f"{_CATAPULT_FEATURES}.sgd_spikes:Figure47",
+    "catapult-features/figure-C.9": f"{_CATAPULT_FEATURES}.sgd_spikes:FigureC9",
+    "catapult-features/figure-C.10": f"{_CATAPULT_FEATURES}.sgd_spikes:FigureC10",
+    "catapult-features/figure-C.11": f"{_CATAPULT_FEATURES}.sgd_spikes:FigureC11",
+    "catapult-features/figure-C.12": f"{_CATAPULT_FEATURES}.sgd_spikes:FigureC12",
+    "catapult-features/figure-C.22": f"{_CATAPULT_FEATURES}.sgd_spikes:FigureC22",
     "hessian/figure-1": f"{_HESSIAN}.overlap:Figure1",
     "hessian/figure-2": f"{_HESSIAN}.full:Figure2",
     "hessian/figure-3": f"{_HESSIAN}.correspondence:Figure3",

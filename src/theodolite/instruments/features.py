@@ -15,6 +15,7 @@ from theodolite.instruments.base import InapplicableError, Instrument, Site, Wor
 from theodolite.instruments.subset import of_samples, subset
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
 from theodolite.measures.features.movement import cannot_start_anew
+from theodolite.measures.features.report import DENSE
 from theodolite.measures.features.source import QUANTITY
 from theodolite.problem import Problem
 from theodolite.problem.tensors import named_tensors
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Numbers in all gradients together: fewer samples are taken of large inputs.
-NUMBERS = 2**24
+NUMBERS = 2**22
 #: Fresh copies that the features are compared with.
-COPIES = 6
+COPIES = 10
 #: A share of the squared gradient above which one direction is all there is.
 ALONE = 0.95
 
@@ -45,7 +46,7 @@ class FeaturesOfModel(Result):
         rows = self.report.rows()
         if self.movement is not None:
             rows += [
-                {"quantity": f"alignment of {row['pair']}", "value": row["alignment"], "error": row["error"], "seed": self.seed}
+                {"quantity": f"{row['quantity']}, fresh", "value": row["fresh"], "error": row["spread"]}
                 for row in self.movement.rows()
             ]
         return rows
@@ -122,7 +123,7 @@ class Features(Instrument):
     how = (
         "The derivatives of the outputs in the inputs (for tokens: in their embeddings) of some samples, averaged to the "
         "gradient outer product G. Its effective rank (Tr G)²/‖G‖² counts the directions that matter. Where all layers can be "
-        "initialised anew by their reset_parameters, G is compared with those of six fresh copies."
+        "initialised anew by their reset_parameters, G is compared with those of ten fresh copies."
     )
     source = "Radhakrishnan and others (2024), the average gradient outer product; Zhu (2024), alignment and catapults."
     efforts = ({"samples": 400, "passes": 10}, {"samples": 100, "passes": 8}, {"samples": 30, "passes": 4})
@@ -144,7 +145,9 @@ class Features(Instrument):
         times = 1 if cannot_start_anew(problem.model) else 1 + COPIES
         rows = count * passes * seen.numbers / seen.dim
         size = min(seen.dim, rows)  # of the matrices that are formed
-        seconds = 0.02 * (1 + times) + 4e-11 * times * rows * seen.dim * size + 4e-9 * size**3
+        # Each network's G, or a Gram matrix for each pair of networks; then the eigenvectors of one.
+        products = 2.0 * rows * size * seen.dim * (times if size < rows else 1 + times * (times + 1) / 2)
+        seconds = 0.005 * (1 + times) + products / 4e10 + (1e-9 * size**3 if size <= DENSE else 3e-7 * size**2)
         # A backward pass to the inputs alone is about half a gradient.
         gradients = 0.5 * times * (passes + 1) * count / problem.samples
         return Work(gradients=gradients, seconds=seconds, bytes=int(8 * count * passes * seen.numbers))
@@ -187,12 +190,12 @@ class Features(Instrument):
         movement = result.movement
         if movement is None:
             return []
-        fields: dict[str, Any] = {"quantity": "alignment with fresh networks", "value": movement.alignment}
-        fields["error"] = movement.error
+        row = next((row for row in movement.rows() if row["moved"]), movement.rows()[0])
+        fields: dict[str, Any] = {"quantity": row["quantity"], "value": row["value"]}
         if movement.moved:
             advice = "Features have been learned: what the outputs depend on is no longer what chance made it."
             return [self.found(Severity.NOTE, movement.sentence(), label="features moved", advice=advice, **fields)]
-        advice = "As it should be before training. After training it means that features hardly moved, or that these are too few."
+        advice = "As it should be before training; after it, features hardly moved, or no more than these numbers can tell."
         return [self.found(Severity.NOTE, movement.sentence(), label="features of chance", advice=advice, **fields)]
 
     def figure(self, results: Mapping[str, Any]) -> Axes | None:

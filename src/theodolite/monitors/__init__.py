@@ -9,11 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite.monitors.diagnosis import Cause as Cause, Spike as Spike
-    from theodolite.monitors.log import MonitorLog as MonitorLog, read_log as read_log
+    from theodolite.monitors.diagnosis import Cause as Cause
+    from theodolite.monitors.diagnosis import Spike as Spike
+    from theodolite.monitors.log import MonitorLog as MonitorLog
+    from theodolite.monitors.log import read_log as read_log
     from theodolite.monitors.monitor import Monitor as Monitor
     from theodolite.monitors.multi_catapult import MultiCatapult as MultiCatapult
-    from theodolite.monitors.rate_schedules import CriticalRateLR as CriticalRateLR, cyclical_rate as cyclical_rate
+    from theodolite.monitors.rate_schedules import CriticalRateLR as CriticalRateLR
+    from theodolite.monitors.rate_schedules import cyclical_rate as cyclical_rate
     from theodolite.monitors.report import MonitorReport as MonitorReport
 
 _HOME = {

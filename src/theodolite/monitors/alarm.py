@@ -28,20 +28,28 @@ def step_noise(values: Sequence[float]) -> float:
     return 1.4826 / math.sqrt(2.0) * median(gaps) if len(gaps) >= ENOUGH - 1 else math.inf
 
 
+def log_noise(values: Sequence[float]) -> float:
+    """The same of their logarithms; 0 where they are not positive, or too few."""
+    if not values or min(values) <= 0:
+        return 0.0
+    noise = step_noise([math.log(x) for x in values])
+    return noise if math.isfinite(noise) else 0.0
+
+
 @dataclass
 class Alarm:
     """A spike begins where the loss exceeds `rise` times the least of the last `window` losses, by more than the noise.
 
     Noise is the spread of calm losses from one step to the next. `noises` of it above the least loss must be exceeded, in the
     loss and in its logarithm: a smooth loss does so at once, that of small batches only by a real jump, and a loss near zero,
-    where single hard samples count, only by an extraordinary one. The spike is over once the loss is back at `recovered` times
-    what it was before. `excess` is by how many noises the last spike exceeded the least loss. After `patience` steps without that the new level counts as the normal one.
+    where single hard samples count, only by an extraordinary one; `excess` tells by how many. The spike is over once the loss
+    is back at `recovered` times what it was before. After `patience` steps without that the new level counts as the normal one.
     """
 
     rise: float = 1.2
     window: int = 20
     recovered: float = 1.05
-    noises: float = 5.0
+    noises: float = 4.0
     patience: int = 200
     calm: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     before: float = math.nan
@@ -57,11 +65,8 @@ class Alarm:
 
     @property
     def spread(self) -> float:
-        """Noise of the logarithm of the loss; 0 where it is not positive or not known."""
-        if not self.calm or min(self.calm) <= 0:
-            return 0.0
-        noise = step_noise([math.log(x) for x in self.calm])
-        return noise if math.isfinite(noise) else 0.0
+        """Noise of the logarithm of the loss."""
+        return log_noise(self.calm)
 
     def update(self, step: int, loss: float) -> Word:
         """What this loss means; one that is not finite begins a spike, or goes on with it."""

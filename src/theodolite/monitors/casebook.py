@@ -10,12 +10,13 @@ from statistics import median
 
 import torch
 
-from theodolite.monitors.alarm import Alarm
-from theodolite.monitors.diagnosis import Cause, Evidence, Spike, batch_is_bad, batch_is_scaled, cause_of, rate_jumped
+from theodolite.monitors.alarm import Alarm, log_noise
+from theodolite.monitors.diagnosis import Cause, Evidence, Spike, batch_is_bad, batch_is_scaled, cause_of, is_scaled, rate_jumped
 from theodolite.monitors.inspector import Inspector
 from theodolite.monitors.looks import Look
 from theodolite.monitors.subject import Subject
 from theodolite.monitors.vitals import Vitals, first_bad_gradient
+from theodolite.problem.batches import Batch
 
 #: Steps over which a fall of Adam's second moment is remembered.
 MEMORY = 5000
@@ -23,6 +24,8 @@ MEMORY = 5000
 STEP_RAISED, RAISED = 0.05, 0.2
 #: Noises above the least loss from which a jump is clear.
 CLEAR = 8.0
+#: Steps within which a spike may be the aftershock of another.
+AFTERSHOCK = 15
 #: Batches in a row that are bad before the data counts as shifted.
 IN_A_ROW = 3
 
@@ -37,25 +40,32 @@ class Casebook:
         self._evidence: Evidence | None = None
         self._moments: deque[float] = deque(maxlen=MEMORY)
 
-    def update(self, subject: Subject, vitals: Sequence[Vitals]) -> bool:
+    def update(self, subject: Subject, vitals: Sequence[Vitals], batches: list[Batch]) -> bool:
         """Follow the last step; whether it is a calm one."""
         now = vitals[-1]
         if now.moment is not None:
             self._moments.append(now.moment)
+        self._odd_inputs(subject, vitals)
         word = self.alarm.update(now.step, now.loss)
         if not now.finite:
             self._non_finite(subject, vitals)
         elif word == "begins":
-            self._begin(subject, vitals)
+            self._begin(subject, vitals, batches)
         elif word == "goes on":
-            self._go_on(subject, now)
+            self._go_on(subject, now, batches)
         elif word == "is over":
             self._end(subject, now)
         return word == "calm" and now.finite
 
+    def _odd_inputs(self, subject: Subject, vitals: Sequence[Vitals]) -> None:
+        """Inputs of another size than all others deserve a word even where the loss does not mind."""
+        scale = _scale_of_inputs(subject, vitals)
+        if is_scaled(scale):
+            self.inspector.note(f"the inputs of batch {vitals[-1].step} are {scale:.3g} times as large as those of other batches")
+
     # Opening
 
-    def _begin(self, subject: Subject, vitals: Sequence[Vitals]) -> None:
+    def _begin(self, subject: Subject, vitals: Sequence[Vitals], batches: list[Batch]) -> None:
         """A loss has jumped: is it the batch, or did the step before do it?"""
         now = vitals[-1]
         evidence = Evidence(
@@ -73,13 +83,15 @@ class Casebook:
         spike = Spike(
             start=now.step, peak=now.step, end=None, height=self._height(now.loss), cause=Cause.UNEXPLAINED, rate=now.rate
         )
-        evidence = replace(evidence, input_scale=_scale_of_inputs(subject, vitals))
+        evidence = replace(
+            evidence, input_scale=_scale_of_inputs(subject, vitals), typical_loss=self.inspector.typical_loss(subject, batches)
+        )
         if batch_is_bad(evidence) or batch_is_scaled(evidence):
             self._open(
                 replace(spike, cause=cause_of(evidence), batch=now.step, detail=_detail(Cause.BAD_BATCH, evidence)), evidence
             )
         elif self._harmless(subject, vitals, evidence):
-            self.alarm.dismiss(now.loss, new_level=now.loss > 2.0 * self.alarm.before)
+            self.alarm.dismiss(now.loss, new_level=self.alarm.excess >= CLEAR)
         else:
             self._look_into(subject, vitals, evidence, spike)
 
@@ -91,7 +103,8 @@ class Casebook:
         probe = evidence.probe_loss
         if probe is None or not subject.probe_losses or len(vitals) < 2:
             return False
-        if probe > (1.0 + RAISED) * subject.probe_losses[-1] and evidence.batch_loss > (1.0 + RAISED) * evidence.before:
+        raised = (1.0 + RAISED) * math.exp(3.0 * log_noise(subject.probe_losses))
+        if probe > raised * subject.probe_losses[-1] and evidence.batch_loss > (1.0 + RAISED) * evidence.before:
             return False
         if self.alarm.excess < CLEAR:
             return True
@@ -109,7 +122,7 @@ class Casebook:
         )
         seen = [look for look in (back, first) if look is not None and look.ratio is not None]
         told = max(seen, key=lambda look: look.ratio or 0.0, default=None)
-        cause = cause_of(evidence)
+        cause, detail = self._aftershock(cause_of(evidence), evidence)
         self._open(
             replace(
                 spike,
@@ -121,10 +134,17 @@ class Casebook:
                 top_share=_share_of_rise(first, second),
                 sharpness_before=None if first is None else first.kernel_norm or first.sharpness,
                 kernel=first is not None and first.kernel_norm is not None,
-                detail=_detail(cause, evidence),
+                detail=detail,
             ),
             evidence,
         )
+
+    def _aftershock(self, cause: Cause, evidence: Evidence) -> tuple[Cause, str]:
+        """A spike without a cause of its own, right after another, has that one's."""
+        last = self.spikes[-1] if self.spikes else None
+        if cause is not Cause.UNEXPLAINED or last is None or evidence.start - last.start > AFTERSHOCK:
+            return cause, _detail(cause, evidence)
+        return last.cause, f"an aftershock of step {last.start}"
 
     def _look_back(self, subject: Subject, vitals: Sequence[Vitals]) -> Look | None:
         """The batch before, at the weights its step was taken from."""
@@ -172,12 +192,15 @@ class Casebook:
 
     # Following and closing
 
-    def _go_on(self, subject: Subject, now: Vitals) -> None:
+    def _go_on(self, subject: Subject, now: Vitals, batches: list[Batch]) -> None:
         spike, evidence = self.spikes[-1], self._evidence
         assert evidence is not None
         if spike.cause is Cause.BAD_BATCH and evidence.batches_high <= IN_A_ROW:
-            again = replace(evidence, batch_loss=now.loss, probe_loss=self.inspector.probe_loss(subject))
-            if batch_is_bad(again):
+            typical = self.inspector.typical_loss(subject, batches)
+            again = replace(evidence, batch_loss=now.loss, probe_loss=self.inspector.probe_loss(subject), typical_loss=typical)
+            # The probe must be as it was: where weights were thrown far away, every batch differs from every other.
+            unharmed = (again.probe_loss or math.inf) < 2.0 * (evidence.probe_loss or 0.0)
+            if unharmed and batch_is_bad(again):
                 self._evidence = evidence = replace(again, batches_high=evidence.batches_high + 1)
             if evidence.batches_high > IN_A_ROW:
                 spike = replace(spike, cause=cause_of(evidence), detail=_detail(Cause.DATA_SHIFT, evidence))

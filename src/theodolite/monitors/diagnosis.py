@@ -11,13 +11,15 @@ from theodolite.results import Finding, Severity
 SOURCE = "003, sections 4.2 and 4.3 (catapults in SGD)"
 
 #: A batch is bad where its loss exceeds that of the probe at the same weights this many times, over what is usual.
-BAD_BATCH = 2.0
+BAD_BATCH = 1.5
 #: Inputs so many times larger than those of other batches, or smaller, make a batch bad.
 SCALED = 3.0
 #: Standard deviations of the noise of a batch's loss that a bad batch exceeds.
-BEYOND_NOISE = 5.0
+BEYOND_NOISE = 6.0
 #: A learning rate has jumped where it is this many times the ones before, within the last steps.
 RATE_JUMP, LATELY = 1.5, 15
+#: A jump this large explains a spike even below the critical rate: that rate is about small steps.
+LARGE_JUMP = 3.0
 #: Adam's second moment is stale where the gradient is this many times what it expects ...
 SURPRISE = 2.5
 #: ... after it has fallen by this factor from its recent level.
@@ -44,8 +46,8 @@ class Evidence:
     the same weights; `usual` is their ratio in calm times. `rates` are the learning rates before the spike, in order, the last
     one being that of the step which led to it. `ratio` is the learning rate of that step over the critical one of its batch at
     the weights it was taken from, and `probe_ratio` the same on the probe. `spread` is the noise of the logarithm of a batch's
-    loss. `input_scale` is the size of the inputs of the batch at fault over that of recent batches and of the probe, whichever
-    it is nearer to.
+    loss and `typical_loss` the median over parts of the batch. `input_scale` is the size of the inputs of the batch at fault
+    over that of recent batches and of the probe, whichever it is nearer to.
     """
 
     start: int
@@ -63,6 +65,7 @@ class Evidence:
     bad_parameter: str | None = None
     batches_high: int = 1
     spread: float = 0.0
+    typical_loss: float | None = None
     input_scale: float | None = None
 
 
@@ -99,16 +102,24 @@ class Spike:
 
 
 def batch_is_bad(evidence: Evidence) -> bool:
-    """Whether a batch stands out at weights where other data does not."""
+    """Whether a batch stands out at weights where other data does not: most of it, or so far that no noise explains it."""
     if evidence.probe_loss is None or not math.isfinite(evidence.batch_loss):
         return False
-    factor = max(BAD_BATCH, math.exp(min(50.0, BEYOND_NOISE * evidence.spread)))
-    return evidence.batch_loss > factor * evidence.usual * evidence.probe_loss and evidence.batch_loss > factor * evidence.before
+    expected = max(evidence.usual * evidence.probe_loss, evidence.before)
+    typical = min(evidence.batch_loss, evidence.batch_loss if evidence.typical_loss is None else evidence.typical_loss)
+    all_of_it = BAD_BATCH * math.exp(2.0 * evidence.spread)
+    extreme = max(2.0, math.exp(min(50.0, BEYOND_NOISE * evidence.spread)))
+    far_off = evidence.spread > 0 and evidence.batch_loss > extreme * expected and typical > expected
+    return typical > all_of_it * expected or far_off
 
 
 def batch_is_scaled(evidence: Evidence) -> bool:
     """Whether the inputs of the batch at fault are of another size than all others."""
-    scale = evidence.input_scale
+    return is_scaled(evidence.input_scale)
+
+
+def is_scaled(scale: float | None) -> bool:
+    """Whether a factor between sizes is beyond what batches differ by."""
     return scale is not None and scale > 0 and not 1.0 / SCALED < scale < SCALED
 
 
@@ -132,12 +143,13 @@ def cause_of(evidence: Evidence) -> Cause:
         return Cause.NON_FINITE
     if batch_is_bad(evidence) or batch_is_scaled(evidence):
         return Cause.DATA_SHIFT if evidence.batches_high > 3 else Cause.BAD_BATCH
-    if rate_jumped(evidence.rates) is not None and not (evidence.ratio is not None and evidence.ratio < 1.0):
+    ratios = [r for r in (evidence.ratio, evidence.probe_ratio) if r is not None]
+    jump = rate_jumped(evidence.rates)
+    if jump is not None and (jump >= LARGE_JUMP or not ratios or max(ratios) > 1.0):
         return Cause.RATE_JUMP
     stale = evidence.surprise is not None and evidence.surprise >= SURPRISE
     if stale and evidence.moment_fall is not None and evidence.moment_fall >= MOMENT_FALL:
         return Cause.MOMENT_COLLAPSE
-    ratios = [r for r in (evidence.ratio, evidence.probe_ratio) if r is not None]
     if ratios and max(ratios) > 1.0:
         return Cause.CATAPULT
     return Cause.UNEXPLAINED
@@ -160,7 +172,7 @@ def finding_of(spike: Spike) -> Finding:
 
 _HEADS = {
     Cause.CATAPULT: "was a catapult",
-    Cause.RATE_JUMP: "was a catapult set off by a jump of the learning rate",
+    Cause.RATE_JUMP: "came from a jump of the learning rate",
     Cause.BAD_BATCH: "was not a catapult but a bad batch",
     Cause.DATA_SHIFT: "was not a catapult but a shift of the data",
     Cause.MOMENT_COLLAPSE: "was not a catapult but a stale second moment",
@@ -172,11 +184,12 @@ _ADVICE = {
     Cause.CATAPULT: "Catapults of this kind need no remedy as long as the loss comes back; for none of them, lower the learning "
     "rate below the critical one.",
     Cause.RATE_JUMP: "Look at the schedule: warm up more slowly, or keep the rate below the critical one.",
-    Cause.BAD_BATCH: "Look at batch {batch}: its labels, the scale of its inputs, duplicates. Clipping the gradient limits the harm.",
+    Cause.BAD_BATCH: "Look at batch {batch}: its labels, the scale of its inputs, duplicates. Clipping the gradient limits "
+    "the harm.",
     Cause.DATA_SHIFT: "The data from step {batch} on differs from what was trained before: look at its order, its source and its "
     "preprocessing.",
-    Cause.MOMENT_COLLAPSE: "Adam had forgotten how large gradients can be: lower beta2, clip the gradient or the update, raise eps, "
-    "or warm up again after a quiet stretch.",
+    Cause.MOMENT_COLLAPSE: "Adam had forgotten how large gradients can be: lower beta2, clip the gradient or the update, raise "
+    "eps, or warm up again after a quiet stretch.",
     Cause.NON_FINITE: "Look at batch {batch} and at the loss there; skip steps whose gradient is not finite.",
     Cause.UNEXPLAINED: "A larger budget, or a probe set of your own, lets the monitor look closer.",
 }

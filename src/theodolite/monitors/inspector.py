@@ -14,11 +14,14 @@ from theodolite.monitors.purse import Purse
 from theodolite.monitors.subject import Subject
 from theodolite.monitors.vitals import Vitals
 from theodolite.problem import Problem
+from theodolite.problem.batches import Batch
 
 #: Seconds a whole run may spend on spikes beyond its budget: a short run still gets its diagnosis.
 GRACE = 2.0
 #: Steps of training a first look costs, until its price is known.
 FIRST_LOOK = 25.0
+#: Steps that are timed before the first look of calm times.
+TIMED = 5
 
 
 class Inspector:
@@ -31,8 +34,8 @@ class Inspector:
         self.steps = 0
 
     def affords(self, what: str) -> bool:
-        """Whether the budget pays for a look of this kind now."""
-        return self.purse.affords(what, guess=self._guess())
+        """Whether the budget pays for a look of this kind now; nobody knows before a few steps were timed."""
+        return self.purse.affords(what, guess=self._guess()) and (self.steps >= TIMED or self.purse.budget is None)
 
     def look(
         self,
@@ -71,6 +74,11 @@ class Inspector:
         loss: float | None = self._safely(subject, lambda: subject.probe().loss())
         self.purse.pay("probe loss", time.perf_counter() - began)
         return loss
+
+    def typical_loss(self, subject: Subject, batches: list[Batch]) -> float | None:
+        """The median loss of parts of a step's batches: single hard samples do not move it."""
+        found: float | None = self._safely(subject, lambda: subject.typical_loss(batches)) if batches else None
+        return found
 
     def note(self, text: str) -> None:
         """Something the report should tell."""

@@ -75,8 +75,10 @@ class Look:
         return None if self.top_loss is None or not self.loss > 0 else self.top_loss / self.loss
 
     def row(self) -> Row:
-        names = ("step", "on", "why", "loss", "rate", "sharpness", "error", "critical_rate", "ratio", "exceeded", "by", "converged",
-                 "matvecs", "seconds", "kernel_norm", "top", "top_loss", "top_share", "agop_alignment")  # fmt: skip
+        names = (
+            "step", "on", "why", "loss", "rate", "sharpness", "error", "critical_rate", "ratio", "exceeded", "by", "converged",
+            "matvecs", "seconds", "kernel_norm", "top", "top_loss", "top_share", "agop_alignment",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
 
@@ -106,12 +108,14 @@ class Looker:
     seed: int = 0
     starts: dict[str, Eigenpairs] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
+    _passed: set[str] = field(default_factory=set)
 
     def look(self, problem: Problem, optimizer: Optimizer, *, step: int, on: str, why: str, rate: float, split: bool) -> Look:
         """One look; `split` also asks for the part of the loss in the top eigenspace."""
         began = time.perf_counter()
         law = self._law(optimizer, problem)
-        facts = self._by_kernel(problem, law) if self._kernel_serves(problem, law) else self._by_products(problem, law, on, split)
+        written_out = self._kernel_serves(problem, law)
+        facts = self._by_kernel(problem) if written_out else self._by_products(problem, law, on, split)
         sharpness = facts["sharpness"]
         critical = None if law is None else law.rate(sharpness) if sharpness > 0 else math.inf
         rule = "" if law is None else law.rule
@@ -140,7 +144,7 @@ class Looker:
     def _squared(self, problem: Problem) -> bool:
         return squared_loss_curvature(problem) is not None
 
-    def _by_kernel(self, problem: Problem, law: StabilityLaw | None) -> dict[str, Any]:
+    def _by_kernel(self, problem: Problem) -> dict[str, Any]:
         """Everything from the tangent kernel written out; c K has the nonzero eigenvalues of the Gauss-Newton matrix."""
         curvature = squared_loss_curvature(problem)
         assert curvature is not None
@@ -166,7 +170,10 @@ class Looker:
         by: By = "hessian" if self.by == "hessian" else "gauss_newton"
         matrix = hessian(problem) if by == "hessian" else gauss_newton(problem)
         op = matrix if law is None else law.effective(matrix)
-        start = self.starts.get(on) or self.starts.get("probe")
+        if by in self._passed:  # the first one of its kind was probed
+            matrix.trusted()
+            op.trusted()
+        start = self.starts.get(on) or next(iter(self.starts.values()), None)
         if start is not None and start.vectors.shape[0] != op.shape[0]:
             start = None
         top = min(self.top or 1, op.shape[0])
@@ -179,6 +186,7 @@ class Looker:
             seed=self.seed,
             progress=False,
         )
+        self._passed.add(by)
         self.starts[on] = pairs
         loss, gradient = problem.loss_and_gradient() if split else (problem.loss(), None)
         sharpness = float(pairs.values[0])

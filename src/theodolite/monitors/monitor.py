@@ -36,7 +36,8 @@ class Monitor:
     Parameters
     ----------
     loss : `(output, target) -> scalar`, or None for models that return `.loss`.
-    probe : fixed data for sharpness and features, in any form `Problem` takes; None copies the first batches (128 samples).
+    probe : fixed data for sharpness and features, in any form `Problem` takes; None copies the first batch
+        (32 to 128 samples).
     budget : share of the training time that looks may take; None looks at every step.
     log : file or folder for a JSON-lines log, which `theodolite watch` shows while training goes on.
     by : the matrix whose top eigenvalue is tracked, `"kernel"`, `"gauss_newton"` or `"hessian"`; None chooses.
@@ -117,7 +118,7 @@ class Monitor:
         """
         if self.loss is not None and not isinstance(self.loss, nn.Module):
             raise ValueError(
-                "attach overhears targets where the loss is called, so the loss must be an nn.Module such as nn.CrossEntropyLoss(). "
+                "attach overhears targets where the loss is called: it must be an nn.Module such as nn.CrossEntropyLoss(). "
                 "With a plain function call observe(step, model, batch, optimizer) in the loop."
             )
         self.listen(model, optimizer)
@@ -156,9 +157,13 @@ class Monitor:
     def report(self) -> MonitorReport:
         """What was seen so far, as findings."""
         return summarise(
-            self.vitals, self._inspector.looks, self._casebook.spikes, MatchTable(**dict(zip(_TABLE, self._counts, strict=True))),
+            self.vitals, self._inspector.looks, self._casebook.spikes, self._match(),
             training_seconds=self._purse.training, monitor_seconds=self._purse.used, notes=self._inspector.all_notes(),
         )  # fmt: skip
+
+    def _match(self) -> MatchTable:
+        both, only_up, only_exceeded, neither = self._counts
+        return MatchTable(both=both, only_up=only_up, only_exceeded=only_exceeded, neither=neither)
 
     # One step
 
@@ -169,7 +174,7 @@ class Monitor:
         self._settle_pending(subject)
         subject.gather(batches)
         with self._inspector.guarded():
-            if self._casebook.update(subject, self.vitals) and batches:
+            if self._casebook.update(subject, self.vitals, batches) and batches:
                 self._sample(subject, vitals, batches)
         self._write_step(vitals)
         subject.footprint.keep(subject.parameters)
@@ -274,6 +279,3 @@ class Monitor:
         for name in ("critical_rate", "ratio", "sharpness", "kernel_norm", "top_share", "agop_alignment"):
             if (number := getattr(look, name)) is not None:
                 self._writer.add_scalar(f"theodolite/{look.on}/{name}", number, look.step)
-
-
-_TABLE = ("both", "only_up", "only_exceeded", "neither")

@@ -40,8 +40,14 @@ class Purse:
         if self.budget is None:
             return True
         price = self.prices.get(what, guess)
-        allowed = self.budget * self.training + (self.credit * price if urgent else 0.0)
-        return self.spent + price <= allowed
+        return self.spent + price <= self._allowed + (self.credit * price if urgent else 0.0)
+
+    @property
+    def _allowed(self) -> float:
+        """What looks may have cost by now: the budget less what every step costs, but at least half of it, for tiny models."""
+        assert self.budget is not None
+        whole = self.budget * self.training
+        return max(0.5 * whole, whole - max(0.0, self.used - self.spent))
 
     def pay(self, what: str, seconds: float) -> None:
         """Note what a look has cost; prices follow slowly, so that one slow moment does not stop all looking."""
@@ -52,4 +58,4 @@ class Purse:
     @property
     def overdrawn(self) -> float:
         """Seconds spent beyond the budget."""
-        return 0.0 if self.budget is None else max(0.0, self.spent - self.budget * self.training)
+        return 0.0 if self.budget is None else max(0.0, self.spent - self._allowed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from theodolite.measures.dynamics.match import MatchTable
 from theodolite.monitors.diagnosis import SOURCE, Cause, Spike, finding_of
@@ -13,9 +13,6 @@ from theodolite.monitors.looks import Look
 from theodolite.monitors.vitals import Vitals
 from theodolite.results import Cost, Finding, Result, Row, Severity
 from theodolite.results.findings import worst_first
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Alignment of the features with those at the first look below which they have moved.
 MOVED = 0.9
@@ -92,14 +89,13 @@ class MonitorReport(Result):
             "sampled": self.sampled,
         }
 
-    def plot(self) -> Figure:
-        """Loss, rates, sharpness and features over the steps."""
-        from theodolite.plots.monitor import plot_monitor
-
-        steps = [{"kind": "step", **row} for row in self.steps]
-        looks = [{"kind": "look", **row} for row in self.looks]
-        spikes = [{"kind": "spike", **row} for row in self.rows()]
-        return plot_monitor([*steps, *looks, *spikes])
+    def records(self) -> list[Row]:
+        """Everything as records of a log: what `plots.plot_monitor` draws."""
+        return [
+            *({"kind": "step", **row} for row in self.steps),
+            *({"kind": "look", **row} for row in self.looks),
+            *({"kind": "spike", **row} for row in self.rows()),
+        ]
 
 
 def summarise(
@@ -216,8 +212,8 @@ def _features(looks: Sequence[Look]) -> Finding | None:
         instrument="monitor",
         severity=Severity.NOTE,
         sentence=(
-            f"The input directions the model uses {'have turned' if moved else 'have hardly moved'}: their average gradient outer "
-            f"product at step {last} has a cosine of {alignment:.2f} with that at step {first}."
+            f"The input directions the model uses {'have turned' if moved else 'have hardly moved'}: their average gradient "
+            f"outer product at step {last} has a cosine of {alignment:.2f} with that at step {first}."
         ),
         label="features moved" if moved else "features kept",
         quantity="AGOP alignment with the first look",

@@ -23,8 +23,12 @@ from theodolite.problem.batches import Batch, BatchParser
 from theodolite.problem.calling import ModelCall, main_output, unwrap
 from theodolite.problem.tensors import map_tensors
 
-#: Samples of the probe, and batches it is gathered from, where the user gives none.
-PROBE_SAMPLES, PROBE_BATCHES = 128, 8
+#: Samples of the probe where the user gives none: as many as the first batch has, within these limits.
+FEWEST, MOST = 32, 128
+#: Parts into which a batch is cut to see whether all of it is hard.
+PARTS = 8
+#: Batches it is gathered from at most.
+PROBE_BATCHES = 8
 
 
 def as_batches(batch: Any) -> list[Any]:
@@ -79,12 +83,14 @@ class Subject:
             return
         for batch in batches:
             have = sum(b.size for b in self._gathered)
-            room = PROBE_SAMPLES - have
+            wanted = min(MOST, max(FEWEST, (self._gathered or [batch])[0].size))
+            room = wanted - have
             part = batch.part(slice(0, room)) if batch.size > room else batch
-            copy = Batch(*(map_tensors(torch.clone, x) for x in (part.args, part.kwargs, part.target)), part.size)
+            args, kwargs, target = (map_tensors(torch.clone, x) for x in (part.args, part.kwargs, part.target))
+            copy = Batch(args, kwargs, target, part.size)
             self._gathered.append(copy)
             self.probe_size = input_size([b.inputs for b in self._gathered])
-            if have + part.size >= PROBE_SAMPLES or len(self._gathered) >= PROBE_BATCHES:
+            if have + part.size >= wanted or len(self._gathered) >= PROBE_BATCHES:
                 self._complete, self._probe = True, _as_few(self._gathered)
                 return
 
@@ -139,6 +145,24 @@ class Subject:
                 tensors = problem.tensors(problem.leaves(grad=False))
                 values = [problem.raw_loss(tensors, batch) for batch in batches]
         return sum(values) / len(values)
+
+    def typical_loss(self, batches: list[Batch]) -> float:
+        """The median loss over parts of the batches."""
+        problem = self.problem(batches)
+        with problem.session(second=False), torch.no_grad():
+            tensors = problem.tensors(problem.leaves(grad=False))
+            placed = [problem.placed(batch) for batch in batches]
+            return median(float(loss) for batch in placed for loss in self._losses_of_parts(tensors, batch))
+
+    def _losses_of_parts(self, tensors: dict[str, Tensor], batch: Batch) -> Iterator[Tensor]:
+        cuts = [slice(i * batch.size // PARTS, (i + 1) * batch.size // PARTS) for i in range(PARTS)]
+        cuts = [cut for cut in cuts if cut.stop > cut.start]
+        if self.loss is None:  # the model computes its own loss, for one part after the other
+            yield from (self._call(tensors, batch.part(cut), 0).loss for cut in cuts)
+            return
+        output = self._call.output(tensors, batch, 0)  # once: normalisation sees the whole batch
+        for cut in cuts:
+            yield self.loss(output[cut], batch.part(cut).target)
 
     def compare(self, batch_loss: float, probe_loss: float | None) -> None:
         """Note the loss of the probe in calm times, and how that of a batch compares with it."""

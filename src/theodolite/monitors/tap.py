@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: Arguments a trainer adds to a batch that change how the loss is averaged.
-_NOT_DATA = ("num_items_in_batch",)
+#: The argument by which a trainer asks for a loss that is to be summed over the batches of a step; it is not data.
+_SUMMED = "num_items_in_batch"
 
 
 class _Hook:
@@ -38,7 +38,7 @@ class Tap:
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         self.model, self.loss = model, loss
-        self.silent = False
+        self.silent = self._summed = False
         self.losses: list[Tensor] = []
         self.output: Any = None
         self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -51,7 +51,8 @@ class Tap:
         """A call of the model."""
         if self.silent or not torch.is_grad_enabled():
             return
-        self.call = args, {k: v for k, v in kwargs.items() if k not in _NOT_DATA}
+        self.call = args, {k: v for k, v in kwargs.items() if k != _SUMMED}
+        self._summed = kwargs.get(_SUMMED) is not None
         if self.loss is None:
             own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
             if isinstance(own, Tensor):
@@ -68,9 +69,10 @@ class Tap:
             self.target = args[1]
 
     def take(self) -> float | None:
-        """The mean of the losses since the last call, None where none passed by."""
+        """The mean of the losses since the last call, or their sum where they are parts of one; None where none passed by."""
         losses, self.losses = self.losses, []
-        return float(torch.stack([loss.float().reshape(()) for loss in losses]).mean()) if losses else None
+        total = sum(float(loss) for loss in losses)
+        return None if not losses else total if self._summed else total / len(losses)
 
     def batch(self) -> Any:
         """The last batch, as far as it can be put together from what passed by; None where it cannot."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +64,7 @@ def input_size(inputs: Any) -> float | None:
     return norm_of(floats) / math.sqrt(sum(t.numel() for t in floats)) if floats else None
 
 
-def first_bad_gradient(named: dict[str, Tensor]) -> str | None:
+def first_bad_gradient(named: Mapping[str, Tensor]) -> str | None:
     """The first parameter whose gradient holds NaN or infinity."""
     for name, p in named.items():
         if p.grad is not None and not bool(torch.isfinite(p.grad).all()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -120,6 +120,11 @@ class LinearOperator(ABC):
         if gap > SYMMETRY_TOLERANCE.get(self.dtype, 0.05) and self._confirm_asymmetry(x, ax):
             self._probe_pending = True
             raise SymmetryError(self._asymmetry_message(gap))
+
+    def trusted(self) -> Self:
+        """The same operator without its probes, which cost products: for one whose like, on the same model, has passed them."""
+        self._probe_pending = False
+        return self
 
     # For subclasses
 

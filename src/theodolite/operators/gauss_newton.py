@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -104,6 +105,10 @@ class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
             return join_like(product(graph, split_like(rows, leaves), True), leaves, len(rows))
 
         return self._summed(x, single, block)
+
+    def trusted(self) -> Self:
+        self._checked = True
+        return super().trusted()
 
     def on(self, problem: Problem) -> GaussNewtonOperator:
         return GaussNewtonOperator(problem, keep="never", batched=False)

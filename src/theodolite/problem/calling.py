@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,18 +52,24 @@ def copy_model(model: nn.Module) -> nn.Module:
 def left_as_found(model: nn.Module, mode: str | None) -> Iterator[None]:
     """Enter eval or train mode; on the way out restore each module's mode and the random state.
 
-    Parameters and buffers are never touched: the model is always called with stand-ins for both.
+    Parameters and buffers are never touched: the model is always called with stand-ins for both. Where a trainer has wrapped
+    `forward` into mixed precision, the plain one is called.
     """
     modes = [(module, module.training) for module in model.modules()]
     # Old-style weight norm and the like leave computed tensors behind as plain attributes.
     loose = [(module, {k: v for k, v in vars(module).items() if isinstance(v, Tensor)}) for module in model.modules()]
+    wrapped = [(m, vars(m)["forward"]) for m in model.modules() if {"forward", "_original_forward"} <= set(vars(m))]
     devices = [p.device for p in model.parameters() if p.device.type == "cuda"]
     with torch.random.fork_rng(devices=sorted({d.index for d in devices})):
         try:
             if mode is not None:
                 model.train(mode == "train")
+            for module, _ in wrapped:
+                module.forward = cast(Any, module._original_forward)
             yield
         finally:
+            for module, forward in wrapped:
+                module.forward = forward
             for module, training in modes:
                 module.training = training
             for module, attributes in loose:

@@ -54,6 +54,7 @@ def test_training_is_seen():
     th.train(model, nn.CrossEntropyLoss(), (x, y), torch.optim.Adam(model.parameters(), lr=0.01), steps=150)
     found, after = survey(th.Problem(model, nn.CrossEntropyLoss(), (x, y)))
     assert "features moved" in after
+    assert after["features moved"].quantity == before["features of chance"].quantity == "alignment with fresh networks"
     assert after["features moved"].value < before["features of chance"].value
     assert after["input directions"].value < before["input directions"].value
     assert {i for i, _ in found.results["features"].report.coordinates[:2]} == {3, 8}

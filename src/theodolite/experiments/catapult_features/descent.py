@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.experiments.catapult_features.samples import Points
+from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import split_loss
 from theodolite.operators import as_operator, tangent_kernel
 from theodolite.problem import Problem
@@ -75,7 +76,7 @@ def look(kernel: Tensor, residual: Tensor, ranks: Sequence[int]) -> Row:
     split = split_loss(kernel if size <= DENSE else as_operator(kernel), residual, ranks, outputs=outputs)
     largest = float(split.eigenvalues[0])
     parts = {f"top_{s}": split.top[s] for s in split.top} | {f"rest_{s}": split.rest[s] for s in split.rest}
-    return {"loss": split.total, "kernel": largest, "critical": size / largest, **parts}
+    return {"loss": split.total, "kernel": largest, "critical": size / largest if largest > 0 else math.inf, **parts}
 
 
 def choose(kernel: Tensor, batch: Tensor, outputs: int, rate: float) -> Row:
@@ -86,17 +87,13 @@ def choose(kernel: Tensor, batch: Tensor, outputs: int, rate: float) -> Row:
 
 
 def batch_critical(kernel: Tensor, rows: Tensor) -> float:
-    """Numbers over λ₁ of the kernel of some outputs."""
+    """Numbers over λ₁ of the kernel of some outputs; infinite for a network that has died."""
     part = kernel if len(rows) == len(kernel) else kernel[rows][:, rows]
-    if len(rows) > DENSE:
-        return len(rows) / float(torch.linalg.matrix_norm(part, 2)) if len(rows) < 2 * DENSE else _by_products(part)
-    return len(rows) / float(torch.linalg.eigvalsh(part)[-1])
-
-
-def _by_products(part: Tensor) -> float:
-    from theodolite.linalg import top_eigenpairs
-
-    return len(part) / float(top_eigenpairs(as_operator(part), 1, tol=1e-6, progress=False).values[0])
+    if len(rows) <= DENSE:
+        largest = float(torch.linalg.eigvalsh(part)[-1])
+    else:
+        largest = float(top_eigenpairs(as_operator(part), 1, tol=1e-6, progress=False).values[0])
+    return len(rows) / largest if largest > 0 else math.inf
 
 
 def _step(model: nn.Module, weights: Sequence[Tensor], sample: Points, batch: Tensor, rate: float) -> None:

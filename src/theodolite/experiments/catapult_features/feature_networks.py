@@ -9,6 +9,7 @@ gradient of f_i by the weights is `scale · D_i h_iᵀ`, and the tangent kernel 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,11 +17,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from theodolite.models.ntk_layers import NTKConv, NTKLinear
 
-#: Samples that pass through the networks together: their activations should stay in the cache.
-CHUNK = 250
+#: Samples, and numbers in the images of a convolution, that pass through the networks together: they should stay in the cache.
+SAMPLES, NUMBERS = 250, 2**17
 
 
 @dataclass
@@ -73,57 +75,64 @@ class Dense:
 
 @dataclass
 class Conv:
-    """A convolution with zero padding to equal size: weight (R, out, C·s²), bias (R, out) or None, on `image` (C, H, W)."""
+    """A convolution with zero padding to equal size: weight (R, out, C, s, s), bias (R, out) or None, on `image` (C, H, W).
+
+    The networks are the groups of one grouped convolution, so between layers the sample comes first: (n, R·C, H, W).
+    """
 
     weight: Tensor
     bias: Tensor | None
     scale: float
     image: tuple[int, int, int]
-    side: int
 
     @property
     def tensors(self) -> list[Tensor]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
-    def read(self, h: Tensor) -> Tensor:
-        """Patches (R, n, C·s², H·W) of images (R, n, C·H·W)."""
-        patches = F.unfold(h.reshape(-1, *self.image), self.side, padding=self.side // 2)
-        return patches.view(*h.shape[:2], *patches.shape[1:])
+    @property
+    def padding(self) -> int:
+        return self.weight.shape[-1] // 2
 
-    def __call__(self, patches: Tensor) -> Tensor:
-        z = torch.matmul(self.weight[:, None] * self.scale, patches)  # (R, n, out, H·W)
-        return (z if self.bias is None else z.add_(self.bias[:, None, :, None])).flatten(2)
+    def read(self, h: Tensor) -> Tensor:
+        """Images (R, n, C·H·W) as (n, R·C, H, W)."""
+        return h.view(*h.shape[:2], -1, *self.image[1:]).transpose(0, 1).flatten(1, 2)
+
+    def _from(self, images: Tensor) -> Tensor:
+        """Images (n, R·channels, H, W) as (R, n, channels·H·W)."""
+        return images.view(len(images), len(self.weight), -1).transpose(0, 1).contiguous()
+
+    def _convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        flat = None if bias is None else bias.flatten()
+        return self._from(F.conv2d(images, weight.flatten(0, 1) * self.scale, flat, padding=self.padding, groups=len(weight)))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return self._convolve(images, self.weight, self.bias)
 
     def back(self, d: Tensor) -> Tensor:
-        columns = torch.matmul(self.weight[:, None].mT * self.scale, self._maps(d))
-        folded = F.fold(columns.flatten(0, 1), self.image[1:], self.side, padding=self.side // 2)
-        return folded.view(*d.shape[:2], -1)
+        weight = self.weight.flatten(0, 1) * self.scale
+        return self._from(F.conv_transpose2d(self.read(d), weight, padding=self.padding, groups=len(d)))
 
-    def gradients(self, patches: Tensor, d: Tensor, c: Tensor) -> list[Tensor]:
-        found = [torch.einsum("rnoi,rn->roi", self._per_sample(patches, d), c)]
-        return found if self.bias is None else [*found, torch.einsum("rnop,rn->ro", self._maps(d), c)]
+    def gradients(self, images: Tensor, d: Tensor, c: Tensor) -> list[Tensor]:
+        weighted = self.read(d * c[:, :, None])
+        shape = self.weight.flatten(0, 1).shape
+        found = conv2d_weight(images, shape, weighted, padding=self.padding, groups=len(d)).mul_(self.scale)
+        weights = found.view_as(self.weight)
+        return [weights] if self.bias is None else [weights, weighted.sum((0, 2, 3)).view_as(self.bias)]
 
-    def add_(self, patches: Tensor, d: Tensor, c: Tensor) -> None:
-        for tensor, gradient in zip(self.tensors, self.gradients(patches, d, c), strict=True):
+    def add_(self, images: Tensor, d: Tensor, c: Tensor) -> None:
+        for tensor, gradient in zip(self.tensors, self.gradients(images, d, c), strict=True):
             tensor.add_(gradient)
 
-    def kernel(self, patches: Tensor, d: Tensor) -> Tensor:
-        each = self._per_sample(patches, d).flatten(2)
-        inner = torch.bmm(each, each.mT)
-        if self.bias is None:
-            return inner
-        summed = self._maps(d).sum(3)
-        return inner.add_(torch.bmm(summed, summed.mT))
+    def kernel(self, images: Tensor, d: Tensor) -> Tensor:
+        """By the gradient of each sample, which is small for the batches this is asked for."""
+        maps = d.view(*d.shape[:2], self.weight.shape[1], -1)  # (R, n, out, H·W)
+        patches = F.unfold(self._from(images).view(-1, *self.image), self.weight.shape[-1], padding=self.padding)
+        each = torch.matmul(maps, patches.view(*d.shape[:2], *patches.shape[1:]).mT).mul_(self.scale).flatten(2)
+        inner, summed = torch.bmm(each, each.mT), maps.sum(3)
+        return inner if self.bias is None else inner.add_(torch.bmm(summed, summed.mT))
 
-    def push(self, patches: Tensor, d: Tensor, tangent: Sequence[Tensor]) -> Tensor:
-        moved = torch.einsum("rnoi,roi->rn", self._per_sample(patches, d), tangent[0])
-        return moved if self.bias is None else moved + torch.einsum("rnop,ro->rn", self._maps(d), tangent[1])
-
-    def _maps(self, d: Tensor) -> Tensor:
-        return d.view(*d.shape[:2], self.weight.shape[1], -1)
-
-    def _per_sample(self, patches: Tensor, d: Tensor) -> Tensor:
-        return torch.matmul(self._maps(d), patches.mT).mul_(self.scale)
+    def push(self, images: Tensor, d: Tensor, tangent: Sequence[Tensor]) -> Tensor:
+        return self._convolve(images, tangent[0], None if self.bias is None else tangent[1]).mul_(d).sum(2)
 
 
 class Passes(NamedTuple):
@@ -163,6 +172,12 @@ class StackedNetworks:
     def replicas(self) -> int:
         return self.layers[0].weight.shape[0]
 
+    @property
+    def chunk(self) -> int:
+        """Samples to take at once."""
+        sizes = [self.replicas * math.prod(layer.image) for layer in self.layers if isinstance(layer, Conv)]
+        return min([SAMPLES, *(max(1, NUMBERS // size) for size in sizes)])
+
     def copy(self) -> StackedNetworks:
         return copy.deepcopy(self)
 
@@ -183,7 +198,7 @@ class StackedNetworks:
 
     def outputs(self, x: Tensor) -> Tensor:
         """f at inputs (R, n, d): (R, n)."""
-        return torch.cat([self._forward(part)[0] for part in x.split(CHUNK, 1)], 1)
+        return torch.cat([self._forward(part)[0] for part in x.split(self.chunk, 1)], 1)
 
     def passes(self, x: Tensor) -> Passes:
         """Forward and backward at inputs (R, n, d); for as many samples as should be held at once."""
@@ -220,12 +235,12 @@ class StackedNetworks:
 
     def input_gradients(self, x: Tensor) -> Tensor:
         """∂f/∂x at inputs (R, n, d): (R, n, d)."""
-        return torch.cat([self.layers[0].back(self.passes(part).signals[0]) for part in x.split(CHUNK, 1)], 1)
+        return torch.cat([self.layers[0].back(self.passes(part).signals[0]) for part in x.split(self.chunk, 1)], 1)
 
     def kernel_times(self, x: Tensor, v: Tensor) -> Tensor:
         """K v at inputs (R, n, d), v (R, n), without K."""
-        parts = [self.passes(part) for part in x.split(CHUNK, 1)]
-        pulled = [self.gradients(part, c.contiguous()) for part, c in zip(parts, v.split(CHUNK, 1), strict=True)]
+        parts = [self.passes(part) for part in x.split(self.chunk, 1)]
+        pulled = [self.gradients(part, c.contiguous()) for part, c in zip(parts, v.split(self.chunk, 1), strict=True)]
         tangent = [torch.stack(each).sum(0) for each in zip(*pulled, strict=True)]
         return torch.cat([self._push(part, tangent) for part in parts], 1)
 
@@ -265,4 +280,4 @@ def _stack(column: Sequence[NTKLinear | NTKConv | nn.Linear | nn.Conv2d], image:
         return Dense(weight, bias, scale)
     if image is None:
         raise ValueError("Networks with convolutions need the shape of their images: image=(channels, height, width).")
-    return Conv(weight.flatten(2), bias, scale, image, weight.shape[-1])
+    return Conv(weight, bias, scale, image)

@@ -88,19 +88,18 @@ def descend(
     history, critical, saved = History.of(networks), CriticalRates(KERNEL_EVERY), networks.copy()
     losses: list[Tensor] = []
     for step in range(steps):
-        if step % check == 0:
-            history.check(step, networks, splits, raises.until(until))
-        if not history.running.any():
-            break
         edge = critical.of_points(networks, splits.train.x)
         loss = loss_gradient(networks, splits.train.x, splits.train.y)
         losses.append(loss.where(history.running, torch.full_like(loss, torch.nan)))
         too_far = history.running & ~(loss < TOO_FAR * losses[0])
+        networks.take(too_far, saved)
+        if step % check == 0:
+            history.check(step, networks, splits, raises.until(until))
+        if not history.running.any():
+            break
         saved.take(raises.due(step, loss, edge) & ~too_far, networks)
         _step(networks, raises.rates * (history.running & ~too_far))
-        if too_far.any():
-            networks.take(too_far, saved)
-            raises.soften(too_far)
+        raises.soften(too_far)
     else:
         history.check(steps, networks, splits, raises.until(until))
     return history, torch.stack(losses)

@@ -24,11 +24,13 @@ Init = Literal["ntk", "ntk_small", "torch"]
 
 #: Root mean square of the pixels, which are not centred.
 RMS = 1.1
-#: Share of flipped training labels of generated images, which would be too easy without.
+#: Share of flipped training labels where something stands in for the images, which would be too easy without.
 STAND_IN_NOISE = 0.1
 #: Where a network's images come from, by task; USPS and CelebA are not to be had here.
 READ = {"svhn": "svhn", "fashion": "fashion_mnist", "usps": "digits"}
 CLASSES = (0, 2)
+#: Origins that are what the source used.
+REAL = ("svhn", "fashion_mnist")
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ def network(setting: Setting, init: Init, seed: int, image: tuple[int, int, int]
 
 
 def alignments(networks: StackedNetworks, x: Tensor, target: Tensor) -> list[float]:
-    """Cosine between each network's AGOP on its inputs (R, n, d) and the target's."""
-    return [agop_alignment(matrix, target) for matrix in agops(networks, x)]
+    """Cosine between each network's AGOP on its inputs (R, n, d) and the target's; 0 where all units of a layer are dead."""
+    return [agop_alignment(matrix, target) if bool(matrix.any()) else 0.0 for matrix in agops(networks, x)]
 
 
 def agops(networks: StackedNetworks, x: Tensor) -> Tensor:
@@ -175,7 +177,7 @@ def images(setting: Setting) -> Images:
     sizes = [setting.n, held, held]
     cut_x, cut_y = x[: sum(sizes)].split(sizes), y[: sum(sizes)].split(sizes)
     matrix, error = _reference(torch.cat(cut_x[:2]), torch.cat(cut_y[:2]), cut_x[0], (cut_x[2], cut_y[2]))
-    noise = setting.noise or (STAND_IN_NOISE if origin == "generated images" else 0.0)
+    noise = setting.noise or (0.0 if origin in REAL else STAND_IN_NOISE)
     labels = (flipped(cut_y[0], noise), cut_y[1], cut_y[2])
     parts = tuple((images.flatten(1), y) for images, y in zip(cut_x, labels, strict=True))
     shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from theodolite.experiments.catapult_features.feature_networks import CHUNK, StackedNetworks
+from theodolite.experiments.catapult_features.feature_networks import StackedNetworks
 from theodolite.measures.dynamics import catapult_count
 from theodolite.results import Row
 from theodolite.training.feeding import epoch_order
@@ -205,7 +205,7 @@ def loss_gradient(networks: StackedNetworks, x: Tensor, y: Tensor) -> Tensor:
     for tensor in networks.tensors:
         tensor.grad = None
     total, size = y.new_zeros(len(y), dtype=torch.float64), y.shape[1]
-    for part, labels in zip(x.split(CHUNK, 1), y.split(CHUNK, 1), strict=True):
+    for part, labels in zip(x.split(networks.chunk, 1), y.split(networks.chunk, 1), strict=True):
         passes = networks.passes(part)
         residual = passes.outputs - labels
         total += residual.double().square().sum(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from theodolite.measures.features.gradients import InputGradients
@@ -17,7 +18,6 @@ def agop_alignment(a: Tensor | InputGradients, b: Tensor | InputGradients) -> fl
 
     Each is a d × d matrix or `InputGradients`, in any mix; two sets of gradients need no d × d matrix.
 
-    >>> import torch
     >>> round(agop_alignment(torch.diag(torch.tensor([2.0, 0.0])), torch.eye(2)), 4)
     0.7071
     """
@@ -33,19 +33,22 @@ def agop_alignment(a: Tensor | InputGradients, b: Tensor | InputGradients) -> fl
 
 
 def inner(a: Tensor | InputGradients, b: Tensor | InputGradients) -> float:
-    """`Tr(AᵀB)` in float64."""
+    """`Tr(AᵀB)`: products in the wider precision of the two, their sum in float64."""
     a, b = _smaller(a), _smaller(b)
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return float((a.double() * b.to(a.device).double()).sum())
     if isinstance(a, Tensor):
         a, b = b, a
     assert isinstance(a, InputGradients)
+    other = b if isinstance(b, Tensor) else b.rows
+    dtype = torch.promote_types(a.rows.dtype, other.dtype)
+    other = other.to(a.rows.device, dtype)
     total = 0.0
-    for part in a.rows.double().split(ROWS):
+    for part in a.rows.to(dtype).split(ROWS):
         if isinstance(b, Tensor):
-            total += float(((part @ b.to(part)) * part).sum())
+            total += float(((part @ other) * part).sum(dtype=torch.float64))
         else:
-            total += sum(float((part @ other.to(part).T).square().sum()) for other in b.rows.split(ROWS)) / b.count
+            total += sum(float((part @ rows.T).square().sum(dtype=torch.float64)) for rows in other.split(ROWS)) / b.count
     return total / a.count
 
 
@@ -53,7 +56,7 @@ def _smaller(a: Tensor | InputGradients) -> Tensor | InputGradients:
     """The matrix where there are more gradients than coordinates."""
     if isinstance(a, Tensor) or len(a.rows) <= a.dim:
         return a
-    return InputGradients(a.rows.double(), a.count).matrix()
+    return a.matrix()
 
 
 def require_same_inputs(*matrices: Tensor | InputGradients) -> None:

@@ -95,12 +95,20 @@ def diagonal_of(matrix: Matrix) -> Tensor:
     return matrix.diagonal() if isinstance(matrix, Tensor) else matrix.rows.square().sum(0) / matrix.count
 
 
+def inner_products(matrices: list[Matrix]) -> Tensor:
+    """`Tr(AᵀB)` of all pairs, in float64."""
+    found = torch.zeros(len(matrices), len(matrices), dtype=torch.float64)
+    for i, a in enumerate(matrices):
+        for j, b in enumerate(matrices[: i + 1]):
+            found[i, j] = found[j, i] = inner(a, b)
+    return found
+
+
 class Moments:
     """Traces and inner products of the groups: all that the numbers of any weighted mean of them need."""
 
     def __init__(self, matrices: list[Matrix], vectors: Tensor, reference: Matrix | None) -> None:
-        products = [[inner(a, b) for b in matrices] for a in matrices]
-        self.products = torch.tensor(products, dtype=torch.float64)
+        self.products = inner_products(matrices)
         self.traces = torch.tensor([float(diagonal_of(m).sum()) for m in matrices], dtype=torch.float64)
         self.compressed = torch.stack([_compressed(m, vectors) for m in matrices])  # (groups, r, r)
         self.with_reference = [] if reference is None else [inner(m, reference) for m in matrices]

@@ -2,70 +2,84 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from theodolite.measures.features.alignment import agop_alignment
 from theodolite.measures.features.gradients import Settings, chunks
-from theodolite.measures.features.groups import Matrix, gathered
+from theodolite.measures.features.groups import Matrix, diagonal_of, gathered, inner_products
 from theodolite.measures.features.source import Function, as_source
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model
-from theodolite.results import Cost, Outcome, Result, Row, number
+from theodolite.results import Cost, Outcome, Result, Row
 
-#: A fall of the alignment that counts, beside the spread of fresh networks.
-LEAST = 0.02
+#: How often a network that is fresh itself would be called moved if logarithms were normal, and the least change that
+#: counts, as a share. Tails are heavier: 11 of 500 small fresh networks were called moved, at ten copies.
+ALARM, LEAST = 0.002, 0.05
+
+QUANTITIES = ("alignment with fresh networks", "effective rank", "coordinates in use")
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FeatureMovement(Result):
-    """The AGOP of a model beside those of copies whose layers were initialised anew.
+    """The AGOP of a model beside those of copies whose layers were initialised anew, in three numbers.
 
-    `alignment` is the mean cosine of the model's AGOP with the fresh ones, with its standard error, and `between` the mean
-    over pairs of fresh ones. `spread` is how much a fresh network's own mean alignment with the others varies from one to the
-    next: a model whose features have not moved lies within it.
+    The mean alignment with the fresh ones; the effective rank (Tr G)²/‖G‖², which counts directions; and the same of the
+    diagonal, (Σ Gᵢᵢ)²/Σ Gᵢᵢ², which counts coordinates. `values` are the model's, `fresh` the geometric means over the fresh
+    networks (of each with the others), `spreads` the standard deviations of their logarithms.
     """
 
-    alignment: float
-    error: float
-    between: float
-    spread: float
+    values: tuple[float, ...]
+    fresh: tuple[float, ...]
+    spreads: tuple[float, ...]
     copies: int
 
     @property
-    def moved(self) -> bool:
-        """Whether the model is further from fresh networks than they are from one another, beyond three spreads."""
-        chance = 3.0 * self.spread * math.sqrt(1.0 + 1.0 / self.copies)
-        return self.between - self.alignment > max(LEAST, chance)
+    def alignment(self) -> float:
+        """The mean cosine of the model's AGOP with a fresh one."""
+        return self.values[0]
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """The numbers that lie where those of fresh networks do not: empty where the model cannot be told from one."""
+        from scipy.stats import t
+
+        quantile = t.ppf(1.0 - ALARM / (2 * len(QUANTITIES)), self.copies - 1)
+        scale = float(quantile) * math.sqrt(1.0 + 1.0 / self.copies)
+        found = zip(QUANTITIES, self.values, self.fresh, self.spreads, strict=True)
+        return tuple(name for name, v, f, s in found if abs(math.log(v / f)) > max(LEAST, scale * s))
 
     def rows(self) -> list[Row]:
-        pairs = [("model and fresh", self.alignment, self.error), ("fresh and fresh", self.between, self.spread)]
-        return [{"pair": n, "alignment": v, "error": e, "copies": self.copies, "seed": self.seed} for n, v, e in pairs]
+        found = zip(QUANTITIES, self.values, self.fresh, self.spreads, strict=True)
+        return [
+            {"quantity": name, "value": v, "fresh": f, "spread": s, "moved": name in self.moved, "seed": self.seed}
+            for name, v, f, s in found
+        ]
 
     def sentence(self) -> str:
-        numbers = (
-            f"alignment {number(self.alignment, self.error)} with fresh networks, which have "
-            f"{number(self.between, self.spread)} with one another"
-        )
+        told = [row for row in self.rows() if row["moved"] or not self.moved]
+        numbers = "; ".join(f"{r['quantity']} {r['value']:.3g}, of fresh ones {_range(r['fresh'], r['spread'])}" for r in told)
         if self.moved:
             return f"The features have moved away from those of a fresh network: {numbers}."
         return f"The features cannot be told from those of a fresh network: {numbers}."
+
+
+def _range(mean: float, spread: float) -> str:
+    """A geometric mean with one spread to either side."""
+    return f"{mean:.3g} ({mean * math.exp(-spread):.2g} to {mean * math.exp(spread):.2g})"
 
 
 def feature_movement(
     model_or_problem: Any,
     inputs: Any = None,
     *,
-    copies: int = 8,
+    copies: int = 16,
     at: str | None = None,
     batch_size: int | None = None,
     projections: int | None = None,
@@ -77,9 +91,10 @@ def feature_movement(
     with a start it did not have. The other arguments are those of `agop`.
 
     >>> _ = torch.manual_seed(0)
-    >>> model = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-    >>> feature_movement(model, torch.randn(50, 6)).moved
-    False
+    >>> model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    >>> model[0].weight.data[:, 1:] = 0.0                     # reads one input of twenty
+    >>> "coordinates in use" in feature_movement(model, torch.randn(50, 20)).moved
+    True
     """
     if copies < 3:
         raise ValueError(f"copies must be at least 3: fresh networks are compared with one another too. Got {copies}.")
@@ -89,15 +104,14 @@ def feature_movement(
     if reason:
         raise ValueError(f"No fresh copy of this model can be made: {reason}.")
     settings = Settings(at, batch_size, projections, seed)
-    here = gathered(chunks(problem, inputs, settings))
-    fresh = [gathered(chunks(p, inputs, settings)) for p in (_fresh(problem, seed + i) for i in range(copies))]
-    to_fresh = [agop_alignment(here, one) for one in fresh]
-    between, spread = _among(fresh)
+    networks = [problem, *(_fresh(problem, seed + i) for i in range(copies))]
+    matrices = [gathered(chunks(network, inputs, settings)) for network in networks]
+    products = inner_products(matrices)
+    found = torch.stack([_alignments(products), *_counts(matrices, products)])  # (3, 1 + copies)
     return FeatureMovement(
-        alignment=statistics.mean(to_fresh),
-        error=statistics.stdev(to_fresh) / math.sqrt(copies),
-        between=between,
-        spread=spread,
+        values=tuple(found[:, 0].tolist()),
+        fresh=tuple(found[:, 1:].log().mean(1).exp().tolist()),
+        spreads=tuple(found[:, 1:].log().std(1).tolist()),
         copies=copies,
         outcome=Outcome.ESTIMATED,
         seed=seed,
@@ -105,16 +119,21 @@ def feature_movement(
     )
 
 
-def _among(fresh: list[Matrix]) -> tuple[float, float]:
-    """The mean alignment of two, and the spread of each one's mean alignment with the others."""
-    n = len(fresh)
-    total = [0.0] * n
-    for i, j in itertools.combinations(range(n), 2):
-        cosine = agop_alignment(fresh[i], fresh[j])
-        total[i] += cosine
-        total[j] += cosine
-    means = [t / (n - 1) for t in total]
-    return statistics.mean(means), statistics.stdev(means)
+def _alignments(products: Tensor) -> Tensor:
+    """The mean cosine of each matrix with the fresh ones, which are all but the first; with the others, for a fresh one."""
+    if not bool((products.diagonal() > 0).all()):
+        raise ValueError("The outputs of the model, or of a fresh copy, do not depend on the inputs at any of these samples.")
+    sizes = products.diagonal().sqrt()
+    cosines = (products / torch.outer(sizes, sizes)).fill_diagonal_(0.0)[:, 1:]
+    fresh = cosines.shape[1]
+    return (cosines.sum(1) / torch.tensor([fresh, *[fresh - 1] * fresh])).clamp_min(1e-12)
+
+
+def _counts(matrices: list[Matrix], products: Tensor) -> tuple[Tensor, Tensor]:
+    """How many directions, and how many coordinates, each matrix amounts to."""
+    diagonals = torch.stack([diagonal_of(m) for m in matrices]).double().cpu()
+    squared_traces = diagonals.sum(1).square()
+    return squared_traces / products.diagonal(), squared_traces / diagonals.square().sum(1)
 
 
 def cannot_start_anew(model: nn.Module) -> str:

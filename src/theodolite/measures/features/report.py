@@ -32,7 +32,8 @@ class FeatureReport(Result):
     `values` are its largest eigenvalues, `vectors` (d, r) the directions that belong to them, `diagonal` (d) the mean squared
     derivative in each coordinate. `effective_rank` is (Tr G)²/‖G‖²: 1 for a single direction, d for all alike. Alignments are
     cosines of G with a reference matrix (None where none was given), the identity (no preferred direction) and the covariance
-    of the inputs (None where they do not vary). Errors are the delete-a-group jackknife over samples, 0 for a single sample.
+    of the inputs (None where they do not vary); `chance` is that of the identity with the reference. Errors are the
+    delete-a-group jackknife over samples, 0 for a single sample.
     """
 
     values: Tensor
@@ -47,6 +48,7 @@ class FeatureReport(Result):
     covariance: float | None
     reference: float | None
     reference_error: float
+    chance: float | None
     samples: int
     outputs: int
     at: str | None = None
@@ -83,6 +85,7 @@ class FeatureReport(Result):
             table.append(("alignment with the input covariance", self.covariance, None))
         if self.reference is not None:
             table.append(("alignment with the reference", self.reference, self.reference_error))
+            table.append(("alignment of the identity with the reference", self.chance, None))
         values = enumerate(zip(self.values.tolist(), self.shares, strict=True), 1)
         table += [row for i, (v, s) in values for row in ((f"eigenvalue {i}", v, None), (f"share of direction {i}", s, None))]
         table += [(f"share of coordinate {i}", share, None) for i, share in self.coordinates]
@@ -90,14 +93,14 @@ class FeatureReport(Result):
 
     def sentence(self) -> str:
         where = "inputs" if self.at is None else f"features of {self.at}"
-        rank = f"effective rank {number(self.effective_rank, self.effective_rank_error)}"
-        said = f"The outputs depend on {rank} of {self.dim} directions of the {where}; "
+        rank = number(self.effective_rank, self.effective_rank_error)
+        said = f"The outputs depend on {rank} of {self.dim} directions of the {where} (effective rank); "
         said += f"{number(100 * self.top_share, 100 * self.top_share_error)} % of the squared gradient lies along the first"
         if self.unused:
             said += f"; {len(self.unused)} coordinate{'s have' if len(self.unused) > 1 else ' has'} no effect"
         if self.reference is not None:
             said += f"; alignment with the reference {number(self.reference, self.reference_error)}"
-            said += f" ({self.identity:.2g} with no preferred direction)" if self.reference > self.identity else ""
+            said += f", of no preferred direction {self.chance:.3g}"
         return said + "."
 
 
@@ -119,7 +122,7 @@ def feature_report(
     >>> model = torch.nn.Linear(4, 1, bias=False).double()
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0, 0.0, 0.0]]))
     >>> print(feature_report(model, torch.randn(20, 4).double()))
-    The outputs depend on effective rank 1 of 4 directions of the inputs; 100 % of the squared gradient lies along the first; \
+    The outputs depend on 1 of 4 directions of the inputs (effective rank); 100 % of the squared gradient lies along the first; \
 2 coordinates have no effect.
     """
     began = time.perf_counter()
@@ -151,6 +154,7 @@ def feature_report(
         covariance=_with_covariance(matrices, whole, gathered.values, moments),
         reference=aligned,
         reference_error=aligned_error,
+        chance=None if reference is None else _with_identity(reference),
         samples=int(sum(weights)),
         outputs=gathered.outputs,
         at=at,
@@ -166,7 +170,8 @@ def _top(matrices: list[Matrix], weights: list[float]) -> tuple[Tensor, Tensor]:
     if len(rows) == len(matrices) and sum(map(len, rows)) < rows[0].shape[1]:
         joined = torch.cat(rows) / math.sqrt(sum(weights))
         values, vectors = _largest(joined @ joined.T)
-        return values, torch.nn.functional.normalize(joined.T @ vectors, dim=0)
+        # Orthonormal also where an eigenvalue is zero up to rounding and its column is noise.
+        return values, torch.linalg.qr(joined.T.double() @ vectors.double())[0].to(joined.dtype)
     return _largest(weighted_mean([m if isinstance(m, Tensor) else m.matrix() for m in matrices], weights))
 
 
@@ -174,10 +179,15 @@ def _largest(matrix: Tensor) -> tuple[Tensor, Tensor]:
     size = len(matrix)
     if size > DENSE:
         pairs = top_eigenpairs(matrix, TOP, progress=False)
-        return pairs.values.clamp_min(0), pairs.vectors
+        return pairs.values.clamp_min(0).to(matrix.dtype), pairs.vectors.to(matrix.dtype)
     values, vectors = torch.linalg.eigh(matrix.double())
     r = min(TOP, size)
     return values[-r:].flip(0).clamp_min(0).to(matrix.dtype), vectors[:, -r:].flip(1).to(matrix.dtype)
+
+
+def _with_identity(matrix: Matrix) -> float:
+    diagonal = diagonal_of(matrix).double()
+    return min(1.0, float(diagonal.sum()) / math.sqrt(len(diagonal) * inner(matrix, matrix)))
 
 
 def _with_covariance(matrices: list[Matrix], weights: list[float], values: Tensor, moments: Moments) -> float | None:

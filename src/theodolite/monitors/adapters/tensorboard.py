@@ -11,5 +11,7 @@ def scalar_writer(folder: str | PathLike[str]) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError("The TensorBoard writer needs the package tensorboard: pip install 'theodolite[tensorboard]'.") from error
+        raise ImportError(
+            "The TensorBoard writer needs the package tensorboard: pip install 'theodolite[tensorboard]'."
+        ) from error
     return SummaryWriter(fspath(folder))

@@ -8,7 +8,7 @@ from torch import nn
 
 import theodolite as th
 from tests.unit.measures.features.cases import cnn, numbers
-from theodolite.measures.features import feature_movement
+from theodolite.measures.features import agop, feature_movement
 
 
 def wide(seed: int, outputs: int = 1) -> nn.Module:
@@ -19,27 +19,45 @@ def wide(seed: int, outputs: int = 1) -> nn.Module:
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_fresh_networks_have_not_moved(outputs: int) -> None:
     x = numbers(100, 10).float()
-    assert sum(feature_movement(wide(100 + seed, outputs), x).moved for seed in range(12)) <= 1
+    assert sum(bool(feature_movement(wide(100 + seed, outputs), x).moved) for seed in range(12)) <= 1
 
 
-def test_a_trained_network_has() -> None:
+def trained(outputs: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor, nn.Module]:
+    """On a product of two coordinates, or the quadrant they lie in; with its loss."""
     x = numbers(400, 10).float()
-    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()  # the quadrant of two coordinates
-    model = wide(0, outputs=4)
+    if outputs == 1:
+        y, loss = (x[:, 0] * x[:, 1])[:, None], nn.MSELoss()
+    else:
+        y, loss = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long(), nn.CrossEntropyLoss()  # type: ignore[assignment]
+    model = wide(0, outputs)
     adam = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(150):
+    for _ in range(200):
         adam.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        loss(model(x), y).backward()
         adam.step()
+    return model, x, y, loss
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_a_trained_network_has(outputs: int) -> None:
+    model, x, y, loss = trained(outputs)
     state, before = torch.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
-    found = feature_movement(th.Problem(model, nn.CrossEntropyLoss(), (x, y)))
-    assert found.moved, found
-    assert found.alignment < found.between
+    found = feature_movement(th.Problem(model, loss, (x, y)))  # type: ignore[arg-type]
+    assert "coordinates in use" in found.moved, found
     assert "moved away" in found.sentence()
-    assert [row["pair"] for row in found.rows()] == ["model and fresh", "fresh and fresh"]
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert feature_movement(model, x).alignment == pytest.approx(found.alignment, rel=1e-4)
+    assert feature_movement(model, x).values == pytest.approx(found.values, rel=1e-4)
+
+
+def test_the_numbers_are_those_of_the_matrices() -> None:
+    model, x, _, _ = trained(4)
+    found, g = feature_movement(model, x), agop(model, x).double()
+    assert found.values[1] == pytest.approx(float(g.trace() ** 2 / g.square().sum()), rel=1e-4)
+    assert found.values[2] == pytest.approx(float(g.trace() ** 2 / g.diagonal().square().sum()), rel=1e-4)
+    assert 0 < found.alignment < 1
+    assert found.fresh[2] <= 10
+    assert [row["quantity"] for row in found.rows() if row["moved"]] == list(found.moved)
 
 
 def test_attention_can_start_anew() -> None:

@@ -20,6 +20,7 @@ def test_the_numbers_are_those_of_the_dense_matrix(shape: tuple[int, int]) -> No
     r = len(found.values)
     torch.testing.assert_close(found.values, values.flip(0)[:r].clamp_min(0), rtol=1e-9, atol=1e-12)
     assert float((found.vectors[:, 0] @ vectors[:, -1]).abs()) == pytest.approx(1.0, abs=1e-9)
+    torch.testing.assert_close(found.vectors.T @ found.vectors, torch.eye(r).double(), rtol=0.0, atol=1e-9)
     assert found.effective_rank == pytest.approx(float(g.trace() ** 2 / g.square().sum()), rel=1e-9)
     assert found.top_share == pytest.approx(float(values[-1] / g.trace()), rel=1e-9)
     assert found.identity == pytest.approx(agop_alignment(g, torch.eye(shape[1])), rel=1e-9)
@@ -29,14 +30,17 @@ def test_the_numbers_are_those_of_the_dense_matrix(shape: tuple[int, int]) -> No
     assert (found.samples, found.outputs, found.dim) == (shape[0], 2, shape[1])
 
 
-def test_large_matrices_by_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", [(300, 30), (12, 60)])
+def test_large_matrices_by_iteration(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
     from theodolite.measures.features import report
 
-    x = numbers(300, 30)
-    exact = feature_report(mlp(inputs=30), x)
+    model, x = mlp(inputs=shape[1]).float(), numbers(*shape).float()
+    exact = feature_report(model, x)
     monkeypatch.setattr(report, "DENSE", 10)
-    iterated = feature_report(mlp(inputs=30), x)
+    iterated = feature_report(model, x)
     torch.testing.assert_close(iterated.values[:5], exact.values[:5], rtol=1e-3, atol=1e-6)
+    assert iterated.values.dtype == iterated.vectors.dtype == torch.float32
+    assert iterated.top_share == pytest.approx(exact.top_share, rel=1e-3)
 
 
 @pytest.mark.parametrize("low", [False, True])
@@ -46,6 +50,7 @@ def test_alignment_with_a_reference(low: bool) -> None:
     reference = input_gradients(target, x) if low else target.egop
     found = feature_report(target, x, reference)
     assert found.reference == pytest.approx(agop_alignment(agop(target, x), reference), rel=1e-9)
+    assert found.chance == pytest.approx(agop_alignment(torch.eye(20), reference), rel=1e-9)
     assert found.reference_error > 0 or low
     assert "alignment with the reference" in found.sentence()
     assert {row["quantity"] for row in found.rows()} >= {"effective rank", "alignment with the reference", "eigenvalue 1"}
