@@ -45,7 +45,7 @@ $(VENV)/installed-test: $(VENV)/installed
 
 $(VENV)/installed-bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'
-	$(PIP) --no-deps curvlinops-for-pytorch backpack-for-pytorch nngeometry
+	$(PIP) --no-deps curvlinops-for-pytorch backpack-for-pytorch nngeometry cockpit-for-pytorch
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

@@ -12,10 +12,12 @@ import torch
 
 import items_eigenpairs
 import items_estimates
+import items_features
 import items_fleet
 import items_hugging_face
 import items_kernel
 import items_layers
+import items_monitor
 import items_products
 import items_structure
 import items_survey
@@ -42,6 +44,8 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "structure": items_structure.structure,
     "kernel": items_kernel.kernel,
     "twins": items_kernel.twins,
+    "agop": items_features.outer_product,
+    "monitor": items_monitor.monitoring,
     "fleet": items_fleet.fleet,
     "estimate": items_survey.estimates,
     "budget": items_survey.budgets,

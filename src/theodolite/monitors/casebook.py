@@ -86,7 +86,7 @@ class Casebook:
         evidence = replace(
             evidence, input_scale=_scale_of_inputs(subject, vitals), typical_loss=self.inspector.typical_loss(subject, batches)
         )
-        if batch_is_bad(evidence) or batch_is_scaled(evidence):
+        if rate_jumped(evidence.rates) is None and (batch_is_bad(evidence) or batch_is_scaled(evidence)):
             self._open(
                 replace(spike, cause=cause_of(evidence), batch=now.step, detail=_detail(Cause.BAD_BATCH, evidence)), evidence
             )

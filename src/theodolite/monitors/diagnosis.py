@@ -141,10 +141,10 @@ def cause_of(evidence: Evidence) -> Cause:
     """The first cause that the evidence proves, the most certain ones first."""
     if evidence.bad_parameter is not None or not math.isfinite(evidence.gradient_norm) or not math.isfinite(evidence.batch_loss):
         return Cause.NON_FINITE
-    if batch_is_bad(evidence) or batch_is_scaled(evidence):
-        return Cause.DATA_SHIFT if evidence.batches_high > 3 else Cause.BAD_BATCH
     ratios = [r for r in (evidence.ratio, evidence.probe_ratio) if r is not None]
     jump = rate_jumped(evidence.rates)
+    if jump is None and (batch_is_bad(evidence) or batch_is_scaled(evidence)):
+        return Cause.DATA_SHIFT if evidence.batches_high > 3 else Cause.BAD_BATCH
     if jump is not None and (jump >= LARGE_JUMP or not ratios or max(ratios) > 1.0):
         return Cause.RATE_JUMP
     stale = evidence.surprise is not None and evidence.surprise >= SURPRISE

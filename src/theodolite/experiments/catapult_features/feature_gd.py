@@ -247,8 +247,8 @@ TINY = Params(
     settings=(
         Setting("rank-2", 80, 500, 20, 128),
         Setting("rank-3", 150, 500, 20, 64),
-        Setting("svhn", 30, 100, 6, 6, "stand-in"),
-        Setting("celeba", 60, 200, 6, 64, "stand-in"),
+        Setting("svhn", 20, 60, 4, 4, "stand-in"),
+        Setting("celeba", 60, 100, 6, 64, "stand-in"),
     ),
     raises=3,
     steps=200,
@@ -257,7 +257,7 @@ TINY = Params(
 LAPTOP = Params(
     settings=(
         Setting("rank-2", 500, 2000, 50, 512),
-        Setting("rank-3", 1000, 2000, 50, 256),
+        Setting("rank-3", 500, 2000, 50, 256),
         Setting("svhn", 200, 500, 8, 16),
         Setting("celeba", 300, 500, 8, 256),
     ),

@@ -236,13 +236,13 @@ MORE = {
         settings=(
             Setting("rank-4", 150, 500, 20, 64),
             Setting("usps", 60, 100, 8, 64, "stand-in"),
-            Setting("fashion", 60, 200, 6, 64, "stand-in"),
+            Setting("fashion", 60, 100, 6, 64, "stand-in"),
         ),
     ),
     "laptop": replace(
         LAPTOP,
         settings=(
-            Setting("rank-4", 1000, 2000, 50, 256),
+            Setting("rank-4", 500, 2000, 50, 256),
             Setting("usps", 100, 100, 8, 256),
             Setting("fashion", 500, 2000, 14, 256),
         ),

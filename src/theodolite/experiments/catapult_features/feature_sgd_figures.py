@@ -160,15 +160,15 @@ FOUR = {
     "tiny": Params(
         (
             RANK_2["tiny"],
-            Panel(Setting("rank-3", 150, 500, 20, 64), (5, 20, 150), 1000),
-            Panel(Setting("svhn", 30, 100, 6, 6, "stand-in"), (5, 30), 200),
-            Panel(Setting("celeba", 60, 200, 6, 64, "stand-in"), (5, 60), 500),
+            Panel(Setting("rank-3", 150, 500, 20, 64), (5, 20, 150), 400),
+            Panel(Setting("svhn", 20, 60, 4, 4, "stand-in"), (5, 20), 200),
+            Panel(Setting("celeba", 60, 100, 6, 64, "stand-in"), (5, 60), 300),
         )
     ),
     "laptop": Params(
         (
             RANK_2["laptop"],
-            Panel(Setting("rank-3", 1000, 2000, 50, 256), (5, 20, 100, 1000), 6000),
+            Panel(Setting("rank-3", 500, 2000, 50, 256), (5, 20, 500), 4000),
             Panel(Setting("svhn", 300, 500, 8, 16), (5, 20, 300), 1500),
             Panel(Setting("celeba", 300, 500, 8, 256), (5, 20, 300), 3000),
         )
@@ -234,7 +234,7 @@ SMALLER = 0.1 / 6.15
 
 RANKS = {
     "tiny": Params(
-        (replace(RANK_2["tiny"], steps=6000), Panel(Setting("rank-3", 100, 500, 20, 32), (5, 20, 100), 3000)), (LARGE, SMALL)
+        (replace(RANK_2["tiny"], steps=1500), Panel(Setting("rank-3", 60, 300, 20, 32), (5, 20, 60), 1000)), (LARGE, SMALL)
     ),
     "laptop": Params(
         (
@@ -387,14 +387,14 @@ class FigureC21(BatchSizes):
     sizes = {
         "tiny": Params(
             (
-                Panel(Setting("rank-4", 150, 500, 20, 64), (5, 20, 150), 1000),
-                Panel(Setting("usps", 60, 100, 8, 64, "stand-in", 0.1), (5, 60), 500),
-                Panel(Setting("fashion", 60, 200, 6, 64, "stand-in", 0.1), (5, 60), 500),
+                Panel(Setting("rank-4", 150, 500, 20, 64), (5, 20, 150), 400),
+                Panel(Setting("usps", 60, 100, 8, 64, "stand-in", 0.1), (5, 60), 300),
+                Panel(Setting("fashion", 60, 100, 6, 64, "stand-in", 0.1), (5, 60), 300),
             )
         ),
         "laptop": Params(
             (
-                Panel(Setting("rank-4", 1000, 2000, 50, 256), (5, 20, 100, 1000), 6000),
+                Panel(Setting("rank-4", 500, 2000, 50, 256), (5, 20, 500), 4000),
                 Panel(Setting("usps", 100, 100, 8, 256, "either", 0.1), (5, 20, 100), 3000),
                 Panel(Setting("fashion", 500, 2000, 14, 256, "either", 0.1), (5, 20, 500), 3000),
             )

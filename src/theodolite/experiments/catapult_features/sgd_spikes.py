@@ -73,9 +73,8 @@ class _Spikes(PanelExperiment):
     until: ClassVar = UNTIL
     sizes = SGD_SIZES
     departs = (
-        DEPARTS
-        + " Batches are a quarter of the points, as in the source. The rate of the transformer has no critical rate beside "
-        "it; ours is 1.7 of them."
+        DEPARTS + " Batches are a quarter of the points, as in the source. The rate of the transformer stands without a "
+        "critical one; ours is 1.7 of it."
     )
 
 
@@ -228,7 +227,8 @@ class FigureC22(_Spikes):
         "points, networks have no biases; below paper size there are 20 or 50 inputs and n = inputs²/5 points."
     )
     panels: ClassVar = (Panel("2-FCN", "rank-2", 0.5), Panel("4-FCN", "rank-4", 0.5))
-    claims = spike_claims("003, Figure C.22")[:1] + (
+    claims = (
+        *spike_claims("003, Figure C.22")[:1],
         Claim(
             "share of a spike in the top eigendirection (median)",
             share_of_spikes(1),

