@@ -45,6 +45,7 @@ _TARGETS: dict[str, str] = {
     "catapult-features/figure-4.3": f"{_CATAPULT_FEATURES}.gd_catapult:Figure43",
     "catapult-features/figure-C.3": f"{_CATAPULT_FEATURES}.gd_catapult:FigureC3",
     "catapult-features/figure-C.5": f"{_CATAPULT_FEATURES}.gd_catapult:FigureC5",
+    "catapult-features/theorems": f"{_CATAPULT_FEATURES}.theorems:Theorems",
     "catapult-features/figure-4.4": f"{_CATAPULT_FEATURES}.raising:Figure44",
     "catapult-features/figure-4.5": f"{_CATAPULT_FEATURES}.one_sample:Figure45",
     "catapult-features/figure-4.6": f"{_CATAPULT_FEATURES}.matching:Figure46",

@@ -15,11 +15,13 @@ from theodolite.monitors.diagnosis import Cause, Evidence, Spike, batch_is_bad, 
 from theodolite.monitors.inspector import Inspector
 from theodolite.monitors.looks import Look
 from theodolite.monitors.subject import Subject
-from theodolite.monitors.vitals import Vitals, first_bad_gradient
+from theodolite.monitors.vitals import Vitals, first_bad_gradient, second_beta
 from theodolite.problem.batches import Batch
 
-#: Steps over which a fall of Adam's second moment is remembered.
-MEMORY = 5000
+#: Steps over which a fall of Adam's second moment is remembered, in units of its own memory 1/(1−β₂), and at most.
+MEMORIES, MEMORY = 5.0, 5000
+#: A step is quiet where the squared gradient is less than this share of the second moment, which then all but decays freely.
+QUIET = 0.1
 #: A step that raises the loss of the probe by this share has done harm, and so has a rise by `RAISED` since calm times.
 STEP_RAISED, RAISED = 0.05, 0.2
 #: Noises above the least loss from which a jump is clear.
@@ -38,13 +40,13 @@ class Casebook:
         self.alarm = Alarm()
         self.spikes: list[Spike] = []
         self._evidence: Evidence | None = None
-        self._moments: deque[float] = deque(maxlen=MEMORY)
+        self._moments: deque[tuple[float, bool]] = deque(maxlen=MEMORY)  # of each step, and whether it was quiet
 
     def update(self, subject: Subject, vitals: Sequence[Vitals], batches: list[Batch]) -> bool:
         """Follow the last step; whether it is a calm one."""
         now = vitals[-1]
-        if now.moment is not None:
-            self._moments.append(now.moment)
+        if now.moment is not None and now.surprise is not None:
+            self._moments.append((now.moment, now.surprise**2 < QUIET))
         self._odd_inputs(subject, vitals)
         word = self.alarm.update(now.step, now.loss)
         if not now.finite:
@@ -77,7 +79,7 @@ class Casebook:
             usual=subject.usual_ratio,
             rates=tuple(v.rate for v in vitals[-41:-1]),
             surprise=max((v.surprise for v in vitals[-6:] if v.surprise is not None), default=None),
-            moment_fall=max(self._moments) / min(list(self._moments)[-20:]) if self._moments else None,
+            moment_fall=self._fall_in_quiet(subject),
             spread=self.alarm.spread,
         )
         spike = Spike(
@@ -94,6 +96,15 @@ class Casebook:
             self.alarm.dismiss(now.loss, new_level=self.alarm.excess >= CLEAR)
         else:
             self._look_into(subject, vitals, evidence, spike)
+
+    def _fall_in_quiet(self, subject: Subject) -> float | None:
+        """By how much Adam's second moment has fallen in a quiet stretch that lasted as long as its memory; None without one."""
+        memory = 1.0 / (1.0 - second_beta(subject.optimizer))
+        recent = list(self._moments)[-int(min(MEMORY, MEMORIES * memory)) :]
+        if not recent or sum(quiet for _, quiet in recent) < min(memory, MEMORY / 2):
+            return None
+        moments = [moment for moment, _ in recent]
+        return max(moments) / min(moments[-20:])
 
     def _harmless(self, subject: Subject, vitals: Sequence[Vitals], evidence: Evidence) -> bool:
         """Whether the weights are as good as ever: then a harder batch, or the end of easy ones, is no spike.

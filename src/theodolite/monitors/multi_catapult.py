@@ -89,8 +89,9 @@ class MultiCatapult:
     """A learning-rate driver that triggers `raises` catapults, one after the other.
 
     It looks at the model before every step. Once the loss is below its value before the last raise, and the rate has been
-    below 0.95 of the critical one for `patience` steps, the rate is set to `ratio` times the critical rate. A raise that
-    diverges is undone: model and optimizer go back to the state before it, and half the excess is tried. After the last
+    below 0.95 of the critical one for `patience` steps (or, where the kernel has grown back to the edge, below the critical
+    one for three times as long), the rate is set to `ratio` times the critical rate. A raise that
+    diverges or kills the network is undone: model and optimizer go back to the state before it, and half the excess is tried. After the last
     catapult the rate is taken to 0.9 of the critical one wherever it would exceed it.
 
     In a loop of your own::
@@ -144,7 +145,7 @@ class MultiCatapult:
         self.steps = 0
         self._events: list[RaiseEvent] = []
         self._flying = False
-        self._calm = 0
+        self._calm = self._below = 0  # steps in a row below 0.95 of the critical rate, and below it
         self._tried = ratio  # the ratio of the next raise: smaller after a failed one
         self._gave_up = False
         self._saved: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -207,6 +208,9 @@ class MultiCatapult:
             self._undo(event)
             return
         self.critical_rate = self.probe.measure()
+        if event is not None and math.isinf(self.critical_rate) and loss >= event.loss_before:
+            self._undo(event)  # nothing curves any more: the units have died
+            return
         if math.isnan(self.first_critical_rate):
             self.first_critical_rate = self.critical_rate
         if event is not None:
@@ -214,13 +218,15 @@ class MultiCatapult:
             self._events[-1] = event
         fallen = event is None or loss < event.loss_before
         self._calm = self._calm + 1 if self.rate < 0.95 * self.critical_rate else 0
-        if event is not None and fallen and self._calm >= self.patience:
+        self._below = self._below + 1 if self.rate < self.critical_rate else 0
+        calm = self._calm >= self.patience or self._below >= 3 * self.patience
+        if event is not None and fallen and calm:
             self._events[-1] = replace(event, end=self.steps, kernel_after=self.probe.sharpness)
             self._flying, self._saved, self._tried = False, None, self.ratio
         if self.done:
             if self.rate > self.critical_rate:
                 self._set(0.9 * self.critical_rate)
-        elif not self._flying and self._calm >= self.patience and math.isfinite(self.critical_rate):
+        elif not self._flying and calm and math.isfinite(self.critical_rate):
             self._raise(loss)
 
     def _loss(self) -> float:
@@ -242,7 +248,7 @@ class MultiCatapult:
             RaiseEvent(step=self.steps, rate=rate, ratio=self._tried, loss_before=loss, kernel_before=self.probe.sharpness)
         )
         self._set(rate)
-        self._flying, self._calm = True, 0
+        self._flying, self._calm, self._below = True, 0, 0
 
     def _undo(self, event: RaiseEvent) -> None:
         """Back to the state before a raise that failed, and another with half the excess."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -13,12 +14,12 @@ from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.batch_rates import kernel_curvature
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.kernel.scalar_output import require_problem
-from theodolite.operators import gauss_newton, hessian, tangent_kernel
+from theodolite.operators import LinearOperator, gauss_newton, hessian, tangent_kernel
 from theodolite.problem import Problem
 from theodolite.training.schedules import Schedule
 
 By = Literal["kernel", "gauss_newton", "hessian"]
-_MATRICES = {"gauss_newton": gauss_newton, "hessian": hessian}
+_MATRICES: dict[str, Callable[[Problem], LinearOperator]] = {"gauss_newton": gauss_newton, "hessian": hessian}
 
 #: Accuracy of the eigenvalue behind a critical rate, relative, where it is found by products.
 TOLERANCE = 1e-2

@@ -92,6 +92,11 @@ def second_moment(optimizer: Optimizer, gradient_norm: float) -> tuple[float | N
     return math.sqrt(total / entries), gradient_norm / math.sqrt(total)
 
 
+def second_beta(optimizer: Optimizer) -> float:
+    """β₂ of the first group that has one; 0 where none does."""
+    return next((float(group["betas"][1]) for group in optimizer.param_groups if "betas" in group), 0.0)
+
+
 class Footprint:
     """The weights before the last step: how far it went, and a place to look back to."""
 

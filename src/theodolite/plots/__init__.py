@@ -10,6 +10,7 @@ from theodolite.plots.blocks import leading_blocks
 from theodolite.plots.curves import curves
 from theodolite.plots.fits import PowerLaw, log_log, power_law, with_error
 from theodolite.plots.heatmaps import heatmap, matrix
+from theodolite.plots.monitor import plot_monitor
 from theodolite.plots.panels import panels
 from theodolite.plots.references import reference, span
 from theodolite.plots.regimes import regime_diagram
@@ -37,6 +38,7 @@ __all__ = [
     "looks",
     "matrix",
     "panels",
+    "plot_monitor",
     "power_law",
     "reference",
     "regime_diagram",

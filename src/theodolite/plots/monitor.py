@@ -50,8 +50,10 @@ _PANELS: list[tuple[str, bool, list[tuple[str, str, str]]]] = [
 ]
 
 
-def plot_monitor(log: Any, *, title: str | None = None) -> Figure:
-    """The figures of a monitor's log: a `MonitorLog`, or its records as a list of dicts.
+def plot_monitor(log: Any, *, title: str | None = None, figure: Figure | None = None) -> Figure:
+    """The figures of a monitor's log: a `MonitorReport`, a `MonitorLog`, or its records as a list of dicts.
+
+    `figure` is drawn into where it is given, `plt.figure(layout="constrained")` say, which pyplot then shows.
 
     >>> steps = [{"kind": "step", "step": t, "loss": 2.0 / (t + 1), "gradient_norm": 1.0, "rate": 0.1} for t in range(5)]
     >>> figure = plot_monitor(steps)
@@ -61,7 +63,7 @@ def plot_monitor(log: Any, *, title: str | None = None) -> Figure:
     tables, spikes = _tables(log)
     if not any(tables.values()):
         raise ValueError("The log holds no step and no look yet, so there is nothing to draw.")
-    figure, axes = panels(len(_PANELS), columns=2, size=(4.7, 2.8), title=title)
+    figure, axes = panels(len(_PANELS), columns=2, size=(4.7, 2.8), title=title, figure=figure)
     for ax, (name, log_axis, lines) in zip(axes, _PANELS, strict=True):
         _panel(ax, name, log_axis, [(_thinned(tables[table], column), column, label) for table, column, label in lines])
     _mark_spikes(axes[0], spikes, tables["steps"])
@@ -71,13 +73,15 @@ def plot_monitor(log: Any, *, title: str | None = None) -> Figure:
 
 def _tables(log: Any) -> tuple[dict[str, list[Row]], list[Row]]:
     """Steps, looks at batches, looks at the probe; and spikes. Of records about the same place the last one stays."""
+    if hasattr(log, "records"):
+        log = log.records()
     if all(hasattr(log, name) for name in ("steps", "looks", "spikes")):
         steps, looks, spikes = log.steps, log.looks, log.spikes
     elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
         records = list(log)
         steps, looks, spikes = ([row for row in records if row.get("kind") == kind] for kind in ("step", "look", "spike"))
     else:
-        raise TypeError(f"plot_monitor draws a MonitorLog or a list of its records. Got {type(log).__name__}.")
+        raise TypeError(f"plot_monitor draws a MonitorReport, a MonitorLog or a list of its records. Got {type(log).__name__}.")
     by_place = {on: _last([look for look in looks if look.get("on") == on], "step") for on in ("batch", "probe")}
     return {"steps": _last(steps, "step"), **by_place}, _last(spikes, "start")
 

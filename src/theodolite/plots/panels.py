@@ -20,10 +20,12 @@ def panels(
     share_x: bool = False,
     share_y: bool = False,
     title: str | None = None,
+    figure: Figure | None = None,
 ) -> tuple[Figure, list[Axes]]:
     """A figure with `count` axes, left to right and top to bottom, lettered (a), (b), ...
 
-    `size` is that of one panel in inches; unless `columns` says otherwise at most three stand side by side.
+    `size` is that of one panel in inches; unless `columns` says otherwise at most three stand side by side. They are drawn into
+    `figure` where one is given, `plt.figure(layout="constrained")` say, which pyplot then shows.
 
     >>> figure, (left, right) = panels(2)
     >>> [float(inches) for inches in figure.get_size_inches()]
@@ -36,7 +38,11 @@ def panels(
     columns = min(columns, count)
     lines = math.ceil(count / columns)
     with style():
-        figure = new_figure((columns * size[0], lines * size[1]))
+        whole = (columns * size[0], lines * size[1])
+        if figure is None:
+            figure = new_figure(whole)
+        else:
+            figure.set_size_inches(whole)
         grid = figure.subplots(lines, columns, sharex=share_x, sharey=share_y, squeeze=False)
         axes = [ax for line in grid for ax in line]
         for ax in axes[count:]:

@@ -100,7 +100,7 @@ def test_top_of_the_kernel_by_power_iteration(case):
 
 
 def test_a_model_comes_out_as_it_went_in(case):
-    models, networks, x, _ = case
+    models, networks, _, _ = case
     for r, model in enumerate(models):
         there = networks.model(r)
         for mine, theirs in zip(there.parameters(), model.parameters(), strict=True):

@@ -124,6 +124,23 @@ def test_a_model_that_cannot_catapult_is_brought_back(as_observer):
     assert trace.loss[-1] < driver.events[0].loss_before
 
 
+def test_a_network_that_died_in_flight_is_brought_back():
+    model, sgd, driver, (x, y) = ready(raises=1, width=64)
+    while not driver.events:
+        driver.step()
+        sgd.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        sgd.step()
+    alive = driver._saved[0]["fc1.weight"].clone()
+    with torch.no_grad():
+        model.fc1.weight.fill_(-1.0)  # images are not negative on average: every unit is shut
+        model.fc2.weight.zero_()
+    driver.step()
+    assert driver.events[0].rolled_back
+    assert torch.equal(model.fc1.weight, alive)
+    assert driver.events[1].ratio == pytest.approx(1.3)
+
+
 def test_undoing_brings_back_weights_and_optimizer_exactly():
     model, data, sgd = linear()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from theodolite.experiments.catapult_features.feature_gd import (
     LAPTOP,
     PAPER,
     TINY,
+    Measure,
     RaisedRates,
     change,
     only,
@@ -27,7 +29,10 @@ from theodolite.results import Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TWO_OF_THREE = {"rule": "at least", "expected": 2 / 3, "tolerance": 1e-9, "since": "laptop"}
+
+def two_of_three(text: str, measure: Measure, reported: Reported) -> Claim:
+    """A claim on a share of the seeds."""
+    return Claim(text, measure, rule="at least", expected=2 / 3, tolerance=1e-9, reported=reported, since="laptop")
 
 
 def improves(panel: str, where: str) -> list[Claim]:
@@ -35,17 +40,15 @@ def improves(panel: str, where: str) -> list[Claim]:
     score, name = score_of(panel)
     better = Reported("falls with the number of catapults", where), Reported("rises with the number of catapults", where)
     return [
-        Claim(
+        two_of_three(
             f"{panel}: the {name} is smaller with the most raises than with none (share of the seeds)",
             seeds_better(panel, score),
-            reported=better[0],
-            **TWO_OF_THREE,
+            better[0],
         ),
-        Claim(
+        two_of_three(
             f"{panel}: the alignment is larger with the most raises than with none (share of the seeds)",
             seeds_better(panel, "alignment", larger=True),
-            reported=better[1],
-            **TWO_OF_THREE,
+            better[1],
         ),
     ]
 
@@ -73,6 +76,18 @@ class Figure48(RaisedRates):
     )
 
 
+def lowest_share(rows: list[Row], panel: str) -> float:
+    """Share of the seeds whose lowest validation loss is smaller with the most raises than with none."""
+    lowest = []
+    for raises in (None, 0):
+        by_seed: dict[int, float] = {}
+        for row in runs_of(rows, panel, raises):
+            if not math.isnan(row["validation"]):
+                by_seed[row["seed"]] = min(row["validation"], by_seed.get(row["seed"], math.inf))
+        lowest.append(by_seed)
+    return fmean(lowest[0][seed] < lowest[1][seed] for seed in lowest[1])
+
+
 class FigureC13(RaisedRates):
     """Gradient descent with several catapults: validation loss during training.
 
@@ -85,11 +100,10 @@ class FigureC13(RaisedRates):
     part = "curves"
     sizes = Figure48.sizes
     claims = tuple(
-        Claim(
+        two_of_three(
             f"{panel}: the lowest validation loss is smaller with the most raises than with none (share of the seeds)",
-            lambda rows, panel=panel: lowest_share(rows, panel),  # type: ignore[misc]
-            reported=Reported("falls with the number of catapults", "Figure C.13"),
-            **TWO_OF_THREE,
+            partial(lowest_share, panel=panel),
+            Reported("falls with the number of catapults", "Figure C.13"),
         )
         for panel in ("rank-2", "rank-3", "SVHN-2", "CelebA")
     )
@@ -116,19 +130,7 @@ class FigureC13(RaisedRates):
         return figure
 
 
-def lowest_share(rows: list[Row], panel: str) -> float:
-    """Share of the seeds whose lowest validation loss is smaller with the most raises than with none."""
-    lowest = []
-    for raises in (None, 0):
-        by_seed: dict[int, float] = {}
-        for row in runs_of(rows, panel, raises):
-            if not math.isnan(row["validation"]):
-                by_seed[row["seed"]] = min(row["validation"], by_seed.get(row["seed"], math.inf))
-        lowest.append(by_seed)
-    return fmean(lowest[0][seed] < lowest[1][seed] for seed in lowest[1])
-
-
-def ahead_of_all(panel: str, column: str, *, larger: bool = False) -> float | object:
+def ahead_of_all(panel: str, column: str, *, larger: bool = False) -> Measure:
     """How far the start near zero is ahead of the best number of raises, in means over the seeds."""
 
     def measure(rows: list[Row]) -> float:
@@ -168,7 +170,7 @@ class FigureC14(RaisedRates):
         *(
             Claim(
                 f"{panel}: from near zero the {name} is {word} than after any number of raises (by how much)",
-                ahead_of_all(panel, column, larger=column == "alignment"),  # type: ignore[arg-type]
+                ahead_of_all(panel, column, larger=column == "alignment"),
                 rule="at least",
                 expected=0.0,
                 reported=Reported(f"the {'largest' if column == 'alignment' else 'smallest'}", "Figure C.14"),
@@ -178,7 +180,10 @@ class FigureC14(RaisedRates):
             for column, name, word in ((*score_of(panel), "smaller"), ("alignment", "alignment", "larger"))
         ),
     )
-    departs = f"{RaisedRates.departs} The rate from near zero is not stated: it begins at 5 times the usual one and is kept subcritical."
+    departs = (
+        f"{RaisedRates.departs} The rate from near zero is not stated: "
+        "it begins at 5 times the usual one and is kept subcritical."
+    )
 
 
 def block_distance(rows: list[Row], raises: int) -> float:

@@ -1,4 +1,4 @@
-"""Many small ReLU networks as one program: outputs, weight gradients, tangent kernels and input gradients from the same two passes.
+"""Many small ReLU networks as one program: outputs, gradients, tangent kernels and input gradients from the same two passes.
 
 R networks of one architecture with a single output each are stacked along the first axis, so that a step of SGD on batches
 of five costs a handful of batched products. With h the input of a layer and D = ∂f/∂(its output before the activation), the
@@ -209,7 +209,9 @@ class StackedNetworks:
         return Passes(outputs, inputs, signals[::-1])
 
     def _forward(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        h, inputs, masks = x, [], []
+        h = x
+        inputs: list[Tensor] = []
+        masks: list[Tensor] = []
         for layer in self.layers:
             if inputs:
                 masks.append(h > 0)

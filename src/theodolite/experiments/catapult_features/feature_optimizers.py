@@ -76,9 +76,7 @@ def optimised(setting: Setting, optimizer: str, batch: int, steps: int, seeds: i
     return tuple(rows)
 
 
-def _trained(
-    setting: Setting, optimizer: str, batch: int, steps: int, seeds: int, momentum: float
-) -> tuple[list[Row], bool]:
+def _trained(setting: Setting, optimizer: str, batch: int, steps: int, seeds: int, momentum: float) -> tuple[list[Row], bool]:
     start = prepare(setting, range(seeds))
     points, test = start.splits.train, start.splits.test
     critical = float(critical_rate(start.networks, points.x).mean())
@@ -163,7 +161,9 @@ class _Optimizers(Experiment):
 def by_optimizer(rows: list[Row], panel: str, column: str) -> dict[str, float]:
     """Mean over the seeds."""
     mine = [row for row in rows if row["panel"] == panel]
-    return {o: fmean(row[column] for row in mine if row["optimizer"] == o) for o in dict.fromkeys(row["optimizer"] for row in mine)}
+    return {
+        o: fmean(row[column] for row in mine if row["optimizer"] == o) for o in dict.fromkeys(row["optimizer"] for row in mine)
+    }
 
 
 def correlation(rows: list[Row], panel: str) -> float:
@@ -259,7 +259,11 @@ def share_that_learns(rows: list[Row]) -> float:
     """Share of the pairs of task and optimizer in which no seed diverges and all end below their first loss."""
     pairs = dict.fromkeys((row["panel"], row["optimizer"]) for row in rows)
     fine = [
-        all(not row["diverged"] and row["final_loss"] < row["first_loss"] for row in rows if (row["panel"], row["optimizer"]) == pair)
+        all(
+            not row["diverged"] and row["final_loss"] < row["first_loss"]
+            for row in rows
+            if (row["panel"], row["optimizer"]) == pair
+        )
         for pair in pairs
     ]
     return fmean(fine)
@@ -267,7 +271,7 @@ def share_that_learns(rows: list[Row]) -> float:
 
 def _ratios(rows: list[Row]) -> float:
     """Largest rate of SGD over the critical rate."""
-    return max(row["ratio"] for row in rows if row["optimizer"] == "SGD")
+    return max(float(row["ratio"]) for row in rows if row["optimizer"] == "SGD")
 
 
 class TableC1(_Optimizers):

@@ -104,7 +104,9 @@ class AGOPPenalty(Experiment):
         for ax, column, label in zip(
             axes, ("alignment", "test_loss", "norm"), ("AGOP alignment", "test loss", "‖AGOP‖"), strict=True
         ):
-            plots.curves(rows, "strength", column, band="std", markers=True, xlabel="strength of the penalty", ylabel=label, ax=ax)
+            plots.curves(
+                rows, "strength", column, band="std", markers=True, xlabel="strength of the penalty", ylabel=label, ax=ax
+            )
         return figure
 
 

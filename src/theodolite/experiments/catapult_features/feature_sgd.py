@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -116,10 +117,10 @@ class BatchSizes(Experiment):
         "Networks have no biases and the points of synthetic tasks are drawn anew for each seed. Losses on all points are taken "
         "once in an epoch, or every 20 steps where that is longer; with batches of all points the critical rate is looked "
         "at every 10 steps and stands for those up to the next time. For SVHN the pair of digits 0 and 2 and the five-layer "
-        "convolutional network of the caption take the place of all ten digits and Myrtle-5. CelebA is not to be had here: "
-        "generated images of two classes with a tenth of the training labels flipped stand in, and digits 0 and 2 of "
-        "scikit-learn for USPS. The reference network is a Myrtle-5 of 32 filters trained here on training and validation "
-        "points. Below paper size all sets but rank-2 are smaller and images have fewer pixels."
+        "convolutional network of the caption take the place of all ten digits and Myrtle-5. CelebA and USPS are not to be had "
+        "here: generated images of two classes and digits 0 and 2 of scikit-learn stand in, with a tenth of the training "
+        "labels flipped. The reference network is a Myrtle-5 of 32 filters trained here on training and validation "
+        "points. Below paper size most sets are smaller and images have fewer pixels."
     )
 
     def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
@@ -211,7 +212,7 @@ def monotone(panel: str, column: str, *, falling: bool = True, ratio: float | No
 
     def measure(rows: list[Row]) -> float:
         values = list(means(rows, panel, column, ratio).values())
-        return fmean(bool(a >= b if falling else a <= b) for a, b in zip(values, values[1:], strict=False))
+        return fmean(bool(a >= b if falling else a <= b) for a, b in itertools.pairwise(values))
 
     return measure
 

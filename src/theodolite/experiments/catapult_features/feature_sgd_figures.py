@@ -1,4 +1,4 @@
-"""Table 4.1 and Figures 4.9, 4.10, C.18 to C.21 and C.23: SGD with small batches, its catapults and its features."""
+"""Table 4.1 and Figures 4.9, 4.10, C.19 and C.23: SGD with small batches, its catapults and its features."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from theodolite.experiments.catapult_features.feature_gd import score_of
 from theodolite.experiments.catapult_features.feature_sgd import (
     BatchSizes,
+    Measure,
     Panel,
     Params,
     ValidationCurves,
@@ -133,7 +134,9 @@ class Table41(BatchSizes):
                 since="laptop",
             )
             for batch, values in TABLE_4_1.items()
-            for place, (column, name, tolerance) in enumerate((("alignment", "alignment", 0.06), ("test_loss", "test loss", 0.12)))
+            for place, (column, name, tolerance) in enumerate(
+                (("alignment", "alignment", 0.06), ("test_loss", "test loss", 0.12))
+            )
         ),
         *must_be_seen("rank-2", "Figure 4.9"),
     )
@@ -151,7 +154,16 @@ class Table41(BatchSizes):
             ]
             here = [{"batch": row["batch"], column: row[column], "where": "here"} for row in rows]
             plots.curves(
-                [*here, *source], "batch", column, by="where", band="std", log="x", labels="legend", xlabel="batch size", ylabel=label, ax=ax
+                [*here, *source],
+                "batch",
+                column,
+                by="where",
+                band="std",
+                log="x",
+                labels="legend",
+                xlabel="batch size",
+                ylabel=label,
+                ax=ax,
             )
         return figure
 
@@ -247,7 +259,7 @@ RANKS = {
 }
 
 
-def early(panel: str, ratio: float) -> object:
+def early(panel: str, ratio: float) -> Measure:
     """Most supercritical steps among the first hundred, over the runs."""
     return lambda rows: max(row["early_catapults"] for row in rows if row["panel"] == panel and row["ratio"] == ratio)
 
@@ -276,7 +288,7 @@ class Figure410(BatchSizes):
                 ),
                 Claim(
                     f"{panel} at a fortieth of the critical rate: supercritical steps among the first hundred",
-                    early(panel, SMALL),  # type: ignore[arg-type]
+                    early(panel, SMALL),
                     rule="equal",
                     expected=0,
                     reported=Reported("no catapults", "section 4.4"),
@@ -303,7 +315,17 @@ class Figure410(BatchSizes):
             mine = [{**row, "rate": names[row["ratio"]]} for row in rows if row["panel"] == title]
             column, label = score_of(title)
             plots.curves(
-                mine, "batch", column, by="rate", band="std", log="x", labels="legend", xlabel="batch size", ylabel=label, title=title, ax=ax
+                mine,
+                "batch",
+                column,
+                by="rate",
+                band="std",
+                log="x",
+                labels="legend",
+                xlabel="batch size",
+                ylabel=label,
+                title=title,
+                ax=ax,
             )
         return figure
 
@@ -339,75 +361,3 @@ class FigureC23(ValidationCurves):
     }
     claims = tuple(alike(panel, "Figure C.23") for panel in ("rank-2", "rank-3"))
     departs = f"{BatchSizes.departs} The rate is 0.1/6.15 of the measured critical rate for both tasks."
-
-
-SCALED = {
-    "tiny": replace(FOUR["tiny"], init="torch"),
-    "laptop": replace(
-        FOUR["laptop"],
-        panels=(Panel(Setting("rank-2", 500, 2000, 50, 512), (5, 20, 500), 10_000), *FOUR["laptop"].panels[1:]),
-        init="torch",
-    ),
-    "paper": replace(FOUR["paper"], init="torch"),
-}
-_TORCH = (
-    f"{BatchSizes.departs} Networks have torch's biases here. The source's rates (0.01, 0.01, 0.05, 1) are replaced by half "
-    "the measured critical rate."
-)
-
-
-class FigureC18(BatchSizes):
-    """SGD in torch's own parameterisation: smaller batches, more catapults, better features."""
-
-    id = "catapult-features/figure-C.18"
-    source = "003, appendix C.5, Figure C.18"
-    reproduces = ("003 Figure C.18",)
-    sizes = SCALED
-    claims = tuple(claim for panel in ("rank-2", "rank-3", "SVHN-2", "CelebA") for claim in trends(panel, "Figure C.18"))
-    departs = _TORCH
-
-
-class FigureC20(ValidationCurves):
-    """SGD in torch's own parameterisation: validation loss during training; the runs of Figure C.18."""
-
-    id = "catapult-features/figure-C.20"
-    source = "003, appendix C.5, Figure C.20"
-    reproduces = ("003 Figure C.20",)
-    sizes = SCALED
-    claims = tuple(best_falls(panel, "Figure C.20") for panel in ("rank-2", "rank-3", "SVHN-2", "CelebA"))
-    departs = _TORCH
-
-
-class FigureC21(BatchSizes):
-    """SGD on further tasks: rank-4, USPS and Fashion-MNIST, the last two with a tenth of the training labels flipped."""
-
-    id = "catapult-features/figure-C.21"
-    source = "003, appendix C.5, Figure C.21"
-    reproduces = ("003 Figure C.21",)
-    sizes = {
-        "tiny": Params(
-            (
-                Panel(Setting("rank-4", 150, 500, 20, 64), (5, 20, 150), 400),
-                Panel(Setting("usps", 60, 100, 8, 64, "stand-in", 0.1), (5, 60), 300),
-                Panel(Setting("fashion", 60, 100, 6, 64, "stand-in", 0.1), (5, 60), 300),
-            )
-        ),
-        "laptop": Params(
-            (
-                Panel(Setting("rank-4", 500, 2000, 50, 256), (5, 20, 500), 4000),
-                Panel(Setting("usps", 100, 100, 8, 256, "either", 0.1), (5, 20, 100), 3000),
-                Panel(Setting("fashion", 500, 2000, 14, 256, "either", 0.1), (5, 20, 500), 3000),
-            )
-        ),
-        "paper": Params(
-            (
-                Panel(Setting("rank-4", 2000, 5000, 100, 256), (5, 10, 50, 100, 2000)),
-                Panel(Setting("usps", 100, 100, 8, 256, "either", 0.1), (5, 10, 50, 100)),
-                Panel(Setting("fashion", 2000, 5000, 28, 256, "files", 0.1), (5, 10, 50, 100, 2000)),
-            )
-        ),
-    }
-    claims = tuple(claim for panel in ("rank-4", "USPS", "Fashion-MNIST") for claim in trends(panel, "Figure C.21"))
-    departs = f"{BatchSizes.departs} The rate is half the critical one; classes 0 and 2 are taken of Fashion-MNIST."
-
-

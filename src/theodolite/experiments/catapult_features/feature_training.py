@@ -172,7 +172,8 @@ class CriticalRates:
     def of_kernel(self, kernel: Tensor) -> Tensor:
         """(R, b, b) to (R,)."""
         values = torch.linalg.eigvalsh(kernel.nan_to_num(0.0, 0.0, 0.0))
-        return kernel.shape[1] / values[:, -1].clamp_min(torch.finfo(values.dtype).tiny)
+        edges: Tensor = kernel.shape[1] / values[:, -1].clamp_min(torch.finfo(values.dtype).tiny)
+        return edges
 
     def of_points(self, networks: StackedNetworks, x: Tensor) -> Tensor:
         """(R,), for all points at once."""

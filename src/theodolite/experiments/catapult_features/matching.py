@@ -58,7 +58,7 @@ SIZES = {
 }
 
 
-def trained(job: Mapping[str, Any], rate: Callable[[Problem, float], Any], **settings: Any) -> Iterator[Row]:
+def trained(job: Mapping[str, Any], rate: Callable[[Problem, int], Any], **settings: Any) -> Iterator[Row]:
     """The rows of a run of SGD in batches of a quarter of the points, until a loss of 1e-3."""
     sample = points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
     shape = tuple(sample.x.shape[1:])
@@ -103,7 +103,7 @@ def table(rows: list[Row], slack: float = 0.0) -> MatchTable:
         losses = [float("inf") if row["diverged"] else row["loss"] for row in run]
         parts.append(match_table([row["exceeded"] for row in run[: len(losses) - 1]], losses, slack=slack))
     names = ("both", "only_up", "only_exceeded", "neither", "unsampled")
-    return MatchTable(**{name: sum(getattr(part, name) for part in parts) for name in names})  # type: ignore[arg-type]
+    return MatchTable(**{name: sum(getattr(part, name) for part in parts) for name in names})
 
 
 class Figure46(Experiment):
@@ -215,7 +215,7 @@ def large_rises(kind: str) -> Callable[[list[Row]], Measured]:
 
 def off_diagonal(rows: list[Row]) -> float:
     """Median distance of the two critical rates, relative."""
-    return median(abs(row["by_kernel"] / row["by_hessian"] - 1) for row in rows if row.get("by_hessian"))
+    return median(abs(float(row["by_kernel"] / row["by_hessian"]) - 1) for row in rows if row.get("by_hessian"))
 
 
 class Table42(Experiment):
@@ -265,7 +265,7 @@ class Table42(Experiment):
         plots.curves(bars, "place", "percent", by="share", error="error", labels="legend", ylabel="per cent", xlabel="", ax=left)
         left.set_xticks(range(len(REPORTED)), list(REPORTED))
         pairs = [row for row in rows if row.get("by_hessian")]
-        names = {"xlabel": "2/λ of the Hessian", "ylabel": "b/λ₁ of the kernel"}
+        names: dict[str, Any] = {"xlabel": "2/λ of the Hessian", "ylabel": "b/λ₁ of the kernel"}
         plots.scatter(pairs, "by_hessian", "by_kernel", by="kind", identity=True, log="xy", ax=right, **names)
         return figure
 

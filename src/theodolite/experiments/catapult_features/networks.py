@@ -26,16 +26,16 @@ class Widths:
     myrtle: int = 64
 
 
-TINY = Widths(fcn=512, cnn=24, shallow=512, four=128, vit=32, patch=4, myrtle=48)
-LAPTOP = Widths(fcn=512, cnn=64)
+TINY = Widths(fcn=512, cnn=24, shallow=512, four=128, vit=32, patch=4, myrtle=64)
+LAPTOP = Widths(fcn=512, cnn=64, myrtle=128)
 PAPER = Widths(fcn=1024, cnn=512, wrn=10, vit=192, patch=4, myrtle=128)
 
 
 def network(kind: str, shape: tuple[int, ...], outputs: int, widths: Widths, *, default: bool = False, seed: int) -> nn.Module:
     """A network for inputs of a shape; `default` is PyTorch's own parameterisation, else the NTK's without biases.
 
-    "2-FCN", "4-FCN" and "5-FCN" have one, three and four hidden layers, "5-CNN" four convolutions and a linear layer. "WRN" is 10-k without
-    normalisation and "ViT" has its own initialisation: the NTK form is not defined for it.
+    "2-FCN", "4-FCN" and "5-FCN" have one, three and four hidden layers, "5-CNN" four convolutions and a linear layer. "WRN" is
+    10-k without normalisation, and "ViT" has its own initialisation: the NTK form is not defined for it.
     """
     inputs = 1
     for length in shape:

@@ -170,7 +170,7 @@ def only(keep: Callable[[Row], bool], measure: Callable[[list[Row]], Any]) -> Ca
 
 def peak_over_start(rows: list[Row]) -> float:
     """Peak over first loss, the smallest of the runs above the critical rate."""
-    return min(max(row["loss"] for row in finished(run)) / run[0]["loss"] for run in by_run(rows, above))
+    return min(float(max(row["loss"] for row in finished(run)) / run[0]["loss"]) for run in by_run(rows, above))
 
 
 def highest_spike(rows: list[Row]) -> float:
@@ -180,12 +180,12 @@ def highest_spike(rows: list[Row]) -> float:
 
 def end_over_start(rows: list[Row]) -> float:
     """Last over first loss, the largest of the runs above the critical rate."""
-    return max(finished(run)[-1]["loss"] / run[0]["loss"] for run in by_run(rows, above))
+    return max(float(finished(run)[-1]["loss"] / run[0]["loss"]) for run in by_run(rows, above))
 
 
 def kernel_end_over_start(rows: list[Row]) -> float:
     """Last over first norm of the kernel, the largest of the runs above the critical rate."""
-    return max(finished(run)[-1]["kernel"] / run[0]["kernel"] for run in by_run(rows, above))
+    return max(float(finished(run)[-1]["kernel"] / run[0]["kernel"]) for run in by_run(rows, above))
 
 
 def share_of_rise(rank: int) -> Callable[[list[Row]], float]:
@@ -203,14 +203,14 @@ def share_of_rise(rank: int) -> Callable[[list[Row]], float]:
     return measure
 
 
-def rises_of_rest(rank: int) -> Callable[[list[Row]], int]:
+def rises_of_rest(rank: int, keep: Callable[[Row], bool] = above) -> Callable[[list[Row]], int]:
     """Steps in which the loss outside the top eigenspace rises by more than 2 % of the first loss; the most of the runs."""
 
     def measure(rows: list[Row]) -> int:
         name = f"rest_{rank}"
         return max(
-            sum(b[name] - a[name] > 0.02 * run[0]["loss"] for a, b in itertools.pairwise(finished(run)))
-            for run in by_run(rows, above)
+            sum(bool(b[name] - a[name] > 0.02 * run[0]["loss"]) for a, b in itertools.pairwise(finished(run)))
+            for run in by_run(rows, keep)
         )
 
     return measure

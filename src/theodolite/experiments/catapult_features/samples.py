@@ -64,7 +64,8 @@ def _read(name: str, source: Source) -> Dataset | None:
     if source == "stand-in":
         return None
     try:
-        return data.load(name)
+        found: Dataset = data.load(name)
+        return found
     except MissingDataError:
         if source == "files":
             raise

@@ -60,7 +60,10 @@ def spike_claims(where: str) -> tuple[Claim, ...]:
             expected=0.8,
             reported=Reported("spikes occur in the top eigenspace", where),
         ),
-        Claim("steps in which the rest of the loss rises by more than 2 % of the first loss (most)", rises_of_rest(1)),
+        Claim(
+            "steps in which the rest of the loss rises by more than 2 % of the first loss (most)",
+            rises_of_rest(1, lambda row: True),
+        ),
     )
 
 
@@ -107,8 +110,16 @@ class FigureC9(_Spikes):
     id = "catapult-features/figure-C.9"
     source = "003, appendix C.3, Figure C.9"
     reproduces = ("003 Figure C.9",)
-    departs = _Spikes.departs + " The rates are not stated; ours are 1.7 of the critical one."
-    panels: ClassVar = tuple(Panel(kind, "cifar10", 1.7, default=True) for kind in ("5-FCN", "5-CNN", "WRN", "ViT"))
+    departs = (
+        _Spikes.departs + " The rates are not stated. In this parameterisation outputs start near zero and the kernel grows many "
+        "times over in the first steps, so ours are 0.2 of the critical one of the start (0.4 for ViT): at 1.7 of it these runs "
+        "diverge."
+    )
+    panels: ClassVar = (
+        *(Panel(kind, "cifar10", 0.2, default=True) for kind in ("5-FCN", "5-CNN", "WRN")),
+        Panel("ViT", "cifar10", 0.4, default=True),
+    )
+    sizes = {**SGD_SIZES, "tiny": replace(SGD_TINY, slow_steps=60)}
     claims = spike_claims("003, Figure C.9")
 
 
@@ -140,7 +151,9 @@ class FigureC11(_Spikes):
     source = "003, appendix C.3, Figure C.11"
     reproduces = ("003 Figure C.11",)
     sizes = {
-        "tiny": Params(replace(TINY, fcn=128, cnn=16), n=420, steps=25, slow_n=20, slow_steps=30, side=8, source="stand-in"),
+        "tiny": Params(
+            replace(TINY, fcn=128, cnn=24, myrtle=64), n=420, steps=25, slow_n=16, slow_steps=30, side=8, source="stand-in"
+        ),
         "laptop": Params(replace(LAPTOP, fcn=256), n=1000, steps=150, slow_n=128, slow_steps=100, side=8, source="either"),
         "paper": Params(PAPER, n=5000, steps=3000, slow_n=5000, slow_steps=3000, side=32, source="files", classes=10),
     }
@@ -148,7 +161,7 @@ class FigureC11(_Spikes):
     panels: ClassVar = (
         Panel("5-FCN", "cifar10", 1.67),
         Panel("5-CNN", "cifar10", 1.78),
-        Panel("Myrtle-5", "cifar10", 1.7, many=True),
+        Panel("Myrtle-5", "cifar10", 1.2, many=True),
     )
     claims = spike_claims("003, Figure C.11")
 

@@ -1,0 +1,294 @@
+"""Statements on critical rates, the split of the loss and batches that can be checked by numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.experiments.base import Experiment
+from theodolite.experiments.claims import Claim, Reported
+from theodolite.linalg import top_eigenpairs
+from theodolite.measures.dynamics import batch_critical_rates, split_loss
+from theodolite.models import ntk_fcn
+from theodolite.operators import gauss_newton, hessian, tangent_kernel
+from theodolite.problem import Problem
+from theodolite.results import Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Points of the segment of a step at which the sharpness is taken.
+SEGMENT = 9
+
+
+@dataclass(frozen=True)
+class Params:
+    widths: tuple[int, ...]
+    seeds: int
+    n: int = 32
+    dim: int = 20
+    batch_width: int = 512
+    batch_points: int = 400
+    batches: tuple[int, ...] = (1, 5, 10, 50, 100)
+
+
+def gaussian(n: int, dim: int, outputs: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    return x, torch.randn(n, outputs, generator=generator, dtype=torch.float64)
+
+
+def moved(problem: Problem, step: Tensor) -> Problem:
+    """The problem on a copy whose weights are moved by a flat vector."""
+    other = problem.with_model(copy.deepcopy(problem.model))
+    with torch.no_grad():
+        for p, s in zip(other.parameters, problem.split(step).values(), strict=True):
+            p.add_(s)
+    return other
+
+
+def sharpness(problem: Problem) -> float:
+    return float(top_eigenpairs(hessian(problem), 1, tol=1e-8, progress=False).values[0])
+
+
+def descent_lemma(job: Mapping[str, Any]) -> Iterator[Row]:
+    """G1: L(w − ηg) ≤ L(w) − η(1 − ηβ/2)‖g‖² with β the largest sharpness on the way; what is left over, relative to L(w)."""
+    data = gaussian(job["n"], job["dim"], 1, job["seed"])
+    model = ntk_fcn(job["dim"], 32, 3, activation="tanh", seed=job["seed"]).double()
+    problem = Problem(model, nn.MSELoss(), data)
+    loss, gradient = problem.loss_and_gradient()
+    critical = 2.0 / sharpness(problem)
+    for ratio in (0.25, 0.5, 1.0, 1.5, 2.0):
+        rate = ratio * critical
+        way = [sharpness(moved(problem, -rate * t / (SEGMENT - 1) * gradient)) for t in range(SEGMENT)]
+        bound = loss - rate * (1 - rate * max(way) / 2) * float(gradient @ gradient)
+        yield {"ratio": ratio, "left": (bound - moved(problem, -rate * gradient).loss()) / loss, "case": "network"}
+    # A linear model whose gradient lies along the sharpest direction: equality.
+    line = Problem(nn.Linear(job["dim"], 1, bias=False).double(), nn.MSELoss(), (data[0], 0 * data[1]))
+    top = top_eigenpairs(hessian(line), 1, tol=1e-12, progress=False)
+    with torch.no_grad():
+        line.parameters[0].copy_(top.vectors[:, 0].reshape(1, -1))
+    loss, gradient = line.loss_and_gradient()
+    beta = float(top.values[0])
+    for ratio in (0.5, 1.0, 1.5):
+        rate = ratio * 2.0 / beta
+        bound = loss - rate * (1 - rate * beta / 2) * float(gradient @ gradient)
+        yield {"ratio": ratio, "left": (bound - moved(line, -rate * gradient).loss()) / loss, "case": "equality"}
+
+
+def identities(job: Mapping[str, Any]) -> Iterator[Row]:
+    """G2 and G3: the parts of the loss sum to it; λ_max of (2/m) JᵀJ is (2/m) λ₁(K), m the numbers of the residual."""
+    for outputs in (1, 3):
+        data = gaussian(job["n"], job["dim"], outputs, job["seed"])
+        model = ntk_fcn(job["dim"], 64, 3, outputs, seed=job["seed"]).double()
+        problem = Problem(model, nn.MSELoss(), data)
+        kernel = tangent_kernel(problem)
+        with torch.no_grad():
+            split = split_loss(kernel, model(data[0]) - data[1], ranks=(1, 2, 5), outputs=outputs)
+        matrix = float(top_eigenpairs(gauss_newton(problem), 1, tol=1e-11, progress=False).values[0])
+        predicted = 2.0 / data[1].numel() * float(split.eigenvalues[0])
+        apart = max(abs(split.total - split.top[s] - split.rest[s]) for s in split.top)
+        yield {"outputs": outputs, "split": apart / split.total, "edge": abs(matrix / predicted - 1)}
+
+
+def widths(job: Mapping[str, Any]) -> Iterator[Row]:
+    """G3 and G4 by width: how far Hessian and kernel rate differ at the start, and what (4.3) leaves over in one step."""
+    data = gaussian(job["n"], job["dim"], 1, job["seed"])
+    model = ntk_fcn(job["dim"], job["m"], job["depth"], seed=job["seed"]).double()
+    problem = Problem(model, nn.MSELoss(), data)
+    kernel = tangent_kernel(problem)
+    largest = float(torch.linalg.eigvalsh(kernel)[-1])
+    by_kernel, by_hessian = job["n"] / largest, 2.0 / sharpness(problem)
+    with torch.no_grad():
+        before = (model(data[0]) - data[1])[:, 0]
+        gradient = problem.gradient()
+        after = (moved(problem, -0.5 * by_kernel * gradient).model(data[0]) - data[1])[:, 0]
+    linear = before - (2 * 0.5 * by_kernel / job["n"]) * kernel @ before
+    remainder = float((after - linear).norm() / before.norm())
+    yield {"m": job["m"], "depth": job["depth"], "gap": abs(by_kernel / by_hessian - 1), "remainder": remainder}
+
+
+def batches(job: Mapping[str, Any]) -> Iterator[Row]:
+    """G12: critical rates of random batches by their size, against half the critical rate of all points."""
+    data = gaussian(job["points"], 100, 1, job["seed"])
+    model = ntk_fcn(100, job["width"], 2, seed=job["seed"])
+    problem = Problem(model, nn.MSELoss(), (data[0].float(), data[1].float()))
+    whole = batch_critical_rates(problem, batch_size=job["points"], batches=1).median
+    for size in job["sizes"]:
+        found = batch_critical_rates(problem, batch_size=size, batches=200, seed=job["seed"])
+        edges = 1.0 / found.rates  # λ₁/b
+        exceeded = float((found.rates < 0.5 * whole).double().mean())
+        small = float((found.rates < whole / 40).double().mean())
+        spread = float(edges.std() / edges.mean())
+        yield {"size": size, "median": found.median, "spread": spread, "exceeded": exceeded, "small": small, "whole": whole}
+
+
+PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
+    "lemma": descent_lemma,
+    "identities": identities,
+    "widths": widths,
+    "batches": batches,
+}
+
+
+def of(rows: list[Row], part: str, **wanted: Any) -> list[Row]:
+    return [row for row in rows if row["part"] == part and all(row[k] == v for k, v in wanted.items())]
+
+
+def slope(column: str, depth: int) -> Callable[[list[Row]], float]:
+    """Exponent of a column in the width, fitted to its means over the seeds."""
+
+    def measure(rows: list[Row]) -> float:
+        mine = of(rows, "widths", depth=depth)
+        sizes = sorted({row["m"] for row in mine})
+        means = [fmean(row[column] for row in mine if row["m"] == m) for m in sizes]
+        logs = torch.tensor([sizes, means], dtype=torch.float64).log()
+        centred = logs - logs.mean(1, keepdim=True)
+        return float((centred[0] @ centred[1]) / (centred[0] @ centred[0]))
+
+    return measure
+
+
+def by_size(column: str) -> Callable[[list[Row]], list[float]]:
+    return lambda rows: [fmean(row[column] for row in of(rows, "batches", size=s)) for s in _sizes(rows)]
+
+
+def _sizes(rows: list[Row]) -> list[int]:
+    return sorted({row["size"] for row in of(rows, "batches")})
+
+
+def falls(values: list[float]) -> bool:
+    return values == sorted(values, reverse=True)
+
+
+class Theorems(Experiment):
+    """Critical rates, the split of the loss and batches: what the chapter states and numbers can check.
+
+    The descent lemma with the sharpness on the way (G1), the sum of the parts of the loss and the edge of the Gauss-Newton
+    matrix (G2, G3), how Hessian and kernel rate approach each other with the width (G3), what the linear recursion of the
+    residuals leaves over (G4), and how the critical rates of batches spread as batches shrink (G12).
+    """
+
+    id = "catapult-features/theorems"
+    source = "003, sections 4.2 and 4.3, appendix C.1"
+    sizes = {
+        "tiny": Params(widths=(64, 256, 1024), seeds=3),
+        "laptop": Params(widths=(64, 256, 1024, 4096), seeds=5, batch_width=1024, batch_points=2000),
+        "paper": Params(widths=(64, 256, 1024, 4096, 16_384), seeds=10, batch_width=1024, batch_points=2000),
+    }
+    departs = "(4.3) leaves out the factor ½ before the second-order term; only the size of the whole term is used here."
+    claims = (
+        Claim(
+            "descent lemma: what is left over, relative to the loss (smallest)",
+            lambda rows: min(row["left"] for row in of(rows, "lemma", case="network")),
+            rule="at least",
+            expected=0.0,
+            reported=Reported("not negative", "003, Lemma 4.2.2", read_from="theory"),
+        ),
+        Claim(
+            "nothing is left over for a quadratic loss along its sharpest direction (largest)",
+            lambda rows: max(abs(row["left"]) for row in of(rows, "lemma", case="equality")),
+            rule="at most",
+            expected=1e-9,
+            reported=Reported("equality", "003, Lemma 4.2.2", read_from="theory"),
+        ),
+        Claim(
+            "the parts of the loss sum to it (largest relative distance)",
+            lambda rows: max(row["split"] for row in of(rows, "identities")),
+            rule="at most",
+            expected=1e-10,
+            reported=Reported("identity", "003, (4.2)", read_from="theory"),
+        ),
+        Claim(
+            "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)",
+            lambda rows: max(row["edge"] for row in of(rows, "identities")),
+            rule="at most",
+            expected=1e-8,
+            reported=Reported("identity", "003, appendix C.1", read_from="theory"),
+        ),
+        *(
+            Claim(
+                f"distance of Hessian and kernel rate by width, {depth} layers (exponent)",
+                slope("gap", depth),
+                rule="at most",
+                expected=-0.3,
+                reported=Reported(-0.5, "003, appendix C.1: Õ(1/√m)", read_from="theory"),
+            )
+            for depth in (2, 3)
+        ),
+        Claim(
+            "what the linear recursion leaves over by width, 2 layers (exponent)",
+            slope("remainder", 2),
+            rule="at most",
+            expected=-0.5,
+            reported=Reported("-1/2 or faster", "003, section 4.3", read_from="theory"),
+        ),
+        Claim(
+            "what the linear recursion leaves over by width, 3 layers (exponent)",
+            slope("remainder", 3),
+            rule="at most",
+            expected=-0.3,
+            reported=Reported("-1/2 or faster", "003, section 4.3", read_from="theory"),
+        ),
+        Claim(
+            "the spread of λ₁(K)/b falls with the batch size",
+            lambda rows: falls(by_size("spread")(rows)),
+            rule="equal",
+            expected=True,
+            reported=Reported("smaller batches, more catapults", "003, section 4.4", read_from="theory"),
+        ),
+        Claim(
+            "share of batches of five below half the critical rate of all points",
+            lambda rows: fmean(row["exceeded"] for row in of(rows, "batches", size=5)),
+            rule="between",
+            expected=(0.5, 0.8),
+        ),
+        Claim(
+            "share of larger batches below it (largest)",
+            lambda rows: max(row["exceeded"] for row in of(rows, "batches") if row["size"] >= 10),
+            rule="at most",
+            expected=0.02,
+        ),
+        Claim(
+            "share of batches of any size below a fortieth of it (largest)",
+            lambda rows: max(row["small"] for row in of(rows, "batches")),
+            rule="equal",
+            expected=0.0,
+        ),
+    )
+
+    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+        points = {"n": p.n, "dim": p.dim}
+        for seed in range(p.seeds):
+            for m in p.widths:
+                for depth in (2, 3):
+                    yield {"part": "widths", "m": m, "depth": depth, **points, "seed": seed}
+        yield {"part": "lemma", **points, "seed": 0}
+        yield {"part": "identities", **points, "seed": 0}
+        shared = {"points": p.batch_points, "width": p.batch_width, "sizes": list(p.batches)}
+        yield {"part": "batches", **shared, "seed": 0}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        for row in PARTS[job["part"]](job):
+            yield {"part": job["part"], "seed": job["seed"], **row}
+
+    def figure(self, rows: list[Row]) -> Figure:
+        from theodolite import plots
+
+        figure, axes = plots.panels(4, columns=2, size=(4.2, 3.0))
+        by_width = [{**row, "layers": f"{row['depth']} layers"} for row in of(rows, "widths")]
+        plots.log_log(by_width, "m", "gap", by="layers", xlabel="width", ylabel="Hessian against kernel rate", ax=axes[0])
+        plots.log_log(by_width, "m", "remainder", by="layers", xlabel="width", ylabel="left over by (4.3)", ax=axes[1])
+        sizes = of(rows, "batches")
+        look: dict[str, Any] = {"xlabel": "batch size", "log": "x", "labels": "none"}
+        plots.curves(sizes, "size", "median", ylabel="critical rate, median", ax=axes[2], **look)
+        plots.reference(axes[2], y=sizes[0]["whole"] / 2, label="half of all points'")
+        lemma = [{**row, "model": row["case"]} for row in of(rows, "lemma")]
+        plots.curves(lemma, "ratio", "left", by="model", xlabel="η/η_crit", ylabel="left over in the descent lemma", ax=axes[3])
+        return figure
