@@ -13,7 +13,7 @@ from typing import Literal
 Word = Literal["calm", "begins", "goes on", "is over"]
 
 #: Losses of calm times from which noise is estimated, and how many of them it takes.
-HISTORY, ENOUGH = 60, 4
+HISTORY, ENOUGH = 60, 8
 #: Before the noise is known, a loss this many times the least so far is a spike.
 UNKNOWN_NOISE = 1.5
 
@@ -21,7 +21,7 @@ UNKNOWN_NOISE = 1.5
 def step_noise(values: Sequence[float]) -> float:
     """Standard deviation of numbers around a slow trend, from the median difference of neighbours; infinite for too few.
 
-    >>> round(step_noise([1.0, 1.1, 1.0, 1.1, 1.0]), 4)
+    >>> round(step_noise([1.0, 1.1] * 4), 4)
     0.1048
     """
     gaps = [abs(b - a) for a, b in itertools.pairwise(values)]
@@ -49,7 +49,7 @@ class Alarm:
     rise: float = 1.2
     window: int = 20
     recovered: float = 1.05
-    noises: float = 4.0
+    noises: float = 5.0
     patience: int = 200
     calm: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     before: float = math.nan

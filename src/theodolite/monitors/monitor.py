@@ -89,7 +89,7 @@ class Monitor:
         self._subject: Subject | None = None
         self._handles: list[Any] = []
         self.vitals: list[Vitals] = []
-        self._pending: bool | None = None  # whether the step before exceeded the critical rate of its batch
+        self._pending: tuple[bool, float] | None = None  # critical rate exceeded at the step before, loss of the probe there
         self._counts = [0, 0, 0, 0]  # both, only up, only exceeded, neither
         self._turn = 0
 
@@ -174,8 +174,9 @@ class Monitor:
         self._settle_pending(subject)
         subject.gather(batches)
         with self._inspector.guarded():
-            if self._casebook.update(subject, self.vitals, batches) and batches:
-                self._sample(subject, vitals, batches)
+            calm = self._casebook.update(subject, self.vitals, batches)
+            if batches and vitals.finite and (calm or self.budget is None):
+                self._sample(subject, vitals, batches, calm)
         self._write_step(vitals)
         subject.footprint.keep(subject.parameters)
         subject.previous = batches
@@ -195,28 +196,30 @@ class Monitor:
             input_size=input_size([b.inputs for b in batches]),
         )
 
-    def _sample(self, subject: Subject, vitals: Vitals, batches: list[Batch]) -> None:
-        """The looks of calm times: at the batch and at the probe in turn, as far as the budget goes."""
+    def _sample(self, subject: Subject, vitals: Vitals, batches: list[Batch], calm: bool) -> None:
+        """The looks of calm times, at the batch and at the probe in turn, as far as the budget goes; without one, of all times."""
         inspector, every_step = self._inspector, self.budget is None
-        due = len(self.vitals) % PROBE_LOSS_EVERY == 1
+        due, exceeded = calm and len(self.vitals) % PROBE_LOSS_EVERY == 1, None
         if (self._turn % 2 == 0 or every_step) and inspector.affords("batch"):
             look = inspector.look(subject, lambda: subject.problem(batches), vitals, on="batch", why="schedule")
-            if look is not None and look.exceeded is not None:
-                self._pending = look.exceeded
-            self._turn, due = self._turn + 1, True
-        if due:
-            subject.compare(vitals.loss, inspector.probe_loss(subject))
+            exceeded = None if look is None else look.exceeded
+            self._turn += 1
+        if due or exceeded is not None:
+            loss = inspector.probe_loss(subject)
+            if calm:
+                subject.compare(vitals.loss, loss)
+            self._pending = None if exceeded is None or loss is None else (exceeded, loss)
         if (self._turn % 2 == 1 or every_step) and subject.has_probe and inspector.affords("probe"):
             inspector.look(subject, subject.probe, vitals, on="probe", why="schedule", split=True, features=True)
             self._turn += 1
 
     def _settle_pending(self, subject: Subject) -> None:
         """Did the step before, whose batch was looked at, raise the loss of the probe?"""
-        if self._pending is None or not subject.probe_losses:
+        if self._pending is None:
             return
-        exceeded, self._pending = self._pending, None
+        (exceeded, before), self._pending = self._pending, None
         after = self._inspector.probe_loss(subject)
-        up = after is None or after > subject.probe_losses[-1]
+        up = after is None or after > before
         self._counts[(0 if exceeded else 1) if up else (2 if exceeded else 3)] += 1
 
     # Odds and ends

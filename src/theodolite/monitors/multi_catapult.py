@@ -77,11 +77,11 @@ class CatapultReport(Result):
     def sentence(self) -> str:
         failed = sum(row["rolled_back"] for row in self.events)
         undone = f", {failed} undone" if failed else ""
-        pending = f", {sum(row['end'] is None and not row['rolled_back'] for row in self.events)} not settled"
+        waiting = sum(row["end"] is None and not row["rolled_back"] for row in self.events)
+        pending = f", {waiting} not settled" if waiting else ""
         return (
-            f"{self.catapults} of {self.wanted} catapults in {self.steps} steps{undone}"
-            f"{'' if pending.startswith(', 0') else pending}; the critical rate went from {self.first_critical_rate:.3g} to "
-            f"{self.last_critical_rate:.3g}, the learning rate ended at {self.final_rate:.3g}."
+            f"{self.catapults} of {self.wanted} catapults in {self.steps} steps{undone}{pending}; the critical rate went from "
+            f"{self.first_critical_rate:.3g} to {self.last_critical_rate:.3g}, the learning rate ended at {self.final_rate:.3g}."
         )
 
 
@@ -90,9 +90,9 @@ class MultiCatapult:
 
     It looks at the model before every step. Once the loss is below its value before the last raise, and the rate has been
     below 0.95 of the critical one for `patience` steps (or, where the kernel has grown back to the edge, below the critical
-    one for three times as long), the rate is set to `ratio` times the critical rate. A raise that
-    diverges or kills the network is undone: model and optimizer go back to the state before it, and half the excess is tried. After the last
-    catapult the rate is taken to 0.9 of the critical one wherever it would exceed it.
+    one for three times as long), the rate is set to `ratio` times the critical rate. A raise that diverges or kills the network
+    is undone: model and optimizer go back to the state before it, and half the excess is tried. After the last catapult the
+    rate is taken to 0.9 of the critical one wherever it would exceed it.
 
     In a loop of your own::
 

@@ -126,6 +126,12 @@ def test_a_run_stops_at_the_wanted_loss_and_a_lost_network_harms_nobody():
     assert float(history.best_loss[1]) == pytest.approx(float(alone.best_loss[1]), rel=1e-12)
 
 
+def test_a_network_that_has_stopped_stays_where_it_is():
+    networks, splits, history = trained(steps=400, until=0.2, rates=torch.tensor([1.0, 1e-3], dtype=torch.float64))
+    assert int(history.steps[0]) < int(history.steps[1])
+    assert float(splits.train.loss(networks)[0]) == pytest.approx(float(history.final_loss[0]), rel=1e-12)
+
+
 def test_torch_optimizers_act_on_each_network_alone():
     networks, _, _ = trained(rates=None, optimizer=lambda tensors: torch.optim.Adam(tensors, lr=0.01), batch=40, steps=5)
     models, _ = stack(width=32)

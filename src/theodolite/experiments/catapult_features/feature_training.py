@@ -129,7 +129,8 @@ def train(
             rule.step()
         else:
             assert rates is not None
-            history.exceeded.append(rates - sgd_step(networks, x, y, rates, critical) > MARGIN)
+            edge = sgd_step(networks, x, y, rates * history.running, critical)  # who has stopped stays where it is
+            history.exceeded.append(rates - edge > MARGIN)
         if (step + 1) % check == 0 or step + 1 == steps:
             history.check(step + 1, networks, splits, until)
             if not history.running.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import ClassVar
 
 from theodolite.experiments.catapult_features.panels import (
@@ -177,7 +178,7 @@ class FigureC5(PanelExperiment):
     id = "catapult-features/figure-C.5"
     source = "003, appendix C.2, Figure C.5"
     reproduces = ("003 Figure C.5",)
-    sizes = GD_SIZES
+    sizes = {**GD_SIZES, "tiny": replace(GD_SIZES["tiny"], n=24, slow_n=12, slow_steps=30)}
     departs = DEPARTS + " Below paper size there are four classes."
     panels: ClassVar = (Panel("5-FCN", "cifar10", 2.94, many=True), Panel("5-CNN", "cifar10", 5.0, many=True))
     claims = catapult_claims("003, Figure C.5")

@@ -52,7 +52,9 @@ class Params:
 
 
 SIZES = {
-    "tiny": Params(replace(TINY, fcn=256), n=32, slow_n=16, steps=80, slow_steps=50, side=8, source="stand-in", seeds=1),
+    "tiny": Params(
+        replace(TINY, fcn=256), n=32, slow_n=16, steps=70, slow_steps=40, side=8, source="stand-in", seeds=1, hessian_every=10
+    ),
     "laptop": Params(LAPTOP, n=128, slow_n=64, steps=600, slow_steps=250, side=8, source="either", seeds=3),
     "paper": Params(PAPER, n=128, slow_n=128, steps=5000, slow_steps=5000, side=32, source="files", seeds=3, hessian_every=1),
 }
@@ -254,16 +256,21 @@ class Table42(Experiment):
         from theodolite import plots
 
         figure, (left, right) = plots.panels(2, size=(4.4, 3.2))
-        bars = []
-        for place, kind in enumerate(REPORTED):
-            counts = table([row for row in rows if row["kind"] == kind])
-            shown = {"match rate P(e|up)": counts.match_rate, "base rate P(e)": counts.base_rate}
-            shown |= {"P(up|e)": counts.up_given_exceeded}
-            for name, p in shown.items():
-                bars.append({"place": place, "share": name, "percent": 100 * p.value, "error": 100 * p.error})
-            bars.append({"place": place, "share": "reported", "percent": REPORTED[kind], "error": 0.0})
-        plots.curves(bars, "place", "percent", by="share", error="error", labels="legend", ylabel="per cent", xlabel="", ax=left)
+        tables = [table([row for row in rows if row["kind"] == kind]) for kind in REPORTED]
+        shown = {
+            "match rate P(e|up)": [t.match_rate for t in tables],
+            "base rate P(e)": [t.base_rate for t in tables],
+            "P(up|e)": [t.up_given_exceeded for t in tables],
+        }
+        places = torch.arange(len(REPORTED))
+        for i, (name, shares) in enumerate(shown.items()):
+            values, errors = ([100 * getattr(p, part) for p in shares] for part in ("value", "error"))
+            left.errorbar(places + 0.12 * (i - 1), values, errors, fmt="so^"[i], color=f"C{i}", capsize=2, label=name)
+        left.plot(places, list(REPORTED.values()), "_", color="black", markersize=22, label="reported match rate")
         left.set_xticks(range(len(REPORTED)), list(REPORTED))
+        left.set_ylim(-5, 105)
+        left.set_ylabel("per cent")
+        left.legend(fontsize=7)
         pairs = [row for row in rows if row.get("by_hessian")]
         names: dict[str, Any] = {"xlabel": "2/λ of the Hessian", "ylabel": "b/λ₁ of the kernel"}
         plots.scatter(pairs, "by_hessian", "by_kernel", by="kind", identity=True, log="xy", ax=right, **names)

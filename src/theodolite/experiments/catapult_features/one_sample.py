@@ -112,9 +112,11 @@ class Figure45(Experiment):
 
         figure, [ax] = plots.panels(1, size=(6.4, 3.2), letters=False)
         plots.curves(rows, "step", "loss", log="y", markers=False, labels="none", ylabel="loss on all points", ax=ax)
-        visits = [row["step"] for row in rows if row["steep"]]
-        ax.plot(visits, [min(row["loss"] for row in rows)] * len(visits), "|", color="C3", markersize=9, clip_on=False)
-        ax.set_title("ticks: the rate exceeds the critical one (visits of the doubled sample)", fontsize=9)
+        floor = min(row["loss"] for row in rows)
+        for exceeded, colour in ((False, "grey"), (True, "C3")):
+            visits = [row["step"] for row in rows if row["steep"] and row["exceeded"] == exceeded]
+            ax.plot(visits, [floor] * len(visits), "|", color=colour, markersize=10, markeredgewidth=1.6, clip_on=False)
+        ax.set_title("ticks: visits of the doubled sample, red where the rate exceeds its critical one", fontsize=9)
         return figure
 
 

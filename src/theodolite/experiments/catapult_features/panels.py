@@ -58,7 +58,7 @@ class Params:
     kinds: tuple[str, ...] = ()  # networks that are trained; empty: all of the figure
 
 
-GD_TINY = Params(TINY, n=32, steps=60, slow_n=16, slow_steps=40, side=8, source="stand-in")
+GD_TINY = Params(TINY, n=32, steps=50, slow_n=16, slow_steps=40, side=8, source="stand-in")
 GD_LAPTOP = Params(LAPTOP, n=64, steps=150, slow_n=64, slow_steps=100, side=8, source="either", seeds=3)
 GD_PAPER = Params(PAPER, n=128, steps=300, slow_n=128, slow_steps=300, side=32, source="files", seeds=3, classes=10)
 GD_SIZES = {"tiny": GD_TINY, "laptop": GD_LAPTOP, "paper": GD_PAPER}

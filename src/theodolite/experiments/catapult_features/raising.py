@@ -67,8 +67,8 @@ def largest_kernel_ratio(rows: list[Row]) -> float:
     ratios = []
     for run, events in zip(runs(rows, "run"), runs(rows, "event"), strict=True):
         for event in kept(events):
-            after = run[-1] if event["end"] is None else run[event["end"]]
-            ratios.append(after["kernel"] / run[event["step"]]["kernel"])
+            after = event["kernel_after"] if event["end"] is not None else event["per_norm"] * run[-1]["kernel"]
+            ratios.append(after / event["kernel_before"])
     return float(max(ratios))
 
 
@@ -82,7 +82,8 @@ def smallest_share(rows: list[Row]) -> float:
     shares = []
     for run, events in zip(runs(rows, "run"), runs(rows, "event"), strict=True):
         for event in kept(events):
-            flight = [row for row in run if event["step"] <= row["step"] <= (event["end"] or run[-1]["step"])]
+            # The row of the raise itself may show the state that was undone.
+            flight = [row for row in run if event["step"] < row["step"] <= (event["end"] or run[-1]["step"])]
             low, peak = flight[0], max(flight, key=lambda row: row["loss"])
             shares.append((peak[f"top_{RANK}"] - low[f"top_{RANK}"]) / (peak["loss"] - low["loss"]))
     return float(min(shares))
@@ -105,7 +106,7 @@ class Figure44(Experiment):
     source = "003, section 4.3, Figure 4.4, appendix C.2, Figures C.6 and C.7"
     reproduces = ("003 Figure 4.4", "003 Figure C.6", "003 Figure C.7")
     sizes = {
-        "tiny": Params(replace(TINY, fcn=256), n=16, steps=300, side=8, source="stand-in", kinds=("5-FCN",), restart_steps=40),
+        "tiny": Params(replace(TINY, fcn=256), n=24, steps=320, side=8, source="stand-in", kinds=("5-FCN",), restart_steps=40),
         "laptop": Params(LAPTOP, n=64, steps=400, side=8, source="either"),
         "paper": Params(PAPER, n=128, steps=1500, side=32, source="files", seeds=3),
     }
@@ -174,7 +175,7 @@ class Figure44(Experiment):
             if calm > 15:
                 break
         for event in driver.events:
-            yield {"part": "event", **shared, **event.row(), "first_critical": first}
+            yield {"part": "event", **shared, **event.row(), "first_critical": first, "per_norm": 2.0 / job["n"]}
         last = [event.rate for event in driver.events if not event.rolled_back][-1]
         for row in descend(start, sample, lambda step, critical: last, steps=job["restart_steps"], ranks=(1, RANK)):
             yield {"part": "restart", **shared, **row}
