@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.errors import TheodoliteError
 from theodolite.linalg import Eigenpairs, top_eigenpairs
+from theodolite.measures.dynamics.batch_rates import kernel_curvature
 from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
-from theodolite.measures.kernel.squared_loss import squared_loss_curvature
+from theodolite.monitors.rate_schedules import KERNEL_ROWS
 from theodolite.operators import gauss_newton, hessian, tangent_kernel
 from theodolite.problem import Problem
 from theodolite.results import Row
@@ -26,8 +26,6 @@ By = Literal["kernel", "gauss_newton", "hessian"]
 
 #: Products of one look: from nothing, and from the direction of an earlier one.
 COLD, WARM = 10, 4
-#: Outputs up to which the tangent kernel of a squared loss is written out.
-KERNEL_OUTPUTS = 512
 #: Relative residual below which an eigenvalue counts as found.
 TOLERANCE = 0.02
 
@@ -114,8 +112,8 @@ class Looker:
         """One look; `split` also asks for the part of the loss in the top eigenspace."""
         began = time.perf_counter()
         law = self._law(optimizer, problem)
-        written_out = self._kernel_serves(problem, law)
-        facts = self._by_kernel(problem) if written_out else self._by_products(problem, law, on, split)
+        c = self._kernel_curvature(problem, law)
+        facts = self._by_products(problem, law, on, split) if c is None else self._by_kernel(problem, c, law)
         sharpness = facts["sharpness"]
         critical = None if law is None else law.rate(sharpness) if sharpness > 0 else math.inf
         rule = "" if law is None else law.rule
@@ -129,33 +127,30 @@ class Looker:
             self.notes.add(f"no critical rate: {error}")
             return None
 
-    def _kernel_serves(self, problem: Problem, law: StabilityLaw | None) -> bool:
+    def _kernel_curvature(self, problem: Problem, law: StabilityLaw | None) -> float | None:
+        """The c of a squared loss whose tangent kernel is to be written out; None where products serve better."""
         if self.by not in (None, "kernel"):
-            return False
-        plain = law is None or (law.scale is None and law.shift is None and law.decay is None)
-        coupled = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in problem.model.modules())
-        outputs = _outputs(problem)
-        fits = outputs is not None and outputs <= KERNEL_OUTPUTS and plain and not coupled
-        if self.by == "kernel" and not fits:
-            self.notes.add("the tangent kernel does not serve here (several rates, preconditioner, weight decay, batch "
-                           "normalisation or too many outputs); the Gauss-Newton matrix was used")  # fmt: skip
-        return fits and self._squared(problem)
+            return None
+        plain = stability_law(None, problem) if law is None else law
+        found = kernel_curvature(problem, plain, rows=KERNEL_ROWS, required=False)
+        if self.by == "kernel" and found is None:
+            self.notes.add(
+                "the tangent kernel does not serve here (no squared loss, several rates, a preconditioner, batch normalisation, "
+                "or too many outputs); the Gauss-Newton matrix was used"
+            )
+        return found
 
-    def _squared(self, problem: Problem) -> bool:
-        return squared_loss_curvature(problem) is not None
-
-    def _by_kernel(self, problem: Problem) -> dict[str, Any]:
+    def _by_kernel(self, problem: Problem, curvature: float, law: StabilityLaw | None) -> dict[str, Any]:
         """Everything from the tangent kernel written out; c K has the nonzero eigenvalues of the Gauss-Newton matrix."""
-        curvature = squared_loss_curvature(problem)
-        assert curvature is not None
         kernel = tangent_kernel(problem).double()
         loss, pull = _loss_and_output_gradient(problem)
         values, vectors = torch.linalg.eigh(kernel)
         top = min(self.top or 5, len(values))
         parts = (vectors[:, -top:].T @ (pull.double() / curvature)).square()
+        decay = 0.0 if law is None or law.decay is None else float(law.decay[0])
         return {
             "loss": loss,
-            "sharpness": curvature * float(values[-1]),
+            "sharpness": curvature * float(values[-1]) + decay,
             "error": 0.0,
             "kernel_norm": float(values[-1]),
             "top": top,
@@ -207,19 +202,6 @@ def _top_loss(pairs: Eigenpairs, gradient: Tensor, law: StabilityLaw | None, los
     scaled = gradient if law is None or law.scale is None else gradient * law.scale.to(gradient)
     top = len(pairs.values)
     return split_loss_by_curvature(pairs.values, pairs.vectors, scaled, loss, ranks=(top,)).top[top]
-
-
-def _outputs(problem: Problem) -> int | None:
-    """Numbers the model returns for all samples together; None where a sample cannot be looked at alone."""
-    batch = next(iter(problem.data))
-    try:
-        with problem.session(second=False), torch.no_grad():
-            one = problem.output(
-                problem.tensors(problem.leaves(grad=False)), problem.placed(batch.part(slice(0, 1))), 0, check=False
-            )
-    except (TheodoliteError, ValueError, RuntimeError):
-        return None
-    return int(one.numel()) * problem.samples
 
 
 def _loss_and_output_gradient(problem: Problem) -> tuple[float, Tensor]:

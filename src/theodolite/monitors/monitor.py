@@ -197,7 +197,7 @@ class Monitor:
         )
 
     def _sample(self, subject: Subject, vitals: Vitals, batches: list[Batch], calm: bool) -> None:
-        """The looks of calm times, at the batch and at the probe in turn, as far as the budget goes; without one, of all times."""
+        """The looks of calm times, at batch and probe in turn, as far as the budget goes; without one, of all times."""
         inspector, every_step = self._inspector, self.budget is None
         due, exceeded = calm and len(self.vitals) % PROBE_LOSS_EVERY == 1, None
         if (self._turn % 2 == 0 or every_step) and inspector.affords("batch"):

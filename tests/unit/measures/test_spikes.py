@@ -21,7 +21,8 @@ from theodolite.measures.dynamics import (
     split_loss,
     split_loss_by_curvature,
 )
-from theodolite.models.ntk import ntk_fcn
+from theodolite.models.ntk import ntk_cnn, ntk_fcn
+from theodolite.monitors.rate_schedules import EdgeProbe
 from theodolite.operators import as_operator
 
 
@@ -331,3 +332,59 @@ def test_check_04_critical_rates_of_gaussian_data():
     deep = [th.Problem(ntk_fcn(100, 256, 4, seed=s), nn.MSELoss(), (x[:1000], torch.zeros(1000, 1))) for s in range(4)]
     rates = [th.critical_learning_rate(problem, by="gauss_newton", tol=1e-2).value for problem in deep]
     assert sum(rates) / len(rates) == pytest.approx(7.4, abs=1.0)
+
+
+def test_check_02_routes_to_the_kernel_agree():
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 4, 4).double()
+    for model, tolerance in ((ntk_fcn(48, 16, 3, 2, seed=0).double(), 1e-10), (ntk_cnn((3, 4, 4), 4, 3, seed=0).double(), 1e-6)):
+        jacobian = torch.stack(
+            [
+                torch.cat([g.reshape(-1) for g in torch.autograd.grad(output, list(model.parameters()))])
+                for output in [model(sample[None])[0, k] for sample in x for k in range(model(x).shape[1])]
+            ]
+        )
+        kernel = th.tangent_kernel(model, x)
+        assert (kernel - jacobian @ jacobian.T).abs().max() < 1e-10 * kernel.abs().max()
+        identity = torch.eye(len(kernel), dtype=torch.float64)
+        products = th.tangent_kernel_operator(model, x) @ identity
+        assert (kernel - products).abs().max() < tolerance * kernel.abs().max()
+
+
+def test_check_05_a_linear_model_rises_exactly_above_the_critical_rate_of_its_batch():
+    """The residual lies along u₁: one step multiplies it by 1 − 2ηλ₁/b."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(1000):
+        x = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+        values, vectors = torch.linalg.eigh(x @ x.T)
+        critical = 6 / float(values[-1])
+        rate = critical * float(torch.empty(1).uniform_(0.5, 1.5, generator=generator))
+        residual = vectors[:, -1]
+        step = rate * 2 / 6 * x.T @ residual
+        after = residual - x @ step
+        assert (float(after @ after) > float(residual @ residual)) == (rate > critical)
+
+
+def test_check_19_several_outputs_share_one_edge():
+    """With a mean over points and outputs a linear model is stable up to 3n/λ₁(K), found here by bisection."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(10, 4, generator=generator, dtype=torch.float64)
+    y = torch.randn(10, 3, generator=generator, dtype=torch.float64)
+    model = nn.Linear(4, 3, bias=False).double()
+    predicted = 30 / float(torch.linalg.eigvalsh(th.tangent_kernel(model, x))[-1])
+
+    def grows(rate: float) -> bool:
+        weight = torch.zeros(3, 4, dtype=torch.float64)
+        losses = []
+        for _ in range(2000):
+            residual = x @ weight.T - y
+            losses.append(float(residual.square().mean()))
+            weight = weight - rate * 2 / 30 * residual.T @ x
+        return losses[-1] > losses[1000]
+
+    low, high = 0.5 * predicted, 2.0 * predicted
+    while high / low > 1.002:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if grows(middle) else (middle, high)
+    assert low == pytest.approx(predicted, rel=0.01)
+    assert EdgeProbe(th.Problem(model, nn.MSELoss(), (x, y))).measure() == pytest.approx(predicted, rel=1e-9)

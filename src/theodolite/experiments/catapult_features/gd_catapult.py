@@ -37,8 +37,11 @@ def images_of_fcn(row: Row) -> bool:
     return bool(row["kind"] == "5-FCN" and row["data"] != "rank-2")
 
 
-def catapult_claims(where: str, *, rank: int = 5) -> tuple[Claim, ...]:
-    """What every catapult figure of gradient descent shows; the first three are asked of the FCN on images."""
+def catapult_claims(where: str, *, rank: int = 5, since: str = "tiny") -> tuple[Claim, ...]:
+    """What every catapult figure of gradient descent shows; the first three are asked of the FCN on images.
+
+    `since` is the size from which on the rest of the loss is expected to fall in networks that are not fully connected.
+    """
     plot = {what: Reported(what, where, read_from="plot") for what in ("a spike", "falls", "the norm falls in the spike")}
     return (
         Claim(
@@ -89,6 +92,7 @@ def catapult_claims(where: str, *, rank: int = 5) -> tuple[Claim, ...]:
             rule="at most",
             expected=3,
             reported=Reported("decreases almost monotonically", where),
+            since=since,
         ),
         Claim("share of the rise in the top direction per output (smallest)", share_of_rise(1)),
     )
@@ -166,7 +170,7 @@ class FigureC3(PanelExperiment):
         Panel("5-FCN", "rank-2", 2.63),
         Panel("WRN", "cifar10", 2.0),
     )
-    claims = catapult_claims("003, Figures C.3 and C.4")
+    claims = catapult_claims("003, Figures C.3 and C.4", since="laptop")
 
 
 class FigureC5(PanelExperiment):
@@ -181,4 +185,4 @@ class FigureC5(PanelExperiment):
     sizes = {**GD_SIZES, "tiny": replace(GD_SIZES["tiny"], n=24, slow_n=12, slow_steps=30)}
     departs = DEPARTS + " Below paper size there are four classes."
     panels: ClassVar = (Panel("5-FCN", "cifar10", 2.94, many=True), Panel("5-CNN", "cifar10", 5.0, many=True))
-    claims = catapult_claims("003, Figure C.5")
+    claims = catapult_claims("003, Figure C.5", since="laptop")

@@ -32,11 +32,15 @@ PAPER = Widths(fcn=1024, cnn=512, wrn=10, vit=192, patch=4, myrtle=128)
 
 
 def network(kind: str, shape: tuple[int, ...], outputs: int, widths: Widths, *, default: bool = False, seed: int) -> nn.Module:
-    """A network for inputs of a shape; `default` is PyTorch's own parameterisation, else the NTK's without biases.
+    """A float64 network for inputs of a shape; `default` is PyTorch's own parameterisation, else the NTK's without biases.
 
     "2-FCN", "4-FCN" and "5-FCN" have one, three and four hidden layers, "5-CNN" four convolutions and a linear layer. "WRN" is
     10-k without normalisation, and "ViT" has its own initialisation: the NTK form is not defined for it.
     """
+    return _made(kind, shape, outputs, widths, default=default, seed=seed).double()
+
+
+def _made(kind: str, shape: tuple[int, ...], outputs: int, widths: Widths, *, default: bool, seed: int) -> nn.Module:
     inputs = 1
     for length in shape:
         inputs *= length

@@ -35,11 +35,16 @@ class Points(NamedTuple):
 
 
 def points(name: str, n: int, *, side: int = 8, dim: int = 100, classes: int = 2, source: Source, seed: int = 0) -> Points:
-    """`n` points of a data set by name: a pair of classes with targets ±1, `classes` > 2 one-hot, or a rank-k target."""
+    """`n` points of a data set by name: a pair of classes with targets ±1, `classes` > 2 one-hot, or a rank-k target.
+
+    They are float64: catapults amplify rounding, and in float32 two machines soon see different runs.
+    """
     if name.startswith("rank-"):
         made = rank_k_targets(name, n, dim=dim, seed=seed)  # type: ignore[arg-type]
-        return Points(made.x, made.y[:, None], name)
-    return _pair(name, n, side, source, seed) if classes == 2 else _many(name, n, side, classes, source, seed)
+        found = Points(made.x, made.y[:, None], name)
+    else:
+        found = _pair(name, n, side, source, seed) if classes == 2 else _many(name, n, side, classes, source, seed)
+    return Points(found.x.double(), found.y.double(), found.origin)
 
 
 def _pair(name: str, n: int, side: int, source: Source, seed: int) -> Points:
