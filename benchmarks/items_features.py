@@ -35,8 +35,8 @@ def _tasks(settings: Settings) -> Iterator[networks.Task]:
 
 def outer_product(settings: Settings) -> Iterator[Row]:
     """The average gradient outer product (3072 x 3072) of 1000 images, ten outputs; the aim is three times faster than
-    vmap(jacrev), all samples at once as it is usually written; in chunks of 100 it is faster. `error` is the largest difference from the sum
-    over samples in float64 on the first 20 images, relative to the largest entry; memory in training steps."""
+    vmap(jacrev) of all samples at once, as it is usually written; chunks of 100 are faster. `error` is the largest difference
+    from the sum over samples in float64 on the first 20 images, relative to the largest entry; memory in training steps."""
     for task in _tasks(settings):
         few = networks.Task(task.name, task.model, task.loss, [(x[:20], y[:20]) for x, y in task.batches])
         truth = _one_by_one(few.double())
