@@ -14,6 +14,8 @@ Word = Literal["calm", "begins", "goes on", "is over"]
 
 #: Losses of calm times from which noise is estimated, and how many of them it takes.
 HISTORY, ENOUGH = 60, 8
+#: The most noises above the least loss that are ever asked for.
+MOST_NOISES = 10.0
 #: Before the noise is known, a loss this many times the least so far is a spike.
 UNKNOWN_NOISE = 1.5
 
@@ -68,6 +70,12 @@ class Alarm:
         """Noise of the logarithm of the loss."""
         return log_noise(self.calm)
 
+    @property
+    def noise(self) -> float:
+        """Noise of the loss; 0 where it is not known yet."""
+        found = step_noise(list(self.calm))
+        return found if math.isfinite(found) else 0.0
+
     def update(self, step: int, loss: float) -> Word:
         """What this loss means; one that is not finite begins a spike, or goes on with it."""
         if self.on:
@@ -91,6 +99,11 @@ class Alarm:
         if new_level:
             self.calm.clear()
         self.calm.append(loss)
+
+    def learn(self, loss: float) -> None:
+        """A short rise without a cause was noise after all: it counts as such, and the next one must be clearer."""
+        self.calm.append(loss)
+        self.noises = min(MOST_NOISES, 1.3 * self.noises)
 
     def _recent(self) -> list[float]:
         return list(self.calm)[-self.window :]

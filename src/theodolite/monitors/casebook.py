@@ -11,7 +11,16 @@ from statistics import median
 import torch
 
 from theodolite.monitors.alarm import Alarm, log_noise
-from theodolite.monitors.diagnosis import Cause, Evidence, Spike, batch_is_bad, batch_is_scaled, cause_of, is_scaled, rate_jumped
+from theodolite.monitors.diagnosis import (
+    IN_A_ROW,
+    Cause,
+    Evidence,
+    Spike,
+    batch_is_bad,
+    cause_of,
+    is_scaled,
+    rate_jumped,
+)
 from theodolite.monitors.inspector import Inspector
 from theodolite.monitors.looks import Look
 from theodolite.monitors.subject import Subject
@@ -26,10 +35,14 @@ QUIET = 0.1
 STEP_RAISED, RAISED = 0.05, 0.2
 #: Noises above the least loss from which a jump is clear.
 CLEAR = 8.0
+#: A rise that is over so soon teaches the alarm what noise is, unless something else caused it.
+SHORT = 2
+#: Steps over which a rise of the learning rate is looked for, and the factor from which it is worth a word.
+GROWTH, GREW = 200, 1.5
+#: So many hard batches within so many steps are the nature of the data.
+LIKES, LIKES_WITHIN = 2, 500
 #: Steps within which a spike may be the aftershock of another.
 AFTERSHOCK = 15
-#: Batches in a row that are bad before the data counts as shifted.
-IN_A_ROW = 3
 
 
 class Casebook:
@@ -40,6 +53,9 @@ class Casebook:
         self.alarm = Alarm()
         self.spikes: list[Spike] = []
         self._evidence: Evidence | None = None
+        self._odd = self._heavy = False
+        self._outliers: deque[tuple[int, float]] = deque(maxlen=20)  # batches called bad: observed step and loss
+        self._began = 0  # of the last spike, in observed steps
         self._moments: deque[tuple[float, bool]] = deque(maxlen=MEMORY)  # of each step, and whether it was quiet
 
     def update(self, subject: Subject, vitals: Sequence[Vitals], batches: list[Batch]) -> bool:
@@ -48,21 +64,22 @@ class Casebook:
         if now.moment is not None and now.surprise is not None:
             self._moments.append((now.moment, now.surprise**2 < QUIET))
         self._odd_inputs(subject, vitals)
-        word = self.alarm.update(now.step, now.loss)
+        word = self.alarm.update(len(vitals) - 1, now.loss)  # counted in observed steps, whatever numbers they carry
         if not now.finite:
             self._non_finite(subject, vitals)
         elif word == "begins":
             self._begin(subject, vitals, batches)
         elif word == "goes on":
-            self._go_on(subject, now, batches)
+            self._go_on(subject, vitals, batches)
         elif word == "is over":
-            self._end(subject, now)
+            self._end(subject, vitals)
         return word == "calm" and now.finite
 
     def _odd_inputs(self, subject: Subject, vitals: Sequence[Vitals]) -> None:
         """Inputs of another size than all others deserve a word even where the loss does not mind."""
         scale = _scale_of_inputs(subject, vitals)
-        if is_scaled(scale):
+        if is_scaled(scale) and not self._odd:
+            self._odd = True
             self.inspector.note(f"the inputs of batch {vitals[-1].step} are {scale:.3g} times as large as those of other batches")
 
     # Opening
@@ -77,22 +94,26 @@ class Casebook:
             gradient_norm=now.gradient_norm,
             probe_loss=self.inspector.probe_loss(subject),
             usual=subject.usual_ratio,
+            noise=self.alarm.noise,
             rates=tuple(v.rate for v in vitals[-41:-1]),
             surprise=max((v.surprise for v in vitals[-6:] if v.surprise is not None), default=None),
             moment_fall=self._fall_in_quiet(subject),
             spread=self.alarm.spread,
         )
-        spike = Spike(
-            start=now.step, peak=now.step, end=None, height=self._height(now.loss), cause=Cause.UNEXPLAINED, rate=now.rate
+        spike = self._measured(
+            Spike(start=now.step, peak=now.step, end=None, height=1.0, cause=Cause.UNEXPLAINED, rate=now.rate), vitals
         )
         evidence = replace(
             evidence, input_scale=_scale_of_inputs(subject, vitals), typical_loss=self.inspector.typical_loss(subject, batches)
         )
-        if rate_jumped(evidence.rates) is None and (batch_is_bad(evidence) or batch_is_scaled(evidence)):
+        evidence = replace(evidence, probe_raised=not self._harmless(subject, vitals, evidence))
+        if cause_of(evidence) is Cause.BAD_BATCH and self._has_its_like(now.loss, len(vitals) - 1):
+            self.alarm.dismiss(now.loss)
+        elif cause_of(evidence) is Cause.BAD_BATCH:
             self._open(
                 replace(spike, cause=cause_of(evidence), batch=now.step, detail=_detail(Cause.BAD_BATCH, evidence)), evidence
             )
-        elif self._harmless(subject, vitals, evidence):
+        elif not evidence.probe_raised:
             self.alarm.dismiss(now.loss, new_level=self.alarm.excess >= CLEAR)
         else:
             self._look_into(subject, vitals, evidence, spike)
@@ -105,6 +126,18 @@ class Casebook:
             return None
         moments = [moment for moment, _ in recent]
         return max(moments) / min(moments[-20:])
+
+    def _has_its_like(self, loss: float, index: int) -> bool:
+        """Whether batches as hard as this one keep coming: then the data is like that, and none of them is bad."""
+        alike = [at for at, height in self._outliers if index - at <= LIKES_WITHIN and height >= 0.5 * loss]
+        self._outliers.append((index, loss))
+        if len(alike) < LIKES:
+            return False
+        if not self._heavy:
+            self._heavy = True
+            self.inspector.note(f"single batches far harder than the probe keep coming (batch {index} is one of several): "
+                                "rare classes or heavy tails, not bad batches")  # fmt: skip
+        return True
 
     def _harmless(self, subject: Subject, vitals: Sequence[Vitals], evidence: Evidence) -> bool:
         """Whether the weights are as good as ever: then a harder batch, or the end of easy ones, is no spike.
@@ -133,12 +166,13 @@ class Casebook:
         )
         seen = [look for look in (back, first) if look is not None and look.ratio is not None]
         told = max(seen, key=lambda look: look.ratio or 0.0, default=None)
-        cause, detail = self._aftershock(cause_of(evidence), evidence)
+        cause, detail = self._aftershock(cause_of(evidence), evidence, vitals)
         self._open(
             replace(
                 spike,
                 cause=cause,
-                batch=spike.start - 1,
+                batch=vitals[-2].step if len(vitals) > 1 else spike.start,
+                rising=_rate_growth(vitals) >= GREW and cause is Cause.UNEXPLAINED,
                 rate=vitals[-2].rate if len(vitals) > 1 else vitals[-1].rate,
                 ratio=None if told is None else told.ratio,
                 on="" if told is None else told.on,
@@ -150,10 +184,13 @@ class Casebook:
             evidence,
         )
 
-    def _aftershock(self, cause: Cause, evidence: Evidence) -> tuple[Cause, str]:
+    def _aftershock(self, cause: Cause, evidence: Evidence, vitals: Sequence[Vitals]) -> tuple[Cause, str]:
         """A spike without a cause of its own, right after another, has that one's."""
         last = self.spikes[-1] if self.spikes else None
-        if cause is not Cause.UNEXPLAINED or last is None or evidence.start - last.start > AFTERSHOCK:
+        if cause is not Cause.UNEXPLAINED or last is None or len(vitals) - 1 - self._began > AFTERSHOCK:
+            grew = _rate_growth(vitals)
+            if cause is Cause.UNEXPLAINED and grew >= GREW:
+                return cause, f"the learning rate had risen {grew:.3g} times in the last {GROWTH} steps"
             return cause, _detail(cause, evidence)
         return last.cause, f"an aftershock of step {last.start}"
 
@@ -163,15 +200,18 @@ class Casebook:
             return None
         with subject.footprint.before_the_step(subject.parameters):
             return self.inspector.look(
-                subject, lambda: subject.problem(subject.previous), vitals[-2], on="batch", why="spike", urgent=True
-            )
+                subject, lambda: subject.problem(subject.previous), vitals[-2], on="batch", why="spike", urgent=True,
+                coming_step=False,
+            )  # fmt: skip
 
     def _around(self, subject: Subject, vitals: Sequence[Vitals]) -> tuple[Look | None, Look | None]:
         """The probe before and after the step that led to the spike."""
         if not subject.has_probe or len(vitals) < 2:
             return None, None
         with subject.footprint.before_the_step(subject.parameters):
-            first = self.inspector.look(subject, subject.probe, vitals[-2], on="probe", why="spike", split=True, urgent=True)
+            first = self.inspector.look(
+                subject, subject.probe, vitals[-2], on="probe", why="spike", split=True, urgent=True, coming_step=False
+            )
         if first is None:
             return None, None
         return first, self.inspector.look(subject, subject.probe, vitals[-1], on="probe", why="spike", split=True, urgent=True)
@@ -179,8 +219,12 @@ class Casebook:
     def _non_finite(self, subject: Subject, vitals: Sequence[Vitals]) -> None:
         """NaN or infinity in the loss or a gradient: the batch is named, and where it entered."""
         now = vitals[-1]
-        if self.spikes and self.spikes[-1].cause is Cause.NON_FINITE and not self.spikes[-1].over:
+        last = self.spikes[-1] if self.spikes else None
+        if last is not None and last.cause is Cause.NON_FINITE and not last.over:
+            self._update(self._measured(last, vitals))
             return
+        if last is not None and not last.over:
+            self._update(replace(last, over=True))
         name = first_bad_gradient(subject.named)
         poisoned = next((n for n, p in subject.named.items() if not bool(torch.isfinite(p).all())), None)
         detail = f"the gradient of {name} is not finite" if name else "the loss is not finite"
@@ -191,8 +235,8 @@ class Casebook:
             start=now.step, batch_loss=now.loss, before=self.alarm.before, gradient_norm=now.gradient_norm, bad_parameter=name
         )
         if not self.alarm.on:
-            self.alarm.begin(now.step, math.inf)
-        batch = now.step - 1 if poisoned is not None and len(vitals) > 1 else now.step
+            self.alarm.begin(len(vitals) - 1, now.loss)
+        batch = vitals[-2].step if poisoned is not None and len(vitals) > 1 else now.step
         cause = cause_of(evidence)
         self._open(
             Spike(
@@ -203,8 +247,8 @@ class Casebook:
 
     # Following and closing
 
-    def _go_on(self, subject: Subject, now: Vitals, batches: list[Batch]) -> None:
-        spike, evidence = self.spikes[-1], self._evidence
+    def _go_on(self, subject: Subject, vitals: Sequence[Vitals], batches: list[Batch]) -> None:
+        now, spike, evidence = vitals[-1], self.spikes[-1], self._evidence
         assert evidence is not None
         if spike.cause is Cause.BAD_BATCH and evidence.batches_high <= IN_A_ROW:
             typical = self.inspector.typical_loss(subject, batches)
@@ -215,13 +259,15 @@ class Casebook:
                 self._evidence = evidence = replace(again, batches_high=evidence.batches_high + 1)
             if evidence.batches_high > IN_A_ROW:
                 spike = replace(spike, cause=cause_of(evidence), detail=_detail(Cause.DATA_SHIFT, evidence))
-        if math.isfinite(spike.height):
-            spike = replace(spike, peak=self.alarm.peak, height=self._height(self.alarm.top))
-        self._update(spike)
+        self._update(self._measured(spike, vitals))
 
-    def _end(self, subject: Subject, now: Vitals) -> None:
+    def _end(self, subject: Subject, vitals: Sequence[Vitals]) -> None:
         """The loss is back, or the new level has become the normal one."""
-        spike, after = self.spikes[-1], None
+        now, spike, after = vitals[-1], self.spikes[-1], None
+        took = len(vitals) - 1 - self._began
+        if took <= SHORT and spike.cause in (Cause.UNEXPLAINED, Cause.BAD_BATCH) and math.isfinite(self.alarm.top):
+            self.alarm.learn(self.alarm.top)
+        back = took < self.alarm.patience
         if spike.sharpness_before is not None:
             after = self.inspector.look(
                 subject, subject.probe, now, on="probe", why="after", split=True, urgent=True, features=True
@@ -229,14 +275,15 @@ class Casebook:
         self._update(
             replace(
                 spike,
-                end=now.step if now.step - spike.start < self.alarm.patience else None,
+                end=now.step if back else None,
+                took=took if back else None,
                 over=True,
                 sharpness_after=None if after is None else after.kernel_norm or after.sharpness,
             )
         )
 
     def _open(self, spike: Spike, evidence: Evidence) -> None:
-        self._evidence = evidence
+        self._evidence, self._began = evidence, self.alarm.start if self.alarm.start is not None else 0
         self.spikes.append(spike)
         self._told(spike)
 
@@ -245,11 +292,21 @@ class Casebook:
             self.spikes[-1] = spike
             self._told(spike)
 
-    def _height(self, loss: float) -> float:
-        """The loss over what it was before; not a number where that was zero or negative."""
-        if not math.isfinite(loss):
-            return math.inf
-        return loss / self.alarm.before if self.alarm.before > 0 else math.nan
+    def _measured(self, spike: Spike, vitals: Sequence[Vitals]) -> Spike:
+        """The spike as high as it is by now: over the loss before, where that was positive, and above it."""
+        top, before = self.alarm.top, self.alarm.before
+        if not math.isfinite(top):
+            height = rise = math.inf
+        else:
+            height, rise = top / before if before > 0 else math.nan, top - before
+        return replace(spike, peak=vitals[self.alarm.peak].step, height=height, rise=rise)
+
+
+def _rate_growth(vitals: Sequence[Vitals]) -> float:
+    """The learning rate over the least one of the last steps."""
+    rates = [v.rate for v in vitals[-GROWTH - 1 : -1]]
+    least = min(rates, default=0.0)
+    return rates[-1] / least if least > 0 else 1.0
 
 
 def _detail(cause: Cause, evidence: Evidence) -> str:
@@ -265,6 +322,8 @@ def _detail(cause: Cause, evidence: Evidence) -> str:
         return f"{evidence.batches_high} batches in a row are far harder than the probe"
     if cause is Cause.BAD_BATCH and batch_is_bad(evidence) and evidence.probe_loss:
         times = evidence.batch_loss / (evidence.usual * evidence.probe_loss)
+        if times <= 0 or evidence.probe_loss < 0:
+            return f"its loss lies {evidence.batch_loss - evidence.probe_loss:.3g} above that of the probe at the same weights"
         return f"its loss is {times:.3g} times what the probe has at the same weights"
     if cause is Cause.BAD_BATCH:
         return f"its inputs are {evidence.input_scale:.3g} times as large as those of other batches"
@@ -279,9 +338,12 @@ def _share_of_rise(first: Look | None, second: Look | None) -> float | None:
 
 
 def _scale_of_inputs(subject: Subject, vitals: Sequence[Vitals]) -> float | None:
-    """The inputs of the last batch against those before and the probe: the smaller departure counts."""
-    sizes = [v.input_size for v in vitals[-22:] if v.input_size is not None]
+    """The inputs of the last batch against those before and the probe: the smaller departure counts, if beyond their noise."""
+    sizes = [v.input_size for v in vitals[-42:] if v.input_size is not None]
     if len(sizes) < 3 or subject.probe_size is None:
         return None
     departures = [sizes[-1] / other for other in (median(sizes[:-1]), subject.probe_size) if other]
-    return min(departures, key=lambda d: abs(math.log(d)) if d else math.inf, default=None)
+    least = min(departures, key=lambda d: abs(math.log(d)) if d else math.inf, default=None)
+    if not least:
+        return least
+    return least if abs(math.log(least)) > 6.0 * log_noise(sizes[:-1]) else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,8 @@ SCALED = 3.0
 BEYOND_NOISE = 6.0
 #: A learning rate has jumped where it is this many times the ones before, within the last steps.
 RATE_JUMP, LATELY = 1.5, 15
+#: Batches in a row that are bad before the data counts as shifted.
+IN_A_ROW = 3
 #: A jump this large explains a spike even below the critical rate: that rate is about small steps.
 LARGE_JUMP = 3.0
 #: Adam's second moment is stale where the gradient is this many times what it expects ...
@@ -43,11 +46,12 @@ class Evidence:
     """What is known when a spike is judged; None where nobody could look.
 
     `batch_loss` is the loss of the batch at step `start`, before a step was taken on it, and `probe_loss` that of the probe at
-    the same weights; `usual` is their ratio in calm times. `rates` are the learning rates before the spike, in order, the last
-    one being that of the step which led to it. `ratio` is the learning rate of that step over the critical one of its batch at
-    the weights it was taken from, and `probe_ratio` the same on the probe. `spread` is the noise of the logarithm of a batch's
-    loss and `typical_loss` the median over parts of the batch. `input_scale` is the size of the inputs of the batch at fault
-    over that of recent batches and of the probe, whichever it is nearer to.
+    the same weights; `usual` is their ratio in calm times, and `probe_raised` says whether the probe has risen too. `rates` are
+    the learning rates before the spike, in order, the last one being that of the step which led to it. `ratio` is the learning
+    rate of that step over the critical one of its batch at the weights it was taken from, and `probe_ratio` the same on the
+    probe. `spread` is the noise of the logarithm of a batch's loss, `noise` that of the loss itself, and `typical_loss` the
+    median over parts of the batch. `input_scale` is the size of the inputs of the batch at fault over that of recent batches
+    and of the probe, whichever it is nearer to.
     """
 
     start: int
@@ -55,8 +59,9 @@ class Evidence:
     before: float
     gradient_norm: float = 0.0
     probe_loss: float | None = None
-    probe_before: float | None = None
+    probe_raised: bool = True
     usual: float = 1.0
+    noise: float = 0.0
     rates: tuple[float, ...] = ()
     ratio: float | None = None
     probe_ratio: float | None = None
@@ -71,13 +76,20 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Spike:
-    """One spike as it is understood so far: where, how high, why, and whether it did harm."""
+    """One spike as it is understood so far: where, how high, why, and whether it did harm.
+
+    `height` is the highest loss over the one before (not a number where that was not positive), `rise` their difference; both
+    are infinite where the loss was not finite. `took` counts the steps until the loss was back, None while it is not. `ratio`
+    is the learning rate over the critical one, and `top_share` the part of the rise in the top eigenspace.
+    """
 
     start: int
     peak: int
     end: int | None
     height: float
     cause: Cause
+    rise: float = math.nan
+    took: int | None = None
     batch: int | None = None
     rate: float = math.nan
     ratio: float | None = None
@@ -87,6 +99,7 @@ class Spike:
     sharpness_after: float | None = None
     kernel: bool = False
     over: bool = False
+    rising: bool = False  # the learning rate was on its way up
     detail: str = ""
 
     @property
@@ -105,8 +118,10 @@ def batch_is_bad(evidence: Evidence) -> bool:
     """Whether a batch stands out at weights where other data does not: most of it, or so far that no noise explains it."""
     if evidence.probe_loss is None or not math.isfinite(evidence.batch_loss):
         return False
-    expected = max(evidence.usual * evidence.probe_loss, evidence.before)
     typical = min(evidence.batch_loss, evidence.batch_loss if evidence.typical_loss is None else evidence.typical_loss)
+    expected = max(evidence.usual * evidence.probe_loss, evidence.before)
+    if min(evidence.probe_loss, evidence.before, expected) <= 0:  # ratios mean nothing: the noise decides
+        return typical > max(evidence.probe_loss, evidence.before) + 2.0 * BEYOND_NOISE * evidence.noise
     all_of_it = BAD_BATCH * math.exp(2.0 * evidence.spread)
     extreme = max(2.0, math.exp(min(50.0, BEYOND_NOISE * evidence.spread)))
     far_off = evidence.spread > 0 and evidence.batch_loss > extreme * expected and typical > expected
@@ -131,10 +146,16 @@ def rate_jumped(rates: tuple[float, ...]) -> float | None:
     """
     if not all(map(math.isfinite, rates)):
         return None
-    jumps = [now / max(rates[max(0, i - 5) : i]) for i, now in enumerate(rates) if i >= max(3, len(rates) - LATELY)
-             if max(rates[max(0, i - 5) : i]) > 0]  # fmt: skip
+    jumps = [_jump(rates[max(0, i - 6) : i], rates[i]) for i in range(max(3, len(rates) - LATELY), len(rates))]
     factor = max(jumps, default=0.0)
     return factor if factor >= RATE_JUMP else None
+
+
+def _jump(before: tuple[float, ...], now: float) -> float:
+    """A rate over the largest one before; 0 where it only goes on rising as it did."""
+    largest = max(before)
+    usual = max((b - a for a, b in itertools.pairwise(before)), default=0.0)
+    return now / largest if largest > 0 and now - before[-1] > 2.0 * max(usual, 0.0) else 0.0
 
 
 def cause_of(evidence: Evidence) -> Cause:
@@ -143,8 +164,9 @@ def cause_of(evidence: Evidence) -> Cause:
         return Cause.NON_FINITE
     ratios = [r for r in (evidence.ratio, evidence.probe_ratio) if r is not None]
     jump = rate_jumped(evidence.rates)
-    if jump is None and (batch_is_bad(evidence) or batch_is_scaled(evidence)):
-        return Cause.DATA_SHIFT if evidence.batches_high > 3 else Cause.BAD_BATCH
+    bad = batch_is_bad(evidence) or batch_is_scaled(evidence)
+    if bad and (jump is None or not evidence.probe_raised):
+        return Cause.DATA_SHIFT if evidence.batches_high > IN_A_ROW else Cause.BAD_BATCH
     if jump is not None and (jump >= LARGE_JUMP or not ratios or max(ratios) > 1.0):
         return Cause.RATE_JUMP
     stale = evidence.surprise is not None and evidence.surprise >= SURPRISE
@@ -165,7 +187,7 @@ def finding_of(spike: Spike) -> Finding:
         label=f"spike: {spike.cause.value}",
         quantity="learning rate / critical rate" if spike.ratio is not None else "height",
         value=spike.ratio if spike.ratio is not None else spike.height,
-        advice=_ADVICE[spike.cause].format(batch=spike.batch),
+        advice=(RISING_RATE if spike.rising else _ADVICE[spike.cause]).format(batch=spike.batch),
         source=SOURCE,
     )
 
@@ -179,6 +201,7 @@ _HEADS = {
     Cause.NON_FINITE: "was not a catapult but a number that is not finite",
     Cause.UNEXPLAINED: "saw the loss rise for a reason that was not found",
 }
+RISING_RATE = "Keep the learning rate where it was before, or raise it more slowly."
 _PLACES = {"batch": "for that batch", "probe": "on the probe"}
 _ADVICE = {
     Cause.CATAPULT: "Catapults of this kind need no remedy as long as the loss comes back; for none of them, lower the learning "
@@ -201,8 +224,8 @@ def _because(spike: Spike) -> str:
     if spike.ratio is not None and spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP, Cause.UNEXPLAINED, Cause.BAD_BATCH):
         verb = "was" if spike.ratio > 1 else "was only"
         parts.append(f"lr {spike.rate:.3g} {verb} {spike.ratio:.3g} times critical {_PLACES.get(spike.on, '')}")
-    if spike.top_share is not None and spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP):
-        parts.append(f"{100 * min(1.0, max(0.0, spike.top_share)):.0f} % of the rise in the top direction")
+    if spike.top_share is not None and spike.top_share > 0 and spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP):
+        parts.append(f"{100 * min(1.0, spike.top_share):.0f} % of the rise in the top direction")
     if spike.fall is not None:
         what = "kernel norm" if spike.kernel else "sharpness"
         parts.append(f"{what} {'fell' if spike.fall >= 0 else 'rose'} {100 * abs(spike.fall):.0f} %")
@@ -210,18 +233,20 @@ def _because(spike: Spike) -> str:
 
 
 def _height(spike: Spike) -> str:
-    return "the loss was no number, " if not math.isfinite(spike.height) else f"loss up to {spike.height:.3g} times, "
+    if math.isinf(spike.rise):
+        return "the loss was no number, "
+    if math.isfinite(spike.height):
+        return f"loss up to {spike.height:.3g} times, "
+    return f"loss up by {spike.rise:.3g}, " if math.isfinite(spike.rise) else ""
 
 
 def _outcome(spike: Spike) -> tuple[Severity, str]:
     """How it ended, and how much that matters."""
     if spike.recovered:
-        assert spike.end is not None
-        took = spike.end - spike.start
-        blame = spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP, Cause.UNEXPLAINED)
-        steps = f"back after {took} step{'s' if took != 1 else ''}"
-        return (Severity.NOTE if blame else Severity.WARNING), f"{steps}: harmless" if blame else steps
-    if not math.isfinite(spike.height):
+        blameless = spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP, Cause.UNEXPLAINED)
+        steps = f"back after {spike.took} step{'s' if spike.took != 1 else ''}"
+        return (Severity.NOTE if blameless else Severity.WARNING), f"{steps}: harmless" if blameless else steps
+    if math.isinf(spike.rise):
         return Severity.CRITICAL, "and training cannot go on from it"
     if spike.over:
         return Severity.WARNING, "and it has not come back"

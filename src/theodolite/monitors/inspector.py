@@ -48,6 +48,7 @@ class Inspector:
         split: bool = False,
         urgent: bool = False,
         features: bool = False,
+        coming_step: bool = True,
     ) -> Look | None:
         """A look at the weights as they stand; None where it failed, or where an urgent one is beyond all credit."""
         if urgent and not (self.purse.affords(on, urgent=True, guess=self._guess()) or self.purse.overdrawn < GRACE):
@@ -55,7 +56,10 @@ class Inspector:
             return None
 
         def measure() -> Look:
-            look = self.looker.look(problem(), subject.optimizer, step=vitals.step, on=on, why=why, rate=vitals.rate, split=split)
+            look = self.looker.look(
+                problem(), subject.optimizer, step=vitals.step, on=on, why=why, rate=vitals.rate, split=split,
+                coming_step=coming_step, thorough=urgent or self.purse.budget is None,
+            )  # fmt: skip
             return replace(look, agop_alignment=subject.feature_alignment()) if features else look
 
         began = time.perf_counter()
@@ -72,7 +76,7 @@ class Inspector:
             return None
         began = time.perf_counter()
         loss: float | None = self._safely(subject, lambda: subject.probe().loss())
-        self.purse.pay("probe loss", time.perf_counter() - began)
+        self.purse.pay("probe loss", time.perf_counter() - began, from_budget=False)
         return loss
 
     def typical_loss(self, subject: Subject, batches: list[Batch]) -> float | None:

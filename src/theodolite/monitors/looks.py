@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,16 @@ from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.batch_rates import kernel_curvature
 from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
-from theodolite.monitors.rate_schedules import KERNEL_ROWS
+from theodolite.measures.kernel.scalar_output import outputs_per_sample
+from theodolite.monitors.rate_schedules import KERNEL_ROWS, By
 from theodolite.operators import gauss_newton, hessian, tangent_kernel
 from theodolite.problem import Problem
 from theodolite.results import Row
 
-By = Literal["kernel", "gauss_newton", "hessian"]
-
-#: Products of one look: from nothing, and from the direction of an earlier one.
-COLD, WARM = 10, 4
-#: Relative residual below which an eigenvalue counts as found.
-TOLERANCE = 0.02
+#: Products of one look: from nothing, from the direction of an earlier one, and where it matters most.
+COLD, WARM, THOROUGH = 12, 5, 40
+#: Relative residual below which an eigenvalue counts as found; its own error is about the square.
+TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +34,8 @@ class Look:
     """What was seen at one place of the weights, on a batch or on the probe.
 
     `sharpness` is the eigenvalue that sets the edge, with its relative residual `error`; before it has converged it is too
-    small and `critical_rate` too large, so `exceeded` is never claimed too early. `curvature` is the same eigenvalue without
-    the optimizer's preconditioner, `kernel_norm` that of the tangent kernel (squared losses). `top_loss` is the part of the
+    small and `critical_rate` too large: `exceeded` is then claimed or left open, never denied. `kernel_norm` is the largest
+    eigenvalue of the tangent kernel (squared losses). `top_loss` is the part of the
     loss that lies in the top eigenspace (of `top` directions).
     """
 
@@ -65,7 +64,11 @@ class Look:
 
     @property
     def exceeded(self) -> bool | None:
-        return None if self.critical_rate is None else self.rate - self.critical_rate > 1e-8
+        """Whether the learning rate exceeds the critical one; None where it is not known."""
+        if self.critical_rate is None:
+            return None
+        above = self.rate - self.critical_rate > 1e-8
+        return above if above or self.converged else None
 
     @property
     def top_share(self) -> float | None:
@@ -104,25 +107,41 @@ class Looker:
     by: By | None = None
     top: int | None = None
     seed: int = 0
-    starts: dict[str, Eigenpairs] = field(default_factory=dict)
+    starts: dict[str, Tensor] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
     _passed: set[str] = field(default_factory=set)
 
-    def look(self, problem: Problem, optimizer: Optimizer, *, step: int, on: str, why: str, rate: float, split: bool) -> Look:
-        """One look; `split` also asks for the part of the loss in the top eigenspace."""
+    def look(
+        self,
+        problem: Problem,
+        optimizer: Optimizer,
+        *,
+        step: int,
+        on: str,
+        why: str,
+        rate: float,
+        split: bool,
+        coming_step: bool = True,
+        thorough: bool = False,
+    ) -> Look:
+        """One look.
+
+        `split` also asks for the part of the loss in the top eigenspace, `coming_step` is about the step that the gradients at
+        hand will make (and not the last one), `thorough` spends products until the eigenvalue has converged.
+        """
         began = time.perf_counter()
-        law = self._law(optimizer, problem)
+        law = self._law(optimizer, problem, coming_step)
         c = self._kernel_curvature(problem, law)
-        facts = self._by_products(problem, law, on, split) if c is None else self._by_kernel(problem, c, law)
+        facts = self._by_products(problem, law, on, split, thorough) if c is None else self._by_kernel(problem, c, law)
         sharpness = facts["sharpness"]
         critical = None if law is None else law.rate(sharpness) if sharpness > 0 else math.inf
         rule = "" if law is None else law.rule
         seconds = time.perf_counter() - began
         return Look(step=step, on=on, why=why, rate=rate, critical_rate=critical, seconds=seconds, rule=rule, **facts)
 
-    def _law(self, optimizer: Optimizer, problem: Problem) -> StabilityLaw | None:
+    def _law(self, optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw | None:
         try:
-            return stability_law(optimizer, problem)
+            return stability_law(optimizer, problem, coming_step=coming_step)
         except (ValueError, KeyError) as error:
             self.notes.add(f"no critical rate: {error}")
             return None
@@ -145,7 +164,7 @@ class Looker:
         kernel = tangent_kernel(problem).double()
         loss, pull = _loss_and_output_gradient(problem)
         values, vectors = torch.linalg.eigh(kernel)
-        top = min(self.top or 5, len(values))
+        top = min((self.top or 5) * outputs_per_sample(problem), len(values))
         parts = (vectors[:, -top:].T @ (pull.double() / curvature)).square()
         decay = 0.0 if law is None or law.decay is None else float(law.decay[0])
         return {
@@ -160,7 +179,7 @@ class Looker:
             "matvecs": 0,
         }
 
-    def _by_products(self, problem: Problem, law: StabilityLaw | None, on: str, split: bool) -> dict[str, Any]:
+    def _by_products(self, problem: Problem, law: StabilityLaw | None, on: str, split: bool, thorough: bool) -> dict[str, Any]:
         """A few products with the Gauss-Newton matrix or the Hessian, started where the last look on the same kind ended."""
         by: By = "hessian" if self.by == "hessian" else "gauss_newton"
         matrix = hessian(problem) if by == "hessian" else gauss_newton(problem)
@@ -168,21 +187,15 @@ class Looker:
         if by in self._passed:  # the first one of its kind was probed
             matrix.trusted()
             op.trusted()
-        start = self.starts.get(on) or next(iter(self.starts.values()), None)
-        if start is not None and start.vectors.shape[0] != op.shape[0]:
+        start = self.starts.get(on, next(iter(self.starts.values()), None))
+        if start is not None and start.shape[0] != op.shape[0]:
             start = None
         top = min(self.top or 1, op.shape[0])
-        pairs = top_eigenpairs(
-            op,
-            top,
-            tol=TOLERANCE,
-            start=start,
-            max_matvecs=(COLD if start is None else WARM) + top - 1,
-            seed=self.seed,
-            progress=False,
-        )
+        most = THOROUGH if thorough else (COLD if start is None else WARM) + top - 1
+        pairs = top_eigenpairs(op, top, tol=TOLERANCE, start=start, max_matvecs=most, seed=self.seed, progress=False)
         self._passed.add(by)
-        self.starts[on] = pairs
+        # Bare vectors: what else eigenpairs know of their neighbourhood misleads on another batch.
+        self.starts[on] = pairs.vectors.clone()
         loss, gradient = problem.loss_and_gradient() if split else (problem.loss(), None)
         sharpness = float(pairs.values[0])
         return {

@@ -15,11 +15,12 @@ from theodolite.monitors.casebook import Casebook
 from theodolite.monitors.diagnosis import Spike, finding_of
 from theodolite.monitors.inspector import Inspector
 from theodolite.monitors.log import LogWriter
-from theodolite.monitors.looks import By, Look, Looker
+from theodolite.monitors.looks import Look, Looker
 from theodolite.monitors.purse import Purse
+from theodolite.monitors.rate_schedules import By
 from theodolite.monitors.report import MonitorReport, summarise
 from theodolite.monitors.subject import Subject
-from theodolite.monitors.vitals import Vitals, input_size, norm_of, rate_of, second_moment
+from theodolite.monitors.vitals import Vitals, input_size, norm_of, rate_of, second_moment, trained
 from theodolite.problem.batches import Batch
 
 #: Steps between two losses of the probe in calm times.
@@ -86,10 +87,12 @@ class Monitor:
         self._purse = Purse(budget)
         self._inspector = Inspector(Looker(by=by, top=top, seed=seed), self._purse, self._write_look)
         self._casebook = Casebook(self._inspector, self._write_spike)
+        self._subjects: dict[int, Subject] = {}  # by optimizer
         self._subject: Subject | None = None
         self._handles: list[Any] = []
+        self._attached: set[int] = set()
+        self._closed = False
         self.vitals: list[Vitals] = []
-        self._pending: tuple[bool, float] | None = None  # critical rate exceeded at the step before, loss of the probe there
         self._counts = [0, 0, 0, 0]  # both, only up, only exceeded, neither
         self._turn = 0
 
@@ -103,11 +106,15 @@ class Monitor:
         `batch` is what the step was computed from (a list of them where gradients were accumulated); None takes the one that
         passed through the model. `value` is the loss of the step where you have it; it is otherwise overheard.
         """
+        if self._closed:
+            raise ValueError("This monitor is closed. Make a new one; with the same log it goes on where this one ended.")
         self._purse.enter()
         try:
-            subject = self._of(model, optimizer)
-            batches = subject.parsed(self._overheard(subject) if batch is None else batch)
-            self._observe(int(step), subject, batches, value)
+            if not self.vitals:  # what is wrong from the start is said at once, anything later must not end a training
+                self._observe(step, model, batch, optimizer, value)
+            else:
+                with self._inspector.guarded():
+                    self._observe(step, model, batch, optimizer, value)
         finally:
             self._purse.leave()
 
@@ -122,10 +129,21 @@ class Monitor:
                 "With a plain function call observe(step, model, batch, optimizer) in the loop."
             )
         self.listen(model, optimizer)
+        if id(optimizer) in self._attached:
+            return self
+        self._attached.add(id(optimizer))
         state = {"step": first_step}
 
-        def before_step(*_: Any) -> None:
-            self.observe(state["step"], model, None, optimizer)
+        def before_step(hooked: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first is the optimizer itself
+            if closure is not None:
+                self._inspector.note("a step with a closure cannot be observed by attach; call observe inside the closure")
+            elif self._subject is not None and self._subject.tap.batch() is None:
+                self._inspector.note(
+                    "no batch passed through the model and the loss that the monitor knows; call observe instead"
+                )
+            else:
+                self.observe(state["step"], model, None, optimizer)
             state["step"] += 1
 
         self._handles.append(optimizer.register_step_pre_hook(before_step))
@@ -135,24 +153,25 @@ class Monitor:
         """Begin to overhear batches and losses; `observe` does so by itself from its first call on."""
         self._of(model, optimizer)
 
-    def close(self) -> None:
+    def close(self, reason: str = "closed") -> None:
         """Take all hooks away and end the log."""
+        self._closed = True
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self._subject is not None:
-            self._subject.close()
-            self._subject = None
+        for subject in self._subjects.values():
+            subject.close()
+        self._subjects, self._subject = {}, None
         if self._log is not None:
-            self._log.write(kind="end", **self.report().end_record())
+            self._log.write(kind="end", reason=reason, **self.report().end_record())
             self._log.close()
             self._log = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        self.close("closed" if kind is None else kind.__name__)
 
     def report(self) -> MonitorReport:
         """What was seen so far, as findings."""
@@ -167,13 +186,18 @@ class Monitor:
 
     # One step
 
-    def _observe(self, step: int, subject: Subject, batches: list[Batch], value: Any) -> None:
-        vitals = self._vitals(step, subject, batches, value)
+    def _observe(self, step: int, model: nn.Module, batch: Any, optimizer: Optimizer, value: Any) -> None:
+        subject = self._of(model, optimizer)
+        subject.tap.trains_in_train_mode = model.training
+        batches = subject.parsed(self._overheard(subject) if batch is None else batch)
+        vitals = self._vitals(int(step), subject, batches, value)
+        if self.vitals and vitals.step <= self.vitals[-1].step:
+            self._inspector.note("step numbers went back or repeated: the log keeps the later ones")
         self.vitals.append(vitals)
         self._inspector.steps = len(self.vitals) - 1
-        self._settle_pending(subject)
-        subject.gather(batches)
         with self._inspector.guarded():
+            self._settle_pending(subject)
+            subject.gather(batches)
             calm = self._casebook.update(subject, self.vitals, batches)
             if batches and vitals.finite and (calm or self.budget is None):
                 self._sample(subject, vitals, batches, calm)
@@ -182,12 +206,14 @@ class Monitor:
         subject.previous = batches
 
     def _vitals(self, step: int, subject: Subject, batches: list[Batch], value: Any) -> Vitals:
-        heard = subject.loss_of_step(batches)
+        heard = subject.loss_of_step(batches) if value is None else float(value)
+        if value is not None:
+            subject.tap.take()
         gradient_norm = norm_of([p.grad for p in subject.parameters if p.grad is not None])
         moment, surprise = second_moment(subject.optimizer, gradient_norm)
         return Vitals(
             step=step,
-            loss=heard if value is None else float(value),
+            loss=heard,
             gradient_norm=gradient_norm,
             update_norm=subject.footprint.update(subject.parameters),
             rate=rate_of(subject.optimizer),
@@ -208,34 +234,36 @@ class Monitor:
             loss = inspector.probe_loss(subject)
             if calm:
                 subject.compare(vitals.loss, loss)
-            self._pending = None if exceeded is None or loss is None else (exceeded, loss)
+            subject.pending = None if exceeded is None or loss is None else (exceeded, loss)
         if (self._turn % 2 == 1 or every_step) and subject.has_probe and inspector.affords("probe"):
             inspector.look(subject, subject.probe, vitals, on="probe", why="schedule", split=True, features=True)
             self._turn += 1
 
     def _settle_pending(self, subject: Subject) -> None:
         """Did the step before, whose batch was looked at, raise the loss of the probe?"""
-        if self._pending is None:
+        if subject.pending is None:
             return
-        (exceeded, before), self._pending = self._pending, None
+        (exceeded, before), subject.pending = subject.pending, None
         after = self._inspector.probe_loss(subject)
-        up = after is None or after > before
-        self._counts[(0 if exceeded else 1) if up else (2 if exceeded else 3)] += 1
+        if after is not None:
+            self._counts[(0 if exceeded else 1) if after > before else (2 if exceeded else 3)] += 1
 
     # Odds and ends
 
     def _of(self, model: nn.Module, optimizer: Optimizer) -> Subject:
-        if self._subject is None or self._subject.model is not model or self._subject.optimizer is not optimizer:
-            if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-                raise ValueError(
-                    "observe takes (step, model, batch, optimizer) with an nn.Module and a torch optimizer. "
-                    f"Got {type(model).__name__} and {type(optimizer).__name__}."
-                )
-            if self._subject is not None:
-                self._subject.close()
-            self._subject = Subject(model, self.loss, optimizer, self._probe, self._target)
-            self._write_header(self._subject)
-        return self._subject
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+            raise ValueError(
+                "observe takes (step, model, batch, optimizer) with an nn.Module and a torch optimizer. "
+                f"Got {type(model).__name__} and {type(optimizer).__name__}."
+            )
+        known = self._subjects.get(id(optimizer))
+        if known is None or known.model is not model or known.trained != len(trained(optimizer)):
+            related = next((s for s in self._subjects.values() if s.model is model), None)
+            known = Subject(model, self.loss, optimizer, self._probe, self._target, related)
+            self._subjects[id(optimizer)] = known
+            self._write_header(known)
+        self._subject = known
+        return known
 
     def _overheard(self, subject: Subject) -> Any:
         batch = subject.tap.batch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,8 @@ from theodolite.results import Outcome, Result, Row
 
 #: Failed tries of one raise, each with half the excess of the one before, after which no more raises are tried.
 TRIES = 5
+#: The loss over the one before a raise from which there was a spike.
+SPIKE = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +71,9 @@ class CatapultReport(Result):
 
     @property
     def catapults(self) -> int:
-        """Raises that ended well: the loss fell below its value before, at a smaller kernel."""
-        return sum(row["end"] is not None and row["kernel_after"] < row["kernel_before"] for row in self.events)
+        """Raises that made a spike and ended well: the loss fell below its value before, at a smaller kernel."""
+        ended = [row for row in self.events if row["end"] is not None and row["spike_height"] > SPIKE]
+        return sum(row["kernel_after"] < row["kernel_before"] for row in ended)
 
     def rows(self) -> list[Row]:
         return [dict(row) for row in self.events]
@@ -207,6 +211,8 @@ class MultiCatapult:
         if event is not None and self._failed(event, loss):
             self._undo(event)
             return
+        if not math.isfinite(loss):  # diverged without a raise: there is no state to go back to
+            return
         self.critical_rate = self.probe.measure()
         if event is not None and math.isinf(self.critical_rate) and loss >= event.loss_before:
             self._undo(event)  # nothing curves any more: the units have died
@@ -261,12 +267,8 @@ class MultiCatapult:
         self._tried = 1.0 + (self._tried - 1.0) / 2.0
         self.probe.start = None
         self.critical_rate = self.probe.measure()
-        failed = 0
-        for past in reversed(self._events):
-            failed += past.rolled_back
-            if not past.rolled_back:
-                break
-        if failed >= TRIES:
+        failed = itertools.takewhile(lambda past: past.rolled_back, reversed(self._events))
+        if len(list(failed)) >= TRIES:
             self._gave_up, self._saved = True, None
             return
         self._raise(self._loss())

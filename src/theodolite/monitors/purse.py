@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
+
+#: A gap between two steps counts as training up to this many times the usual one.
+PAUSE = 5.0
 
 
 @dataclass
@@ -20,6 +25,7 @@ class Purse:
     used: float = 0.0
     spent: float = 0.0
     prices: dict[str, float] = field(default_factory=dict)
+    _gaps: deque[float] = field(default_factory=lambda: deque(maxlen=50))
     _left: float | None = None
     _came: float | None = None
 
@@ -27,7 +33,10 @@ class Purse:
         """Training hands over."""
         self._came = time.perf_counter()
         if self._left is not None:
-            self.training += self._came - self._left
+            gap = self._came - self._left
+            self._gaps.append(gap)
+            # A pause or a validation between two steps is no training that could pay for looks.
+            self.training += min(gap, PAUSE * median(self._gaps))
 
     def leave(self) -> None:
         """Training goes on."""
@@ -49,9 +58,9 @@ class Purse:
         whole = self.budget * self.training
         return max(0.5 * whole, whole - max(0.0, self.used - self.spent))
 
-    def pay(self, what: str, seconds: float) -> None:
+    def pay(self, what: str, seconds: float, *, from_budget: bool = True) -> None:
         """Note what a look has cost; prices follow slowly, so that one slow moment does not stop all looking."""
-        self.spent += seconds
+        self.spent += seconds if from_budget else 0.0
         known = self.prices.get(what)
         self.prices[what] = seconds if known is None else 0.5 * (known + seconds)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from theodolite.measures.dynamics.match import MatchTable
@@ -45,8 +44,8 @@ class MonitorReport(Result):
 
     @property
     def catapults(self) -> int:
-        """Spikes that were catapults."""
-        return sum(spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP) for spike in self.spikes)
+        """Spikes that were catapults: the learning rate was above the critical one."""
+        return sum(s.cause in (Cause.CATAPULT, Cause.RATE_JUMP) and (s.ratio or 0.0) > 1.0 for s in self.spikes)
 
     @property
     def overhead(self) -> float:
@@ -157,27 +156,33 @@ def _calm(vitals: Sequence[Vitals]) -> Finding:
 
 def _rate(looks: Sequence[Look]) -> Finding | None:
     """The learning rate against the critical one of the probe, lately."""
-    seen = [look for look in looks if look.on == "probe" and look.ratio is not None and look.why != "spike"][-5:]
+    seen = [look for look in looks if look.on == "probe" and look.ratio is not None and look.why != "spike"]
     if not seen:
         return None
-    ratios = [look.ratio for look in seen if look.ratio is not None]
-    middle, last = median(ratios), seen[-1]
-    word = "above critical" if middle > 1.05 else "edge of stability" if middle > 0.8 else "below critical"
+    last = seen[-1]
+    assert last.ratio is not None
+    word = "above critical" if last.ratio > 1.05 else "edge of stability" if last.ratio > 0.8 else "below critical"
+    batches = [look.exceeded for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
+    share = sum(batches) / len(batches) if batches else 0.0
     meaning = {
         "above critical": "Training is above its edge of stability: expect catapults.",
         "edge of stability": "Training moves at its edge of stability.",
-        "below critical": "There is room above.",
+        "below critical": "There is room above."
+        if share <= OFTEN
+        else f"But {share:.0%} of the batches looked at are above theirs.",
     }[word]
-    spread = (max(ratios) - min(ratios)) / 2 if len(ratios) > 1 else None
-    critical = "" if last.critical_rate is None else f" (critical rate {last.critical_rate:.3g} at step {last.step})"
+    least = "" if last.converged else " at least"
     return Finding(
         instrument="monitor",
         severity=Severity.NOTE,
-        sentence=f"The learning rate {last.rate:.3g} is {middle:.3g} times the critical one on the probe{critical}. {meaning}",
+        sentence=(
+            f"At step {last.step} the learning rate {last.rate:.3g} is{least} {last.ratio:.3g} times the critical one on the "
+            f"probe, {last.critical_rate:.3g}. {meaning}"
+        ),
         label=word,
         quantity="learning rate / critical rate",
-        value=middle,
-        error=spread,
+        value=last.ratio,
+        error=last.ratio * last.error**2,
         advice="Lower the rate, or warm up longer, if the spikes do harm." if word == "above critical" else "",
         source=SOURCE,
         headline=True,

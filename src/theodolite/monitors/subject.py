@@ -25,6 +25,8 @@ from theodolite.problem.tensors import map_tensors
 
 #: Samples of the probe where the user gives none: as many as the first batch has, within these limits.
 FEWEST, MOST = 32, 128
+#: Random signs over the outputs behind an estimate of the features; up to so many outputs it is exact.
+PROJECTIONS = 10
 #: Parts into which a batch is cut to see whether all of it is hard.
 PARTS = 8
 #: Batches it is gathered from at most.
@@ -37,11 +39,37 @@ def as_batches(batch: Any) -> list[Any]:
     return list(batch) if several else [batch]
 
 
+#: What a subject knows of its model, whatever the optimizer.
+_OF_THE_MODEL = (
+    "tap", "_probe", "_gathered", "_complete", "_first_features", "_no_features", "probe_size", "probe_losses", "ratios",
+)  # fmt: skip
+
+
+class TokenLoss(nn.Module):
+    """A classification loss for logits (B, T, V) and targets (B, T), which loops flatten before they call it."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        tokens = isinstance(target, Tensor) and output.ndim == 3 and target.ndim == 2 and output.shape[:2] == target.shape
+        found: Tensor = self.loss(output.flatten(0, 1), target.flatten()) if tokens else self.loss(output, target)
+        return found
+
+
+def as_trained(loss: Any) -> Any:
+    """The loss as a language model's loop uses it; others as they are."""
+    return TokenLoss(loss) if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss) or loss is nn.functional.cross_entropy else loss
+
+
 class Subject:
     """One model with its optimizer and loss; problems are made from the weights as they stand."""
 
-    def __init__(self, model: nn.Module, loss: Any, optimizer: Optimizer, probe: Any, target: str) -> None:
-        self.model, self.loss, self.optimizer = model, loss, optimizer
+    def __init__(
+        self, model: nn.Module, loss: Any, optimizer: Optimizer, probe: Any, target: str, heir_of: Subject | None = None
+    ) -> None:
+        self.model, self.loss, self.optimizer = model, as_trained(loss), optimizer
         self.inner = unwrap(model)
         moved = {id(p) for p in trained(optimizer)}
         self.named = {name: p for name, p in self.inner.named_parameters() if id(p) in moved}
@@ -50,10 +78,11 @@ class Subject:
                 "The optimizer trains none of the model's parameters: observe(step, model, batch, optimizer) needs both."
             )
         self.parameters: list[Tensor] = list(self.named.values())
-        self.tap = Tap(model, loss)
+        self.trained = len(trained(optimizer))
         self.footprint = Footprint()
+        self.pending: tuple[bool, float] | None = None  # critical rate exceeded at the step before, loss of the probe there
         self.previous: list[Batch] = []
-        self._call = ModelCall(self.inner, loss)
+        self._call = ModelCall(self.inner, self.loss)
         self._parse = BatchParser(own_loss=loss is None, target_key=target)
         self._target = target
         self._probe = probe
@@ -65,6 +94,21 @@ class Subject:
         self.probe_size: float | None = None  # of its inputs
         self.probe_losses: deque[float] = deque(maxlen=50)
         self.ratios: deque[float] = deque(maxlen=50)  # loss of a batch over that of the probe
+        if heir_of is None:
+            self.tap = Tap(model, loss)
+        else:  # another optimizer of the same model: what is known of the model stays
+            kept = (
+                "tap",
+                "_probe",
+                "_gathered",
+                "_complete",
+                "_first_features",
+                "_no_features",
+                "probe_size",
+                "probe_losses",
+                "ratios",
+            )
+            self.__dict__.update({name: getattr(heir_of, name) for name in kept})
 
     # Batches
 
@@ -119,24 +163,18 @@ class Subject:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """The state in which looks are taken: nothing is heard, no random number of training is used, no dropout."""
-        self.tap.silent = True
-        try:
-            with torch.random.fork_rng(devices=[]), quiet_training_mode(self.inner):
-                yield
-        finally:
-            self.tap.silent = False
+        """The state in which looks are taken: no random number of training is used, no dropout."""
+        with torch.random.fork_rng(devices=[]), quiet_training_mode(self.inner):
+            yield
 
     # Numbers
 
     def loss_of_step(self, batches: list[Batch]) -> float:
         """The loss of the step under way: as it passed by, from the output that did, or computed once more."""
-        heard = self.tap.take()
-        if heard is not None:
-            return heard
-        raw, self.tap.output = self.tap.output, None
-        if not batches:
-            return math.nan
+        heard, raw = self.tap.take(), self.tap.output
+        self.tap.output = None
+        if heard is not None or not batches:
+            return math.nan if heard is None else heard
         with torch.no_grad():
             if raw is not None and len(batches) == 1:
                 return float(self._call._apply_loss(raw, main_output(raw), batches[0].target))
@@ -184,7 +222,7 @@ class Subject:
         try:
             problem = self.probe()
             problem.mode = "eval"
-            found = input_gradients(problem, at=_embedding(self.inner, problem), projections=1)
+            found = input_gradients(problem, at=_embedding(self.inner, problem), projections=PROJECTIONS)
         except (ValueError, RuntimeError, TypeError) as error:  # no gradient in the inputs here
             self._no_features = str(error)
             return None

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.problem.calling import being_measured
+from theodolite.problem.tensors import named_tensors
+
 #: The argument by which a trainer asks for a loss that is to be summed over the batches of a step; it is not data.
 _SUMMED = "num_items_in_batch"
 
@@ -33,40 +36,44 @@ class Tap:
     """Listens to the forward calls of a model, and of a loss that is a module, while gradients are recorded.
 
     Nothing is changed: hooks only read, and `close` takes them away. `losses` are the losses since the last `take`, as far
-    as they passed by; `output` is the last output where the loss is a plain function.
+    as they passed by; `output` is the last output.
     """
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         self.model, self.loss = model, loss
-        self.silent = self._summed = False
+        self._summed = False
+        self.trains_in_train_mode = model.training
         self.losses: list[Tensor] = []
         self.output: Any = None
         self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.target: Any = None
         self._handles = [model.register_forward_hook(_Hook(self, "heard"), with_kwargs=True)]
         if isinstance(loss, nn.Module):
-            self._handles.append(loss.register_forward_hook(_Hook(self, "judged")))
+            self._handles.append(loss.register_forward_hook(_Hook(self, "judged"), with_kwargs=True))
 
     def heard(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A call of the model."""
-        if self.silent or not torch.is_grad_enabled():
+        if not self._listens():
             return
         self.call = args, {k: v for k, v in kwargs.items() if k != _SUMMED}
         self._summed = kwargs.get(_SUMMED) is not None
-        if self.loss is None:
-            own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-            if isinstance(own, Tensor):
-                self.losses.append(own.detach())
-        elif not isinstance(self.loss, nn.Module):
+        if self.loss is not None:
             self.output = output
-
-    def judged(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """A call of the loss."""
-        if self.silent or not torch.is_grad_enabled() or not isinstance(output, Tensor) or output.numel() != 1:
             return
-        self.losses.append(output.detach())
-        if len(args) >= 2:
-            self.target = args[1]
+        own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if isinstance(own, Tensor):
+            self.losses.append(own.detach())
+
+    def judged(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """A call of the loss."""
+        if not self._listens() or not isinstance(output, Tensor):
+            return
+        self.losses.append(output.detach().float().mean())
+        self.target = args[1] if len(args) >= 2 else kwargs.get("target", self.target)
+
+    def _listens(self) -> bool:
+        """Not to measurements, nor to validation: without gradients, or in eval mode where training is not."""
+        return torch.is_grad_enabled() and not being_measured() and self.model.training == self.trains_in_train_mode
 
     def take(self) -> float | None:
         """The mean of the losses since the last call, or their sum where they are parts of one; None where none passed by."""
@@ -75,7 +82,10 @@ class Tap:
         return None if not losses else total if self._summed else total / len(losses)
 
     def batch(self) -> Any:
-        """The last batch, as far as it can be put together from what passed by; None where it cannot."""
+        """The last batch, as far as it can be put together from what passed by; None where it cannot.
+
+        Targets that the loop has flattened, as for the tokens of a language model, get the samples back as their first dimension.
+        """
         if self.call is None:
             return None
         args, kwargs = self.call
@@ -83,11 +93,11 @@ class Tap:
             return dict(kwargs) if not args else None
         if self.target is None:
             return None
-        return (dict(kwargs), self.target) if kwargs and not args else (*args, self.target)
-
-    def forget(self) -> None:
-        """Let go of the last output: it holds memory."""
-        self.output = None
+        target = self.target
+        size = next((t.shape[0] for _, t in named_tensors((args, kwargs)) if t.ndim), 1)
+        if isinstance(target, Tensor) and target.ndim == 1 and len(target) != size and len(target) % size == 0:
+            target = target.reshape(size, -1)
+        return (dict(kwargs), target) if kwargs and not args else (*args, target)
 
     def close(self) -> None:
         """Take the hooks away."""

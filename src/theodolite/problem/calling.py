@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +49,18 @@ def copy_model(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, loose)
 
 
+class _Measuring(threading.local):
+    depth = 0
+
+
+_MEASURING = _Measuring()
+
+
+def being_measured() -> bool:
+    """Whether the calls of a model that are under way belong to a measurement and not to its training."""
+    return _MEASURING.depth > 0
+
+
 @contextmanager
 def left_as_found(model: nn.Module, mode: str | None) -> Iterator[None]:
     """Enter eval or train mode; on the way out restore each module's mode and the random state.
@@ -61,6 +74,7 @@ def left_as_found(model: nn.Module, mode: str | None) -> Iterator[None]:
     wrapped = [(m, vars(m)["forward"]) for m in model.modules() if {"forward", "_original_forward"} <= set(vars(m))]
     devices = [p.device for p in model.parameters() if p.device.type == "cuda"]
     with torch.random.fork_rng(devices=sorted({d.index for d in devices})):
+        _MEASURING.depth += 1
         try:
             if mode is not None:
                 model.train(mode == "train")
@@ -68,6 +82,7 @@ def left_as_found(model: nn.Module, mode: str | None) -> Iterator[None]:
                 module.forward = cast(Any, module._original_forward)
             yield
         finally:
+            _MEASURING.depth -= 1
             for module, forward in wrapped:
                 module.forward = forward
             for module, training in modes:

@@ -376,11 +376,11 @@ def test_check_19_several_outputs_share_one_edge():
     def grows(rate: float) -> bool:
         weight = torch.zeros(3, 4, dtype=torch.float64)
         losses = []
-        for _ in range(2000):
+        for _ in range(1000):
             residual = x @ weight.T - y
             losses.append(float(residual.square().mean()))
             weight = weight - rate * 2 / 30 * residual.T @ x
-        return losses[-1] > losses[1000]
+        return not losses[-1] <= losses[500] * (1 + 1e-9)
 
     low, high = 0.5 * predicted, 2.0 * predicted
     while high / low > 1.002:

@@ -53,6 +53,10 @@ def improves(panel: str, where: str) -> list[Claim]:
     ]
 
 
+# Measured once at laptop size, rank-2 with 0, 1, 2, 3 raises: alignment 0.670, 0.830, 0.885, 0.947, test loss 0.831, 0.651,
+# 0.555, 0.328, as many spikes as raises. The alignment of the full-rank target changes by 0.009, but its test loss falls by 27 %.
+
+
 class Figure48(RaisedRates):
     """Gradient descent with several catapults: test performance and AGOP alignment.
 

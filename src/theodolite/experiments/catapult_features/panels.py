@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -143,17 +144,19 @@ def draw_parts(ax: Axes, run: list[Row], rank: int, title: str) -> None:
 
 
 def by_run(rows: list[Row], keep: Callable[[Row], bool] = lambda row: True) -> list[list[Row]]:
-    """The steps of each panel and seed, without what came after divergence."""
+    """The steps of each panel and seed that `keep` wants."""
     found: dict[Any, list[Row]] = {}
     for row in rows:
         if keep(row):
             found.setdefault((row["panel"], row["seed"]), []).append(row)
+    if not found:
+        raise ValueError("there is no such run")
     return list(found.values())
 
 
 def finished(run: list[Row]) -> list[Row]:
-    """A run's rows; a run that diverged cannot be measured."""
-    if run[-1]["diverged"]:
+    """A run's rows; one that diverged, or has a loss that is no number, cannot be measured."""
+    if run[-1]["diverged"] or not all(math.isfinite(row["loss"]) for row in run):
         raise ValueError(f"{run[-1]['panel']}, seed {run[-1]['seed']}, diverged")
     return run
 
@@ -230,9 +233,10 @@ def spikes_per_run(rows: list[Row]) -> int:
     return min(len(events(finished(run))) for run in by_run(rows))
 
 
-def kernel_falls(rows: list[Row]) -> float:
-    """Share of the spikes that came back after which the kernel is smaller."""
-    known = [event.kernel_fell for run in by_run(rows) for event in events(finished(run)) if event.kernel_fell is not None]
+def kernel_falls(rows: list[Row], least: float = 1.0) -> float:
+    """Share of the spikes that came back, of those at least so high, after which the kernel is smaller."""
+    spikes = [event for run in by_run(rows) for event in events(finished(run)) if event.height >= least]
+    known = [event.kernel_fell for event in spikes if event.kernel_fell is not None]
     return sum(known) / len(known)
 
 

@@ -26,8 +26,10 @@ from theodolite.results import Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: The first rate over the critical one, the multiple of a raise, how many, and the directions the spikes are looked for in.
-FIRST, RATIO, RAISES, RANK = 0.9, 1.6, 3, 10
+#: The first rate over the critical one, the multiple of a raise, and the directions the spikes are looked for in.
+FIRST, RATIO, RANK = 0.9, 1.6, 10
+#: Raises that each run must have, with a spike for each.
+LEAST = 3
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Params:
     source: Source
     kinds: tuple[str, ...] = ("5-FCN", "5-CNN")
     restart_steps: int = 60
+    raises: int = 3
     seeds: int = 1
 
 
@@ -53,23 +56,20 @@ def kept(events: list[Row]) -> list[Row]:
 
 
 def spikes_of_raises(rows: list[Row]) -> int:
-    """Raises that led to a spike of their own; the fewest of the runs."""
+    """Raises that led to a spike of their own, 0 if one did not; the fewest of the runs."""
     found = []
     for run, events in zip(runs(rows, "run"), runs(rows, "event"), strict=True):
         spikes = spike_events([row["loss"] for row in run])
         last = run[-1]["step"]
-        found.append(sum(any(e["step"] <= s.peak <= (e["end"] or last) for s in spikes) for e in kept(events)))
+        seen = [any(e["step"] <= s.peak <= (e["end"] or last) for s in spikes) for e in kept(events)]
+        found.append(len(seen) if all(seen) else 0)
     return min(found)
 
 
 def largest_kernel_ratio(rows: list[Row]) -> float:
-    """Norm of the kernel after a catapult (or at the end of the run) over that before it, the largest of all raises."""
-    ratios = []
-    for run, events in zip(runs(rows, "run"), runs(rows, "event"), strict=True):
-        for event in kept(events):
-            after = event["kernel_after"] if event["end"] is not None else event["per_norm"] * run[-1]["kernel"]
-            ratios.append(after / event["kernel_before"])
-    return float(max(ratios))
+    """Norm of the kernel after a catapult over that before it, the largest of all raises that have settled."""
+    settled = [event for events in runs(rows, "event") for event in kept(events) if event["end"] is not None]
+    return float(max(event["kernel_after"] / event["kernel_before"] for event in settled))
 
 
 def final_over_first(rows: list[Row]) -> float:
@@ -98,8 +98,8 @@ class Figure44(Experiment):
     """Several catapults: each raise of the rate above the critical one is a spike in the top directions and a smaller kernel.
 
     The rate starts below the critical one. Once the loss is below its value before the last raise and the rate has been stable
-    for ten steps, it is raised to 1.6 times the critical rate, three times. At the end it is far above what the start could
-    bear: a run that begins with it diverges.
+    for ten steps, it is raised to 1.6 times the critical rate, three or four times. At the end it is far above what the start
+    could bear: a run that begins with it diverges.
     """
 
     id = "catapult-features/figure-4.4"
@@ -107,8 +107,8 @@ class Figure44(Experiment):
     reproduces = ("003 Figure 4.4", "003 Figure C.6", "003 Figure C.7")
     sizes = {
         "tiny": Params(replace(TINY, fcn=256), n=24, steps=220, side=8, source="stand-in", kinds=("5-FCN",), restart_steps=40),
-        "laptop": Params(LAPTOP, n=64, steps=400, side=8, source="either"),
-        "paper": Params(PAPER, n=128, steps=1500, side=32, source="files", seeds=3),
+        "laptop": Params(LAPTOP, n=64, steps=500, side=8, source="either", raises=4),
+        "paper": Params(PAPER, n=128, steps=1500, side=32, source="files", raises=4, seeds=3),
     }
     departs = (
         f"{DEPARTS} The rate is raised when training has settled, not at fixed iterations (15 and 60 for the FCN, 10 and 40 for "
@@ -116,15 +116,15 @@ class Figure44(Experiment):
     )
     claims = (
         Claim(
-            "each of the three raises leads to a spike (fewest)",
+            "each of at least three raises leads to a spike (fewest of a run)",
             spikes_of_raises,
-            rule="equal",
-            expected=RAISES,
+            rule="at least",
+            expected=LEAST,
             reported=Reported("one spike per raise", "003, Figure 4.4", read_from="plot"),
             since="laptop",  # narrow networks die in flight now and then, and the run ends before the third raise
         ),
         Claim(
-            "after each the kernel is smaller (norm after over before, largest)",
+            "after each that settled the kernel is smaller (norm after over before, largest)",
             largest_kernel_ratio,
             rule="at most",
             expected=0.999999,
@@ -156,7 +156,7 @@ class Figure44(Experiment):
     def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
         for kind in p.kinds:
             for seed in range(p.seeds):
-                sizes = {"n": p.n, "steps": p.steps, "side": p.side, "restart_steps": p.restart_steps}
+                sizes = {"n": p.n, "steps": p.steps, "side": p.side, "restart_steps": p.restart_steps, "raises": p.raises}
                 yield {"kind": kind, "widths": asdict(p.widths), **sizes, "source": p.source, "seed": seed}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
@@ -167,7 +167,7 @@ class Figure44(Experiment):
         data = (sample.x, sample.y)
         first = critical_learning_rate(Problem(model, nn.MSELoss(), data), by="kernel", progress=False).value
         sgd = SGD(model.parameters(), lr=FIRST * first)
-        driver = MultiCatapult(model, nn.MSELoss(), data, sgd, raises=RAISES, ratio=RATIO)
+        driver = MultiCatapult(model, nn.MSELoss(), data, sgd, raises=job["raises"], ratio=RATIO)
         shared = {"panel": f"{job['kind']} on CIFAR-2", "data": sample.origin, "seed": job["seed"]}
         calm = 0
         for row in descend(model, sample, lambda step, critical: driver.step(), steps=job["steps"], ranks=(1, RANK)):
@@ -176,7 +176,7 @@ class Figure44(Experiment):
             if calm > 15:
                 break
         for event in driver.events:
-            yield {"part": "event", **shared, **event.row(), "first_critical": first, "per_norm": 2.0 / job["n"]}
+            yield {"part": "event", **shared, **event.row(), "first_critical": first}
         last = [event.rate for event in driver.events if not event.rolled_back][-1]
         for row in descend(start, sample, lambda step, critical: last, steps=job["restart_steps"], ranks=(1, RANK)):
             yield {"part": "restart", **shared, **row}

@@ -62,6 +62,10 @@ def spike_claims(where: str) -> tuple[Claim, ...]:
             reported=Reported("spikes occur in the top eigenspace", where),
         ),
         Claim(
+            "share of spikes to at least three times the loss before after which the kernel is smaller",
+            lambda rows: kernel_falls(rows, 3.0),
+        ),
+        Claim(
             "steps in which the rest of the loss rises by more than 2 % of the first loss (most)",
             rises_of_rest(1, lambda row: True),
         ),

@@ -47,20 +47,23 @@ class StabilityLaw:
         return op if self.shift is None else op + DiagonalOperator(self.shift.to(op.device, op.dtype))
 
 
-def stability_law(optimizer: Optimizer | None, problem: Problem) -> StabilityLaw:
-    """The law of an optimizer as it stands, its state included; None means plain gradient descent."""
+def stability_law(optimizer: Optimizer | None, problem: Problem, *, coming_step: bool = False) -> StabilityLaw:
+    """The law of an optimizer as it stands, its state included; None means plain gradient descent.
+
+    `coming_step` takes Adam's second moment as the coming step will use it, with the gradients that lie ready in `.grad`.
+    """
     if optimizer is None:
         return StabilityLaw("2/λ", lambda x: 2.0 / x)
     if any(group.get("maximize") for group in optimizer.param_groups):
         raise ValueError("The optimizer maximizes; a critical learning rate belongs to minimizing.")
     for kind, law in _LAWS.items():
         if isinstance(optimizer, kind):
-            return law(optimizer, problem)
+            return law(optimizer, problem, coming_step)
     known = ", ".join(kind.__name__ for kind in _LAWS)
     raise ValueError(f"No stability law is known for {type(optimizer).__name__}. Known: {known}, or None for plain descent.")
 
 
-def _sgd(optimizer: Optimizer, problem: Problem) -> StabilityLaw:
+def _sgd(optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw:
     group = _common(optimizer, "momentum", "dampening", "nesterov")
     beta, damp = float(group["momentum"]), float(group["dampening"])
     scale, decay = _relative_rates(optimizer, problem), weight_decay(optimizer, problem)
@@ -77,11 +80,11 @@ def _sgd(optimizer: Optimizer, problem: Problem) -> StabilityLaw:
     return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 - damp) * x), _root(scale), decay)
 
 
-def _adam(optimizer: Optimizer, problem: Problem) -> StabilityLaw:
+def _adam(optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw:
     """At the edge `2(1+β) I − η[(1−β) P⁻¹H + (1+β) W]` is singular, with W the decoupled decay of each parameter."""
     group = _common(optimizer, "betas", "eps", "amsgrad", "decoupled_weight_decay")
     beta = float(group["betas"][0])
-    preconditioner, note = _second_moment(optimizer, problem)
+    preconditioner, note = _second_moment(optimizer, problem, coming_step)
     rates = _relative_rates(optimizer, problem)
     scale = _root(1.0 / preconditioner if rates is None else rates / preconditioner)
     decay = weight_decay(optimizer, problem)
@@ -100,7 +103,7 @@ def _adam(optimizer: Optimizer, problem: Problem) -> StabilityLaw:
     return StabilityLaw(rule, rate, scale, decay, note, linear=False, floored=floored)
 
 
-_LAWS: dict[type[Optimizer], Callable[[Optimizer, Problem], StabilityLaw]] = {
+_LAWS: dict[type[Optimizer], Callable[[Optimizer, Problem, bool], StabilityLaw]] = {
     torch.optim.SGD: _sgd,
     torch.optim.AdamW: _adam,
     torch.optim.Adam: _adam,
@@ -146,23 +149,37 @@ def weight_decay(optimizer: Optimizer, problem: Problem) -> Tensor | None:
     return _per_parameter(optimizer, problem, lambda group, p: float(group["weight_decay"]))
 
 
-def _second_moment(optimizer: Optimizer, problem: Problem) -> tuple[Tensor, str]:
+def _second_moment(optimizer: Optimizer, problem: Problem, coming_step: bool) -> tuple[Tensor, str]:
     """`sqrt(v̂) + eps` per parameter, from the optimizer's state or, before its first step, from the gradient."""
-    if not any(optimizer.state.values()):
+    if not any(optimizer.state.values()) and not coming_step:
         gradient = problem.gradient().double().abs()
         eps = _per_parameter(optimizer, problem, lambda group, p: group["eps"])
         return gradient + eps.to(gradient), "its second moment is that of a first step here, for it has taken none yet"
 
     def root(group: dict[str, Any], p: Tensor) -> Tensor:
-        state = optimizer.state.get(p)
-        if not state:
-            raise ValueError("The optimizer has stepped some parameters and not others; take one more step with all of them.")
-        moment = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
-        correction = 1.0 - float(group["betas"][1]) ** float(state["step"])
-        root_of: Tensor = (moment.double() / correction).sqrt() + float(group["eps"])
+        moment, steps = _moment_of(optimizer, group, p, coming_step)
+        correction = 1.0 - float(group["betas"][1]) ** steps
+        root_of: Tensor = (moment / correction).sqrt() + float(group["eps"])
         return root_of
 
     return _per_parameter(optimizer, problem, root), "its second moment is held as it stands; live Adam adapts and tolerates more"
+
+
+def _moment_of(optimizer: Optimizer, group: dict[str, Any], p: Tensor, coming_step: bool) -> tuple[Tensor, float]:
+    """The second moment of a parameter and the number of steps behind it."""
+    state = optimizer.state.get(p)
+    if not state and p.grad is None:  # nothing depends on it so far: any scale will do
+        return torch.ones_like(p, dtype=torch.float64), 1.0
+    if not state and not coming_step:
+        raise ValueError("The optimizer has stepped some parameters and not others; take one more step with all of them.")
+    steps = float(state["step"]) if state else 0.0
+    moment = state["exp_avg_sq"].double() if state else torch.zeros_like(p, dtype=torch.float64)
+    if coming_step and p.grad is not None:
+        beta = float(group["betas"][1])
+        moment, steps = beta * moment + (1.0 - beta) * p.grad.double().square(), steps + 1.0
+    if group.get("amsgrad") and state:
+        moment = torch.maximum(moment, state["max_exp_avg_sq"].double())
+    return moment, max(steps, 1.0)
 
 
 def _root(scale: Tensor | None) -> Tensor | None:
