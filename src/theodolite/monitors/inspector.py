@@ -19,7 +19,7 @@ from theodolite.problem.batches import Batch
 #: Seconds a whole run may spend on spikes beyond its budget: a short run still gets its diagnosis.
 GRACE = 2.0
 #: Steps of training a first look costs, until its price is known.
-FIRST_LOOK = 25.0
+FIRST_LOOK = 30.0
 #: Steps that are timed before the first look of calm times.
 TIMED = 5
 
@@ -93,7 +93,9 @@ class Inspector:
         return (*counted, *sorted(self.looker.notes))
 
     def _guess(self) -> float:
-        return FIRST_LOOK * self.purse.training / max(1, self.steps)
+        """The price of a look of which none was taken yet: that of the other kind, and more, or what usual models pay."""
+        known = [self.purse.prices[on] for on in ("batch", "probe") if on in self.purse.prices]
+        return 1.5 * known[0] if known else FIRST_LOOK * self.purse.training / max(1, self.steps)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -19,12 +19,12 @@ from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvatur
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.kernel.scalar_output import outputs_per_sample
 from theodolite.monitors.rate_schedules import KERNEL_ROWS, By
-from theodolite.operators import gauss_newton, hessian, tangent_kernel
+from theodolite.operators import LinearOperator, gauss_newton, hessian, tangent_kernel
 from theodolite.problem import Problem
 from theodolite.results import Row
 
-#: Products of one look: from nothing, from the direction of an earlier one, and where it matters most.
-COLD, WARM, THOROUGH = 12, 5, 40
+#: Products of one look, and at most where it matters most.
+PRODUCTS, THOROUGH = 5, 40
 #: Relative residual below which an eigenvalue counts as found; its own error is about the square.
 TOLERANCE = 0.05
 
@@ -184,14 +184,16 @@ class Looker:
         by: By = "hessian" if self.by == "hessian" else "gauss_newton"
         matrix = hessian(problem) if by == "hessian" else gauss_newton(problem)
         op = matrix if law is None else law.effective(matrix)
-        if by in self._passed:  # the first one of its kind was probed
+        # Probing symmetry costs as much as a look. That the loss sees the weights through the output alone is checked once.
+        if by in self._passed:
             matrix.trusted()
-            op.trusted()
+        LinearOperator.trusted(matrix)
+        op.trusted()
         start = self.starts.get(on, next(iter(self.starts.values()), None))
-        if start is not None and start.shape[0] != op.shape[0]:
-            start = None
+        if start is None or start.shape[0] != op.shape[0]:
+            start = _ready_gradient(problem, law)
         top = min(self.top or 1, op.shape[0])
-        most = THOROUGH if thorough else (COLD if start is None else WARM) + top - 1
+        most = THOROUGH if thorough else PRODUCTS + top - 1
         pairs = top_eigenpairs(op, top, tol=TOLERANCE, start=start, max_matvecs=most, seed=self.seed, progress=False)
         self._passed.add(by)
         # Bare vectors: what else eigenpairs know of their neighbourhood misleads on another batch.
@@ -208,6 +210,15 @@ class Looker:
             "converged": pairs.converged,
             "matvecs": pairs.matvecs,
         }
+
+
+def _ready_gradient(problem: Problem, law: StabilityLaw | None) -> Tensor | None:
+    """The gradient that lies ready in `.grad`, (p, 1), in the optimizer's metric: it leans towards the sharpest directions."""
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in problem.parameters]
+    flat = torch.cat([part.detach().to(problem.dtype).reshape(-1) for part in parts])
+    flat = flat if law is None or law.scale is None else flat * law.scale.to(flat)
+    size = float(flat.norm())
+    return (flat / size)[:, None] if 0.0 < size < math.inf else None
 
 
 def _top_loss(pairs: Eigenpairs, gradient: Tensor, law: StabilityLaw | None, loss: float) -> float:

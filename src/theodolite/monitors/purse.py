@@ -9,6 +9,8 @@ from statistics import median
 
 #: A gap between two steps counts as training up to this many times the usual one.
 PAUSE = 5.0
+#: A look may cost this many times what it did before.
+MARGIN = 1.2
 
 
 @dataclass
@@ -20,7 +22,7 @@ class Purse:
     """
 
     budget: float | None
-    credit: float = 1.0
+    credit: float = 1.5
     training: float = 0.0
     used: float = 0.0
     spent: float = 0.0
@@ -49,7 +51,7 @@ class Purse:
         if self.budget is None:
             return True
         price = self.prices.get(what, guess)
-        return self.spent + price <= self._allowed + (self.credit * price if urgent else 0.0)
+        return self.spent + MARGIN * price <= self._allowed + (self.credit * price if urgent else 0.0)
 
     @property
     def _allowed(self) -> float:

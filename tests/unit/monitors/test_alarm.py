@@ -101,13 +101,13 @@ def test_a_warm_up_is_no_jump() -> None:
 def test_a_purse_saves_up() -> None:
     purse = Purse(0.25)
     purse.training = 10.0
-    assert purse.affords("batch", guess=2.5)
-    assert not purse.affords("batch", guess=2.6)
+    assert purse.affords("batch", guess=2.5 / 1.2 - 1e-6)
+    assert not purse.affords("batch", guess=2.1)
     purse.used = 2.0
     purse.pay("batch", 2.0)
     assert purse.prices["batch"] == 2.0
     assert not purse.affords("batch")
     assert purse.affords("batch", urgent=True)
-    purse.training = 17.0
+    purse.training = 18.0
     assert purse.affords("batch")
     assert Purse(None).affords("anything", guess=1e9)

@@ -28,7 +28,7 @@ def dense_jacobian(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def look(problem: th.Problem, optimizer: torch.optim.Optimizer, **settings: Any) -> Any:
-    return Looker(**settings).look(problem, optimizer, step=0, on="probe", why="test", rate=0.1, split=True)
+    return Looker(**settings).look(problem, optimizer, step=0, on="probe", why="test", rate=0.1, split=True, thorough=True)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
