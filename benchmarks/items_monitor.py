@@ -64,7 +64,7 @@ def _train(task: networks.Task, steps: int, before_step: Before | None = None) -
 def monitoring(settings: Settings) -> Iterator[Row]:
     """Share of the training time that watching adds (`error` holds it: 0.25 means 25 % more), over one short run each; the aim is
     at most 0.25 with the default budget, 0.10 as a goal. `products` are those spent; the note says what was seen."""
-    for make, steps in ((_resnet20, settings.pick(160, 6)), (_gpt, settings.pick(600, 10)), (_lenet5, settings.pick(1000, 10))):
+    for make, steps in ((_resnet20, settings.pick(240, 6)), (_gpt, settings.pick(600, 10)), (_lenet5, settings.pick(1000, 10))):
         task = make()
         for who, watch in WATCHERS.items():
             row = Row("monitor", f"{task.name}, {steps} steps", who)

@@ -19,7 +19,7 @@ from theodolite.problem.batches import Batch
 #: Seconds a whole run may spend on spikes beyond its budget: a short run still gets its diagnosis.
 GRACE = 2.0
 #: Steps of training a first look costs, until its price is known.
-FIRST_LOOK = 30.0
+FIRST_LOOK = 20.0
 #: Steps that are timed before the first look of calm times.
 TIMED = 5
 
