@@ -20,7 +20,7 @@ from theodolite.monitors.purse import Purse
 from theodolite.monitors.rate_schedules import By
 from theodolite.monitors.report import MonitorReport, summarise
 from theodolite.monitors.subject import Subject
-from theodolite.monitors.vitals import Vitals, input_size, norm_of, rate_of, second_moment, trained
+from theodolite.monitors.vitals import Vitals, norm_of, rate_of, second_moment, trained
 from theodolite.problem.batches import Batch
 
 #: Steps between two losses of the probe in calm times.
@@ -219,7 +219,7 @@ class Monitor:
             rate=rate_of(subject.optimizer),
             moment=moment,
             surprise=surprise,
-            input_size=input_size([b.inputs for b in batches]),
+            input_size=subject.input_size if batches else None,
         )
 
     def _sample(self, subject: Subject, vitals: Vitals, batches: list[Batch], calm: bool) -> None:

@@ -84,6 +84,7 @@ class Subject:
         self.previous: list[Batch] = []
         self._call = ModelCall(self.inner, self.loss)
         self._parse = BatchParser(own_loss=loss is None, target_key=target)
+        self._parse_unchecked = BatchParser(own_loss=loss is None, target_key=target, check=False)
         self._target = target
         self._probe = probe
         self._gathered: list[Batch] = []
@@ -92,6 +93,7 @@ class Subject:
         self._no_features = ""
         self.bad_data = ""
         self.probe_size: float | None = None  # of its inputs
+        self.input_size: float | None = None  # of the batches parsed last
         self.probe_losses: deque[float] = deque(maxlen=50)
         self.ratios: deque[float] = deque(maxlen=50)  # loss of a batch over that of the probe
         if heir_of is None:
@@ -115,6 +117,10 @@ class Subject:
     def parsed(self, batch: Any) -> list[Batch]:
         """The batches of a step, empty where they hold NaN or infinity: then `bad_data` says where."""
         self.bad_data = ""
+        found = [b if isinstance(b, Batch) else self._parse_unchecked(b, i) for i, b in enumerate(as_batches(batch))]
+        self.input_size = input_size([b.inputs for b in found])
+        if self.input_size is None or math.isfinite(self.input_size):
+            return found
         try:
             return [b if isinstance(b, Batch) else self._parse(b, i) for i, b in enumerate(as_batches(batch))]
         except NonFiniteError as error:

@@ -88,10 +88,10 @@ def join_trees(first: Any, second: Any) -> Any:
 
 
 class BatchParser:
-    """Turns one raw batch (a pair or a mapping) into a `Batch`."""
+    """Turns one raw batch (a pair or a mapping) into a `Batch`; `check` looks for NaN and infinity in it."""
 
-    def __init__(self, *, own_loss: bool, target_key: str) -> None:
-        self.own_loss, self.target_key = own_loss, target_key
+    def __init__(self, *, own_loss: bool, target_key: str, check: bool = True) -> None:
+        self.own_loss, self.target_key, self.check = own_loss, target_key, check
 
     def __call__(self, raw: Any, index: int) -> Batch:
         if isinstance(raw, Mapping):
@@ -105,7 +105,8 @@ class BatchParser:
                 f"A batch must be a pair (inputs, targets) or a mapping with the key {self.target_key!r}. "
                 f"Batch {index} is a {type(raw).__name__}."
             )
-        _check_batch(batch, index)
+        if self.check:
+            _check_batch(batch, index)
         return batch
 
     def _from_mapping(self, raw: Mapping[str, Any], index: int) -> Batch:
