@@ -259,7 +259,30 @@ class Casebook:
                 self._evidence = evidence = replace(again, batches_high=evidence.batches_high + 1)
             if evidence.batches_high > IN_A_ROW:
                 spike = replace(spike, cause=cause_of(evidence), detail=_detail(Cause.DATA_SHIFT, evidence))
+        if spike.cause is Cause.UNEXPLAINED and now.loss > 2.0 * evidence.batch_loss:
+            spike = self._reconsidered(spike, evidence, subject, vitals)
         self._update(self._measured(spike, vitals))
+
+    def _reconsidered(self, spike: Spike, evidence: Evidence, subject: Subject, vitals: Sequence[Vitals]) -> Spike:
+        """A spike that has doubled since it was judged is judged anew: what it comes from may only show now."""
+        back = self._look_back(subject, vitals)
+        ratio = evidence.ratio if back is None else back.ratio
+        self._evidence = evidence = replace(
+            evidence,
+            batch_loss=vitals[-1].loss,
+            typical_loss=None,
+            probe_loss=None,
+            input_scale=_scale_of_inputs(subject, vitals[:-1]),
+            rates=tuple(v.rate for v in vitals[-41:-1]),
+            surprise=max((v.surprise for v in vitals[-6:] if v.surprise is not None), default=None),
+            moment_fall=self._fall_in_quiet(subject),
+            ratio=ratio,
+        )
+        cause = cause_of(evidence)
+        if cause is Cause.UNEXPLAINED:
+            return spike
+        return replace(spike, cause=cause, ratio=ratio, on="batch", rate=vitals[-2].rate, batch=vitals[-2].step,
+                       detail=_detail(cause, evidence), rising=False)  # fmt: skip
 
     def _end(self, subject: Subject, vitals: Sequence[Vitals]) -> None:
         """The loss is back, or the new level has become the normal one."""

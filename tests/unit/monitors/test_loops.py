@@ -251,3 +251,27 @@ def test_what_is_wrong_from_the_start_is_said_at_once() -> None:
         th.Monitor(loss, budget=0)
     with pytest.raises(ValueError, match="A batch must be a pair"):
         th.Monitor(loss).observe(0, model, x, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_spike_that_grows_is_judged_anew() -> None:
+    """A slight rise that nothing explains, then a jump of the rate before it is over."""
+    torch.manual_seed(0)
+    model, loss = nn.Linear(4, 1), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    x = torch.randn(64, 4)
+    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(64, 1)
+    with th.Monitor(loss) as monitor:
+        for t in range(70):
+            if t == 40:  # somebody moves the weights
+                with torch.no_grad():
+                    model.weight.add_(0.35)
+                optimizer.param_groups[0]["lr"] = 1e-4
+            if t == 50:
+                optimizer.param_groups[0]["lr"] = 4.0
+            step(model, loss, optimizer, x, y)
+            monitor.observe(t, model, (x, y), optimizer)
+            optimizer.step()
+    spike = monitor.report().spikes[0]
+    assert (spike.start, spike.cause) == (40, Cause.RATE_JUMP)
+    assert spike.ratio is not None
+    assert spike.ratio > 1
