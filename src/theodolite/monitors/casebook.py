@@ -250,6 +250,8 @@ class Casebook:
     def _go_on(self, subject: Subject, vitals: Sequence[Vitals], batches: list[Batch]) -> None:
         now, spike, evidence = vitals[-1], self.spikes[-1], self._evidence
         assert evidence is not None
+        if spike.cause not in (Cause.BAD_BATCH, Cause.DATA_SHIFT) and self._bad_batch_inside(subject, vitals, batches, evidence):
+            return
         if spike.cause is Cause.BAD_BATCH and evidence.batches_high <= IN_A_ROW:
             typical = self.inspector.typical_loss(subject, batches)
             again = replace(evidence, batch_loss=now.loss, probe_loss=self.inspector.probe_loss(subject), typical_loss=typical)
@@ -262,6 +264,28 @@ class Casebook:
         if spike.cause is Cause.UNEXPLAINED and now.loss > 2.0 * evidence.batch_loss:
             spike = self._reconsidered(spike, evidence, subject, vitals)
         self._update(self._measured(spike, vitals))
+
+    def _bad_batch_inside(self, subject: Subject, vitals: Sequence[Vitals], batches: list[Batch], evidence: Evidence) -> bool:
+        """Whether a sudden second rise comes from a bad batch: then that is a spike of its own."""
+        now, index = vitals[-1], len(vitals) - 1
+        if self.alarm.peak != index or not now.loss > 2.0 * vitals[-2].loss:
+            return False
+        evidence = replace(
+            evidence,
+            start=now.step,
+            batch_loss=now.loss,
+            probe_loss=self.inspector.probe_loss(subject),
+            probe_raised=False,
+            typical_loss=self.inspector.typical_loss(subject, batches),
+            input_scale=_scale_of_inputs(subject, vitals),
+        )
+        if cause_of(evidence) is not Cause.BAD_BATCH:
+            return False
+        self._update(replace(self.spikes[-1], over=True))
+        self.alarm.start = index
+        spike = Spike(start=now.step, peak=now.step, end=None, height=1.0, cause=Cause.BAD_BATCH, rate=now.rate, batch=now.step)
+        self._open(replace(self._measured(spike, vitals), detail=_detail(Cause.BAD_BATCH, evidence)), evidence)
+        return True
 
     def _reconsidered(self, spike: Spike, evidence: Evidence, subject: Subject, vitals: Sequence[Vitals]) -> Spike:
         """A spike that has doubled since it was judged is judged anew: what it comes from may only show now."""

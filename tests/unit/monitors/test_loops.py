@@ -275,3 +275,23 @@ def test_a_spike_that_grows_is_judged_anew() -> None:
     assert (spike.start, spike.cause) == (40, Cause.RATE_JUMP)
     assert spike.ratio is not None
     assert spike.ratio > 1
+
+
+def test_a_bad_batch_in_the_middle_of_another_spike() -> None:
+    model, loss = network(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    with th.Monitor(loss) as monitor:
+        for t in range(130):
+            if t == 100:  # the weights are shaken, and learn slowly from then on
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.add_(0.4 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+                optimizer.param_groups[0]["lr"] = 1e-3
+            x, y = batch(64)
+            y = (y + 1) % 3 if t == 110 else y
+            step(model, loss, optimizer, x, y)
+            monitor.observe(t, model, (x, y), optimizer)
+            optimizer.step()
+    spikes = monitor.report().spikes
+    assert 100 <= spikes[0].start < 110
+    assert (110, Cause.BAD_BATCH) in [(spike.start, spike.cause) for spike in spikes]
