@@ -60,7 +60,13 @@ class Inspector:
                 problem(), subject.optimizer, step=vitals.step, on=on, why=why, rate=vitals.rate, split=split,
                 coming_step=coming_step, thorough=urgent or self.purse.budget is None,
             )  # fmt: skip
-            return replace(look, agop_alignment=subject.feature_alignment()) if features else look
+            if not features:
+                return look
+            notes: list[str] = []
+            look = replace(look, agop_alignment=subject.feature_alignment(notes))
+            for text in notes:
+                self.note(text)
+            return look
 
         began = time.perf_counter()
         found: Look | None = self._safely(subject, measure)

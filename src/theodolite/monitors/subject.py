@@ -99,18 +99,7 @@ class Subject:
         if heir_of is None:
             self.tap = Tap(model, loss)
         else:  # another optimizer of the same model: what is known of the model stays
-            kept = (
-                "tap",
-                "_probe",
-                "_gathered",
-                "_complete",
-                "_first_features",
-                "_no_features",
-                "probe_size",
-                "probe_losses",
-                "ratios",
-            )
-            self.__dict__.update({name: getattr(heir_of, name) for name in kept})
+            self.__dict__.update({name: getattr(heir_of, name) for name in _OF_THE_MODEL})
 
     # Batches
 
@@ -221,8 +210,11 @@ class Subject:
         """How much harder than the probe a batch usually is; at least 1, for a stretch of easy batches makes no other one bad."""
         return max(1.0, median(self.ratios)) if self.ratios else 1.0
 
-    def feature_alignment(self) -> float | None:
-        """How much the average gradient outer product on the probe still agrees with that at the first look."""
+    def feature_alignment(self, notes: list[str]) -> float | None:
+        """How much the average gradient outer product on the probe still agrees with that at the first look.
+
+        None where there is none, and then `notes` learns why, once.
+        """
         if self._no_features:
             return None
         try:
@@ -231,6 +223,7 @@ class Subject:
             found = input_gradients(problem, at=_embedding(self.inner, problem), projections=PROJECTIONS)
         except (ValueError, RuntimeError, TypeError) as error:  # no gradient in the inputs here
             self._no_features = str(error)
+            notes.append(f"the drift of the features is not followed: {str(error).splitlines()[0]}")
             return None
         if self._first_features is None:
             self._first_features = found
