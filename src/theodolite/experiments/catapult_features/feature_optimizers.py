@@ -106,10 +106,7 @@ def _trained(setting: Setting, optimizer: str, batch: int, steps: int, seeds: in
             "test_loss": test_loss[r],
             "test_error": test_error[r],
             "first_loss": _first(history, r),
-            "final_loss": float(history.final_loss[r]),
-            "best_step": int(history.best_step[r]),
-            "steps": int(history.steps[r]),
-            "diverged": bool(history.diverged[r]),
+            **history.row(r),
         }
         for r in range(seeds)
     ]

@@ -92,11 +92,7 @@ def trained(setting: Setting, batch: int, steps: int, seeds: int, init: Init, ra
                 "alignment_at_end": at_end[r],
                 "test_loss": test_loss[r],
                 "test_error": test_error[r],
-                "validation": float(history.best_loss[r]),
-                "best_step": int(history.best_step[r]),
-                "steps": int(history.steps[r]),
-                "final_loss": float(history.final_loss[r]),
-                "diverged": bool(history.diverged[r]),
+                **history.row(r),
                 "rate": ratio * float(critical[r]),
                 "reference_error": start.reference_error,
             }

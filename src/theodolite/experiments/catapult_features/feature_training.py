@@ -91,6 +91,16 @@ class History:
             tensor[lost] = 0.0
         self.running &= ~lost & ~(loss < until)
 
+    def row(self, r: int) -> Row:
+        """How run r went."""
+        return {
+            "validation": float(self.best_loss[r]),
+            "best_step": int(self.best_step[r]),
+            "steps": int(self.steps[r]),
+            "final_loss": float(self.final_loss[r]),
+            "diverged": bool(self.diverged[r]),
+        }
+
     def catapults(self, replica: int) -> tuple[int, int]:
         """Supercritical steps up to the best validation loss, and in all."""
         if not self.exceeded:
