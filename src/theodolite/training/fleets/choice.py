@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from theodolite.problem.calling import Loss
-from theodolite.training.fleets.crew import Crew
+from theodolite.problem.tensors import bytes_of
+from theodolite.training.fleets.crew import Crew, equal_bits
 from theodolite.training.fleets.data import FleetBatch
 from theodolite.training.fleets.routes import Gradient, LoopRoute, Route, VmapRoute
+from theodolite.training.fleets.state import FleetState
 
 RouteName = Literal["auto", "vmap", "loop"]
 
@@ -24,39 +27,84 @@ RouteName = Literal["auto", "vmap", "loop"]
 CONVOLUTION_WORK = 5e6
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A route, the replicas that fit into memory at once, and why it is not vmap, or not for all at once, where it is not."""
+
+    route: Route
+    chunk: int
+    notes: tuple[str, ...] = ()
+
+
 def choose_route(
     want: RouteName,
     crew: Crew,
     loss: Loss,
     gradient: Gradient | None,
-    batch: FleetBatch,
+    batch: Callable[[slice], FleetBatch],
     *,
     random_seeds: Sequence[int],
-) -> tuple[Route, tuple[str, ...]]:
-    """The route, and why it is not vmap where it is not. No number of the crew changes."""
+    memory: float,
+    bitwise: bool,
+) -> Choice:
+    """The route for `batch`, a function of the replicas. No number of the crew changes."""
     if want not in ("auto", "vmap", "loop"):
         raise ValueError(f"route must be 'auto', 'vmap' or 'loop'. Got {want!r}.")
-    state, module = crew.state, crew.state.module
-    loop = LoopRoute(module, loss, gradient)
+    state, module, everyone = crew.state, crew.state.module, crew.state.replicas
+    own = batch(slice(0, 1))
     first = torch.zeros(1, dtype=torch.long, device=state.device)
-    alone, own = state.rows(first), batch.rows(first)
+    loop = LoopRoute(module, loss, gradient, apart=bitwise)
     with torch.random.fork_rng(devices=[]), _convolution_work(module) as work:
         before = torch.get_rng_state()
-        single = loop(alone, own)  # a model that refuses the data says so here, in plain words
+        # a model that refuses the data says so here, in plain words
+        single = LoopRoute(module, loss, gradient)(state.rows(first), own)
         draws = not torch.equal(before, torch.get_rng_state())
     if draws:
         if want == "vmap":
             raise ValueError("route='vmap' cannot run a model that draws random numbers (dropout, ...); use route='loop'.")
-        return LoopRoute(module, loss, gradient, random_seeds), ("the model draws random numbers: each replica runs alone",)
-    if want == "loop" or (want == "auto" and state.replicas == 1):
-        return loop, ("route='loop' was asked for" if want == "loop" else "there is one replica only",)
+        alone = LoopRoute(module, loss, gradient, random_seeds, apart=bitwise)
+        return Choice(alone, everyone, ("the model draws random numbers: each replica runs alone",))
+    if want == "loop" or (want == "auto" and everyone == 1):
+        return Choice(loop, everyone, ("route='loop' was asked for" if want == "loop" else "there is one replica only",))
     if want == "auto" and sum(work) > CONVOLUTION_WORK:
-        return loop, ("large convolutions are faster one replica after the other",)
+        return Choice(loop, everyone, ("large convolutions are faster one replica after the other",))
     vmap = VmapRoute(module, loss, gradient)
-    trouble = _trouble(vmap, crew, batch, single)
+    activations = _kept_bytes(LoopRoute(module, loss, gradient), state.rows(first), own)
+    weights = bytes_of(single[1])  # gradients, and about as much again for the optimizer's work
+    chunk, notes = _chunk(everyone, memory, activations + bytes_of(own.leaves) + 2 * weights)
+    trouble = _trouble(vmap, crew, chunk, batch(slice(0, chunk)), single, bitwise)
     if trouble and want == "vmap":
         raise ValueError(f"route='vmap' does not work for this model: {trouble}. Use route='auto' or 'loop'.")
-    return (loop, (f"vmap does not run this model: {trouble}",)) if trouble else (vmap, ())
+    return Choice(loop, everyone, (f"vmap does not run this model: {trouble}",)) if trouble else Choice(vmap, chunk, notes)
+
+
+def _chunk(replicas: int, memory: float, each: int) -> tuple[int, tuple[str, ...]]:
+    """Replicas at once, in chunks of about equal size."""
+    fitting = max(1, min(replicas, int(memory // max(each, 1))))
+    chunks = -(-replicas // fitting)
+    if chunks == 1:
+        return replicas, ()
+    note = (
+        f"{replicas} replicas take turns in {chunks} chunks: one needs some {each / 2**20:.3g} MiB, {memory / 2**20:.3g} are "
+        "allowed"
+    )
+    return -(-replicas // chunks), (note,)
+
+
+def _kept_bytes(loop: LoopRoute, state: FleetState, batch: FleetBatch) -> int:
+    """Bytes of what one replica keeps for its backward pass; 0 for models with derivatives inside, where torch cannot tell."""
+    kept: dict[int, int] = {}  # by address: the same tensor may be kept by several operations
+
+    def note(t: Tensor) -> Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            loop(state, batch)
+    except Exception:  # torch.func refuses the hooks; without them the same pass has just run
+        return 0
+    return sum(kept.values())
 
 
 @contextmanager
@@ -76,11 +124,16 @@ def _convolution_work(module: nn.Module) -> Iterator[list[int]]:
             handle.remove()
 
 
-def _trouble(route: VmapRoute, crew: Crew, batch: FleetBatch, single: tuple[Tensor, dict[str, Tensor]]) -> str:
+def _trouble(
+    route: VmapRoute, crew: Crew, chunk: int, batch: FleetBatch, single: tuple[Tensor, dict[str, Tensor]], bitwise: bool
+) -> str:
     """Why vmap cannot be used; empty if it gives the numbers of a replica alone."""
+    some = crew.chunk(slice(0, chunk))
     try:
         with quiet_vmap():
-            losses, gradients = route(crew.state.with_own_buffers(), batch)
+            losses, gradients = route(some.state.with_own_buffers(), batch)
+            if bitwise and not equal_bits(some, route, batch):
+                return "replicas that see equal data do not stay bitwise equal"
             crew.lay_out_like(gradients)
     except Exception as error:  # vmap raises many kinds
         cause = error.__cause__ or error

@@ -28,6 +28,11 @@ class Crew:
         memory = {column: {name: pick(t, rows) for name, t in stack.items()} for column, stack in self.memory.items()}
         return Crew(self.state.rows(rows), memory, self.rate[rows], self.count[rows])
 
+    def chunk(self, rows: slice) -> Crew:
+        """Neighbouring replicas, in the same memory."""
+        memory = {column: {name: t[rows] for name, t in stack.items()} for column, stack in self.memory.items()}
+        return Crew(self.state.chunk(rows), memory, self.rate[rows], self.count[rows])
+
     def copy(self) -> Crew:
         return self.rows(torch.arange(len(self.rate), device=self.rate.device))
 
@@ -45,15 +50,15 @@ class Crew:
             stack |= {name: laid_out_like(stack[name], g) for name, g in gradients.items()}
 
     @torch.no_grad()
-    def step(self, rule: FleetOptimizer, gradients: dict[str, Tensor], factor: float) -> None:
-        """One step of the optimizer."""
-        rate = self.rate if factor == 1.0 else self.rate * factor
+    def step(self, rule: FleetOptimizer, gradients: dict[str, Tensor], factor: float | Tensor) -> None:
+        """One step of the optimizer; `factor` on the rates is one for all or (R,)."""
+        rate = self.rate if isinstance(factor, float) and factor == 1.0 else self.rate * factor
         rule.step(self.state.parameters, gradients, self.memory, rate, self.count)
         self.count += 1
 
 
 def same_bits_without(
-    crew: Crew, kept: Tensor, route: Route, rule: FleetOptimizer, batches: Iterable[FleetBatch], factor: float
+    crew: Crew, kept: Tensor, route: Route, rule: FleetOptimizer, batches: Iterable[FleetBatch], factor: float | Tensor
 ) -> bool:
     """Whether the kept replicas take bitwise the same step when the others leave the stack.
 
@@ -66,10 +71,18 @@ def same_bits_without(
         if not _equal(losses[kept], fewer_losses) or not all(_equal(g[kept], fewer[name]) for name, g in gradients.items()):
             return False
         together.step(rule, gradients, factor)
-        apart.step(rule, fewer, factor)
+        apart.step(rule, fewer, factor[kept] if isinstance(factor, Tensor) else factor)
         if not all(_equal(p[kept], apart.state.parameters[name]) for name, p in together.state.parameters.items()):
             return False
     return True
+
+
+def equal_bits(crew: Crew, route: Route, batch: FleetBatch) -> bool:
+    """Whether replicas that are equal and see equal data get bitwise equal losses, gradients and buffers wherever they stand."""
+    same = torch.zeros(len(crew.rate), dtype=torch.long, device=crew.rate.device)
+    state = crew.state.rows(same)
+    losses, gradients = route(state, batch.rows(same))
+    return all(_equal(t, t[:1].expand_as(t)) for t in (losses, *gradients.values(), *state.buffers.values()))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

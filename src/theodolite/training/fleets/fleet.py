@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,16 +14,30 @@ from torch.optim import Optimizer
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
-from theodolite.training.fleets.choice import RouteName, choose_route, quiet_vmap
+from theodolite.training.fleets.arguments import AnySchedule, Factors, as_factors, as_length, as_rates, as_seeds, as_steps
+from theodolite.training.fleets.choice import Choice, RouteName, choose_route, quiet_vmap
 from theodolite.training.fleets.crew import Crew
-from theodolite.training.fleets.data import FleetBatch, FleetFeed, Shared
-from theodolite.training.fleets.measures import Gauges, Measure, check_test, finite_or_inf, full_loss
+from theodolite.training.fleets.data import FleetFeed
+from theodolite.training.fleets.measures import (
+    EVALUATED_AT_ONCE,
+    Gauges,
+    Measure,
+    Record,
+    all_outputs,
+    check_test,
+    eval_mode,
+    finite_or_inf,
+    full_loss,
+)  # fmt: skip
 from theodolite.training.fleets.optimizers import FleetOptimizer, fleet_optimizer, zero_state
-from theodolite.training.fleets.routes import Gradient, Route
+from theodolite.training.fleets.reading import Shared
+from theodolite.training.fleets.routes import Gradient, LoopRoute, Route
 from theodolite.training.fleets.run import FleetRun, Rules, Stop
 from theodolite.training.fleets.state import Factory, Stack, stack_replicas
 from theodolite.training.fleets.trace import FleetTrace
-from theodolite.training.schedules import Schedule, as_schedule
+
+#: Bytes that the replicas computed at once may take beside their weights.
+MEMORY = 2.0**32
 
 
 class Fleet:
@@ -44,11 +58,14 @@ class Fleet:
         model (LSTM, dropout, ...) or gains nothing (large convolutions, a single replica). The result says which, and why.
     gradient : `(module, parameters, buffers, batch) -> (loss, gradients by name)` of one replica, for a model with a cheaper
         gradient than autograd's; default is the module's method `fleet_gradient(parameters, buffers, batch, loss)`, if any.
+    memory : bytes for activations, gradients and samples of the replicas that are computed at once; a larger fleet takes its
+        steps chunk by chunk. Weights and optimizer state of all replicas come on top.
+    bitwise : insist that replicas which see equal data stay bitwise equal. It is tried before the first step; where the
+        vectorised program does not keep it, each replica runs alone in the same place of memory.
 
     Numbers agree with a plain loop to rounding. A replica never depends on its neighbours: one that diverges is frozen and
-    leaves them bitwise intact. Replicas that see equal data stay bitwise equal where matrix kernels do not depend on where a
-    matrix starts in memory: sizes that fill whole cache lines, or any size with the environment variable
-    `MKL_CBWR=AUTO,STRICT` set before torch starts.
+    leaves them bitwise intact. Replicas that see equal data stay bitwise equal as long as matrix kernels do not depend on where
+    a matrix starts in memory; importing theodolite before the first matrix product sees to that (`MKL_CBWR=AUTO,STRICT`).
 
     >>> x = torch.ones(1, 1)
     >>> fleet = Fleet(lambda seed: nn.Linear(1, 1, bias=False), [0, 0, 0], loss=nn.MSELoss(), rate=[0.25, 0.5, 2.0])
@@ -74,26 +91,30 @@ class Fleet:
         mode: Literal["train", "eval"] = "train",
         route: RouteName = "auto",
         gradient: Gradient | None = None,
+        memory: float = MEMORY,
+        bitwise: bool = False,
         target: str = "labels",
     ) -> None:
         if mode not in ("train", "eval"):
             raise ValueError(f"mode must be 'train' or 'eval'. Got {mode!r}.")
-        self.seeds = _seeds("seeds", range(seeds) if isinstance(seeds, int) else seeds)
+        if not memory > 0:
+            raise ValueError(f"memory must be a positive number of bytes. Got {memory!r}.")
+        self._memory, self._bitwise = memory, bitwise
+        self.seeds = as_seeds("seeds", range(seeds) if isinstance(seeds, int) else seeds)
         self.loss, self.target, self._want = loss, target, route
         state = stack_replicas(factory, self.seeds)
         state.module.train(mode == "train")
         settings: dict[str, Any] = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov}
         settings |= {"weight_decay": weight_decay, "betas": betas, "eps": eps}
         self.rule, own_rate = fleet_optimizer(optimizer, settings, [p[0] for p in state.parameters.values()])
-        rates = _rates(rate if rate is not None else own_rate, len(self.seeds))
+        rates = as_rates(rate if rate is not None else own_rate, len(self.seeds))
         dtype = next(iter(state.parameters.values())).dtype
         count = torch.zeros(len(self.seeds), dtype=torch.long, device=state.device)
-        memory = zero_state(self.rule, state.parameters)
-        self._crew = Crew(state, memory, rates.to(state.device, dtype), count)
+        self._crew = Crew(state, zero_state(self.rule, state.parameters), rates.to(state.device, dtype), count)
         self._rates, self._lost = rates, torch.zeros(len(self.seeds), dtype=torch.bool)
         self._gradient = gradient or _own_gradient(state.module, loss)
         self._epochs = 0  # begun so far
-        self._routes: dict[Any, tuple[Route, tuple[str, ...]]] = {}
+        self._choices: dict[Any, Choice] = {}
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -130,11 +151,15 @@ class Fleet:
         epochs: int | None = None,
         batch_size: int | None = None,
         shared: Shared = True,
+        index: Any = None,
+        drop_last: bool = False,
         order_seeds: Sequence[int] | int | None = None,
-        schedule: Schedule | Mapping[int, float] | None = None,
+        schedule: AnySchedule | Sequence[AnySchedule] = None,
         test: Any = None,
         measure: Mapping[str, Measure] | None = None,
-        every: int = 1,
+        record: Record | None = None,
+        every: int | Sequence[int] = 1,
+        checkpoints: int | Sequence[int] | None = None,
         until: float | None = None,
         stop: Stop | None = None,
         blow_up: float = 1e8,
@@ -148,12 +173,18 @@ class Fleet:
         data : `(inputs, targets)` seen by all. With `shared=False` every tensor has a leading replica axis, or `data` is a list
             of one `(inputs, targets)` per replica; with `shared="inputs"` only the targets have the axis.
         steps, epochs : how long; give one of them.
+        index : (R, m), which samples of the data each replica trains on; None for all of them.
         batch_size : None for all data in every step. Else each replica shuffles anew in every epoch and takes all samples once;
-            the last batch is short if the size does not divide. The orders are those of `train`.
-        order_seeds : of the orders, one per replica or one for all (who then see the same batches); default: `seeds`.
-        schedule : factor on the rates as a function of the step, or a table `{first step: factor}`.
+            the last batch is short if the size does not divide, or left out with `drop_last`. The orders are those of `train`.
+        order_seeds : of the orders, one per replica or one for all (who then see the same places); default: `seeds`.
+        schedule : factor on the rates as a function of the step, or a table `{first step: factor}`; a list gives each replica
+            its own.
         test : `(inputs, targets)`; loss and accuracy are taken every `every` steps, before the step, and after the last one.
         measure : columns by name, each a function `(parameters, buffers)` of one replica, taken at the same steps.
+        record : `(step, fleet) -> columns (R, ...)`, for what needs all replicas, at the same steps; `fleet.outputs` and
+            `fleet.parameters` are those of that step.
+        every : a number of steps, or a list of steps.
+        checkpoints : likewise, the steps before which the weights are kept, in `FleetTrace.checkpoints`; T is after the last.
         until : a replica is frozen once its loss is at most this share of its first.
         stop : `(step, losses (R,)) -> bool or bool (R,)`, replicas to freeze.
         blow_up : a replica has diverged when its loss is not finite or above this many times its first. It stays frozen.
@@ -163,115 +194,164 @@ class Fleet:
         if bool(self._lost.all()):
             raise ValueError("All replicas have diverged: make a new fleet with smaller rates.")
         orders = self._order_seeds(order_seeds)
-        feed = self._feed(data, shared, batch_size, orders)
-        length = _length(steps, epochs, feed.batches, every)
+        feed = self._feed(data, shared, batch_size, orders, index=index, drop_last=drop_last)
+        length = as_length(steps, epochs, feed.batches)
+        log = _Log(as_steps("every", every, length), as_steps("checkpoints", checkpoints, length), record)
         gauges = Gauges(len(self), dict(measure or {}), self._test(test), self.loss)
         with quiet_vmap(), torch.random.fork_rng(devices=[]):
-            route, notes = self._route(feed, orders)
-            run = FleetRun(self._crew, feed, route, self.rule, Rules(blow_up, until, stop), length, self._lost)
+            choice = self._choose(feed, orders)
+            runs = self._runs(choice, feed, Rules(blow_up, until, stop), length)
             with counting("training a fleet", progress=progress, total=length) as count:
-                factors = self._steps(run, gauges, as_schedule(schedule), length, every, count)
-            run.sync()
-            if gauges.needed:
-                gauges.read(len(factors), self._crew.state, route, None)
-            final = finite_or_inf(full_loss(route, self._crew.state, feed.whole, self.loss)[0]).cpu() if evaluate else None
-        self._lost = torch.tensor([step is not None for step in run.diverged_at])
+                factors = self._steps(runs, gauges, log, as_factors(schedule, len(self)), length, count)
+            taken = len(factors)
+            self._look(taken, runs, gauges, log, last=True)
+            final = finite_or_inf(full_loss(choice.route, self._crew.state, feed, self.loss)[0]).cpu() if evaluate else None
+        diverged_at = [step for run in runs for step in run.diverged_at]
+        self._lost = torch.tensor([step is not None for step in diverged_at])
         columns = gauges.stacked()
         trace = FleetTrace(
-            loss=run.losses(len(factors)),
+            loss=torch.cat([run.losses(taken) for run in runs]),
             rates=self.rates,
-            factors=tuple(factors),
+            factors=torch.stack([torch.as_tensor(f, dtype=torch.float64).reshape(-1) for f in factors], dim=1),
             seeds=tuple(self.seeds),
             order_seeds=tuple(orders),
-            epoch=tuple(self._epochs + step // feed.batches for step in range(len(factors))),
-            diverged_at=tuple(run.diverged_at),
-            stopped_at=tuple(run.stopped_at),
+            epoch=tuple(self._epochs + step // feed.batches for step in range(taken)),
+            diverged_at=tuple(diverged_at),
+            stopped_at=tuple(step for run in runs for step in run.stopped_at),
             measured_at=tuple(gauges.steps),
             test_loss=columns.pop("test_loss", None),
             test_accuracy=columns.pop("test_accuracy", None),
             measured=columns,
+            checkpoints=log.kept,
             final_loss=final,
             outcome=Outcome.DIVERGED if bool(self._lost.all()) else Outcome.FINISHED,
-            cost=Cost(time.perf_counter() - began, route.name, notes=notes),
+            cost=Cost(time.perf_counter() - began, choice.route.name, notes=choice.notes),
         )
-        self._epochs += -(-len(factors) // feed.batches)
+        self._epochs += -(-taken // feed.batches)
         return trace
 
+    @torch.no_grad()
+    def outputs(self, data: Any, *, shared: Shared = True, index: Any = None, replicas: Sequence[int] | None = None) -> Tensor:
+        """Outputs (R, n, ...) on `data` in eval mode, of all replicas or some; see `train` for `shared` and `index`.
+
+        With `replicas`, data with a replica axis and `index` are those of these replicas.
+        """
+        state = self._crew.state if replicas is None else self._crew.state.rows(torch.tensor(list(replicas)))
+        feed = self._feed(data, shared, None, [0], index=index, replicas=state.replicas)
+        route: Route = next((c.route for c in self._choices.values()), LoopRoute(self.module, self.loss, None))
+        with quiet_vmap(), eval_mode(self.module), torch.random.fork_rng(devices=[]):
+            found = all_outputs(route, state, feed, max(1, EVALUATED_AT_ONCE // state.replicas))
+        if found is None:
+            raise ValueError("outputs needs a model whose output is one tensor with an axis over the samples.")
+        return found
+
+    def _runs(self, choice: Choice, feed: FleetFeed, rules: Rules, length: int) -> list[FleetRun]:
+        """One run for each chunk of the fleet."""
+        if choice.chunk >= len(self):
+            return [FleetRun(self._crew, feed, choice.route, self.rule, rules, length, self._lost, len(self))]
+        return [
+            FleetRun(
+                self._crew.chunk(rows), feed.part_of(rows), choice.route, self.rule, rules, length, self._lost[rows], len(self)
+            )
+            for rows in (slice(first, first + choice.chunk) for first in range(0, len(self), choice.chunk))
+        ]
+
     def _steps(
-        self, run: FleetRun, gauges: Gauges, schedule: Schedule | None, length: int, every: int, count: Callable[[int], None]
-    ) -> list[float]:
+        self, runs: list[FleetRun], gauges: Gauges, log: _Log, factors: Factors, length: int, count: Callable[[int], None]
+    ) -> list[float | Tensor]:
         """Take the steps; returns the schedule's factors."""
-        factors: list[float] = []
+        taken: list[float | Tensor] = []
         for step in range(length):
-            if run.over:
+            if all(run.over for run in runs):
                 break
-            if gauges.needed and step % every == 0:
-                gauges.read(step, run.live.state, run.route, run.resting)
-            epoch, place = divmod(step, run.feed.batches)
-            factors.append(1.0 if schedule is None else _factor(schedule(step), step))
-            run.step(step, self._epochs + epoch, place, factors[-1])
+            self._look(step, runs, gauges, log)
+            epoch, place = divmod(step, runs[0].feed.batches)
+            taken.append(factors(step))
+            for run in runs:
+                if not run.over:
+                    run.step(step, self._epochs + epoch, place, taken[-1])
             count(1)
-        return factors
+        return taken
 
-    def _route(self, feed: FleetFeed, orders: Sequence[int]) -> tuple[Route, tuple[str, ...]]:
-        """Chosen once per kind of batch; a loop's random states live on with it."""
-        batch = feed.batch(self._epochs, 0)
-        key = (batch.size, tuple(batch.dims), tuple(orders))
-        if key not in self._routes:
-            self._routes[key] = choose_route(self._want, self._crew, self.loss, self._gradient, batch, random_seeds=orders)
-        return self._routes[key]
+    def _look(self, step: int, runs: list[FleetRun], gauges: Gauges, log: _Log, *, last: bool = False) -> None:
+        """Measure and keep what is due before this step; the last look is always taken, also at frozen replicas."""
+        measured = (last or step in log.every) and (log.record is not None or gauges.measure or gauges.test is not None)
+        if last or (measured and log.record is not None) or step in log.checkpoints:
+            for run in runs:
+                run.sync()
+        if measured:
+            crews = [(self._crew.state, None)] if last else [(run.live.state, run.resting) for run in runs]
+            gauges.read(step, crews, runs[0].route)
+            if log.record is not None:
+                gauges.add(log.record(step, self))
+        if step in log.checkpoints:
+            log.kept[step] = {name: t.clone() for name, t in {**self.parameters, **self.buffers}.items()}
 
-    def _feed(self, data: Any, shared: Shared, batch_size: int | None, orders: Sequence[int]) -> FleetFeed:
+    def _choose(self, feed: FleetFeed, orders: Sequence[int]) -> Choice:
+        """Once per kind of batch; a loop's random states live on with it."""
+        own = feed.part_of(slice(0, 1)).batch(self._epochs, 0)
+        key = (own.size, tuple(own.dims), tuple(orders))
+        if key not in self._choices:
+            self._choices[key] = choose_route(
+                self._want,
+                self._crew,
+                self.loss,
+                self._gradient,
+                lambda rows: feed.part_of(rows).batch(self._epochs, 0),
+                random_seeds=orders,
+                memory=self._memory,
+                bitwise=self._bitwise,
+            )
+        return self._choices[key]
+
+    def _feed(
+        self,
+        data: Any,
+        shared: Shared,
+        batch_size: int | None,
+        orders: Sequence[int],
+        *,
+        index: Any = None,
+        drop_last: bool = False,
+        replicas: int | None = None,
+    ) -> FleetFeed:
         return FleetFeed(
             data,
-            len(self),
+            replicas or len(self),
             shared=shared,
             batch_size=batch_size,
             order_seeds=orders,
             own_loss=self.loss is None,
             target=self.target,
             device=self._crew.state.device,
+            index=index,
+            drop_last=drop_last,
         )
 
-    def _test(self, test: Any) -> FleetBatch | None:
+    def _test(self, test: Any) -> FleetFeed | None:
         if test is None:
             return None
-        whole = self._feed(test, True, None, [0]).whole
-        check_test(self._crew.state, whole, self.loss)
-        return whole
+        feed = self._feed(test, True, None, [0])
+        check_test(self._crew.state, feed, self.loss)
+        return feed
 
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:
         if seeds is None:
             return self.seeds
-        orders = [seeds] * len(self) if isinstance(seeds, int) else _seeds("order_seeds", seeds)
+        orders = [seeds] * len(self) if isinstance(seeds, int) else as_seeds("order_seeds", seeds)
         if len(orders) != len(self):
             raise ValueError(f"order_seeds must be one number or one per replica: {len(self)}. Got {len(orders)}.")
         return orders
 
 
-def _seeds(name: str, seeds: Sequence[int]) -> list[int]:
-    numbers = [int(seed) for seed in seeds]
-    if any(seed < 0 for seed in numbers):
-        raise ValueError(f"{name} must not be negative. Got {min(numbers)}.")
-    return numbers
+@dataclass
+class _Log:
+    """What is taken at which steps: measurements `every`, weights at `checkpoints`."""
 
-
-def _rates(rate: Any, replicas: int) -> Tensor:
-    if rate is None:
-        raise ValueError("rate is missing: give a learning rate, one for all replicas or one per replica.")
-    rates = torch.as_tensor(rate, dtype=torch.float64).detach().cpu()
-    if rates.ndim > 1 or (rates.ndim == 1 and len(rates) != replicas):
-        raise ValueError(f"rate must be one number or one per replica: {replicas}. Got shape {tuple(rates.shape)}.")
-    if not bool((torch.isfinite(rates) & (rates >= 0)).all()):
-        raise ValueError(f"rate must be finite and not negative. Got {rates.tolist()}.")
-    return rates.expand(replicas).clone()
-
-
-def _factor(factor: float, step: int) -> float:
-    found = float(factor)
-    if not 0.0 <= found < math.inf:
-        raise ValueError(f"schedule must give finite factors that are not negative. Got {found} at step {step}.")
-    return found
+    every: set[int]
+    checkpoints: set[int]
+    record: Record | None
+    kept: dict[int, Stack] = field(default_factory=dict)
 
 
 def _own_gradient(module: nn.Module, loss: Loss) -> Gradient | None:
@@ -279,12 +359,3 @@ def _own_gradient(module: nn.Module, loss: Loss) -> Gradient | None:
     if not callable(getattr(module, "fleet_gradient", None)):
         return None
     return lambda model, parameters, buffers, batch: model.fleet_gradient(parameters, buffers, batch, loss)  # type: ignore[operator]
-
-
-def _length(steps: int | None, epochs: int | None, batches: int, every: int) -> int:
-    if (steps is None) == (epochs is None):
-        raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
-    for name, value in (("steps", steps), ("epochs", epochs), ("every", every)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
-    return steps if steps is not None else (epochs or 0) * batches

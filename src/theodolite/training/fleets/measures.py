@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from theodolite.problem.weighting import IGNORED
-from theodolite.training.fleets.data import FleetBatch
+from theodolite.training.fleets.data import FleetFeed
 from theodolite.training.fleets.routes import LoopRoute, Route
 from theodolite.training.fleets.state import FleetState
 
@@ -21,38 +21,50 @@ Measure = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]  # (par
 EVALUATED_AT_ONCE = 2**15
 
 
+#: `(step, fleet) -> columns (R, ...)` of all replicas.
+Record = Callable[[int, Any], Mapping[str, Tensor]]
+
+
 class Gauges:
     """Columns that grow by one entry per measurement, NaN for replicas that are not there."""
 
-    def __init__(self, replicas: int, measure: Mapping[str, Measure], test: FleetBatch | None, loss: Any) -> None:
+    def __init__(self, replicas: int, measure: Mapping[str, Measure], test: FleetFeed | None, loss: Any) -> None:
         self.replicas, self.measure, self.test, self.loss = replicas, measure, test, loss
         self.steps: list[int] = []
         self.columns: dict[str, list[Tensor]] = {}
         self._looped: set[str] = set()
 
-    @property
-    def needed(self) -> bool:
-        return bool(self.measure) or self.test is not None
-
     @torch.no_grad()
-    def read(self, step: int, state: FleetState, route: Route, resting: Tensor | None) -> None:
-        """Measure the replicas of `state` that do not rest."""
-        values = {name: self._value(name, state) for name in self.measure}
-        if self.test is not None:
-            losses, outputs = full_loss(route, state, self.test, self.loss)
-            values["test_loss"] = finite_or_inf(losses)
-            ignored = getattr(self.loss, "ignore_index", IGNORED)
-            accuracy = None if outputs is None else accuracies(outputs, self.test, ignored=ignored)
-            values |= {} if accuracy is None else {"test_accuracy": accuracy}
+    def read(self, step: int, crews: Sequence[tuple[FleetState, Tensor | None]], route: Route) -> None:
+        """Measure the replicas of each state that do not rest."""
         self.steps.append(step)
-        rows = torch.tensor(state.ids)
+        found: dict[str, Tensor] = {}
+        for state, resting in crews:
+            rows = torch.tensor(state.ids)
+            awake = rows if resting is None else rows[~resting.cpu()]
+            for name, value in self._values(state, route).items():
+                value = value.detach().cpu().double()
+                column = found.setdefault(name, torch.full((self.replicas, *value.shape[1:]), torch.nan, dtype=torch.float64))
+                column[awake] = value if resting is None else value[~resting.cpu()]
+        self.add(found)
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """One more entry, (R, ...), in each of these columns."""
         for name, value in values.items():
-            value = value.detach().cpu()
-            column = torch.full((self.replicas, *value.shape[1:]), torch.nan, dtype=torch.float64)
-            column[rows] = value.double()
-            if resting is not None:
-                column[rows[resting.cpu()]] = torch.nan
-            self.columns.setdefault(name, []).append(column)
+            if value.ndim < 1 or len(value) != self.replicas:
+                raise ValueError(f"{name!r} must have one entry per replica, {self.replicas}. Got shape {tuple(value.shape)}.")
+            self.columns.setdefault(name, []).append(value.detach().cpu().double())
+
+    def _values(self, state: FleetState, route: Route) -> dict[str, Tensor]:
+        values = {name: self._value(name, state) for name in self.measure}
+        if self.test is None:
+            return values
+        losses, outputs = full_loss(route, state, self.test, self.loss)
+        values["test_loss"] = finite_or_inf(losses)
+        targets, own = self.test.targets
+        ignored = getattr(self.loss, "ignore_index", IGNORED)
+        accuracy = None if outputs is None else accuracies(outputs, targets, own=own, ignored=ignored)
+        return values if accuracy is None else values | {"test_accuracy": accuracy}
 
     def _value(self, name: str, state: FleetState) -> Tensor:
         function = self.measure[name]
@@ -75,41 +87,42 @@ class Gauges:
 
 
 @torch.no_grad()
-def full_loss(route: Route, state: FleetState, batch: FleetBatch, loss: Any) -> tuple[Tensor, Tensor | None]:
-    """Losses (R,) on all samples of a batch in eval mode, and outputs (R, n, ...).
+def full_loss(route: Route, state: FleetState, feed: FleetFeed, loss: Any) -> tuple[Tensor, Tensor | None]:
+    """Losses (R,) on all samples in eval mode, and outputs (R, n, ...).
 
-    Large batches go through the models in parts; the loss is taken once, of all outputs of a replica, whatever it divides by.
+    Large data goes through the models in parts; the loss is taken once, of all outputs of a replica, whatever it divides by.
     Models with a loss of their own give one for each part: those are averaged by samples.
     """
-    parts = list(batch.parts(max(1, EVALUATED_AT_ONCE // state.replicas)))
+    width = max(1, EVALUATED_AT_ONCE // state.replicas)
     with eval_mode(state.module):
-        if loss is None and len(parts) > 1:
-            found = [(*route.evaluate(state, part), part.size / batch.size) for part in parts]
-            losses = torch.stack([share * losses for losses, _, share in found]).sum(0)
-            return losses, _joined([outputs for _, outputs, _ in found], parts)
-        outputs = _joined([route.outputs(state, part) for part in parts], parts) if len(parts) > 1 else None
+        if loss is None and width < feed.size:
+            found = [(*route.evaluate(state, part), part) for part in feed.parts(width)]
+            losses = torch.stack([part.size / feed.size * losses for losses, _, part in found]).sum(0)
+            return losses, _joined([(outputs, part.size) for _, outputs, part in found])
+        outputs = all_outputs(route, state, feed, width) if width < feed.size else None
         if outputs is None:
-            losses, outputs = route.evaluate(state, batch)
+            losses, outputs = route.evaluate(state, next(feed.parts(feed.size)))
             return losses, outputs if outputs.ndim > 1 else None
-    return torch.stack([loss(outputs[r], batch.replica(r).target) for r in range(state.replicas)]), outputs
+    return torch.stack([loss(outputs[r], feed.target(r)) for r in range(state.replicas)]), outputs
 
 
-def _joined(pieces: Sequence[Tensor | None], parts: Sequence[FleetBatch]) -> Tensor | None:
-    """Outputs (R, n, ...) of all parts; None where their second axis does not run over the samples."""
-    whole = [
-        piece
-        for piece, part in zip(pieces, parts, strict=True)
-        if piece is not None and piece.ndim > 1 and piece.shape[1] % part.size == 0
-    ]
-    return torch.cat(whole, dim=1) if len(whole) == len(parts) else None
+def all_outputs(route: Route, state: FleetState, feed: FleetFeed, width: int) -> Tensor | None:
+    """Outputs (R, n, ...) on all samples, `width` at a time; None where they are no tensor with an axis over the samples."""
+    return _joined([(route.outputs(state, part), part.size) for part in feed.parts(width)])
 
 
-def check_test(state: FleetState, batch: FleetBatch, loss: Any) -> None:
+def _joined(pieces: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:
+    """Outputs (R, n, ...) from those of all parts and their sizes; None where the second axis does not run over the samples."""
+    whole = [piece for piece, size in pieces if piece is not None and piece.ndim > 1 and piece.shape[1] % size == 0]
+    return torch.cat(whole, dim=1) if len(whole) == len(pieces) else None
+
+
+def check_test(state: FleetState, feed: FleetFeed, loss: Any) -> None:
     """Raise, in the shapes the user knows, where one model alone refuses the test data."""
     first = torch.zeros(1, dtype=torch.long, device=state.device)
     with eval_mode(state.module), torch.random.fork_rng(devices=[]):
         try:
-            LoopRoute(state.module, loss, None).evaluate(state.rows(first), next(batch.parts(EVALUATED_AT_ONCE)))
+            LoopRoute(state.module, loss, None).evaluate(state.rows(first), next(feed.parts(EVALUATED_AT_ONCE)))
         except ValueError as error:
             raise ValueError(f"The test data does not fit. {error}") from error
 
@@ -119,15 +132,14 @@ def finite_or_inf(losses: Tensor) -> Tensor:
     return torch.where(torch.isnan(losses), torch.inf, losses)
 
 
-def accuracies(outputs: Tensor, batch: FleetBatch, *, ignored: int = IGNORED) -> Tensor | None:
-    """Share of right classes (R,) for labels (n,) or one-hot targets (n, C); None for other targets.
+def accuracies(outputs: Tensor, targets: Any, *, own: bool, ignored: int = IGNORED) -> Tensor | None:
+    """Share of right classes (R,) for labels (n,) or one-hot targets (n, C), with a replica axis first where these are `own`;
+    None for other targets.
 
     Labels to be ignored do not count. A single output is right where its sign is that of a target in {-1, 1}.
     """
-    targets = batch.leaves[-1]
     if not isinstance(targets, Tensor) or outputs.ndim != 3:
         return None
-    own = batch.dims[-1] == 0
     if not targets.is_floating_point():
         if targets.ndim != 1 + own or outputs.shape[-1] < 2:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -105,13 +105,22 @@ class LoopRoute:
     """One replica after the other, for models that vmap refuses (LSTM, dropout, ...) or that gain nothing from it.
 
     A model that draws random numbers gets those it would have alone: each replica has a random state of its own.
-    The gradients are overwritten by the next call.
+    With `apart` each replica is copied to one and the same place in memory for its turn, and its samples too: what a matrix
+    kernel does cannot depend on the replica. The gradients are overwritten by the next call.
     """
 
     name = "loop"
 
-    def __init__(self, module: nn.Module, loss: Loss, gradient: Gradient | None, seeds: Sequence[int] | None = None) -> None:
-        self.loss, self.gradient, self.module = loss, gradient, module
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        gradient: Gradient | None,
+        seeds: Sequence[int] | None = None,
+        *,
+        apart: bool = False,
+    ) -> None:
+        self.loss, self.gradient, self.module, self.apart = loss, gradient, module, apart
         self.random = None if seeds is None else [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
         self._bound: list[Tensor] = []
         self._models: list[nn.Module] = []
@@ -123,7 +132,7 @@ class LoopRoute:
         for r, number in enumerate(state.ids):
             if self.random is not None:
                 torch.set_rng_state(self.random[number])
-            loss, gradients = self._one(state, r, batch.replica(r))
+            loss, gradients = self._one(state, r, batch.replica(r, copied=self.apart))
             if self.random is not None:
                 self.random[number] = torch.get_rng_state()
             losses.append(loss.detach())
@@ -135,15 +144,23 @@ class LoopRoute:
     @torch.no_grad()
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         call = ModelCall(self.module, self.loss)
-        each = [call({**_row(state.parameters, r), **_row(state.buffers, r)}, batch.replica(r), 0) for r in range(state.replicas)]
+        each = [call({**p, **b}, batch.replica(r, copied=self.apart), 0) for r, (p, b) in enumerate(self._rows(state))]
         return torch.stack([one.loss for one in each]), torch.stack([one.output for one in each])
 
     @torch.no_grad()
     def outputs(self, state: FleetState, batch: FleetBatch) -> Tensor | None:
         call = ModelCall(self.module, self.loss)
-        rows = ({**_row(state.parameters, r), **_row(state.buffers, r)} for r in range(state.replicas))
-        each = [call.loss_input(row, batch.replica(r), 0) for r, row in enumerate(rows)]
+        each = [call.loss_input({**p, **b}, batch.replica(r, copied=self.apart), 0) for r, (p, b) in enumerate(self._rows(state))]
         return torch.stack(each) if all(isinstance(one, Tensor) for one in each) else None
+
+    def _row(self, state: FleetState, r: int) -> tuple[Stack, Stack]:
+        """Parameters and buffers of one replica."""
+        own = ({name: t.detach()[r] for name, t in stack.items()} for stack in (state.parameters, state.buffers))
+        parameters, buffers = ({name: t.clone() for name, t in row.items()} if self.apart else row for row in own)
+        return parameters, buffers
+
+    def _rows(self, state: FleetState) -> Iterator[tuple[Stack, Stack]]:
+        return (self._row(state, r) for r in range(state.replicas))
 
     def _bind(self, state: FleetState) -> None:
         """Modules that live on the rows of the stack, made anew when the stack is another."""
@@ -151,22 +168,27 @@ class LoopRoute:
         if len(tensors) == len(self._bound) and all(a is b for a, b in zip(tensors, self._bound, strict=True)):
             return
         self._bound = tensors
-        self._models = [] if self.gradient is not None else [state.bound_replica(r) for r in range(state.replicas)]
+        if self.gradient is not None:
+            self._models = []
+        elif self.apart:
+            self._models = [state.replica(0)] * state.replicas
+        else:
+            self._models = [state.bound_replica(r) for r in range(state.replicas)]
         self._gradients = {name: torch.empty_like(p, requires_grad=False) for name, p in state.parameters.items()}
 
     def _one(self, state: FleetState, r: int, one: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         if self.gradient is not None:
-            return self.gradient(self.module, _row(state.parameters, r), _row(state.buffers, r), one)
+            return self.gradient(self.module, *self._row(state, r), one)
         model = self._models[r]
+        if self.apart:
+            state.load(model, r)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         with torch.enable_grad():
             loss = ModelCall(model, self.loss)({}, one, 0).loss
             each = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        if self.apart:
+            state.keep_buffers(model, r)
         return loss, {name: g for name, g in zip(trained, each, strict=True) if g is not None}
-
-
-def _row(stack: Stack, r: int) -> Stack:
-    return {name: t.detach()[r] for name, t in stack.items()}
 
 
 def _pair(evaluation: Evaluation) -> tuple[Tensor, Tensor]:

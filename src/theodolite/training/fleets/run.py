@@ -13,7 +13,7 @@ from theodolite.training.fleets.data import FleetFeed
 from theodolite.training.fleets.optimizers import FleetOptimizer
 from theodolite.training.fleets.routes import Route
 
-#: `(step, losses (R,)) -> bool, or bool (R,)`: which replicas stop. Frozen replicas have loss NaN.
+#: `(step, losses (R,)) -> bool, or bool (R,)`: which replicas stop. Frozen replicas, and those of other chunks, have loss NaN.
 Stop = Callable[[int, Tensor], Tensor | bool]
 
 #: Frozen replicas leave the stack once they are this share of it.
@@ -33,15 +33,17 @@ class Rules:
 class FleetRun:
     """Takes the steps of one call of `Fleet.train`.
 
-    `whole` is the fleet; `live` are the replicas in the stack: all at first, later without those that were frozen and
-    dropped. Frozen replicas still in the stack are set back after each step, which leaves their neighbours alone.
+    `whole` are the replicas trained together, all of the fleet or a chunk of it; `live` are those in the stack: all at first,
+    later without those that were frozen and dropped. Frozen replicas still in the stack are set back after each step, which
+    leaves their neighbours alone. `fleet` is the size of the whole fleet.
     """
 
     def __init__(
-        self, whole: Crew, feed: FleetFeed, route: Route, rule: FleetOptimizer, rules: Rules, steps: int, lost: Tensor
+        self, whole: Crew, feed: FleetFeed, route: Route, rule: FleetOptimizer, rules: Rules, steps: int, lost: Tensor, fleet: int
     ) -> None:
         self.whole, self.live, self.feed, self.route, self.rule, self.rules = whole, whole, feed, route, rule, rules
         replicas, device = len(whole.rate), whole.rate.device
+        self.first, self.fleet = whole.state.ids[0], fleet
         self.table = torch.full((steps, replicas), torch.nan, dtype=whole.rate.dtype, device=device)
         self.diverged_at: list[int | None] = [0 if each else None for each in lost.tolist()]
         self.stopped_at: list[int | None] = [None] * replicas
@@ -55,14 +57,17 @@ class FleetRun:
 
     @property
     def rows(self) -> Tensor | None:
-        """Places of the live replicas in the fleet, None for all."""
-        return None if self.live is self.whole else torch.tensor(self.live.state.ids, device=self.live.rate.device)
+        """Places of the live replicas among those trained together, None for all."""
+        return None if self.live is self.whole else torch.tensor(self._places(), device=self.live.rate.device)
+
+    def _places(self) -> list[int]:
+        return [number - self.first for number in self.live.state.ids]
 
     @property
     def over(self) -> bool:
         return bool(self.resting.all())
 
-    def step(self, step: int, epoch: int, place: int, factor: float) -> None:
+    def step(self, step: int, epoch: int, place: int, factor: float | Tensor) -> None:
         """Losses, gradients, who is frozen, and the optimizer's step for the others."""
         rows = self.rows
         batch = self.feed.batch(epoch, place, rows)
@@ -81,9 +86,13 @@ class FleetRun:
             if self.over:
                 return
             gradients = self._drop(gradients, epoch, factor)
-        self.live.step(self.rule, gradients, factor)
+        self.live.step(self.rule, gradients, self._own(factor))
         if self.frozen is not None:
             self.live.write(*self.frozen)
+
+    def _own(self, factor: float | Tensor) -> float | Tensor:
+        """The factors of the live replicas."""
+        return factor[list(self.live.state.ids)].to(self.live.rate) if isinstance(factor, Tensor) else factor
 
     def _set_limits(self, losses: Tensor) -> None:
         first = losses.abs()
@@ -94,16 +103,17 @@ class FleetRun:
 
     def _asked_to_stop(self, step: int) -> Tensor:
         assert self.rules.stop is not None
-        losses = self.table[step].clone()
         ids = list(self.live.state.ids)
-        losses[torch.tensor(ids)[self.resting.cpu()]] = torch.nan
+        losses = self.table.new_full((self.fleet,), torch.nan)
+        losses[ids] = self.table[step, self._places()].masked_fill(self.resting, torch.nan)
         verdict = torch.as_tensor(self.rules.stop(step, losses), device=losses.device)
         return verdict.expand(len(losses))[ids] & ~self.resting
 
     def _freeze(self, step: int, losses: Tensor, now: Tensor) -> None:
+        places = self._places()
         for row in now.nonzero()[:, 0].tolist():
             lost = not bool(losses[row] < self.upper[row])
-            (self.diverged_at if lost else self.stopped_at)[self.live.state.ids[row]] = step
+            (self.diverged_at if lost else self.stopped_at)[places[row]] = step
         self.resting |= now
         self._hold()
 
@@ -111,14 +121,16 @@ class FleetRun:
         rows = self.resting.nonzero()[:, 0]
         self.frozen = rows, self.live.rows(rows)
 
-    def _drop(self, gradients: dict[str, Tensor], epoch: int, factor: float) -> dict[str, Tensor]:
+    def _drop(self, gradients: dict[str, Tensor], epoch: int, factor: float | Tensor) -> dict[str, Tensor]:
         """Let the frozen replicas leave the stack, where the others do not notice; returns the gradients of those who stay."""
         if not self.may_drop or int(self.resting.sum()) < DROP_SHARE * len(self.resting):
             return gradients
         kept = (~self.resting).nonzero()[:, 0]
         sizes = {self.feed.batch(epoch, place, self.rows).size: place for place in (0, self.feed.batches - 1)}
         batches = (self.feed.batch(epoch, place, self.rows) for place in sizes.values())
-        if self.route.name != "loop" and not same_bits_without(self.live, kept, self.route, self.rule, batches, factor):
+        if self.route.name != "loop" and not same_bits_without(
+            self.live, kept, self.route, self.rule, batches, self._own(factor)
+        ):
             self.may_drop = False
             return gradients
         self.sync()

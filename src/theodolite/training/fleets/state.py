@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,11 @@ class FleetState:
         ids = tuple(self.ids[row] for row in rows.tolist())
         return FleetState(self.module, parameters, {name: pick(t, rows) for name, t in self.buffers.items()}, ids)
 
+    def chunk(self, rows: slice) -> FleetState:
+        """Neighbouring replicas, in the same memory."""
+        parameters = {name: t.detach()[rows].requires_grad_() for name, t in self.parameters.items()}
+        return FleetState(self.module, parameters, {name: t[rows] for name, t in self.buffers.items()}, self.ids[rows])
+
     def with_own_buffers(self) -> FleetState:
         """The same parameters with copied buffers, for a pass that must leave no trace."""
         return replace(self, buffers={name: t.clone() for name, t in self.buffers.items()})
@@ -54,11 +60,21 @@ class FleetState:
     def replica(self, index: int) -> nn.Module:
         """A module of its own with the numbers of one replica."""
         model = copy_model(self.module)
-        tensors = {**self.parameters, **self.buffers}
-        with torch.no_grad():
-            for name, t in _named(model):
-                t.copy_(tensors[name][index])
+        self.load(model, index)
         return model
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, index: int) -> None:
+        """Copy the numbers of one replica into a module of its own."""
+        tensors = {**self.parameters, **self.buffers}
+        for name, t in _named(model):
+            t.copy_(tensors[name][index])
+
+    @torch.no_grad()
+    def keep_buffers(self, model: nn.Module, index: int) -> None:
+        """Take over the buffers of such a module."""
+        for name, t in model.named_buffers():
+            self.buffers[name][index] = t
 
     def bound_replica(self, index: int) -> nn.Module:
         """A module whose parameters and buffers are the rows of one replica themselves: it follows the stack."""
@@ -80,10 +96,17 @@ def pick(stacked: Tensor, rows: Tensor) -> Tensor:
 
 
 def laid_out_like(stacked: Tensor, model: Tensor) -> Tensor:
-    """The same numbers in the memory order of `model`: elementwise work on tensors of unlike order is slow."""
-    if stacked.stride() == model.stride() or torch.empty_like(model).stride() != model.stride():
+    """The same numbers in the memory order of `model`, which may hold fewer replicas: elementwise work on tensors of unlike
+    order is slow."""
+    if torch.empty_like(model).stride() != model.stride():  # gaps or overlaps
         return stacked
-    return torch.empty_like(model, requires_grad=False).copy_(stacked.detach()).requires_grad_(stacked.requires_grad)
+    strides = model.stride()
+    order = sorted(range(model.ndim), key=lambda axis: (-strides[axis], axis))
+    places = [order.index(axis) for axis in range(model.ndim)]
+    empty = torch.empty([stacked.shape[axis] for axis in order], dtype=stacked.dtype, device=stacked.device).permute(places)
+    if empty.stride() == stacked.stride():
+        return stacked
+    return empty.copy_(stacked.detach()).requires_grad_(stacked.requires_grad)
 
 
 def stack_replicas(factory: Factory, seeds: Sequence[int]) -> FleetState:
@@ -95,12 +118,13 @@ def stack_replicas(factory: Factory, seeds: Sequence[int]) -> FleetState:
     >>> state.parameters["weight"].shape
     torch.Size([4, 2, 3])
     """
+    make = seeded_factory(factory)
     first: nn.Module | None = None
     columns: dict[str, list[Tensor]] = {}
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         for seed in seeds:
             torch.manual_seed(seed)
-            model = factory(seed)
+            model = make(seed)
             if not isinstance(model, nn.Module):
                 raise TypeError(f"factory must return an nn.Module for a seed. Got {type(model).__name__} for seed {seed}.")
             if first is None:
@@ -119,6 +143,18 @@ def stack_replicas(factory: Factory, seeds: Sequence[int]) -> FleetState:
     parameters = {name: t.requires_grad_() for name, t in stacked.items() if name in trained}
     buffers = {name: t for name, t in stacked.items() if name not in trained}
     return FleetState(first, parameters, buffers, tuple(range(len(seeds))))
+
+
+def seeded_factory(factory: Callable[..., nn.Module]) -> Factory:
+    """A function of the seed from one of the seed, or from one of nothing, for which torch's generator is seed enough."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):
+        return factory
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    if any(p.kind in kinds for p in parameters):
+        return factory
+    return lambda seed: factory()
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -20,19 +20,21 @@ class FleetTrace(Result):
     ----------
     loss : (R, T), the loss of the replica's batch before step t. From the step at which a replica diverged on it is inf;
         after it converged or was stopped it stays at its last value.
-    rates : (R,), learning rates; `factors` (T,) is what the schedule multiplied them with.
+    rates : (R,), learning rates; `factors` is what the schedule multiplied them with, (1, T) or, with a schedule per replica,
+        (R, T).
     seeds, order_seeds : of the weights and of the order of the data.
     diverged_at, stopped_at : per replica the step at which it diverged, or was stopped by `until` or `stop`; None otherwise.
         Its weights are those at which that step's loss was seen.
     measured_at : steps before which was measured; the last one is T, after the run, when also the frozen replicas are measured.
     measured : (R, M) or (R, M, ...) by name; NaN where a replica was frozen.
     test_loss, test_accuracy : (R, M), None without test data (accuracy: without labels).
+    checkpoints : parameters and buffers of all replicas, (R, *shape) by name, after so many steps; see `state`.
     final_loss : (R,), on the whole data after the last step, None where it was not asked for.
     """
 
     loss: Tensor
     rates: Tensor
-    factors: tuple[float, ...]
+    factors: Tensor
     seeds: tuple[int, ...]
     order_seeds: tuple[int, ...]
     epoch: tuple[int, ...]
@@ -40,6 +42,7 @@ class FleetTrace(Result):
     stopped_at: tuple[int | None, ...]
     measured_at: tuple[int, ...]
     measured: dict[str, Tensor]
+    checkpoints: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     test_loss: Tensor | None = None
     test_accuracy: Tensor | None = None
     final_loss: Tensor | None = None
@@ -82,7 +85,7 @@ class FleetTrace(Result):
         rate = float(self.rates[r])
         return Trace(
             loss=tuple(self.loss[r, :length].tolist()),
-            rate=tuple(rate * factor for factor in self.factors[:length]),
+            rate=tuple((rate * self.factors[min(r, len(self.factors) - 1), :length]).tolist()),
             epoch=self.epoch[:length],
             measured={name: self._column(t[r], length) for name, t in self.columns.items() if t.ndim == 2},
             final_loss=None if self.final_loss is None else float(self.final_loss[r]),
@@ -91,6 +94,14 @@ class FleetTrace(Result):
             seed=self.seeds[r],
             cost=replace(self.cost, seconds=self.cost.seconds / self.replicas),
         )
+
+    def state(self, step: int, replica: int) -> dict[str, Tensor]:
+        """The weights and buffers of one replica after `step` steps, for `module.load_state_dict`."""
+        if step not in self.checkpoints:
+            known = ", ".join(map(str, self.checkpoints)) or "none; ask with train(..., checkpoints=[...])"
+            raise ValueError(f"There is no checkpoint after {step} steps; there are: {known}.")
+        r = range(self.replicas)[replica]
+        return {name: t[r].clone() for name, t in self.checkpoints[step].items()}
 
     def _column(self, values: Tensor, length: int) -> tuple[float | None, ...]:
         """(M,) spread over the steps."""
