@@ -120,6 +120,18 @@ if TYPE_CHECKING:
     from theodolite.models.dag import DagNetwork as DagNetwork
     from theodolite.problem import Problem as Problem
     from theodolite.results import Finding as Finding, Outcome as Outcome, Result as Result, Severity as Severity, load as load
+    from theodolite.measures.stability import (
+        Explanation as Explanation,
+        LinearPath as LinearPath,
+        PowerFit as PowerFit,
+        StabilityResult as StabilityResult,
+        explains as explains,
+        fit_power_law as fit_power_law,
+        fv_bound as fv_bound,
+        linear_path as linear_path,
+        slope_windows as slope_windows,
+        stability as stability,
+    )
     from theodolite.training import Fleet as Fleet, FleetTrace as FleetTrace, Trace as Trace, train as train
 
 __version__ = "0.1.0"
@@ -205,6 +217,18 @@ _CONTENTS = {
     # the main job
     "theodolite.instruments": ["survey", "plan_survey", "compare", "Survey", "Plan", "Comparison"],
     # training runs and their traces
+    "theodolite.measures.stability": [
+        "stability",
+        "StabilityResult",
+        "linear_path",
+        "LinearPath",
+        "fit_power_law",
+        "PowerFit",
+        "slope_windows",
+        "explains",
+        "Explanation",
+        "fv_bound",
+    ],
     "theodolite.training": ["train", "Trace", "Fleet", "FleetTrace"],
     # what comes back
     "theodolite.results": ["Result", "Outcome", "Finding", "Severity", "load"],

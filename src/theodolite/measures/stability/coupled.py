@@ -1,0 +1,203 @@
+"""Both models of every pair trained in lock-step: same start, same order, training sets that differ in one example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theodolite.errors import NotRepeatableError
+from theodolite.measures.stability.metrics import differences, distances, error_rate, example_losses
+from theodolite.measures.stability.pairs import Swap
+from theodolite.measures.stability.pools import Pool
+from theodolite.measures.stability.visits import visiting_steps
+from theodolite.results import Row
+from theodolite.training import Fleet, FleetTrace
+from theodolite.training.fleets.arguments import AnySchedule
+
+#: Numbers held at once while pairs are evaluated.
+HELD = 2**25
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The algorithm whose stability is measured: a deterministic map from a training set to parameters.
+
+    `optimizer` and `settings` are those of `Fleet`. `steps` is the number of updates, the most of them where `loss_target` (mean
+    batch loss over an epoch) ends a run earlier.
+    """
+
+    factory: Any
+    optimizer: Any
+    loss: Any
+    steps: int
+    batch_size: int
+    init_seed: int = 0
+    order_seed: int = 0
+    drop_last: bool = True
+    schedule: AnySchedule = None
+    loss_target: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def fleet(self, replicas: int) -> Fleet:
+        """Replicas that start bitwise equal."""
+        fleet = Fleet(
+            self.factory, [self.init_seed] * replicas, loss=self.loss, optimizer=self.optimizer, bitwise=True, **self.settings
+        )
+        for name, p in {**fleet.parameters, **fleet.buffers}.items():
+            if not torch.equal(p, p[:1].expand_as(p)):
+                raise NotRepeatableError(
+                    f"factory({self.init_seed}) gave other weights when called again ({name}). It must depend on its seed and on "
+                    "torch's generator alone, which is seeded before each call."
+                )
+        return fleet
+
+    def train(self, fleet: Fleet, data: tuple[Tensor, Tensor], index: Tensor, **options: Any) -> FleetTrace:
+        options.setdefault("steps", self.steps)
+        stop = None if self.loss_target is None else LossTarget(self.loss_target, max(1, index.shape[1] // self.batch_size))
+        return fleet.train(
+            data,
+            index=index,
+            batch_size=min(self.batch_size, index.shape[1]),
+            order_seeds=self.order_seed,
+            drop_last=self.drop_last,
+            schedule=self.schedule,
+            stop=stop,
+            **options,
+        )
+
+
+class LossTarget:
+    """Ends the run of each replica whose mean batch loss over the last epoch is at most `target`."""
+
+    def __init__(self, target: float, batches: int) -> None:
+        self.target, self.batches = target, batches
+        self._seen: Tensor | None = None  # (E, R), the last epoch
+
+    def __call__(self, step: int, losses: Tensor) -> Tensor:
+        if self._seen is None:
+            self._seen = torch.full((self.batches, len(losses)), torch.inf, dtype=torch.float64)
+        known = ~torch.isnan(losses)  # others are frozen, or belong to another chunk
+        self._seen[step % self.batches, known] = losses[known].double()
+        return self._seen.mean(0) <= self.target
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The pools, and the examples on which pairs are compared: `eval_rows` (n,) of the test pool."""
+
+    train: Pool
+    test: Pool
+    eval_rows: Tensor
+    joined: tuple[Tensor, Tensor]
+
+    @property
+    def evaluation(self) -> tuple[Tensor, Tensor]:
+        return self.test.part(self.eval_rows)
+
+    def place_of(self, z: int) -> int | None:
+        """Where example z of the test pool stands among those evaluated."""
+        found = (self.eval_rows == z).nonzero()
+        return int(found[0]) if len(found) else None
+
+
+def null_swap(recipe: Recipe, bench: Bench, swaps: Sequence[Swap], steps: int) -> str:
+    """Train every pair on two equal sets and raise unless they end bitwise equal; says what was done.
+
+    Without this the measured stability would be the chaos of rounding.
+    """
+    index = torch.cat([swap.null for swap in swaps])
+    fleet = recipe.fleet(len(index))
+    trace = recipe.train(fleet, bench.joined, index, steps=steps, progress=False)
+    outputs = fleet.outputs(bench.evaluation)
+    tensors = {**fleet.parameters, **fleet.buffers, "outputs": outputs}
+    for name, t in tensors.items():
+        if not torch.equal(t[::2].nan_to_num(), t[1::2].nan_to_num()):
+            apart = float((t[::2].double() - t[1::2].double()).abs().max())
+            raise NotRepeatableError(
+                f"Two runs on the same data differ after {steps} steps: {name} by up to {apart:.3g}. A stability cannot be "
+                "measured. Usual causes: a model that draws random numbers of its own, or kernels that are not deterministic "
+                "(torch.use_deterministic_algorithms(True) names them)."
+            )
+    return f"{len(swaps)} pairs on equal data stayed bitwise equal over {steps} steps by {trace.route}"
+
+
+def train_pairs(
+    recipe: Recipe, bench: Bench, swaps: Sequence[Swap], checkpoints: Sequence[int], *, progress: bool | None = None
+) -> tuple[Fleet, FleetTrace, list[Row]]:
+    """Train all pairs of one size; the rows hold every metric at every checkpoint and at the end."""
+    index = torch.cat([swap.rows(len(bench.train)) for swap in swaps])
+    fleet = recipe.fleet(len(index))
+    looks: list[tuple[int, list[Row]]] = []
+
+    def look(step: int, fleet: Fleet) -> dict[str, Tensor]:
+        looks.append((step, compare_pairs(fleet, recipe, bench, swaps)))
+        return {}
+
+    trace = recipe.train(fleet, bench.joined, index, every=list(checkpoints), record=look, progress=progress)
+    m = index.shape[1]
+    seen = visiting_steps(
+        torch.tensor([swap.i for swap in swaps]),
+        m,
+        recipe.batch_size,
+        recipe.steps,
+        order_seed=recipe.order_seed,
+        drop_last=recipe.drop_last,
+    )
+    rows = []
+    for step, table in looks:
+        for pair, (swap, metrics) in enumerate(zip(swaps, table, strict=True)):
+            taken = _steps_taken(trace, pair, step)
+            lost = any(trace.diverged_at[r] is not None for r in (2 * pair, 2 * pair + 1))
+            place = {"m": m, "pair": pair, "step": step, "i": swap.i, "z": swap.z, "visits": int(seen[pair, :taken].sum())}
+            rows.append({**place, **metrics, "diverged": lost, "steps_taken": taken})
+    return fleet, trace, rows
+
+
+def _steps_taken(trace: FleetTrace, pair: int, step: int) -> int:
+    """Of the model on S' up to a checkpoint: a run may have been stopped before."""
+    ends = [at for r in (2 * pair, 2 * pair + 1) for at in (trace.diverged_at[r], trace.stopped_at[r]) if at is not None]
+    return min([step, *ends])
+
+
+@torch.no_grad()
+def compare_pairs(fleet: Fleet, recipe: Recipe, bench: Bench, swaps: Sequence[Swap]) -> list[Row]:
+    """All metrics of all pairs as they are now."""
+    apart = distances(fleet.parameters)
+    inputs, targets = bench.evaluation
+    sample = fleet.outputs((inputs[:1], targets[:1]), replicas=[0])
+    m = len(swaps[0].members)
+    at_once = max(1, HELD // (2 * sample[0].numel() * (len(inputs) + m)))
+    rows: list[Row] = []
+    for first in range(0, len(swaps), at_once):
+        some = swaps[first : first + at_once]
+        numbers = range(2 * first, 2 * (first + len(some)))
+        tested = fleet.outputs((inputs, targets), replicas=numbers)
+        members = torch.stack([swap.members for swap in some])
+        fitted = fleet.outputs(bench.train.both, index=members, replicas=numbers[::2])
+        for p, swap in enumerate(some):
+            found = _metrics(recipe.loss, bench, swap, tested[2 * p : 2 * p + 2], fitted[p])
+            rows.append({**found, **{name: float(t[first + p]) for name, t in apart.items()}})
+    return rows
+
+
+def _metrics(loss: Any, bench: Bench, swap: Swap, tested: Tensor, fitted: Tensor) -> Row:
+    """Of one pair, from the outputs (2, n, ...) on the evaluation examples and (m, ...) on S."""
+    targets, own = bench.test.targets[bench.eval_rows], bench.train.targets[swap.members]
+    first, second = (example_losses(loss, outputs, targets) for outputs in tested)
+    train_loss, train_error = float(example_losses(loss, fitted, own).mean()), error_rate(loss, fitted, own)
+    test_loss, test_error = float(first.mean()), error_rate(loss, tested[0], targets)
+    found = differences(first, second, bench.place_of(swap.z))
+    return {
+        **found,
+        "worst": int(bench.eval_rows[int(found["worst"])]),
+        "gap_loss": test_loss - train_loss,
+        "gap_01": test_error - train_error,
+        "train_loss": train_loss,
+        "test_loss": test_loss,
+        "train_accuracy": 1 - train_error,
+        "test_accuracy": 1 - test_error,
+    }

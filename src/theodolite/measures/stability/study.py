@@ -1,0 +1,369 @@
+"""`stability`: how far a trained model moves when one training example is exchanged, and how that falls with their number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from theodolite.errors import nearest
+from theodolite.measures.stability.coupled import Bench, Recipe, null_swap, train_pairs
+from theodolite.measures.stability.linear_path import LinearPath, linear_path
+from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps
+from theodolite.measures.stability.pools import read_pool
+from theodolite.measures.stability.power_law import PowerFit, fit_power_law
+from theodolite.measures.stability.reading import Explanation, explains
+from theodolite.progress import counting
+from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.training import Fleet, FleetTrace
+
+Stopping = Literal["updates", "epochs", "train_loss"]
+STOPPING: tuple[Stopping, ...] = ("updates", "epochs", "train_loss")
+
+#: Steps of the check that comes first; a tenth of the run if that is more.
+CHECK_STEPS = 20
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class StabilityResult(Result):
+    """A table of pairs, sizes, checkpoints and seed-trials; the laws that its maxima follow, and what they say.
+
+    `table` has one row per trial, size m, pair and checkpoint (`step`): stability with and without z, gaps of loss and of 0-1
+    loss (test minus train), distance, norms and normalised distance of the parameters, quantiles of the differences of losses,
+    and where pair and maximum come from. `paths` are the profiles between the two models of some pairs, by trial, size and
+    pair. `checks` says what the null swap showed before each measurement.
+    """
+
+    table: tuple[Row, ...]
+    paths: dict[str, LinearPath]
+    checks: tuple[str, ...]
+    settings: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> list[Row]:
+        return [dict(row) for row in self.table]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(sorted({row["m"] for row in self.table}))
+
+    @property
+    def trials(self) -> tuple[int, ...]:
+        return tuple(sorted({row["trial"] for row in self.table}))
+
+    def select(self, **where: Any) -> list[Row]:
+        """Rows with these values, such as `m=800, pair=3`."""
+        return [dict(row) for row in self.table if all(row[name] == value for name, value in where.items())]
+
+    def values(self, quantity: str, *, trial: int | None = None, step: int | None = None) -> dict[int, list[float]]:
+        """The pairs' values of a quantity by size; at the last checkpoint if no step is named."""
+        if quantity not in self.table[0]:
+            raise ValueError(f"There is no column {quantity!r}; the nearest: {', '.join(nearest(quantity, self.table[0], 4))}.")
+        trial = self.trials[0] if trial is None else trial
+        found: dict[int, list[float]] = {}
+        for m in self.sizes:
+            rows = self.select(trial=trial, m=m)
+            last = max((row["step"] for row in rows), default=None) if step is None else step
+            found[m] = [row[quantity] for row in rows if row["step"] == last]
+        return found
+
+    def fit(self, quantity: str, *, trial: int | None = None, step: int | None = None) -> PowerFit:
+        """The power law of the maxima of a quantity."""
+        values = self.values(quantity, trial=trial, step=step)
+        return fit_power_law(list(values), list(values.values()))
+
+    def explains(self, *, trial: int | None = None, step: int | None = None) -> Explanation:
+        """Whether stability explains the gap, for a trial and a checkpoint (default: the first trial, the last checkpoint)."""
+        return explains(self, trial=trial, step=step, pool=self.settings.get("pool"))
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        return self.explains(trial=self.trials[0])
+
+    @property
+    def verdict(self) -> str:
+        return self.explanation.verdict
+
+    @property
+    def b_stab(self) -> float:
+        return self.explanation.b_stab
+
+    @property
+    def b_gap(self) -> float:
+        return self.explanation.b_gap
+
+    @property
+    def b_dist(self) -> float:
+        return self.explanation.b_dist
+
+    @property
+    def delta_b(self) -> float:
+        return self.explanation.delta_b
+
+    def sentence(self) -> str:
+        largest = self.sizes[-1]
+        rows = [row for row in self.select(trial=self.trials[0], m=largest) if row["stab"] == row["stab"]]
+        worst = max(rows, key=lambda row: (row["step"], row["stab"]), default=None)
+        told = "" if worst is None else (
+            f"Exchanging one of {largest} examples changed the loss of a test example by up to {worst['stab']:.3g} and moved the "
+            f"parameters by up to {100 * max(row['ndist'] for row in rows if row['step'] == worst['step']):.3g} % of their norm. "
+        )  # fmt: skip
+        joined = [path for path in self.paths.values() if path.connected]
+        basins = f" {len(joined)} of {len(self.paths)} pairs lie in one basin." if self.paths else ""
+        return f"{told}{self.explanation.sentence()}{basins}"
+
+
+@dataclass(frozen=True)
+class StabilityConfig:
+    """What is measured: `pairs` pairs at each of `sizes`, at `checkpoints` (updates) and at the end, on `eval_size` test
+    examples, with `trials` seeds of start and order. `paths` pairs of the smallest and largest size are joined by a line."""
+
+    sizes: tuple[int, ...]
+    pairs: int
+    checkpoints: tuple[int, ...] = ()
+    trials: tuple[int, ...] = (0,)
+    eval_size: int = 10_000
+    pair_seed: int = 0
+    paths: int = 0
+    batchnorm: Literal["interpolate", "recompute", "batch"] = "interpolate"
+    check_steps: int | None = None
+
+
+def stability(
+    factory: Any,
+    optimizer: Any,
+    train: Any,
+    test: Any,
+    *,
+    sizes: Sequence[int],
+    pairs: int = 8,
+    steps: int | None = None,
+    loss: Any,
+    batch_size: int = 32,
+    stop: Stopping = "updates",
+    epochs: int | None = None,
+    loss_target: float | None = None,
+    schedule: Any = None,
+    checkpoints: Sequence[int] = (),
+    trials: int | Sequence[int] = 1,
+    init_seed: int = 0,
+    order_seed: int = 0,
+    pair_seed: int = 0,
+    eval_size: int = 10_000,
+    drop_last: bool = True,
+    paths: int = 0,
+    batchnorm: Literal["interpolate", "recompute", "batch"] = "interpolate",
+    check_steps: int | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> StabilityResult:
+    """Train pairs of models on sets that differ in one example, at several sizes, and measure how far apart they end.
+
+    Parameters
+    ----------
+    factory : seed -> model, or a function of nothing; torch's generator is seeded before each call.
+    optimizer : as for `Fleet`: "sgd", "adam", "adamw" with `rate=...` and further settings (momentum, weight_decay, nesterov,
+        ...) as keywords, or a function of the parameters that makes such a torch optimizer.
+    train, test : pools as tensors (inputs, targets) or data sets; S is drawn from the first without repetition, the example that
+        comes in from the second.
+    sizes : of the training sets; three or more give a law. pairs : per size.
+    steps : updates; larger sets get no more of them. `stop="epochs"` takes `epochs` instead, and `stop="train_loss"` ends each
+        run when its mean batch loss over an epoch is at most `loss_target`, after `steps` updates at the latest.
+    loss : `(outputs, targets) -> mean loss`.
+    schedule : factor on the rate by update, as for `Fleet`. drop_last : leave out the incomplete batch of an epoch.
+    checkpoints : further numbers of updates at which all is measured.
+    trials : seed-trials, how many or which: trial k starts from seed `init_seed + k` and shuffles by `order_seed + k`. Within a
+        trial all pairs and sizes share both seeds, for the bound must hold for each draw of the algorithm's own randomness.
+    eval_size : test examples on which the models are compared, drawn once if there are more.
+    paths : pairs of the smallest and of the largest size between which a line is drawn (`linear_path`, policy `batchnorm`).
+    check_steps : length of the null swap that precedes every measurement; 0 leaves it out and says so.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(300, 4, generator=generator)
+    >>> pool, test = (x[:200], (x[:200, 0] > 0).long()), (x[200:], (x[200:, 0] > 0).long())
+    >>> line = lambda seed: torch.nn.Linear(4, 2)
+    >>> found = stability(
+    ...     line, "sgd", pool, test, sizes=[20, 40, 80], pairs=4, steps=60, loss=torch.nn.CrossEntropyLoss(), batch_size=10,
+    ...     rate=0.1,
+    ... )
+    >>> found.fit("dist").b < 0
+    True
+    """
+    began = time.perf_counter()
+    bench = make_bench(train, test, eval_size, pair_seed)
+    config = StabilityConfig(
+        sizes=tuple(int(m) for m in sizes), pairs=pairs, checkpoints=tuple(checkpoints),
+        trials=tuple(range(trials) if isinstance(trials, int) else trials), eval_size=eval_size, pair_seed=pair_seed, paths=paths,
+        batchnorm=batchnorm, check_steps=check_steps,
+    )  # fmt: skip
+    _check(config, len(bench.train), stop, steps, epochs, loss_target, batch_size, loss)
+    recipe = Recipe(
+        factory, optimizer, loss, steps or 1, batch_size, init_seed, order_seed, drop_last, schedule, loss_target, dict(settings)
+    )
+    found: list[Measured] = []
+    with counting("sizes", progress=progress, total=len(config.sizes) * len(config.trials)) as count:
+        for trial in config.trials:
+            for m in config.sizes:
+                own = with_length(recipe, m, stop, steps, epochs)
+                found.append(measure_size(own, bench, config, m, trial, progress=progress))
+                count(1)
+    return joined(found, config, bench, recipe, stop=stop, seconds=time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All pairs of one size and trial."""
+
+    rows: list[Row]
+    paths: dict[str, LinearPath]
+    check: str
+    notes: tuple[str, ...]
+    route: str
+
+
+def measure_size(
+    recipe: Recipe, bench: Bench, config: StabilityConfig, m: int, trial: int, *, progress: bool | None = None
+) -> Measured:
+    """The null swap, then all pairs of one size in one seed-trial."""
+    recipe = replace(recipe, init_seed=recipe.init_seed + trial, order_seed=recipe.order_seed + trial)
+    swaps = draw_swaps(len(bench.train), len(bench.test), m, config.pairs, config.pair_seed)
+    length = min(recipe.steps, max(CHECK_STEPS, recipe.steps // 10) if config.check_steps is None else config.check_steps)
+    check = "the null swap was left out" if length == 0 else null_swap(recipe, bench, swaps, length)
+    fleet, trace, rows = train_pairs(recipe, bench, swaps, _before(config.checkpoints, recipe.steps), progress=progress)
+    notes = [f"m = {m}: {note}" for note in trace.cost.notes]
+    lost = sum(row["diverged"] for row in rows if row["step"] == rows[-1]["step"])
+    if lost:
+        notes.append(f"m = {m}: {lost} of {config.pairs} pairs diverged; they have no part in the laws")
+        rows = [_without_numbers(row) if row["diverged"] else row for row in rows]
+    paths = _paths(fleet, trace, recipe, bench, config, swaps, m, trial)
+    label = {"trial": trial, "init_seed": recipe.init_seed, "order_seed": recipe.order_seed}
+    return Measured([{**label, **row} for row in rows], paths, f"m = {m}, trial {trial}: {check}", tuple(notes), trace.route)
+
+
+def joined(
+    found: Iterable[Measured], config: StabilityConfig, bench: Bench, recipe: Recipe, *, stop: Stopping, seconds: float
+) -> StabilityResult:
+    """Measurements of all sizes and trials as one result."""
+    found = list(found)
+    pool = len(bench.train)
+    notes = [note for one in found for note in one.notes]
+    if pool in config.sizes:
+        notes.append(f"m = {pool} is the whole pool: its pairs share one set of examples and differ in order, z and i alone")
+    return StabilityResult(
+        table=tuple(row for one in found for row in one.rows),
+        paths={name: path for one in found for name, path in one.paths.items()},
+        checks=tuple(one.check for one in found),
+        settings={
+            "pairs": config.pairs,
+            "steps": recipe.steps,
+            "stop": stop,
+            "batch_size": recipe.batch_size,
+            "pool": pool,
+            "drop_last": recipe.drop_last,
+            "eval_size": len(bench.eval_rows),
+            "pair_seed": config.pair_seed,
+            "loss": getattr(recipe.loss, "__name__", type(recipe.loss).__name__),
+        },
+        notes=tuple(dict.fromkeys(notes)),
+        outcome=Outcome.FINISHED,
+        seed=recipe.init_seed,
+        cost=Cost(seconds, ", ".join(dict.fromkeys(one.route for one in found))),
+    )
+
+
+def make_bench(train: Any, test: Any, eval_size: int = 10_000, seed: int = 0) -> Bench:
+    """Both pools, and the examples to compare on: all of the test pool, or a choice of it made once."""
+    if not isinstance(eval_size, int) or isinstance(eval_size, bool) or eval_size < 1:
+        raise ValueError(
+            f"eval_size must be a positive integer: stability is a maximum over evaluation examples. Got {eval_size!r}."
+        )
+    pool, tests = read_pool(train, "train"), read_pool(test, "test")
+    rows = torch.arange(len(tests))
+    if eval_size < len(tests):
+        rows = torch.from_numpy(np.sort(np.random.default_rng([seed, eval_size]).choice(len(tests), eval_size, replace=False)))
+    return Bench(pool, tests, rows, pool.followed_by(tests))
+
+
+def with_length(recipe: Recipe, m: int, stop: Stopping, steps: int | None, epochs: int | None) -> Recipe:
+    """The recipe with the number of updates for a size; a target for the loss counts only where runs are stopped by it."""
+    if stop == "epochs":
+        width = min(recipe.batch_size, m)
+        batches = m // width if recipe.drop_last else -(-m // width)
+        return replace(recipe, steps=(epochs or 1) * batches, loss_target=None)
+    return replace(recipe, steps=steps or 1, loss_target=recipe.loss_target if stop == "train_loss" else None)
+
+
+def _paths(
+    fleet: Fleet,
+    trace: FleetTrace,
+    recipe: Recipe,
+    bench: Bench,
+    config: StabilityConfig,
+    swaps: Sequence[Swap],
+    m: int,
+    trial: int,
+) -> dict[str, LinearPath]:
+    """Profiles of some pairs, a seeded choice, at the smallest and the largest size."""
+    if not config.paths or m not in (min(config.sizes), max(config.sizes)):
+        return {}
+    chosen = np.sort(np.random.default_rng([config.pair_seed, m, 1]).permutation(len(swaps))[: config.paths])
+    states = {p: [fleet.model(2 * int(p) + twin).state_dict() for twin in (0, 1)] for p in chosen}
+    return {
+        f"trial {trial}, m {m}, pair {p}": linear_path(
+            fleet.module,
+            pair[0],
+            pair[1],
+            bench.train.part(swaps[p].members),
+            bench.evaluation,
+            loss=recipe.loss,
+            batchnorm=config.batchnorm,
+            progress=False,
+        )
+        for p, pair in states.items()
+        if not any(trace.diverged[2 * p : 2 * p + 2])
+    }
+
+
+def _before(checkpoints: Sequence[int], steps: int) -> list[int]:
+    return sorted({step for step in checkpoints if step < steps})
+
+
+def _without_numbers(row: Mapping[str, Any]) -> Row:
+    return {name: float("nan") if isinstance(value, float) else value for name, value in row.items()}
+
+
+def _check(
+    config: StabilityConfig,
+    pool: int,
+    stop: str,
+    steps: int | None,
+    epochs: int | None,
+    loss_target: float | None,
+    batch: int,
+    loss: Any,
+) -> None:
+    if loss is None:
+        raise ValueError("stability compares the losses of single examples: give a loss of outputs and targets.")
+    if stop not in STOPPING:
+        raise ValueError(f"stop must be one of {', '.join(map(repr, STOPPING))}. Got {stop!r}.")
+    wanted = {"epochs": ("epochs", epochs), "updates": ("steps", steps), "train_loss": ("steps", steps)}[stop]
+    counts = {"pairs": config.pairs, "batch_size": batch, wanted[0]: wanted[1]}
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
+    if stop == "train_loss" and not (isinstance(loss_target, int | float) and loss_target > 0):
+        raise ValueError(f"stop='train_loss' needs loss_target, a positive loss. Got {loss_target!r}.")
+    if not config.sizes or len(set(config.sizes)) < len(config.sizes):
+        raise ValueError(f"sizes must be different numbers of examples, at least one. Got {list(config.sizes)}.")
+    for m in config.sizes:
+        check_size(m, pool)
+    if not config.trials:
+        raise ValueError("trials must be at least one.")
+    for step in config.checkpoints:
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(f"checkpoints must be numbers of updates. Got {step!r}.")

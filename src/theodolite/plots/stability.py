@@ -1,0 +1,197 @@
+"""Stability studies as pictures: pairs, their maxima per training size, and the power law through them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from textwrap import fill
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from theodolite.measures.stability.power_law import PowerFit, fit_power_law, signed, slope_windows
+from theodolite.measures.stability.reading import of_one_checkpoint
+from theodolite.plots.dressing import (
+    label_axes,
+    labelled,
+    legend,
+    make_headroom,
+    note,
+    note_left_out,
+    note_not_positive,
+    set_scales,
+)
+from theodolite.plots.panels import panels
+from theodolite.plots.references import span
+from theodolite.plots.style import PALETTE, new_axes, style
+from theodolite.plots.tables import finite, groups, numbers, positive, read, words
+
+#: Colour and marker; the shapes tell them apart without colour.
+PAIRS = (PALETTE[0], "o")
+MAXIMA = (PALETTE[1], "D")
+FIT = PALETTE[2]
+
+LABELS = {
+    "gap_loss": "gap (loss)",
+    "gap_01": "gap (0-1 loss)",
+    "stab": "stability",
+    "stab_excl_z": "stability without z",
+    "dist": "parameter distance",
+    "ndist": "normalised distance",
+    "norm_S": "parameter norm",
+}
+_REDUCED = {"max": "maximum", "mean": "mean", "median": "median"}
+_WIDTH = 58  # characters of a note that fit under a panel
+
+
+def stability_panels(
+    rows: Any,
+    quantities: Sequence[str] = ("gap_loss", "stab", "dist"),
+    *,
+    by: str | None = None,
+    step: int | None = None,
+    reduce: Literal["max", "mean", "median"] = "max",
+    log: bool = True,
+    window: bool = False,
+    resamples: int = 1000,
+    seed: int = 0,
+    title: str | None = None,
+    figure: Figure | None = None,
+) -> Figure:
+    """A panel per quantity, a line of panels per seed-trial: all pairs, their maxima, and the law fitted to these.
+
+    Parameters
+    ----------
+    rows : of a stability study, a DataFrame or a result: `m`, the quantities, and where there are several `trial` and `step`.
+    by : a column of configurations; they become the columns of panels, and each trial gets a line per quantity.
+    step : the checkpoint; None means the last of each size.
+    log : both axes logarithmic; otherwise linear.
+    window : shade the widest range of m in which the local slope is roughly constant.
+    reduce, resamples, seed : as for `fit_power_law`.
+    figure : drawn into where given, `plt.figure(layout="constrained")` say.
+
+    >>> rows = [{"m": m, "pair": k, "stab": (2 - k) / m} for m in (100, 200, 400) for k in (0, 1)]
+    >>> figure = stability_panels(rows, ["stab"])
+    >>> figure.axes[0].get_ylabel()
+    'stability'
+    """
+    if not quantities:
+        raise ValueError("stability_panels needs at least one quantity, such as 'stab'.")
+    table = read(rows, "m", *quantities, by)
+    trials, columns = groups(table, "trial"), groups(table, by)
+    places = list(product(trials, quantities, columns))
+    wide = len(columns) if by else len(quantities)
+    figure, axes = panels(len(places), columns=wide, size=(3.7, 3.0), title=title, figure=figure)
+    for ax, (trial, quantity, column) in zip(axes, places, strict=True):
+        heading = [column.label, f"trial {trial.label}" if len(trials) > 1 else ""]
+        chosen = {group.key: group.rows for group in groups(trial.rows, by)}.get(column.key)
+        if chosen is None:  # a configuration without this trial
+            ax.set_axis_off()
+            continue
+        pairs_and_maxima(
+            chosen,
+            quantity,
+            step=step,
+            reduce=reduce,
+            log=log,
+            window=window,
+            resamples=resamples,
+            seed=seed,
+            title=", ".join(filter(None, heading)) or None,
+            key=ax is axes[0],
+            ax=ax,
+        )
+    return figure
+
+
+def pairs_and_maxima(
+    rows: Any,
+    quantity: str,
+    *,
+    step: int | None = None,
+    reduce: Literal["max", "mean", "median"] = "max",
+    log: bool = True,
+    window: bool = False,
+    resamples: int = 1000,
+    seed: int = 0,
+    title: str | None = None,
+    key: bool = True,
+    ax: Axes | None = None,
+) -> Axes:
+    """One quantity of one trial against the size of the training set; arguments as for `stability_panels`.
+
+    `key` names pairs and maxima in the legend beside the law.
+
+    >>> ax = pairs_and_maxima([{"m": m, "stab": (2 - k) / m} for m in (100, 200, 400) for k in (0, 1)], "stab")
+    >>> [text.get_text().split(" ")[0] for text in ax.get_legend().get_texts()]
+    ['pairs', 'maximum', '$m^{-1.00}$']
+    """
+    table, _, notes = of_one_checkpoint(read(rows, "m", quantity), None, step)
+    x, y = numbers(table, "m"), numbers(table, quantity)
+    usable = finite(x) & finite(y) & positive(x)
+    shown = usable & (positive(y) | (not log))
+    ms = np.unique(x[usable])
+    fit = fit_power_law(ms, [y[usable & (x == m)] for m in ms], reduce=reduce, resamples=resamples, seed=seed)
+    with style():
+        ax = new_axes(ax)
+        set_scales(ax, "xy" if log else "")
+        colour, marker = PAIRS
+        hide = "" if key else "_"  # matplotlib leaves such labels out of legends
+        ax.plot(
+            x[shown], y[shown], linestyle="none", marker=marker, color=colour, markersize=3.5, alpha=0.45, label=hide + "pairs"
+        )
+        _draw_reduced(ax, fit, hide, log)
+        _draw_fit(ax, fit)
+        if window:
+            _shade(ax, fit)
+        label_axes(ax, "m", quantity, "training examples m", LABELS.get(quantity, words(quantity)), title)
+        if log:
+            make_headroom(ax, labelled(ax))
+        legend(ax)
+        for text in filter(None, [*notes, fit.reason, fit.note]):
+            note(ax, fill(text, _WIDTH))
+        note_left_out(ax, int((~(finite(x) & finite(y))).sum()), len(table))
+        note_not_positive(ax, int((usable & ~shown).sum()), len(table))
+    return ax
+
+
+def _draw_reduced(ax: Axes, fit: PowerFit, hide: str, log: bool) -> None:
+    """The maxima, on top of the pairs."""
+    colour, marker = MAXIMA
+    points = [(m, g) for m, g in zip(fit.ms, fit.g, strict=True) if g > 0 or not log]
+    look: dict[str, Any] = {
+        "marker": marker,
+        "color": colour,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.6,
+        "markersize": 6,
+    }
+    ax.plot(*np.array(points).reshape(-1, 2).T, linestyle="none", zorder=3, label=hide + _REDUCED[fit.reduce], **look)
+
+
+def _draw_fit(ax: Axes, fit: PowerFit) -> None:
+    if fit.reason:
+        return
+    grid = np.geomspace(fit.ms[0], fit.ms[-1], 80)
+    with np.errstate(over="ignore"):
+        curve = fit.curve(grid)
+    inside = finite(curve)
+    ax.plot(grid[inside], curve[inside], color=FIT, linewidth=1.8, zorder=2.5, label=_law(fit))
+
+
+def _law(fit: PowerFit) -> str:
+    """The exponent with its interval, as a legend shows it."""
+    interval = f" [{signed(fit.b_low)}, {signed(fit.b_high)}]" if np.isfinite(fit.b_low) else ""
+    return f"$m^{{{fit.b:.2f}}}${interval}"
+
+
+def _shade(ax: Axes, fit: PowerFit) -> None:
+    """The widest window of nearly constant slope; two sizes alone are none."""
+    found = slope_windows(fit.ms, fit.g)
+    if found.widest is None or sum(row["in_widest"] for row in found.rows()) < 2:
+        note(ax, "no three sizes with a constant slope")
+        return
+    span(ax, x=found.widest)
+    note(ax, f"slope constant within {100 * found.spread:g} % from {found.widest[0]:g} to {found.widest[1]:g} (shaded)")
