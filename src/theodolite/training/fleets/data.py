@@ -83,6 +83,7 @@ class FleetFeed:
         self.device = device
         self._epoch, self._orders = -1, torch.empty(0)
         self._kept: FleetBatch | None = None
+        self._space: dict[int, Tensor] = {}  # by leaf: a batch of a large fleet is gathered into the memory of the one before
 
     @property
     def targets(self) -> tuple[Any, bool]:
@@ -112,7 +113,7 @@ class FleetFeed:
     def part_of(self, rows: slice | Tensor) -> FleetFeed:
         """The data of some replicas; nothing is copied for a slice of them."""
         few = copy(self)
-        few._epoch, few._kept = -1, None
+        few._epoch, few._kept, few._space = -1, None, {}
         few.index = None if self.index is None else self.index[rows]
         few.leaves = [leaf[rows] if kind == "own" else leaf for leaf, kind in zip(self.leaves, self.kinds, strict=True)]
         few.order_seeds = torch.tensor(self.order_seeds)[rows].tolist() if len(self.order_seeds) > 1 else self.order_seeds
@@ -122,7 +123,7 @@ class FleetFeed:
         return torch.arange(self.size, device=self.device)[None]
 
     def batch(self, epoch: int, place: int, rows: Tensor | None = None) -> FleetBatch:
-        """Batch `place` of an epoch, for all replicas or some."""
+        """Batch `place` of an epoch, for all replicas or some; the next one overwrites it."""
         if self.full:
             if self._kept is None:  # the same in every step
                 self._kept = self._piece(0, self.size)
@@ -134,7 +135,7 @@ class FleetFeed:
         places = self._orders[:, place * self.width : (place + 1) * self.width]  # (1 or R, B)
         if rows is not None and not self.alike:
             places = places[rows]
-        cut = [self._of(i, places, rows, alike=self.alike) for i in range(len(self.leaves))]
+        cut = [self._of(i, places, rows, alike=self.alike, space=self._space) for i in range(len(self.leaves))]
         dims = [0 if kind in ("own", "pooled") or (kind == "shared" and not self.alike) else None for kind in self.kinds]
         return FleetBatch(cut, dims, self.spec, places.shape[1])
 
@@ -149,7 +150,7 @@ class FleetFeed:
         ]  # fmt: skip
         return FleetBatch(cut, self.dims, self.spec, width)
 
-    def _of(self, i: int, places: Tensor, rows: Tensor | None, *, alike: bool) -> Any:
+    def _of(self, i: int, places: Tensor, rows: Tensor | None, *, alike: bool, space: dict[int, Tensor] | None = None) -> Any:
         """The samples of leaf i at `places`, (1, B) if these are alike for all replicas, else (R, B)."""
         leaf, kind = self.leaves[i], self.kinds[i]
         if kind == "fixed":
@@ -160,8 +161,13 @@ class FleetFeed:
         if kind == "pooled":
             assert self.index is not None
             mine = self.index if rows is None else self.index[rows]
-            chosen = mine[:, places[0]] if alike else mine.gather(1, places)  # (R, B)
-            return leaf.index_select(0, chosen.reshape(-1)).view(*chosen.shape, *leaf.shape[1:])
+            chosen = mine.index_select(1, places[0]) if alike else mine.gather(1, places)  # (R, B)
+            flat = chosen.reshape(-1)
+            if space is None:
+                return leaf.index_select(0, flat).view(*chosen.shape, *leaf.shape[1:])
+            if i not in space or space[i].shape[0] != len(flat):
+                space[i] = leaf.new_empty(len(flat), *leaf.shape[1:])
+            return torch.index_select(leaf, 0, flat, out=space[i]).view(*chosen.shape, *leaf.shape[1:])
         if alike:
             return (leaf if rows is None else leaf[rows]).index_select(1, places[0])
         who = torch.arange(len(leaf), device=leaf.device) if rows is None else rows
