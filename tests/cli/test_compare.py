@@ -38,12 +38,16 @@ def test_two_checkpoints(checkpoints, capsys):
     )
     assert code == 0
     found = json.loads(capsys.readouterr().out)["findings"]
+    *found, path = found
+    assert path["label"] in ("connected", "barrier")
     assert [f["label"] for f in found] == ["overlap", "overlap"]
     text = (checkpoints / "comparison" / "index.html").read_text()
-    assert text.count("<svg id=") == 2
+    assert text.count("<svg id=") == 3
     assert "run0 and run1" in text
     assert '<p class="kicker">comparison</p>' in text
-    assert "from 3 sections" in text
+    assert "from 4 sections" in text
+    assert "Path from run0 to run1" in text
+    assert 'id="section-path-0"' in text
     header = {"network": "F-20", "data": "digits", "samples": "200", "directions per layer": "30", "tolerance": "0.001"}
     for name, value in header.items():
         assert f"<dt>{name}</dt><dd>{value}</dd>" in text
@@ -58,7 +62,7 @@ def test_a_peak_at_the_end_is_called_rising():
     problems = {"a": problem_of(SETUP, 0), "b": problem_of(SETUP, 1)}
     short, longer = (th.compare(problems, "fc1", k=k, progress=False) for k in (3, 40))
     for found in (short, longer):
-        (pair,), (finding,) = found.pairs, found.findings
+        (pair,), (finding, _) = found.pairs, found.findings
         rising = pair.peak == len(pair.overlap)
         assert ("still rises" in finding.sentence) == rising
         assert (f"is largest at {pair.peak};" in finding.sentence) == (not rising)
@@ -87,3 +91,28 @@ def test_a_model_shares_everything_with_itself_and_the_law_holds_for_hidden_laye
     assert f"chance is {20 / (20 * 64):.2g}" in sentence  # 20 directions of 20·64 weights
     with pytest.raises(ValueError, match="at least two"):
         th.compare({"a": problems["a"]})
+
+
+def test_the_paths_between_the_models(tmp_path):
+    problems = {"a": problem_of(SETUP, 0), "again": problem_of(SETUP, 0), "b": problem_of(SETUP, 1)}
+    found = th.compare(problems, "fc1", k=3, progress=False)
+    same, other = found.paths["a"]["again"], found.paths["a"]["b"]
+    assert same.connected
+    assert same.barrier_train == 0
+    assert other.train_loss[[50, 25]].tolist() == pytest.approx([found.losses["a"], found.losses["b"]], rel=1e-6)
+    assert found.paths["again"]["b"].rows() == other.rows()
+    assert [f.label for f in found.findings[1:]] == [("barrier", "connected")[p.connected] for p in (same, other, other)]
+    assert found.findings[1].severity == "good"
+    assert found.findings[1].sentence.startswith("a to again: One basin")
+    found.save(tmp_path / "comparison")
+    assert type(found).load(tmp_path / "comparison").paths["a"]["b"].summary() == other.summary()
+    assert "Path from again to b" in found.to_html(tmp_path / "page.html").read_text()
+    assert th.compare(problems, "fc1", k=3, path=False, progress=False).paths == {}
+
+
+def test_models_that_share_a_layer_but_no_path():
+    problems = {"wide": problem_of(SETUP, 0), "deep": problem_of(Setup("F-20^2", epochs=1, samples=200), 0)}
+    found = th.compare(problems, "fc1", k=3, progress=False)
+    assert found.paths == {}
+    assert "'state_b'" in found.without["path from wide to deep"]
+    assert "path from wide to deep: not compared" in found.sentence()

@@ -17,11 +17,12 @@ def compare(
     layers: Annotated[list[str] | None, typer.Option(help="Only these layers (globs; again for more).")] = None,
     k: Annotated[int, typer.Option(help="Sharp directions per layer.")] = 60,
     samples: Annotated[int | None, typer.Option(help="Measure on this many samples.")] = None,
+    path: Annotated[bool, typer.Option(help="Look along the straight line between each two.")] = True,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("comparison"),
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON on the standard output.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
 ) -> None:
-    """Compare checkpoints: spectra, overlap of the sharp directions layer by layer, and what their factors predict."""
+    """Compare checkpoints: sharp directions layer by layer, what their factors predict, and the paths between them."""
     from theodolite.cli.sources import load_subject
     from theodolite.instruments import compare as compare_problems
     from theodolite.problem import Problem
@@ -32,10 +33,10 @@ def compare(
     if len(set(names)) < len(names):
         names = [str(path) for path in checkpoints]
     problems = {}
-    for name, path in zip(names, checkpoints, strict=True):
-        subject = load_subject(model, data, loss, checkpoint=path, samples=samples, seed=seed)
+    for name, file in zip(names, checkpoints, strict=True):
+        subject = load_subject(model, data, loss, checkpoint=file, samples=samples, seed=seed)
         problems[name] = Problem(subject.model, subject.loss, subject.data)
-    found = compare_problems(problems, layers, k=k, seed=seed)
+    found = compare_problems(problems, layers, k=k, path=path, seed=seed)
     facts = {"network": model, "data": data or "of the model", "checkpoints": ", ".join(map(str, checkpoints))}
     page = found.to_html(out / "index.html", facts=facts)
     if as_json:

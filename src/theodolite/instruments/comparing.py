@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from theodolite.instruments.base import listed
+from theodolite.instruments.linear_path import path_finding, path_section
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
+from theodolite.measures.stability.linear_path import LinearPath, path_between
+from theodolite.measures.stability.path_points import BatchNormPolicy
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import named_tensors
-from theodolite.progress import stages
+from theodolite.progress import Stage, stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, number
 
 if TYPE_CHECKING:
@@ -31,7 +34,8 @@ _SOURCE = "Wu and others (2020), Dissecting Hessian: overlap of dominant eigensp
 class Comparison(Result):
     """Structure reports by model, comparisons of every pair layer by layer, and findings; `to_html` writes the page.
 
-    `settings` says what was compared and how; `without` which layers were not, and why.
+    `paths[a][b]` is the straight line between the models a and b. `settings` says what was compared and how;
+    `without` which layers and paths were not, and why.
     """
 
     models: dict[str, StructureReport]
@@ -40,6 +44,7 @@ class Comparison(Result):
     findings: tuple[Finding, ...]
     settings: dict[str, str]
     without: dict[str, str]
+    paths: dict[str, dict[str, LinearPath]] = field(default_factory=dict)
 
     def rows(self) -> list[Row]:
         return [row for pair in self.pairs for row in pair.rows()]
@@ -53,6 +58,8 @@ class Comparison(Result):
         from theodolite.report import Section, SurveyPage, write_survey
 
         sections = [self._section(layer, place) for place, layer in enumerate(_layers(self.pairs))]
+        found = {finding.instrument: finding for finding in self.findings}
+        between = [path_section(path, names, found[_way(i)]) for i, (names, path) in enumerate(_flat(self.paths))]
         spectra = Section(
             name="spectra",
             title="Spectra of every layer",
@@ -74,7 +81,7 @@ class Comparison(Result):
         page = SurveyPage(
             title=listed(list(self.models)),
             findings=self.findings,
-            sections=[*sections, spectra],
+            sections=[*between, *sections, spectra],
             kind="comparison",
             part="section",
             facts={
@@ -133,26 +140,32 @@ def compare(
     *,
     k: int = 60,
     tol: float = 1e-3,
+    path: bool = True,
+    batchnorm: BatchNormPolicy = "interpolate",
     seed: int = 0,
     progress: bool | None = None,
 ) -> Comparison:
-    """What models of one architecture share: the overlap of their sharp subspaces layer by layer, beside the predicted one.
+    """What models of one architecture share: the overlap of their sharp subspaces layer by layer, beside the predicted one,
+    and whether the straight line between each two stays in one basin.
 
-    `problems` maps a name to the problem of each model, all on the same data.
+    `problems` maps a name to the problem of each model, all on the same data. `path=False` leaves the lines out, `batchnorm`
+    is as for `linear_path`.
     """
     if len(problems) < 2:
         raise ValueError(f"compare needs at least two models. Got {len(problems)}.")
     _refuse_other_data(problems)
     began = time.perf_counter()
     reports: dict[str, StructureReport] = {}
-    with stages(len(problems), progress=progress) as begin:
+    couples = list(itertools.combinations(problems, 2))
+    with stages(len(problems) + path * len(couples), progress=progress) as begin:
         for name, problem in problems.items():
             begin(name)
             # One direction more than compared: the error of k directions depends on the gap behind them.
             reports[name] = hessian_structure(problem, layers, k=k + 1, tol=tol, seed=seed, progress=False)
+        paths, pathless = _paths(problems, couples if path else [], batchnorm, begin)
     pairs = tuple(
         compare_layers(reports[a][layer], reports[b][layer], (a, b), k=k)
-        for a, b in itertools.combinations(problems, 2)
+        for a, b in couples
         for layer in reports[a]
         if layer in reports[b]
     )
@@ -166,6 +179,7 @@ def compare(
     shared = set(_layers(pairs))
     without = {layer: why for report in reports.values() for layer, why in report.without.items()}
     without |= {layer: f"not in every model ({name} has it)" for name, r in reports.items() for layer in r if layer not in shared}
+    between = (path_finding(found, names, _way(i)) for i, (names, found) in enumerate(_flat(paths)))
     return Comparison(
         settings={
             "model": f"{type(problem.model).__name__}, {problem.size} parameters",
@@ -173,18 +187,38 @@ def compare(
             "directions per layer": str(k),
             "tolerance": f"{tol:g}",
         },
-        without=without,
+        without=without | pathless,
         models=reports,
         pairs=pairs,
+        paths=paths,
         losses={name: problem.loss() for name, problem in problems.items()},
-        findings=tuple(
-            _finding([p for p in pairs if p.layer == layer], _first(reports)[layer].pairs.vectors.shape[0])
-            for layer in _layers(pairs)
+        findings=(
+            *(
+                _finding([p for p in pairs if p.layer == layer], _first(reports)[layer].pairs.vectors.shape[0])
+                for layer in _layers(pairs)
+            ),
+            *between,
         ),
         outcome=Outcome.FINISHED,
         seed=seed,
         cost=Cost(time.perf_counter() - began),
     )
+
+
+def _paths(
+    problems: Mapping[str, Problem], couples: list[tuple[str, str]], batchnorm: BatchNormPolicy, begin: Stage
+) -> tuple[dict[str, dict[str, LinearPath]], dict[str, str]]:
+    """The line between each two models, and why there is none between some."""
+    paths: dict[str, dict[str, LinearPath]] = {}
+    without: dict[str, str] = {}
+    for a, b in couples:
+        begin(f"path from {a} to {b}")
+        try:
+            found = path_between(problems[a], problems[a].model, problems[b].model, batchnorm=batchnorm, progress=False)
+            paths.setdefault(a, {})[b] = found
+        except ValueError as error:  # another architecture: the layers they share can still be compared
+            without[f"path from {a} to {b}"] = str(error).rstrip(".")
+    return paths, without
 
 
 def _refuse_other_data(problems: Mapping[str, Problem]) -> None:
@@ -208,6 +242,15 @@ def _layers(pairs: Iterable[LayerComparison]) -> list[str]:
 
 def _first(reports: Mapping[str, StructureReport]) -> StructureReport:
     return next(iter(reports.values()))
+
+
+def _flat(paths: Mapping[str, Mapping[str, LinearPath]]) -> list[tuple[tuple[str, str], LinearPath]]:
+    return [((a, b), path) for a, others in paths.items() for b, path in others.items()]
+
+
+def _way(place: int) -> str:
+    """The section of a path."""
+    return f"path-{place}"
 
 
 def _name(layer: str) -> str:

@@ -10,12 +10,14 @@ from theodolite.plots.blocks import leading_blocks
 from theodolite.plots.curves import curves
 from theodolite.plots.fits import PowerLaw, log_log, power_law, with_error
 from theodolite.plots.heatmaps import heatmap, matrix
+from theodolite.plots.linear_path import linear_path, linear_path_panels
 from theodolite.plots.monitor import plot_monitor
 from theodolite.plots.panels import panels
 from theodolite.plots.references import reference, span
 from theodolite.plots.regimes import regime_diagram
 from theodolite.plots.scatter import correlation_of, scatter
 from theodolite.plots.spectra import density, eigenvalues, histogram
+from theodolite.plots.stability import pairs_and_maxima, stability_panels
 from theodolite.plots.style import DIVERGING, MARKERS, PALETTE, SEQUENTIAL, Look, look, looks, style
 from theodolite.plots.svg import save, to_svg
 
@@ -33,10 +35,13 @@ __all__ = [
     "heatmap",
     "histogram",
     "leading_blocks",
+    "linear_path",
+    "linear_path_panels",
     "log_log",
     "look",
     "looks",
     "matrix",
+    "pairs_and_maxima",
     "panels",
     "plot_monitor",
     "power_law",
@@ -45,6 +50,7 @@ __all__ = [
     "save",
     "scatter",
     "span",
+    "stability_panels",
     "style",
     "to_svg",
     "with_error",

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from theodolite.cli.sources import losses
 from theodolite.cli.sources.batches import first_parts, in_batches
 from theodolite.cli.sources.checkpoints import load_checkpoint
-from theodolite.cli.sources.datasets import DEFAULT_SAMPLES, Source, from_value, load_data
+from theodolite.cli.sources.datasets import DEFAULT_SAMPLES, Part, Source, from_value, load_data
 from theodolite.cli.sources.fitting import fit_inputs, fit_targets, text_for_any_model
 from theodolite.cli.sources.optimizers import load_state
 from theodolite.cli.sources.parts import Parts
@@ -54,6 +54,7 @@ def load_subject(
     batch_size: int | None = None,
     seed: int = 0,
     pretrained: bool = True,
+    part: Part = "train",
 ) -> Subject:
     """The model, loss and data that the words name; the global random state is left alone.
 
@@ -65,13 +66,14 @@ def load_subject(
     checkpoint : weights for the model, .safetensors or a file of torch's.
     samples : how many examples (sequences) to take, a seeded choice.
     batch_size : cut data given as tensors into batches.
+    part : of data that have a training and a test part, which one; NoTestPartError where there is none.
     pretrained : whether ResNet20 and stories260k take their stored weights where these are there.
     """
     _check_counts(samples=samples, batch_size=batch_size)
     losses.word_of(loss)  # a wrong word shows before anything is loaded
     stored = pretrained and checkpoint is None
     with seeded(seed):
-        parts = _load_parts(model, data, loss, samples, seed, stored)
+        parts = _load_parts(model, data, loss, samples, seed, stored, part)
         state = None
         if checkpoint is not None:
             state = load_checkpoint(parts.model, checkpoint).optimizer
@@ -95,17 +97,19 @@ def _check_counts(**counts: int | None) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be a whole number of at least 1. Got {value!r}.")
 
 
-def _load_parts(model: str | None, data: str | None, loss: str | None, samples: int | None, seed: int, stored: bool) -> Parts:
+def _load_parts(
+    model: str | None, data: str | None, loss: str | None, samples: int | None, seed: int, stored: bool, part: Part
+) -> Parts:
     if model is not None and model.startswith("hf:"):
         from theodolite.cli.sources.hugging_face import load_folder
 
         loaded = load_folder(model, seed)
-        return _hugging_parts(loaded, None if data is None else _source(data, samples, seed, 16), samples, seed)
+        return _hugging_parts(loaded, None if data is None else _source(data, samples, seed, 16, part), samples, seed)
     if model is not None and names_code(model):
-        return _own_parts(model, data, samples, seed)
+        return _own_parts(model, data, samples, seed, part)
     from theodolite.cli.sources.models import Wish, named_model
 
-    source = None if data is None else _source(data, samples, seed)
+    source = None if data is None else _source(data, samples, seed, part=part)
     notes: tuple[str, ...] = ()
     if model is None:
         model = "GPT-small" if source is not None and source.text is not None else "F-40^2"
@@ -114,8 +118,8 @@ def _load_parts(model: str | None, data: str | None, loss: str | None, samples: 
     return replace(parts, notes=(*notes, *parts.notes))
 
 
-def _source(word: str, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES) -> Source:
-    return load_data(word, samples=samples, seed=seed, default=default)
+def _source(word: str, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES, part: Part = "train") -> Source:
+    return load_data(word, samples=samples, seed=seed, default=default, part=part)
 
 
 def _hugging_parts(loaded: Any, source: Source | None, samples: int | None, seed: int) -> Parts:
@@ -136,14 +140,14 @@ def _hugging_parts(loaded: Any, source: Source | None, samples: int | None, seed
     )  # fmt: skip
 
 
-def _own_parts(target: str, data: str | None, samples: int | None, seed: int) -> Parts:
+def _own_parts(target: str, data: str | None, samples: int | None, seed: int, part: Part) -> Parts:
     """The user's model on the data named, on the data it brought, or on random data if transformers knows its kind."""
     from theodolite.cli.sources.own_models import own_model
 
     parts = own_model(target, seed)
     hugging = _as_hugging(parts) if parts.own_loss else None
     if data is not None:
-        source = _source(data, samples, seed, 16 if hugging is not None else DEFAULT_SAMPLES)
+        source = _source(data, samples, seed, 16 if hugging is not None else DEFAULT_SAMPLES, part)
     elif parts.data is not None:
         source = from_value(parts.data, "its own data", samples, seed)
     elif hugging is not None:

@@ -52,7 +52,9 @@ class LinearPath(Result):
     over samples, with the lowest point taken as given. `loss_barrier_...` is the largest loss between the ends above the worse
     end, `loss_excess_...` that above the straight line between their losses. `connected` holds if accuracy on the training
     data falls by no more than 0.02, or, where there is no accuracy, if the loss rises by no more than 2 % of the worse end's.
-    Losses that are no numbers count as infinite. `forward_passes` are those over one data set.
+    Losses that are no numbers count as infinite. `chance` is the share of the most frequent training label: where the weaker
+    end is no better than that, nothing could have fallen, and `conclusive` is false. `forward_passes` are those over one data
+    set.
     """
 
     alphas: Tensor
@@ -66,6 +68,7 @@ class LinearPath(Result):
     barrier_test_error: float | None
     batchnorm: str
     forward_passes: int
+    chance: float | None = None
 
     @property
     def barrier_train(self) -> float | None:
@@ -103,6 +106,18 @@ class LinearPath(Result):
         """The same on the test data, None without them."""
         return None if self.test_loss is None else _is_connected(self.barrier("test"), self.alphas, self.test_loss)
 
+    @property
+    def conclusive(self) -> bool:
+        """Whether both ends are good enough for a barrier to show."""
+        if self.train_accuracy is None or self.chance is None:
+            return True
+        return min(self._ends(self.train_accuracy)) > self.chance + ALLOWED_DROP
+
+    def _ends(self, values: Tensor) -> tuple[float, float]:
+        """Values at alpha = 1 and alpha = 0."""
+        first, second = (float(values[self.alphas == alpha][0]) for alpha in (1.0, 0.0))
+        return first, second
+
     def barrier(self, data: str = "train") -> Barrier | None:
         """Height, place and error of the barrier in accuracy on "train" or "test"; None where there is no accuracy."""
         accuracy, error = self.accuracy(data), self.barrier_train_error if data == "train" else self.barrier_test_error
@@ -139,6 +154,7 @@ class LinearPath(Result):
         """The barriers as one flat dictionary."""
         return {
             "connected": self.connected,
+            "conclusive": self.conclusive,
             "barrier_train": self.barrier_train,
             "barrier_train_error": self.barrier_train_error,
             "barrier_test": self.barrier_test,
@@ -157,12 +173,15 @@ class LinearPath(Result):
         train, test, accuracy = self.barrier("train"), self.barrier("test"), self.train_accuracy
         assert train is not None
         assert accuracy is not None
-        first, second = (100 * float(accuracy[self.alphas == alpha][0]) for alpha in (1.0, 0.0))
-        ends = f"ends: {first:.1f} % and {second:.1f} %"
+        first, second = self._ends(accuracy)
+        ends = f"ends: {100 * first:.1f} % and {100 * second:.1f} %"
         beside = "" if test is None else f"; test: {_points(test)}" + (f" at alpha {test.alpha:.2f}" if test.value > 0 else "")
         border = ""
         if train.error and abs(train.value - ALLOWED_DROP) < 2 * train.error:
             border = f" The border of {100 * ALLOWED_DROP:g} points lies within two standard errors."
+        if self.connected and not self.conclusive:
+            most = 100 * (self.chance or 0.0)
+            return f"No verdict ({ends}): always giving the most frequent answer is right on {most:.1f} %, so nothing could fall."
         if not self.connected:
             where = f"A barrier of {_points(train)} of train accuracy at alpha {train.alpha:.2f}"
             return f"{where} ({ends}{beside}): do not average these two.{border}"
@@ -174,7 +193,7 @@ class LinearPath(Result):
 
     def _by_loss(self) -> str:
         found = loss_barrier(self.alphas, self.train_loss)
-        first, second = (float(self.train_loss[self.alphas == alpha][0]) for alpha in (1.0, 0.0))
+        first, second = self._ends(self.train_loss)
         ends = f"ends: {first:.4g} and {second:.4g}"
         beside = "" if self.loss_barrier_test is None else f"; test: {number(self.loss_barrier_test)}"
         rule = f"judged by the loss, which may rise by {100 * ALLOWED_RISE:g} % of the worse end"
@@ -282,12 +301,14 @@ def path_between(
                     )
             advance(1)
     passes = {name: meter.passes for name, meter in meters.items()}
+    columns = _columns("train", at, losses, right, twin)
     return LinearPath(
         alphas=at,
-        **_columns("train", at, losses, right, twin),
+        **columns,
         **_columns("test", at, losses, right, problems.get("test")),
         batchnorm=batchnorm if statistics_of(twin.model) else "none in the model",
         forward_passes=sum(passes.values()),
+        chance=None if columns["train_accuracy"] is None else meters["train"].chance(),
         outcome=Outcome.FINISHED,
         cost=Cost(
             time.perf_counter() - began,

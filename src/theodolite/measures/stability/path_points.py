@@ -43,6 +43,17 @@ class Meter:
         whole = [b for b in bits if b is not None]
         return total if math.isfinite(total) else math.inf, torch.cat(whole).cpu() if len(whole) == len(bits) else None
 
+    def chance(self) -> float | None:
+        """The share of the most frequent answer, which needs no model; None where that is not known."""
+        if self.accuracy != "auto":
+            return None
+        found = [answers(batch.target, self.problem.loss_function, self._shift or 0) for batch in self.problem.data]
+        known = [a for a in found if a is not None]
+        if not known or len(known) < len(found):
+            return None
+        counts = torch.cat(known).unique(return_counts=True)[1]
+        return int(counts.max()) / int(counts.sum())
+
     def _right(self, found: Evaluation, target: Any) -> Tensor | None:
         if self.accuracy is None:
             return None
@@ -94,6 +105,16 @@ def right_answers(output: Tensor, target: Any, loss: Any = None, *, shift: int =
     counted = target != getattr(loss, "ignore_index", IGNORED)
     right: Tensor = (output.argmax(axis) == target) & torch.isfinite(output).all(axis)
     return right[counted]
+
+
+def answers(target: Any, loss: Any = None, shift: int = 0) -> Tensor | None:
+    """The labels that count as one vector of whole numbers; None where the target names no class."""
+    if not isinstance(target, Tensor) or target.is_complex():
+        return None
+    if not target.is_floating_point():
+        labels = target[:, shift:] if shift else target
+        return labels[labels != getattr(loss, "ignore_index", IGNORED)]
+    return target.argmax(1) if target.ndim == 2 and target.shape[1] > 1 else (target > 0).long().reshape(-1)
 
 
 def _right_signs(output: Tensor, target: Tensor, loss: Any) -> Tensor | None:
