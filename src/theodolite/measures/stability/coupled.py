@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,9 +44,8 @@ class Recipe:
 
     def fleet(self, replicas: int) -> Fleet:
         """Replicas that start bitwise equal."""
-        fleet = Fleet(
-            self.factory, [self.init_seed] * replicas, loss=self.loss, optimizer=self.optimizer, bitwise=True, **self.settings
-        )
+        seeds = [self.init_seed] * replicas
+        fleet = Fleet(self.factory, seeds, loss=self.loss, optimizer=self.optimizer, bitwise=True, **self.settings)
         for name, p in {**fleet.parameters, **fleet.buffers}.items():
             if not torch.equal(p, p[:1].expand_as(p)):
                 raise NotRepeatableError(
@@ -54,6 +53,10 @@ class Recipe:
                     "torch's generator alone, which is seeded before each call."
                 )
         return fleet
+
+    def one_by_one(self) -> Recipe:
+        """The same without vectorisation."""
+        return replace(self, settings={**self.settings, "route": "loop"})
 
     def train(self, fleet: Fleet, data: tuple[Tensor, Tensor], index: Tensor, **options: Any) -> FleetTrace:
         options.setdefault("steps", self.steps)
@@ -104,32 +107,39 @@ class Bench:
         return int(found[0]) if len(found) else None
 
 
-def null_swap(recipe: Recipe, bench: Bench, swaps: Sequence[Swap], steps: int) -> str:
-    """Train every pair on two equal sets and raise unless they end bitwise equal; says what was done.
+def null_swap(recipe: Recipe, bench: Bench, swaps: Sequence[Swap], steps: int) -> tuple[str, Recipe]:
+    """Train every pair on two equal sets; says what was done, and gives the recipe by which they end bitwise equal.
 
-    Without this the measured stability would be the chaos of rounding.
+    Without this the measured stability would be the chaos of rounding. A vectorised program that lets them part gives way to
+    one replica after the other; where these part too an error is raised.
     """
     index = torch.cat([swap.null for swap in swaps])
     fleet = recipe.fleet(len(index))
     trace = recipe.train(fleet, bench.joined, index, steps=steps, progress=False)
-    outputs = fleet.outputs(bench.evaluation)
-    tensors = {**fleet.parameters, **fleet.buffers, "outputs": outputs}
-    for name, t in tensors.items():
-        if not torch.equal(t[::2].nan_to_num(), t[1::2].nan_to_num()):
-            apart = float((t[::2].double() - t[1::2].double()).abs().max())
-            raise NotRepeatableError(
-                f"Two runs on the same data differ after {steps} steps: {name} by up to {apart:.3g}. A stability cannot be "
-                "measured. Usual causes: a model that draws random numbers of its own, or kernels that are not deterministic "
-                "(torch.use_deterministic_algorithms(True) names them)."
-            )
-    return f"{len(swaps)} pairs on equal data stayed bitwise equal over {steps} steps by {trace.route}"
+    tensors = {**fleet.parameters, **fleet.buffers, "outputs": fleet.outputs(bench.evaluation)}
+    apart = {name: (t[::2].double() - t[1::2].double()).abs().max() for name, t in tensors.items() if not _equal(t[::2], t[1::2])}
+    if not apart:
+        return f"{len(swaps)} pairs on equal data stayed bitwise equal over {steps} steps by {trace.route}", recipe
+    if trace.route != "loop":
+        return null_swap(recipe.one_by_one(), bench, swaps, steps)
+    name = max(apart, key=lambda key: float(apart[key]))
+    raise NotRepeatableError(
+        f"Two runs on the same data differ after {steps} steps: {name} by up to {float(apart[name]):.3g}. A stability cannot be "
+        "measured. Usual causes: a model that draws random numbers of its own, or kernels that are not deterministic "
+        "(torch.use_deterministic_algorithms(True) names them)."
+    )
 
 
 def train_pairs(
     recipe: Recipe, bench: Bench, swaps: Sequence[Swap], checkpoints: Sequence[int], *, progress: bool | None = None
 ) -> tuple[Fleet, FleetTrace, list[Row]]:
-    """Train all pairs of one size; the rows hold every metric at every checkpoint and at the end."""
+    """Train all pairs of one size; the rows hold every metric at every checkpoint and at the end.
+
+    A control is trained with them: the first model once more, at the far end of the stack. Should it end one bit apart, the
+    pairs are trained anew one after the other.
+    """
     index = torch.cat([swap.rows(len(bench.train)) for swap in swaps])
+    index = torch.cat([index, index[:1]])
     fleet = recipe.fleet(len(index))
     looks: list[tuple[int, list[Row]]] = []
 
@@ -138,23 +148,26 @@ def train_pairs(
         return {}
 
     trace = recipe.train(fleet, bench.joined, index, every=list(checkpoints), record=look, progress=progress)
-    m = index.shape[1]
-    seen = visiting_steps(
-        torch.tensor([swap.i for swap in swaps]),
-        m,
-        recipe.batch_size,
-        recipe.steps,
-        order_seed=recipe.order_seed,
-        drop_last=recipe.drop_last,
-    )
-    rows = []
-    for step, table in looks:
-        for pair, (swap, metrics) in enumerate(zip(swaps, table, strict=True)):
-            taken = _steps_taken(trace, pair, step)
-            lost = any(trace.diverged_at[r] is not None for r in (2 * pair, 2 * pair + 1))
-            place = {"m": m, "pair": pair, "step": step, "i": swap.i, "z": swap.z, "visits": int(seen[pair, :taken].sum())}
-            rows.append({**place, **metrics, "diverged": lost, "steps_taken": taken})
-    return fleet, trace, rows
+    if trace.route != "loop" and not all(_equal(t[0], t[-1]) for t in {**fleet.parameters, **fleet.buffers}.values()):
+        return train_pairs(recipe.one_by_one(), bench, swaps, checkpoints, progress=progress)
+    return fleet, trace, [row for step, table in looks for row in _placed(table, step, recipe, swaps, trace)]
+
+
+def _placed(table: list[Row], step: int, recipe: Recipe, swaps: Sequence[Swap], trace: FleetTrace) -> Iterator[Row]:
+    """The rows of a checkpoint with where they come from."""
+    m = len(swaps[0].members)
+    places = torch.tensor([swap.i for swap in swaps])
+    seen = visiting_steps(places, m, recipe.batch_size, recipe.steps, order_seed=recipe.order_seed, drop_last=recipe.drop_last)
+    for pair, (swap, metrics) in enumerate(zip(swaps, table, strict=True)):
+        taken = _steps_taken(trace, pair, step)
+        lost = any(trace.diverged_at[r] is not None for r in (2 * pair, 2 * pair + 1))
+        place = {"m": m, "pair": pair, "step": step, "i": swap.i, "z": swap.z, "visits": int(seen[pair, :taken].sum())}
+        yield {**place, **metrics, "diverged": lost, "steps_taken": taken}
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Bit by bit; what is not a number is equal to its like."""
+    return bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
 def _steps_taken(trace: FleetTrace, pair: int, step: int) -> int:
@@ -166,7 +179,7 @@ def _steps_taken(trace: FleetTrace, pair: int, step: int) -> int:
 @torch.no_grad()
 def compare_pairs(fleet: Fleet, recipe: Recipe, bench: Bench, swaps: Sequence[Swap]) -> list[Row]:
     """All metrics of all pairs as they are now."""
-    apart = distances(fleet.parameters)
+    apart = distances({name: p[: 2 * len(swaps)] for name, p in fleet.parameters.items()})
     inputs, targets = bench.evaluation
     sample = fleet.outputs((inputs[:1], targets[:1]), replicas=[0])
     m = len(swaps[0].members)

@@ -233,7 +233,9 @@ def measure_size(
     recipe = replace(recipe, init_seed=recipe.init_seed + trial, order_seed=recipe.order_seed + trial)
     swaps = draw_swaps(len(bench.train), len(bench.test), m, config.pairs, config.pair_seed)
     length = min(recipe.steps, max(CHECK_STEPS, recipe.steps // 10) if config.check_steps is None else config.check_steps)
-    check = "the null swap was left out" if length == 0 else null_swap(recipe, bench, swaps, length)
+    check = "the null swap was left out"
+    if length:
+        check, recipe = null_swap(recipe, bench, swaps, length)
     fleet, trace, rows = train_pairs(recipe, bench, swaps, _before(config.checkpoints, recipe.steps), progress=progress)
     notes = [f"m = {m}: {note}" for note in trace.cost.notes]
     lost = sum(row["diverged"] for row in rows if row["step"] == rows[-1]["step"])
