@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NotRepeatableError
-from theodolite.measures.stability.metrics import differences, distances, error_rate, example_losses
+from theodolite.measures.stability.metrics import differences, distances, error_rate, example_losses, mean
 from theodolite.measures.stability.pairs import Swap
 from theodolite.measures.stability.pools import Pool
 from theodolite.measures.stability.visits import visiting_steps
@@ -114,6 +114,7 @@ def null_swap(recipe: Recipe, bench: Bench, swaps: Sequence[Swap], steps: int) -
     one replica after the other; where these part too an error is raised.
     """
     index = torch.cat([swap.null for swap in swaps])
+    _check_repeatable(recipe, bench, index[:2], min(steps, 3))
     fleet = recipe.fleet(len(index))
     trace = recipe.train(fleet, bench.joined, index, steps=steps, progress=False)
     tensors = {**fleet.parameters, **fleet.buffers, "outputs": fleet.outputs(bench.evaluation)}
@@ -123,9 +124,25 @@ def null_swap(recipe: Recipe, bench: Bench, swaps: Sequence[Swap], steps: int) -
     if trace.route != "loop":
         return null_swap(recipe.one_by_one(), bench, swaps, steps)
     name = max(apart, key=lambda key: float(apart[key]))
-    raise NotRepeatableError(
-        f"Two runs on the same data differ after {steps} steps: {name} by up to {float(apart[name]):.3g}. A stability cannot be "
-        "measured. Usual causes: a model that draws random numbers of its own, or kernels that are not deterministic "
+    raise _not_repeatable(steps, f"{name} by up to {float(apart[name]):.3g}")
+
+
+def _check_repeatable(recipe: Recipe, bench: Bench, index: Tensor, steps: int) -> None:
+    """A few steps twice, one run after the other: what a model draws for all replicas at once shows only so."""
+    ends = []
+    for _ in range(2):
+        fleet = recipe.fleet(len(index))
+        recipe.train(fleet, bench.joined, index, steps=steps, progress=False)
+        ends.append({**fleet.parameters, **fleet.buffers})
+    for name, t in ends[0].items():
+        if not _equal(t, ends[1][name]):
+            raise _not_repeatable(steps, name)
+
+
+def _not_repeatable(steps: int, what: str) -> NotRepeatableError:
+    return NotRepeatableError(
+        f"Two runs on the same data differ after {steps} steps: {what}. A stability cannot be measured. Usual causes: a model that "
+        "draws random numbers by other means than torch's generator, or kernels that are not deterministic "
         "(torch.use_deterministic_algorithms(True) names them)."
     )
 
@@ -201,8 +218,8 @@ def _metrics(loss: Any, bench: Bench, swap: Swap, tested: Tensor, fitted: Tensor
     """Of one pair, from the outputs (2, n, ...) on the evaluation examples and (m, ...) on S."""
     targets, own = bench.test.targets[bench.eval_rows], bench.train.targets[swap.members]
     first, second = (example_losses(loss, outputs, targets) for outputs in tested)
-    train_loss, train_error = float(example_losses(loss, fitted, own).mean()), error_rate(loss, fitted, own)
-    test_loss, test_error = float(first.mean()), error_rate(loss, tested[0], targets)
+    train_loss, train_error = mean(example_losses(loss, fitted, own)), error_rate(loss, fitted, own)
+    test_loss, test_error = mean(first), error_rate(loss, tested[0], targets)
     found = differences(first, second, bench.place_of(swap.z))
     return {
         **found,

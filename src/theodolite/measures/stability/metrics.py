@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,11 @@ def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     else:
         found = vmap(lambda output, target: loss(output[None], target[None]))(outputs, targets)
     return found.reshape(len(outputs), -1).mean(1)
+
+
+def mean(losses: Tensor) -> float:
+    """The mean, rounded once: it does not depend on the order of the examples."""
+    return math.fsum(losses.tolist()) / len(losses) if bool(torch.isfinite(losses).all()) else float(losses.mean())
 
 
 def error_rate(loss: Any, outputs: Tensor, targets: Tensor) -> float:

@@ -146,15 +146,15 @@ def stack_replicas(factory: Factory, seeds: Sequence[int]) -> FleetState:
 
 
 def seeded_factory(factory: Callable[..., nn.Module]) -> Factory:
-    """A function of the seed from one of the seed, or from one of nothing, for which torch's generator is seed enough."""
+    """A function of the seed from one that takes it, or from one that can be called with nothing (a module class whose arguments
+    have defaults, say), for which torch's generator is seed enough."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):
         return factory
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    if any(p.kind in kinds for p in parameters):
-        return factory
-    return lambda seed: factory()
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    wants = any(p.default is p.empty or p.name == "seed" for p in places) or any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    return factory if wants else lambda seed: factory()
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
