@@ -21,7 +21,7 @@ TARGET = "tests.experiments.samples:Slow"
 
 
 def command(out: Path, *more: str) -> list[str]:
-    options = ["--engine", "joblib", "--workers", "2", "--out", str(out), *more]
+    options = ["--engine", "joblib", "--workers", "2", "--out", str(out), *more]  # the last of an option counts
     return [sys.executable, "-c", "from theodolite.cli import main; main()", "reproduce", TARGET, *options]
 
 
@@ -53,7 +53,7 @@ def lines_of(out: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def kill_and_resume(tmp_path: Path, pause: str, kills: int, seed: int) -> None:
+def kill_and_resume(tmp_path: Path, pause: str, kills: int, seed: int, engine: str = "joblib") -> None:
     finish(tmp_path / "whole", pause)
     whole = rows_of(tmp_path / "whole")
     assert len(whole) == 20
@@ -61,7 +61,7 @@ def kill_and_resume(tmp_path: Path, pause: str, kills: int, seed: int) -> None:
     interrupted = 0
     for kill in range(kills):
         out = tmp_path / f"run{kill}"
-        process = start(out, pause)
+        process = start(out, pause, "--engine", engine)
         began = time.monotonic()
         # Half of the kills fall while workers start and early jobs run, half after a number of jobs has been written.
         wanted, patience = moments.randint(0, 9), moments.uniform(0.2, 6.0)
@@ -74,7 +74,7 @@ def kill_and_resume(tmp_path: Path, pause: str, kills: int, seed: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it had just ended
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        finish(out, pause, "--resume")
+        finish(out, pause, "--resume", "--engine", engine)
         assert same(rows_of(out), whole)
         assert lines_of(out) == 10
     assert interrupted >= kills * 0.6  # the kills really fell into running runs
@@ -89,6 +89,11 @@ def test_fifty_kills(tmp_path):
     kill_and_resume(tmp_path, pause="2.0", kills=50, seed=1)
 
 
+@pytest.mark.slow
+def test_ten_kills_of_a_run_on_ray(tmp_path):
+    kill_and_resume(tmp_path, pause="2.0", kills=10, seed=2, engine="ray")
+
+
 def test_two_processes_resume_one_run(tmp_path):
     """One wins, the other says so and changes nothing."""
     processes = [start(tmp_path, "0.4", "--resume") for _ in range(2)]
@@ -99,8 +104,9 @@ def test_two_processes_resume_one_run(tmp_path):
     assert lines_of(tmp_path) == 10
 
 
-def test_ctrl_c_leaves_a_resumable_run(tmp_path):
-    process = start(tmp_path, "0.4")
+@pytest.mark.parametrize("engine", ["joblib", "ray"])
+def test_ctrl_c_leaves_a_resumable_run(tmp_path, engine):
+    process = start(tmp_path, "0.4", "--engine", engine)
     while lines_of(tmp_path) < 2:
         time.sleep(0.01)
         assert process.poll() is None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,8 @@ import typer
 
 from theodolite.cli import data
 from theodolite.cli.compare import compare
+from theodolite.cli.path import path
+from theodolite.cli.stability import stability
 from theodolite.cli.survey import survey
 from theodolite.cli.watch import watch
 from theodolite.errors import TheodoliteError
@@ -28,6 +29,8 @@ app = typer.Typer(
 )
 app.command()(survey)
 app.command()(compare)
+app.command()(path)
+app.command()(stability)
 app.command()(watch)
 app.add_typer(data.app, name="data")
 
@@ -65,8 +68,11 @@ def list_(
 def reproduce(
     ids: Annotated[list[str] | None, typer.Argument(help="Ids or globs; none means all. module:Class names your own.")] = None,
     size: Annotated[Size, typer.Option(help="tiny: seconds, laptop: minutes, paper: the source's setting.")] = Size.TINY,
-    engine: Annotated[str, typer.Option(help="serial or joblib.")] = "serial",
-    workers: Annotated[int | None, typer.Option(help="Worker processes; default: the cores.")] = None,
+    engine: Annotated[str, typer.Option(help="serial, joblib (processes) or ray (a cluster).")] = "serial",
+    address: Annotated[
+        str | None, typer.Option(help="A cluster for ray: auto or ray://HOST:PORT; default: started here.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; default: the cores, here or of the cluster.")] = None,
     threads: Annotated[int, typer.Option(help="Threads per job.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("gallery"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in the folder.")] = False,
@@ -76,18 +82,20 @@ def reproduce(
     """Run experiments, judge their claims and write the gallery page."""
     from theodolite import experiments
     from theodolite.report import write_gallery
+    from theodolite.runners import kept_open
 
     runs = []
+    crew: dict[str, Any] = {"engine": engine, "workers": workers, "threads": threads, "address": address}
     try:
         chosen = _choose(ids, out, size.value, may_exist=resume or fresh)
-        start = partial(experiments.run, engine=engine, workers=workers, threads=threads, out=out, resume=resume, fresh=fresh)
-        for name in chosen:
-            run = start(name, size.value)
-            runs.append(run)
-            if not as_json:
-                typer.echo(str(run))
-                for record in run.failures:
-                    typer.echo(f"  job failed: {record.error} {dict(record.job)}", err=True)
+        with kept_open(**crew):
+            for name in chosen:
+                run = experiments.run(name, size.value, out=out, resume=resume, fresh=fresh, **crew)
+                runs.append(run)
+                if not as_json:
+                    typer.echo(str(run))
+                    for record in run.failures:
+                        typer.echo(f"  job failed: {record.error} {dict(record.job)}", err=True)
     except KeyboardInterrupt:
         typer.echo("Interrupted. What had finished is kept; the same command with --resume goes on.", err=True)
         raise typer.Exit(130) from None

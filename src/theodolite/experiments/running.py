@@ -86,6 +86,7 @@ def run(
     engine: str = "serial",
     workers: int | None = None,
     threads: int = 1,
+    address: str | None = None,
     out: str | PathLike[str] | None = None,
     resume: bool = False,
     fresh: bool = False,
@@ -115,6 +116,7 @@ def run(
         engine=engine,
         workers=workers,
         threads=threads,
+        address=address,
         progress=progress,
     )
     verdicts = experiment.judge(summary.rows, size)

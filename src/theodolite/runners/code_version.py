@@ -53,7 +53,7 @@ def _modules_of(owner: Any) -> Iterator[ModuleType]:
 
 def _collect(module: ModuleType, found: dict[str, ModuleType]) -> None:
     """Add a module of the user and the user's modules that it names."""
-    if module.__name__ in found or not _is_users(module):
+    if module.__name__ in found or not is_users_own(module):
         return
     found[module.__name__] = module
     for value in list(vars(module).values()):
@@ -62,7 +62,7 @@ def _collect(module: ModuleType, found: dict[str, ModuleType]) -> None:
             _collect(other, found)
 
 
-def _is_users(module: ModuleType) -> bool:
+def is_users_own(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not file or not Path(file).is_file():
         return False

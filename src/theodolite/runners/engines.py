@@ -12,8 +12,8 @@ import random
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,9 @@ class Finished:
     failure: Failure | None = None
 
 
+Performed = Generator[Finished, None, None]
+
+
 def run_all(
     task: Task,
     jobs: Iterable[Job],
@@ -51,17 +54,20 @@ def run_all(
     engine: str = "serial",
     workers: int | None = None,
     threads: int = 1,
+    address: str | None = None,
     progress: bool | None = None,
 ) -> Iterator[Row]:
     """Perform `task(job)` for all jobs and yield the rows as jobs finish.
 
     A job that raises yields one row with `outcome="failed"`, its `error` and `traceback`, beside the job's own entries;
-    the others go on. `workers` defaults to the number of cores, `threads` is per worker.
+    the others go on. `workers` defaults to the number of cores, `threads` is per worker. With `engine="ray"` an `address`
+    ("auto", "ray://HOST:PORT") names the cluster to use, and `workers` defaults to what it has room for; without one, jobs
+    go to the Ray of this process, or to one started for them.
 
     >>> list(run_all(lambda job: {"square": job["x"] ** 2}, [{"x": 2}, {"x": 3}]))
     [{'square': 4}, {'square': 9}]
     """
-    finished = finish_all(task, jobs, engine=engine, workers=workers, threads=threads, progress=progress)
+    finished = finish_all(task, jobs, engine=engine, workers=workers, threads=threads, address=address, progress=progress)
     return (row for one in finished for row in _rows_of(one))
 
 
@@ -78,28 +84,49 @@ def finish_all(
     engine: str = "serial",
     workers: int | None = None,
     threads: int = 1,
+    address: str | None = None,
     progress: bool | None = None,
-) -> Iterator[Finished]:
-    """As `run_all`, one `Finished` per job, with what failed and how long it took."""
-    check_engine(engine, workers, threads)
-    return _counted(ENGINES[engine], task, list(jobs), workers or max(1, _cores() // threads), threads, progress)
+) -> Performed:
+    """As `run_all`, one `Finished` per job, with what failed and how long it took; closing it ends what still runs."""
+    check_engine(engine, workers, threads, address)
+    jobs = list(jobs)
+    return _counted(ENGINES[engine](task, jobs, workers, threads, address), len(jobs), progress)
 
 
-def check_engine(engine: str, workers: int | None, threads: int) -> None:
-    """Raise unless an engine of this name can be started so."""
+def check_engine(engine: str, workers: int | None, threads: int, address: str | None = None) -> None:
+    """Raise unless an engine of this name can be started so, before any work is done."""
     if engine not in ENGINES:
         known = ", ".join(map(repr, ENGINES))
         raise ValueError(f"engine must be one of {known}; the nearest is {nearest(engine, ENGINES, 1)[0]!r}. Got {engine!r}.")
     for name, value in (("workers", workers), ("threads", threads)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
+    if engine == "ray":
+        from theodolite.runners.cluster import check_address, import_ray
+
+        import_ray()
+        if address is not None:
+            check_address(address)
+    elif address is not None:
+        raise ValueError(f"address is for engine='ray' alone. Got {address!r} with engine={engine!r}.")
 
 
-def _counted(
-    engine: Engine, task: Task, jobs: Sequence[Job], workers: int, threads: int, progress: bool | None
-) -> Iterator[Finished]:
-    with counting("jobs", progress=progress, total=len(jobs)) as count:
-        for finished in engine(task, jobs, workers, threads):
+@contextmanager
+def kept_open(engine: str, workers: int | None = None, threads: int = 1, address: str | None = None) -> Iterator[None]:
+    """What an engine starts, once for all runs within the block; runs outside of one start it each for itself."""
+    check_engine(engine, workers, threads, address)
+    if engine != "ray":
+        yield
+        return
+    from theodolite.runners.cluster import connected
+
+    with connected(address, workers, threads):
+        yield
+
+
+def _counted(performed: Performed, jobs: int, progress: bool | None) -> Performed:
+    with counting("jobs", progress=progress, total=jobs) as count, closing(performed):
+        for finished in performed:
             count(1)
             yield finished
 
@@ -166,20 +193,32 @@ def limited_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _serial(task: Task, jobs: Sequence[Job], workers: int, threads: int) -> Iterator[Finished]:
+def _serial(task: Task, jobs: Sequence[Job], workers: int | None, threads: int, address: str | None) -> Performed:
     for index, job in enumerate(jobs):
         yield perform(task, index, job, threads)
 
 
-def _joblib(task: Task, jobs: Sequence[Job], workers: int, threads: int) -> Iterator[Finished]:
+def _joblib(task: Task, jobs: Sequence[Job], workers: int | None, threads: int, address: str | None) -> Performed:
     from theodolite.runners.processes import ProcessRun
 
-    yield from ProcessRun(task, jobs, workers, threads).finished()
+    yield from ProcessRun(task, jobs, workers or max(1, cores() // threads), threads).finished()
 
 
-def _cores() -> int:
+def _ray(task: Task, jobs: Sequence[Job], workers: int | None, threads: int, address: str | None) -> Performed:
+    from theodolite.runners.cluster import RayRun
+
+    yield from RayRun(task, jobs, workers, threads, address).finished()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-Engine = Callable[[Task, Sequence[Job], int, int], Iterator[Finished]]
-ENGINES: dict[str, Engine] = {"serial": _serial, "joblib": _joblib}
+def thread_limits(threads: int) -> dict[str, str]:
+    """Environment of a worker process; only what stands there before torch is imported binds all of its libraries."""
+    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+Engine = Callable[[Task, Sequence[Job], int | None, int, str | None], Performed]
+ENGINES: dict[str, Engine] = {"serial": _serial, "joblib": _joblib, "ray": _ray}

@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from joblib.externals.loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
-from theodolite.runners.engines import Failure, Finished, Job, Task, failure_of, perform
+from theodolite.runners.engines import Failure, Finished, Job, Task, failure_of, perform, thread_limits
 
 #: Seconds given to the other futures of a broken pool to learn of it.
 GRACE = 10.0
@@ -88,9 +88,8 @@ class ProcessRun:
         self._pool = self._new_pool()
 
     def _new_pool(self) -> ProcessPoolExecutor:
-        limits = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         # No timeout: a worker that idles away between two jobs would be started, and torch imported, again.
-        return ProcessPoolExecutor(self.workers, timeout=None, initializer=_ignore_interrupts, env=limits)
+        return ProcessPoolExecutor(self.workers, timeout=None, initializer=_ignore_interrupts, env=thread_limits(self.threads))
 
 
 def _lost(future: Future[Finished]) -> bool:

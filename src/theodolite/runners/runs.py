@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from os import PathLike
@@ -42,6 +43,7 @@ def run_stored(
     engine: str = "serial",
     workers: int | None = None,
     threads: int = 1,
+    address: str | None = None,
     progress: bool | None = None,
 ) -> RunSummary:
     """Perform the jobs that `folder` does not hold yet and keep each as it finishes; without a folder, in memory only.
@@ -51,7 +53,7 @@ def run_stored(
     `RunBusyError` while another process holds the folder.
     """
     began = time.perf_counter()
-    check_engine(engine, workers, threads)
+    check_engine(engine, workers, threads, address)
     jobs = [plain(dict(job)) for job in jobs]
     if not jobs:
         raise ValueError(f"{name}: there are no jobs to do.")
@@ -59,14 +61,17 @@ def run_stored(
     keys = [job_key(name, job, code) for job in jobs]
     if len(set(keys)) < len(keys):
         raise ValueError(f"{name}: two jobs are the same. Give each its own parameters or seed.")
-    perform_all = partial(finish_all, _PlainRows(task), engine=engine, workers=workers, threads=threads, progress=progress)
+    perform_all = partial(
+        finish_all, _PlainRows(task), engine=engine, workers=workers, threads=threads, address=address, progress=progress
+    )
     if folder is None:
         records = {keys[f.index]: _record(keys[f.index], f) for f in perform_all(jobs)}
         return _summary(records, keys, reused=0, seconds=time.perf_counter() - began)
     with RunStore.open(folder, _manifest(name, settings, code, threads, keys), resume=resume, fresh=fresh) as store:
         missing = [i for i, key in enumerate(keys) if key not in store.records or store.records[key].failed]
-        for finished in perform_all([jobs[i] for i in missing]):
-            store.add(_record(keys[missing[finished.index]], finished))
+        with closing(perform_all([jobs[i] for i in missing])) as performed:
+            for finished in performed:
+                store.add(_record(keys[missing[finished.index]], finished))
         reused = len(keys) - len(missing)
         return _summary(store.records, keys, reused=reused, seconds=time.perf_counter() - began, torn=store.torn)
 

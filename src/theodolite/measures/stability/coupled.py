@@ -141,8 +141,8 @@ def _check_repeatable(recipe: Recipe, bench: Bench, index: Tensor, steps: int) -
 
 def _not_repeatable(steps: int, what: str) -> NotRepeatableError:
     return NotRepeatableError(
-        f"Two runs on the same data differ after {steps} steps: {what}. A stability cannot be measured. Usual causes: a model that "
-        "draws random numbers by other means than torch's generator, or kernels that are not deterministic "
+        f"Two runs on the same data differ after {steps} steps: {what}. A stability cannot be measured. Usual causes: a model "
+        "that draws random numbers by other means than torch's generator, or kernels that are not deterministic "
         "(torch.use_deterministic_algorithms(True) names them)."
     )
 
