@@ -47,6 +47,7 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "agop": items_features.outer_product,
     "monitor": items_monitor.monitoring,
     "fleet": items_fleet.fleet,
+    "fleet-memory": items_fleet.fleet_memory,
     "estimate": items_survey.estimates,
     "budget": items_survey.budgets,
     "help": items_survey.help_time,

@@ -80,7 +80,7 @@ def choose_route(
 
 def _chunk(replicas: int, memory: float, each: int) -> tuple[int, tuple[str, ...]]:
     """Replicas at once, in chunks of about equal size."""
-    fitting = max(1, min(replicas, int(memory // max(each, 1))))
+    fitting = replicas if memory >= replicas * each else max(1, int(memory // each))
     chunks = -(-replicas // fitting)
     if chunks == 1:
         return replicas, ()
