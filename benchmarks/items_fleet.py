@@ -156,8 +156,8 @@ def gathering(case: Case, steps: int, row: Row) -> Work:
 
 
 def fleet_memory(settings: Settings) -> Iterator[Row]:
-    """Peak memory of a training step of a fleet, in gradients of one network alone: it grows with the replicas and with nothing else
-    (no p x p, no n x p), and `memory=` bounds all but the weights by training in chunks."""
+    """Peak memory of a training step of a fleet, in gradients of one network alone: it grows with the replicas and with nothing
+    else (no p x p, no n x p), and `memory=` bounds all but the weights by training in chunks."""
     case = CASES[1]
     model, (x, y) = case.build(), case.batches()
     alone = usage(lambda: torch.autograd.grad(LOSS(model(x[0]), y[0]), list(model.parameters())))[0].peak

@@ -113,7 +113,7 @@ class FleetFeed:
     def part_of(self, rows: slice | Tensor) -> FleetFeed:
         """The data of some replicas; nothing is copied for a slice of them."""
         few = copy(self)
-        few._epoch, few._kept, few._space = -1, None, {}
+        few._epoch, few._kept = -1, None  # the space is shared: chunks take turns
         few.index = None if self.index is None else self.index[rows]
         few.leaves = [leaf[rows] if kind == "own" else leaf for leaf, kind in zip(self.leaves, self.kinds, strict=True)]
         few.order_seeds = torch.tensor(self.order_seeds)[rows].tolist() if len(self.order_seeds) > 1 else self.order_seeds
@@ -165,9 +165,9 @@ class FleetFeed:
             flat = chosen.reshape(-1)
             if space is None:
                 return leaf.index_select(0, flat).view(*chosen.shape, *leaf.shape[1:])
-            if i not in space or space[i].shape[0] != len(flat):
+            if i not in space or len(space[i]) < len(flat):
                 space[i] = leaf.new_empty(len(flat), *leaf.shape[1:])
-            return torch.index_select(leaf, 0, flat, out=space[i]).view(*chosen.shape, *leaf.shape[1:])
+            return torch.index_select(leaf, 0, flat, out=space[i][: len(flat)]).view(*chosen.shape, *leaf.shape[1:])
         if alike:
             return (leaf if rows is None else leaf[rows]).index_select(1, places[0])
         who = torch.arange(len(leaf), device=leaf.device) if rows is None else rows
