@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import subprocess
 import sys
@@ -32,6 +33,8 @@ def test_the_snippets_run(monkeypatch, tmp_path):
     network = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 1))
     names |= {"other": names["pairs"], "inputs": x, "network": network, "x": x, "y": x[:, :1]}
     names["build"] = lambda seed: nn.Linear(4, 3)
+    names |= {"train": (torch.randn(250, 4), torch.randint(3, (250,))), "test": data}
+    names |= {f"state_{end}": copy.deepcopy(model.state_dict()) for end in "ab"}
     names["loader"] = list(zip(data[0].split(10), data[1].split(10), strict=True))
     names |= {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "other_model": nn.Linear(4, 3)}
     for snippet in rest:
