@@ -85,11 +85,6 @@ class FleetFeed:
         self._kept: FleetBatch | None = None
         self._space: dict[int, Tensor] = {}  # by leaf: a batch of a large fleet is gathered into the memory of the one before
 
-    @property
-    def targets(self) -> tuple[Any, bool]:
-        """The last leaf of the targets of all samples, and whether it has a replica axis."""
-        return self._of(len(self.leaves) - 1, self._in_order(), None, alike=True), self.dims[-1] == 0
-
     def target(self, row: int) -> Any:
         """The targets of all samples of one replica, as its loss takes them."""
         rows = torch.tensor([row], device=self.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from theodolite.problem.weighting import IGNORED
+from theodolite.problem.answers import right_answers
 from theodolite.training.fleets.data import FleetFeed
 from theodolite.training.fleets.routes import LoopRoute, Route
 from theodolite.training.fleets.state import FleetState
@@ -61,9 +61,7 @@ class Gauges:
             return values
         losses, outputs = full_loss(route, state, self.test, self.loss)
         values["test_loss"] = finite_or_inf(losses)
-        targets, own = self.test.targets
-        ignored = getattr(self.loss, "ignore_index", IGNORED)
-        accuracy = None if outputs is None else accuracies(outputs, targets, own=own, ignored=ignored)
+        accuracy = None if outputs is None else accuracies(outputs, self.test.target(0), self.loss)
         return values if accuracy is None else values | {"test_accuracy": accuracy}
 
     def _value(self, name: str, state: FleetState) -> Tensor:
@@ -132,26 +130,16 @@ def finite_or_inf(losses: Tensor) -> Tensor:
     return torch.where(torch.isnan(losses), torch.inf, losses)
 
 
-def accuracies(outputs: Tensor, targets: Any, *, own: bool, ignored: int = IGNORED) -> Tensor | None:
-    """Share of right classes (R,) for labels (n,) or one-hot targets (n, C), with a replica axis first where these are `own`;
-    None for other targets.
+def accuracies(outputs: Tensor, target: Any, loss: Any) -> Tensor | None:
+    """Share of right answers (R,) of outputs (R, n, ...); None where the target names no classes.
 
-    Labels to be ignored do not count. A single output is right where its sign is that of a target in {-1, 1}.
+    Labels to be ignored do not count.
     """
-    if not isinstance(targets, Tensor) or outputs.ndim != 3:
+    if not isinstance(target, Tensor):
         return None
-    if not targets.is_floating_point():
-        if targets.ndim != 1 + own or outputs.shape[-1] < 2:
-            return None
-        counted = targets != ignored
-        return (counted & (outputs.argmax(-1) == targets)).sum(1) / counted.sum(-1).double()
-    if targets.ndim != 2 + own or targets.shape[-1] != outputs.shape[-1]:
-        return None
-    if outputs.shape[-1] == 1:
-        signs = bool((targets.abs() == 1).all())
-        return ((outputs > 0) == (targets > 0)).double().mean((1, 2)) if signs else None
-    one_hot = bool(((targets == 0) | (targets == 1)).all()) and bool((targets.sum(-1) == 1).all())
-    return (outputs.argmax(-1) == targets.argmax(-1)).double().mean(1) if one_hot else None
+    replicas = len(outputs)
+    right = right_answers(outputs.flatten(0, 1), target.expand(replicas, *target.shape).flatten(0, 1), loss)
+    return None if right is None or not len(right) else right.view(replicas, -1).double().mean(1)
 
 
 @contextmanager

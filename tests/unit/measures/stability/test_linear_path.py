@@ -18,8 +18,8 @@ import theodolite as th
 from theodolite.errors import NonFiniteError
 from theodolite.measures.stability.linear_path import LinearPath, linear_path
 from theodolite.measures.stability.path_barriers import accuracy_barrier, loss_barrier, loss_excess
-from theodolite.measures.stability.path_points import right_answers
 from theodolite.measures.stability.path_states import interpolate_states
+from theodolite.problem.answers import right_answers
 
 
 def blobs(samples: int, seed: int = 0, dtype=torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
