@@ -21,6 +21,8 @@ from theodolite.cli.sources.words import names_code
 from theodolite.models.initialisation import seeded
 from theodolite.problem import Problem
 
+ALL = 10**9  # samples: whatever there is
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -55,6 +57,7 @@ def load_subject(
     seed: int = 0,
     pretrained: bool = True,
     part: Part = "train",
+    everything: bool = False,
 ) -> Subject:
     """The model, loss and data that the words name; the global random state is left alone.
 
@@ -64,7 +67,7 @@ def load_subject(
     data : the name of a data set, `module:attribute`, or a file; None is what the model word brings or what suits it.
     loss : `cross-entropy`, `mse`, `bce`, `l1` or `module:attribute`; None is the model's own or follows from the targets.
     checkpoint : weights for the model, .safetensors or a file of torch's.
-    samples : how many examples (sequences) to take, a seeded choice.
+    samples : how many examples (sequences) to take, a seeded choice; None is as many as a survey needs, or `everything`.
     batch_size : cut data given as tensors into batches.
     part : of data that have a training and a test part, which one; NoTestPartError where there is none.
     pretrained : whether ResNet20 and stories260k take their stored weights where these are there.
@@ -73,7 +76,7 @@ def load_subject(
     losses.word_of(loss)  # a wrong word shows before anything is loaded
     stored = pretrained and checkpoint is None
     with seeded(seed):
-        parts = _load_parts(model, data, loss, samples, seed, stored, part)
+        parts = _load_parts(model, data, loss, _Share(samples, seed, part, everything), stored)
         state = None
         if checkpoint is not None:
             state = load_checkpoint(parts.model, checkpoint).optimizer
@@ -97,41 +100,52 @@ def _check_counts(**counts: int | None) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be a whole number of at least 1. Got {value!r}.")
 
 
-def _load_parts(
-    model: str | None, data: str | None, loss: str | None, samples: int | None, seed: int, stored: bool, part: Part
-) -> Parts:
+@dataclass(frozen=True)
+class _Share:
+    """How much of the data is taken, and of which part."""
+
+    samples: int | None
+    seed: int
+    part: Part
+    everything: bool
+
+    def load(self, word: str, default: int = DEFAULT_SAMPLES) -> Source:
+        return load_data(word, samples=self.samples, seed=self.seed, default=ALL if self.everything else default, part=self.part)
+
+    def count(self, source: Source | None) -> int | None:
+        """Sequences to make of a text, None for the usual number; random ones have no end."""
+        return ALL if self.samples is None and self.everything and source is not None else self.samples
+
+
+def _load_parts(model: str | None, data: str | None, loss: str | None, share: _Share, stored: bool) -> Parts:
     if model is not None and model.startswith("hf:"):
         from theodolite.cli.sources.hugging_face import load_folder
 
-        loaded = load_folder(model, seed)
-        return _hugging_parts(loaded, None if data is None else _source(data, samples, seed, 16, part), samples, seed)
+        loaded = load_folder(model, share.seed)
+        return _hugging_parts(loaded, None if data is None else share.load(data, 16), share)
     if model is not None and names_code(model):
-        return _own_parts(model, data, samples, seed, part)
+        return _own_parts(model, data, share)
     from theodolite.cli.sources.models import Wish, named_model
 
-    source = None if data is None else _source(data, samples, seed, part=part)
+    source = None if data is None else share.load(data)
     notes: tuple[str, ...] = ()
     if model is None:
         model = "GPT-small" if source is not None and source.text is not None else "F-40^2"
         notes = (f"the network is {model}, because no --model was given",)
-    parts = named_model(model, source, Wish(loss, samples, seed, stored))
+    parts = named_model(model, source, Wish(loss, share.count(source), share.seed, stored))
     return replace(parts, notes=(*notes, *parts.notes))
 
 
-def _source(word: str, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES, part: Part = "train") -> Source:
-    return load_data(word, samples=samples, seed=seed, default=default, part=part)
-
-
-def _hugging_parts(loaded: Any, source: Source | None, samples: int | None, seed: int) -> Parts:
+def _hugging_parts(loaded: Any, source: Source | None, share: _Share) -> Parts:
     from theodolite.cli.sources.hugging_data import HuggingData
 
-    maker = HuggingData(loaded, samples, seed)
+    maker = HuggingData(loaded, share.count(source), share.seed)
     content, population = maker.batches(source)
     kind = type(loaded.model).__name__
     facts = {
         "model": f"{kind} from {loaded.folder or loaded.weights}",
         "weights": loaded.weights,
-        "data": f"random, seed {seed}" if source is None else source.origin,
+        "data": f"random, seed {share.seed}" if source is None else source.origin,
     }
     name = "random images" if loaded.task == "images" else "random tokens"
     return Parts(
@@ -140,29 +154,30 @@ def _hugging_parts(loaded: Any, source: Source | None, samples: int | None, seed
     )  # fmt: skip
 
 
-def _own_parts(target: str, data: str | None, samples: int | None, seed: int, part: Part) -> Parts:
+def _own_parts(target: str, data: str | None, share: _Share) -> Parts:
     """The user's model on the data named, on the data it brought, or on random data if transformers knows its kind."""
     from theodolite.cli.sources.own_models import own_model
 
-    parts = own_model(target, seed)
+    parts = own_model(target, share.seed)
     hugging = _as_hugging(parts) if parts.own_loss else None
     if data is not None:
-        source = _source(data, samples, seed, 16 if hugging is not None else DEFAULT_SAMPLES, part)
+        source = share.load(data, 16 if hugging is not None else DEFAULT_SAMPLES)
     elif parts.data is not None:
-        source = from_value(parts.data, "its own data", samples, seed)
+        source = from_value(parts.data, "its own data", share.samples, share.seed)
     elif hugging is not None:
         source = None
     else:
         raise ValueError(f"--model {target!r} brings no data: name some with --data, or return a dict with the key data.")
     if hugging is not None and (source is None or not source.own):
-        made = _hugging_parts(hugging, source, samples, seed)
+        made = _hugging_parts(hugging, source, share)
         facts = {**parts.facts, "data": made.facts["data"]}
         return replace(
             parts, data=made.data, data_name=made.data_name, task=made.task, population=made.population, facts=facts,
             notes=made.notes,
         )  # fmt: skip
     assert source is not None
-    source = text_for_any_model(parts.model, source, samples) if source.content is None else fit_inputs(parts.model, source)
+    text = source.content is None
+    source = text_for_any_model(parts.model, source, share.count(source)) if text else fit_inputs(parts.model, source)
     untouched = data is None and source.population is None
     return replace(
         parts, data=source.content, data_name="" if data is None else source.name, population=source.population,
