@@ -18,6 +18,7 @@ _CATAPULT = "theodolite.experiments.catapult"
 _CATAPULT_FEATURES = "theodolite.experiments.catapult_features"
 _HESSIAN = "theodolite.experiments.hessian"
 _LINEARITY = "theodolite.experiments.linearity"
+_STABILITY = "theodolite.experiments.stability"
 _TARGETS: dict[str, str] = {
     "checks/stability-edge": f"{_CHECKS}.stability_edge:StabilityEdge",
     "checks/kronecker-identity": f"{_CHECKS}.kronecker_identity:KroneckerIdentity",
@@ -105,6 +106,27 @@ _TARGETS: dict[str, str] = {
     "linearity/pl": f"{_LINEARITY}.polyak:PolyakLojasiewicz",
     "linearity/lemmas": f"{_LINEARITY}.lemmas:Lemmas",
     "linearity/attention-and-recurrence": f"{_LINEARITY}.extensions:AttentionAndRecurrence",
+    "stability/figure-2.1": f"{_STABILITY}.logistic:Figure21",
+    "stability/table-2.1": f"{_STABILITY}.settings:Table21",
+    "stability/figure-2.2": f"{_STABILITY}.deep:Figure22",
+    "stability/figure-2.3": f"{_STABILITY}.deep:Figure23",
+    "stability/figure-2.4": f"{_STABILITY}.connectivity:Figure24",
+    "stability/figure-A.1": f"{_STABILITY}.size_range:FigureA1",
+    "stability/figure-A.2": f"{_STABILITY}.seed_trials:FigureA2",
+    "stability/figure-A.3": f"{_STABILITY}.seed_trials:FigureA3",
+    "stability/figure-A.4": f"{_STABILITY}.seed_trials:FigureA4",
+    "stability/figure-A.5": f"{_STABILITY}.seed_trials:FigureA5",
+    "stability/figure-A.6": f"{_STABILITY}.seed_trials:FigureA6",
+    "stability/figure-A.7": f"{_STABILITY}.seed_trials:FigureA7",
+    "stability/figure-A.8": f"{_STABILITY}.seed_trials:FigureA8",
+    "stability/figure-A.9": f"{_STABILITY}.seed_trials:FigureA9",
+    "stability/figure-A.10": f"{_STABILITY}.seed_trials:FigureA10",
+    "stability/figure-A.11": f"{_STABILITY}.parameter_distance:FigureA11",
+    "stability/figure-A.12": f"{_STABILITY}.parameter_distance:FigureA12",
+    "stability/figure-A.13": f"{_STABILITY}.parameter_distance:FigureA13",
+    "stability/figure-A.14": f"{_STABILITY}.connectivity:FigureA14",
+    "stability/figure-A.15": f"{_STABILITY}.connectivity:FigureA15",
+    "stability/stopping": f"{_STABILITY}.stopping:StoppingRules",
 }
 _CLASSES: dict[str, type[Experiment]] = {}
 
