@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from theodolite.cli.output import plain
 
 if TYPE_CHECKING:
     from theodolite.cli.sources import Subject
@@ -62,19 +63,13 @@ def path(
     facts |= {"test data": "none" if tests is None else tests.facts.get("data", "")}
     page, finding = write_path(found, names, out / "index.html", facts=facts)
     if as_json:
-        profile = [_in_json(row) for row in found.rows()]
-        everything = {"finding": finding.row(), **_in_json(found.summary()), "profile": profile, "page": str(page)}
-        typer.echo(json.dumps(everything, indent=1))
+        everything = {"finding": finding.row(), **found.summary(), "profile": found.rows(), "page": str(page)}
+        typer.echo(json.dumps(plain(everything), indent=1, allow_nan=False))
         return
     typer.echo(finding.sentence)
     for note in ends[0].notes:
         typer.echo(note)
     typer.echo(f"The page is {page}")
-
-
-def _in_json(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: such a loss becomes null."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
 
 
 def _test_subject(

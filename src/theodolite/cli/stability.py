@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from theodolite.cli.output import plain
+
 if TYPE_CHECKING:
     from theodolite.cli.sources.study import Study
     from theodolite.cli.stability_jobs import Plan
@@ -205,7 +207,6 @@ def _run(plan: Plan, study: Study, out: Path, crew: dict[str, Any], *, resume: b
 def _report(plan: Plan, study: Study, summary: RunSummary, out: Path, as_json: bool) -> bool:
     """Write the page and say what was found; whether there is something to say."""
     from theodolite.cli.stability_jobs import result_of
-    from theodolite.cli.survey import _plain
     from theodolite.instruments.stability import write_stability
 
     found = result_of(plan, study, summary.rows, summary.seconds)
@@ -222,7 +223,7 @@ def _report(plan: Plan, study: Study, summary: RunSummary, out: Path, as_json: b
             "rows": found.rows(),
             "page": str(page),
         }
-        typer.echo(json.dumps(_plain(everything), indent=1, allow_nan=False))
+        typer.echo(json.dumps(plain(everything), indent=1, allow_nan=False))
     else:
         for finding in findings:
             typer.echo(str(finding))

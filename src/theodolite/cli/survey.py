@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import textwrap
 import time
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from theodolite.cli.output import plain
 
 if TYPE_CHECKING:
     from theodolite.cli.sources import Subject
@@ -73,7 +74,7 @@ def survey(
     if save:
         found.save(out / "survey")
     if as_json:
-        typer.echo(json.dumps(_plain({**_as_json(found), "page": str(page)}), indent=1, default=str, allow_nan=False))
+        typer.echo(json.dumps(plain({**_as_json(found), "page": str(page)}), indent=1, default=str, allow_nan=False))
     else:
         _show(found)
         typer.echo(f"The page is {page}")
@@ -191,7 +192,7 @@ def _show_cost(found: Survey) -> None:
 def _show_plan(plan: Plan, as_json: bool) -> None:
     if as_json:
         facts = {"seconds": plan.seconds, "gradients": plan.gradients, "peak_bytes": plan.peak_bytes, "steps": plan.rows()}
-        typer.echo(json.dumps(_plain(facts), indent=1, allow_nan=False))
+        typer.echo(json.dumps(plain(facts), indent=1, allow_nan=False))
         return
     typer.echo(f"{'instrument':<14}{'gradients':>11}{'seconds':>10}{'MiB':>9}  ")
     for row in plan.rows():
@@ -205,12 +206,3 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
 
 def _as_json(found: Survey) -> dict[str, Any]:
     return {"title": found.title, "good": found.good, "findings": found.rows(), "facts": found.facts, "plan": [*found.plan]}
-
-
-def _plain(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not know."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value

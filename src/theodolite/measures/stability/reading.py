@@ -95,13 +95,13 @@ def explains(
 ) -> Explanation:
     """Compare the rates at which gap and stability fall with m, and say whether the one can explain the other.
 
-    Eq. 2.1 bounds the gap by max{β, 1/√m} up to logarithms. With τ = max(MARKED, SIMILAR · |b_gap|):
+    Eq. 2.1 bounds the gap by max{β, 1/√m} up to logarithms. With τ = max(MARKED, SIMILAR · abs(b_gap)) the verdict is
 
-    * "does not explain": the whole interval of Δb lies above `MARKED` and Δb itself above τ;
-    * "explains": the gap falls, and the whole interval of Δb lies below τ. Where the gap falls faster than m^(−1/2) this
+    - "does not explain" if the whole interval of Δb lies above `MARKED` and Δb itself above τ;
+    - "explains" if the gap falls, and the whole interval of Δb lies below τ. Where the gap falls faster than m^(−1/2) this
       says only that stability follows the gap, as it does for logistic regression: the term 1/√m of the bound is then the
       slower one, and the bound itself promises no more than m^(−1/2);
-    * "unclear": anything else, and gaps that are not positive or fewer than `SIZES` sizes.
+    - "unclear" otherwise, and for gaps that are not positive or fewer than `SIZES` sizes.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def _judge(gap: PowerFit, stab: PowerFit, low: float, high: float) -> tuple[Verd
     delta = stab.b - gap.b
     similar = max(MARKED, SIMILAR * abs(gap.b))
     if low > MARKED and delta > similar:
-        slow = "falls markedly more slowly than the gap" if stab.b < 0 else "does not fall at all, which leaves a vacuous bound"
+        slow = "falls markedly more slowly than the gap" if stab.b < 0 else "shows no fall, and without one the bound is vacuous"
         return "does not explain", f"stability {slow}{_against_bound(gap, stab)}"
     if high <= similar and gap.b_high < 0:
         return "explains", f"stability falls at a similar rate or faster{_against_bound(gap, stab)}"

@@ -18,7 +18,6 @@ from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps
 from theodolite.measures.stability.pools import read_pool
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law
 from theodolite.measures.stability.reading import Explanation, explains
-from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.training import Fleet, FleetTrace
 
@@ -205,13 +204,11 @@ def stability(
     recipe = Recipe(
         factory, optimizer, loss, steps or 1, batch_size, init_seed, order_seed, drop_last, schedule, loss_target, dict(settings)
     )
-    found: list[Measured] = []
-    with counting("sizes", progress=progress, total=len(config.sizes) * len(config.trials)) as count:
-        for trial in config.trials:
-            for m in config.sizes:
-                own = with_length(recipe, m, stop, steps, epochs)
-                found.append(measure_size(own, bench, config, m, trial, progress=progress))
-                count(1)
+    found = [
+        measure_size(with_length(recipe, m, stop, steps, epochs), bench, config, m, trial, progress=progress)
+        for trial in config.trials
+        for m in config.sizes
+    ]
     return joined(found, config, bench, recipe, stop=stop, seconds=time.perf_counter() - began)
 
 
@@ -237,7 +234,7 @@ def measure_size(
     if length:
         check, recipe = null_swap(recipe, bench, swaps, length)
     fleet, trace, rows = train_pairs(recipe, bench, swaps, _before(config.checkpoints, recipe.steps), progress=progress)
-    notes = [f"m = {m}: {note}" for note in trace.cost.notes]
+    notes = [*trace.cost.notes]
     lost = sum(row["diverged"] for row in rows if row["step"] == rows[-1]["step"])
     if lost:
         notes.append(f"m = {m}: {lost} of {config.pairs} pairs diverged; they have no part in the laws")
