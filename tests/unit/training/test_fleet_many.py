@@ -8,6 +8,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.training.feeding import epoch_order
+from theodolite.training.fleets.data import FleetFeed
 
 SIZE, WIDTH, R = 23, 8, 6
 X = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(0)).double()
@@ -199,3 +200,182 @@ def test_wrong_arguments_are_named(options, message):
 def test_memory_must_be_positive():
     with pytest.raises(ValueError, match=r"memory must be a positive number of bytes"):
         fleet_of(memory=0)
+
+
+class Skipping(nn.Module):
+    """A layer that is left out at random."""
+
+    def __init__(self, share: float = 0.5) -> None:
+        super().__init__()
+        self.first, self.extra, self.last, self.share = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3), share
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        if self.training and torch.rand(()) < self.share:
+            x = x + self.extra(x)
+        return self.last(x)
+
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.05}),
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1}),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_layer_left_out_stays_as_it_is(kind):
+    make, options = OPTIMIZERS[kind]
+    fleet = th.Fleet(lambda seed: Skipping().double(), 3, loss=LOSS, optimizer=kind, rate=0.05, **options)
+    run = fleet.train((X, Y), steps=12, progress=False)
+    assert run.route == "loop"
+    for r in range(3):
+        torch.manual_seed(r)
+        model = Skipping().double()
+        optimizer = make(model.parameters(), lr=0.05, **options)
+        torch.manual_seed(r)
+        for _ in range(12):
+            optimizer.zero_grad()  # to None, as torch does by default
+            LOSS(model(X), Y).backward()
+            optimizer.step()
+        assert_is(fleet, r, model)
+
+
+def test_steps_are_counted_for_each_parameter():
+    """A head that joins at the third step has Adam's bias correction of a first step there."""
+
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.late = nn.Linear(5, 3), nn.Linear(5, 3)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            return self.body(x) + (self.late(x) if x.shape[1] == 5 and len(x) == SIZE else 0)
+
+    few = (X[:9], Y[:9])
+    fleet = th.Fleet(lambda seed: Late().double(), 2, loss=LOSS, optimizer="adam", rate=0.05)
+    fleet.train(few, steps=3, progress=False)
+    run = fleet.train((X, Y), steps=3, progress=False)
+    assert run.route == "vmap"
+    torch.manual_seed(1)
+    model = Late().double()
+    adam = torch.optim.Adam(model.parameters(), lr=0.05)
+    for x, y in [few] * 3 + [(X, Y)] * 3:
+        adam.zero_grad()
+        LOSS(model(x), y).backward()
+        adam.step()
+    assert_is(fleet, 1, model)
+
+
+def test_settings_that_differ_between_replicas_are_refused():
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(5, 3), scale
+
+        def forward(self, x):
+            return self.scale * self.layer(x)
+
+    with pytest.raises(
+        ValueError, match=r"same architecture, but 'the model' is Scaled\(scale=1.0\) for seed 0 and Scaled\(scale=2.0\)"
+    ):
+        th.Fleet(lambda seed: Scaled(1.0 + seed), 2, loss=LOSS, rate=0.1)
+
+
+def test_random_numbers_go_on_when_the_data_change():
+    """Masks of a second call are those that follow, with other batches and other orders too."""
+    make = lambda seed: nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3)).double()  # noqa: E731
+    fleet = th.Fleet(make, [4], loss=LOSS, rate=0.1)
+    fleet.train((X, Y), steps=2, progress=False)
+    fleet.train((X[:11], Y[:11]), steps=2, order_seeds=9, progress=False)
+    torch.manual_seed(4)
+    model = make(4)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(4)
+    for x, y in [(X, Y)] * 2 + [(X[:11], Y[:11])] * 2:
+        sgd.zero_grad()
+        LOSS(model(x), y).backward()
+        sgd.step()
+    assert_is(fleet, 0, model)
+
+
+@pytest.mark.parametrize("route", ["vmap", "loop"])
+def test_whole_sets_of_a_pool_in_chunks(route):
+    whole, parts = fleet_of(route=route), fleet_of(route=route, memory=8e3)
+    a = whole.train((X, Y), index=INDEX, steps=6, progress=False)
+    b = parts.train((X, Y), index=INDEX, steps=6, progress=False)
+    assert any("chunks" in note for note in b.cost.notes)
+    torch.testing.assert_close(a.loss, b.loss, rtol=0, atol=0)
+
+
+def test_evaluation_in_parts_gives_the_same_outputs(monkeypatch):
+    fleet = fleet_of(normed)
+    fleet.train((X, Y), steps=3, progress=False)
+    whole = fleet.outputs((X, Y))
+    monkeypatch.setattr("theodolite.training.fleets.measures.EVALUATED_BYTES", 20_000)
+    parts = []
+    original = FleetFeed.parts
+    monkeypatch.setattr(FleetFeed, "parts", lambda self, width: parts.append(width) or original(self, width))
+    torch.testing.assert_close(fleet.outputs((X, Y)), whole, rtol=1e-12, atol=1e-12)
+    assert parts[0] < SIZE
+
+
+def test_schedules_and_records_of_those_who_stay():
+    """When the frozen have left the stack the others keep their own schedules, and a record sees all as they are."""
+    rates = [1e12, 0.1, 1e12, 0.1, 0.1, 0.1]
+    schedules = [{0: 1.0, 3: 0.1 * (r + 1)} for r in range(R)]
+    fleet, seen = fleet_of(rate=rates), {}
+
+    def record(step, fleet):
+        seen[step] = {name: p.clone() for name, p in fleet.parameters.items()}
+        return {}
+
+    run = fleet.train((X, Y), steps=8, batch_size=WIDTH, schedule=schedules, record=record, every=[0, 6], progress=False)
+    assert run.diverged == (True, False, True, False, False, False)
+    assert sorted(seen) == [0, 6, 8]
+    for r in (1, 4):
+        rate = lambda step, r=r: 0.1 if step < 3 else 0.01 * (r + 1)  # noqa: E731
+        assert_is(fleet, r, plain_loop(mlp, r, X, Y, steps=8, batch=WIDTH, order_seed=r, rate=rate))
+        at_six = plain_loop(mlp, r, X, Y, steps=6, batch=WIDTH, order_seed=r, rate=rate)
+        torch.testing.assert_close(seen[6]["0.weight"][r], at_six[0].weight.detach(), rtol=1e-10, atol=1e-10)
+
+
+def test_a_stop_sees_nan_for_the_frozen():
+    seen = []
+
+    def stop(step, losses):
+        seen.append(losses.isnan().tolist())
+        return torch.tensor([step == 2, False, False])
+
+    fleet_of(replicas=3, rate=[0.1, 1e12, 0.1]).train((X, Y), steps=6, stop=stop, progress=False)
+    lost = next(i for i, row in enumerate(seen) if row[1])
+    assert all(row[1] for row in seen[lost:])
+    assert [row[0] for row in seen] == [False] * 3 + [True] * 3
+    assert not any(row[2] for row in seen)
+
+
+def test_a_number_of_steps_counts_from_zero_and_keeps_the_end():
+    run = fleet_of().train((X, Y), steps=7, every=3, test=(X, Y), checkpoints=3, progress=False)
+    assert run.measured_at == (0, 3, 6, 7)
+    assert sorted(run.checkpoints) == [0, 3, 6, 7]
+    ended = fleet_of().train((X, Y), steps=9, checkpoints=4, stop=lambda step, losses: step == 5, progress=False)
+    assert sorted(ended.checkpoints) == [0, 4, ended.steps]
+
+
+def test_a_checkpoint_with_tied_weights_becomes_a_module():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(torch.tanh(self.a(x)))[:, :3]
+
+    fleet = th.Fleet(lambda seed: Tied().double(), 2, loss=LOSS, rate=0.1)
+    run = fleet.train((X, Y), steps=5, checkpoints=[2], progress=False)
+    model = fleet.model(1, run.checkpoints[2])
+    assert model.b.weight is model.a.weight
+    assert torch.equal(model.a.weight, run.checkpoints[2]["a.weight"][1])
+    assert not torch.equal(model.a.weight, fleet.model(1).a.weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from theodolite.problem.calling import Loss
 from theodolite.problem.tensors import bytes_of
 from theodolite.training.fleets.crew import Crew, equal_bits
 from theodolite.training.fleets.data import FleetBatch
-from theodolite.training.fleets.routes import Gradient, LoopRoute, Route, VmapRoute
+from theodolite.training.fleets.routes import Gradient, Gradients, LoopRoute, Route, VmapRoute
 from theodolite.training.fleets.state import FleetState
 
 RouteName = Literal["auto", "vmap", "loop"]
@@ -29,10 +29,14 @@ CONVOLUTION_WORK = 5e6
 
 @dataclass(frozen=True)
 class Choice:
-    """A route, the replicas that fit into memory at once, and why it is not vmap, or not for all at once, where it is not."""
+    """A route, the replicas that fit into memory at once, and why it is not vmap, or not for all at once, where it is not.
+
+    `sample_bytes` is what one replica keeps of one sample in a training step.
+    """
 
     route: Route
     chunk: int
+    sample_bytes: int
     notes: tuple[str, ...] = ()
 
 
@@ -43,39 +47,44 @@ def choose_route(
     gradient: Gradient | None,
     batch: Callable[[slice], FleetBatch],
     *,
-    random_seeds: Sequence[int],
+    random: Callable[[], list[Tensor]],
     memory: float,
     bitwise: bool,
 ) -> Choice:
-    """The route for `batch`, a function of the replicas. No number of the crew changes."""
+    """The route for `batch`, a function of the replicas; `random` are their random states. No number of the crew changes."""
     if want not in ("auto", "vmap", "loop"):
         raise ValueError(f"route must be 'auto', 'vmap' or 'loop'. Got {want!r}.")
     state, module, everyone = crew.state, crew.state.module, crew.state.replicas
     own = batch(slice(0, 1))
     first = torch.zeros(1, dtype=torch.long, device=state.device)
-    loop = LoopRoute(module, loss, gradient, apart=bitwise)
+    alone = LoopRoute(module, loss, gradient)
     with torch.random.fork_rng(devices=[]), _convolution_work(module) as work:
         before = torch.get_rng_state()
-        # a model that refuses the data says so here, in plain words
-        single = LoopRoute(module, loss, gradient)(state.rows(first), own)
+        single = alone(state.rows(first), own)  # a model that refuses the data says so here, in plain words
         draws = not torch.equal(before, torch.get_rng_state())
+        single = single[0], Gradients({name: g.clone() for name, g in single[1].items()})  # the next pass overwrites them
+        activations = _kept_bytes(alone, state.rows(first), own)
+    samples, weights = bytes_of(own.leaves), 2 * bytes_of(single[1])  # gradients, and as much for the optimizer's work
+    each = (activations + samples) // own.size
+
+    def by_loop(why: str, states: list[Tensor] | None = None) -> Choice:
+        chunk, notes = _chunk(everyone, memory, samples + weights)
+        return Choice(LoopRoute(module, loss, gradient, states, apart=bitwise), chunk, each, (why, *notes))
+
     if draws:
         if want == "vmap":
             raise ValueError("route='vmap' cannot run a model that draws random numbers (dropout, ...); use route='loop'.")
-        alone = LoopRoute(module, loss, gradient, random_seeds, apart=bitwise)
-        return Choice(alone, everyone, ("the model draws random numbers: each replica runs alone",))
+        return by_loop("the model draws random numbers: each replica runs alone", random())
     if want == "loop" or (want == "auto" and everyone == 1):
-        return Choice(loop, everyone, ("route='loop' was asked for" if want == "loop" else "there is one replica only",))
+        return by_loop("route='loop' was asked for" if want == "loop" else "there is one replica only")
     if want == "auto" and sum(work) > CONVOLUTION_WORK:
-        return Choice(loop, everyone, ("large convolutions are faster one replica after the other",))
+        return by_loop("large convolutions are faster one replica after the other")
     vmap = VmapRoute(module, loss, gradient)
-    activations = _kept_bytes(LoopRoute(module, loss, gradient), state.rows(first), own)
-    weights = bytes_of(single[1])  # gradients, and about as much again for the optimizer's work
-    chunk, notes = _chunk(everyone, memory, activations + bytes_of(own.leaves) + 2 * weights)
+    chunk, notes = _chunk(everyone, memory, activations + samples + weights)
     trouble = _trouble(vmap, crew, chunk, batch(slice(0, chunk)), single, bitwise)
     if trouble and want == "vmap":
         raise ValueError(f"route='vmap' does not work for this model: {trouble}. Use route='auto' or 'loop'.")
-    return Choice(loop, everyone, (f"vmap does not run this model: {trouble}",)) if trouble else Choice(vmap, chunk, notes)
+    return by_loop(f"vmap does not run this model: {trouble}") if trouble else Choice(vmap, chunk, each, notes)
 
 
 def _chunk(replicas: int, memory: float, each: int) -> tuple[int, tuple[str, ...]]:
@@ -124,9 +133,7 @@ def _convolution_work(module: nn.Module) -> Iterator[list[int]]:
             handle.remove()
 
 
-def _trouble(
-    route: VmapRoute, crew: Crew, chunk: int, batch: FleetBatch, single: tuple[Tensor, dict[str, Tensor]], bitwise: bool
-) -> str:
+def _trouble(route: VmapRoute, crew: Crew, chunk: int, batch: FleetBatch, single: tuple[Tensor, Gradients], bitwise: bool) -> str:
     """Why vmap cannot be used; empty if it gives the numbers of a replica alone."""
     some = crew.chunk(slice(0, chunk))
     try:

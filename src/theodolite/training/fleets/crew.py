@@ -10,28 +10,37 @@ from torch import Tensor
 
 from theodolite.training.fleets.data import FleetBatch
 from theodolite.training.fleets.optimizers import FleetOptimizer, State
-from theodolite.training.fleets.routes import Route
-from theodolite.training.fleets.state import FleetState, laid_out_like, pick
+from theodolite.training.fleets.routes import Gradients, Route
+from theodolite.training.fleets.state import FleetState, Stack, laid_out_like, pick
 
 
 @dataclass
 class Crew:
-    """All that belongs to a replica, stacked: `rate` and `count` (steps taken) are (R,)."""
+    """All that belongs to a replica, stacked: `rate` and `count` (steps taken) are (R,).
+
+    `missed` (R,) by name are the steps that left a parameter alone, because it did not enter the loss.
+    """
 
     state: FleetState
     memory: State
     rate: Tensor
     count: Tensor
+    missed: Stack
+
+    def __post_init__(self) -> None:
+        self._uneven = any(bool(t.any()) for t in self.missed.values())
 
     def rows(self, rows: Tensor) -> Crew:
         """A copy of some replicas."""
         memory = {column: {name: pick(t, rows) for name, t in stack.items()} for column, stack in self.memory.items()}
-        return Crew(self.state.rows(rows), memory, self.rate[rows], self.count[rows])
+        missed = {name: t[rows] for name, t in self.missed.items()}
+        return Crew(self.state.rows(rows), memory, self.rate[rows], self.count[rows], missed)
 
     def chunk(self, rows: slice) -> Crew:
         """Neighbouring replicas, in the same memory."""
         memory = {column: {name: t[rows] for name, t in stack.items()} for column, stack in self.memory.items()}
-        return Crew(self.state.chunk(rows), memory, self.rate[rows], self.count[rows])
+        missed = {name: t[rows] for name, t in self.missed.items()}
+        return Crew(self.state.chunk(rows), memory, self.rate[rows], self.count[rows], missed)
 
     def copy(self) -> Crew:
         return self.rows(torch.arange(len(self.rate), device=self.rate.device))
@@ -43,6 +52,9 @@ class Crew:
             for name, t in stack.items():
                 t[rows] = other.memory[column][name]
         self.count[rows] = other.count
+        for name, t in self.missed.items():
+            t[rows] = other.missed[name]
+        self._uneven |= other._uneven
 
     def lay_out_like(self, gradients: Mapping[str, Tensor]) -> None:
         """Keep weights and optimizer state in the memory order in which the gradients come."""
@@ -50,11 +62,29 @@ class Crew:
             stack |= {name: laid_out_like(stack[name], g) for name, g in gradients.items()}
 
     @torch.no_grad()
-    def step(self, rule: FleetOptimizer, gradients: dict[str, Tensor], factor: float | Tensor) -> None:
+    def step(self, rule: FleetOptimizer, gradients: Gradients, factor: float | Tensor) -> None:
         """One step of the optimizer; `factor` on the rates is one for all or (R,)."""
         rate = self.rate if isinstance(factor, float) and factor == 1.0 else self.rate * factor
-        rule.step(self.state.parameters, gradients, self.memory, rate, self.count)
+        if self._uneven or gradients.absent or len(gradients) < len(self.state.parameters):
+            self._uneven_step(rule, gradients, rate)
+        else:
+            rule.step(self.state.parameters, gradients, self.memory, rate, self.count)
         self.count += 1
+
+    def _uneven_step(self, rule: FleetOptimizer, gradients: Gradients, rate: Tensor) -> None:
+        """As torch does it: a parameter without gradient stays as it is, and its own steps are counted."""
+        self._uneven = True
+        for name, p in self.state.parameters.items():
+            if name not in gradients:
+                self.missed[name] += 1
+                continue
+            rows = torch.tensor(gradients.absent.get(name, []), dtype=torch.long, device=p.device)
+            stacks = [p, *(stack[name] for stack in self.memory.values())]
+            before = [t.detach()[rows] for t in stacks]
+            rule.step(self.state.parameters, {name: gradients[name]}, self.memory, rate, self.count - self.missed[name])
+            for t, old in zip(stacks, before, strict=True):
+                t[rows] = old
+            self.missed[name][rows] += 1
 
 
 def same_bits_without(

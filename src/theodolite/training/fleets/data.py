@@ -46,7 +46,7 @@ class FleetFeed:
 
     Orders depend on the order seed and the epoch alone and are those of `train` with that seed. The last batch of an epoch
     is short if the size does not divide, or left out with `drop_last`. With an `index` (R, m) a replica's data are these
-    samples of a pool that all share; they are gathered batch by batch, never as a whole.
+    samples of a pool that all share; they are gathered batch by batch.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class FleetFeed:
         self.device = device
         self._epoch, self._orders = -1, torch.empty(0)
         self._kept: FleetBatch | None = None
+        self._is_part = False
         self._space: dict[int, Tensor] = {}  # by leaf: a batch of a large fleet is gathered into the memory of the one before
 
     def target(self, row: int) -> Any:
@@ -108,7 +109,8 @@ class FleetFeed:
     def part_of(self, rows: slice | Tensor) -> FleetFeed:
         """The data of some replicas; nothing is copied for a slice of them."""
         few = copy(self)
-        few._epoch, few._kept = -1, None  # the space is shared: chunks take turns
+        few._epoch, few._kept = -1, None
+        few._is_part = True  # the space is shared: chunks take turns
         few.index = None if self.index is None else self.index[rows]
         few.leaves = [leaf[rows] if kind == "own" else leaf for leaf, kind in zip(self.leaves, self.kinds, strict=True)]
         few.order_seeds = torch.tensor(self.order_seeds)[rows].tolist() if len(self.order_seeds) > 1 else self.order_seeds
@@ -119,6 +121,9 @@ class FleetFeed:
 
     def batch(self, epoch: int, place: int, rows: Tensor | None = None) -> FleetBatch:
         """Batch `place` of an epoch, for all replicas or some; the next one overwrites it."""
+        if self.full and self._is_part and "pooled" in self.kinds:
+            cut = [self._of(i, self._in_order(), rows, alike=True, space=self._space) for i in range(len(self.leaves))]
+            return FleetBatch(cut, self.dims, self.spec, self.size)
         if self.full:
             if self._kept is None:  # the same in every step
                 self._kept = self._piece(0, self.size)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -19,16 +20,16 @@ from theodolite.training.fleets.choice import Choice, RouteName, choose_route, q
 from theodolite.training.fleets.crew import Crew
 from theodolite.training.fleets.data import FleetFeed
 from theodolite.training.fleets.measures import (
-    EVALUATED_AT_ONCE,
     Gauges,
     Measure,
     Record,
     all_outputs,
     check_test,
     eval_mode,
+    evaluation_width,
     finite_or_inf,
     full_loss,
-)  # fmt: skip
+)
 from theodolite.training.fleets.optimizers import FleetOptimizer, fleet_optimizer, zero_state
 from theodolite.training.fleets.reading import Shared
 from theodolite.training.fleets.routes import Gradient, LoopRoute, Route
@@ -100,7 +101,7 @@ class Fleet:
         if not memory > 0:
             raise ValueError(f"memory must be a positive number of bytes. Got {memory!r}.")
         self._memory, self._bitwise = memory, bitwise
-        self.seeds = as_seeds("seeds", range(seeds) if isinstance(seeds, int) else seeds)
+        self.seeds = as_seeds("seeds", range(int(seeds)) if isinstance(seeds, int | Integral) else seeds)
         self.loss, self.target, self._want = loss, target, route
         state = stack_replicas(factory, self.seeds)
         state.module.train(mode == "train")
@@ -110,11 +111,13 @@ class Fleet:
         rates = as_rates(rate if rate is not None else own_rate, len(self.seeds))
         dtype = next(iter(state.parameters.values())).dtype
         count = torch.zeros(len(self.seeds), dtype=torch.long, device=state.device)
-        self._crew = Crew(state, zero_state(self.rule, state.parameters), rates.to(state.device, dtype), count)
+        missed = {name: count.clone() for name in state.parameters}
+        self._crew = Crew(state, zero_state(self.rule, state.parameters), rates.to(state.device, dtype), count, missed)
         self._rates, self._lost = rates, torch.zeros(len(self.seeds), dtype=torch.bool)
         self._gradient = gradient or _own_gradient(state.module, loss)
         self._epochs = 0  # begun so far
         self._choices: dict[Any, Choice] = {}
+        self._random: list[Tensor] = []  # a state per replica, for models that draw numbers
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -139,9 +142,13 @@ class Fleet:
         """Learning rates, (R,)."""
         return self._rates.clone()
 
-    def model(self, replica: int) -> nn.Module:
-        """A module of its own with the weights of one replica."""
-        return self._crew.state.replica(range(len(self))[replica])
+    def model(self, replica: int, checkpoint: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """A module of its own with the weights of one replica, as they are now or in one of `FleetTrace.checkpoints`."""
+        r, state = range(len(self))[replica], self._crew.state
+        if checkpoint is None:
+            return state.replica(r)
+        parameters, buffers = ({name: checkpoint[name] for name in stack} for stack in (state.parameters, state.buffers))
+        return replace(state, parameters=parameters, buffers=buffers).replica(r)
 
     def train(
         self,
@@ -184,9 +191,11 @@ class Fleet:
         record : `(step, fleet) -> columns (R, ...)`, for what needs all replicas, at the same steps; `fleet.outputs` and
             `fleet.parameters` are those of that step.
         every : a number of steps, or a list of steps.
-        checkpoints : likewise, the steps before which the weights are kept, in `FleetTrace.checkpoints`; T is after the last.
+        checkpoints : likewise, the steps before which the weights are kept, in `FleetTrace.checkpoints`; T is after the last, and
+            kept if a number of steps is given.
         until : a replica is frozen once its loss is at most this share of its first.
-        stop : `(step, losses (R,)) -> bool or bool (R,)`, replicas to freeze.
+        stop : `(step, losses (R,)) -> bool or bool (R,)`, replicas to freeze; in a fleet that trains in chunks it is called for
+            each chunk, with NaN for the others, so judge each replica by its own loss.
         blow_up : a replica has diverged when its loss is not finite or above this many times its first. It stays frozen.
         evaluate : also compute the losses on the whole data at the end, in eval mode.
         """
@@ -196,16 +205,18 @@ class Fleet:
         orders = self._order_seeds(order_seeds)
         feed = self._feed(data, shared, batch_size, orders, index=index, drop_last=drop_last)
         length = as_length(steps, epochs, feed.batches)
-        log = _Log(as_steps("every", every, length), as_steps("checkpoints", checkpoints, length), record)
+        kept = as_steps("checkpoints", checkpoints, length)
+        log = _Log(as_steps("every", every, length), kept, isinstance(checkpoints, int), record)
         gauges = Gauges(len(self), dict(measure or {}), self._test(test), self.loss)
         with quiet_vmap(), torch.random.fork_rng(devices=[]):
             choice = self._choose(feed, orders)
+            gauges.sample_bytes = choice.sample_bytes
             runs = self._runs(choice, feed, Rules(blow_up, until, stop), length)
             with counting("training a fleet", progress=progress, total=length) as count:
                 factors = self._steps(runs, gauges, log, as_factors(schedule, len(self)), length, count)
             taken = len(factors)
             self._look(taken, runs, gauges, log, last=True)
-            final = finite_or_inf(full_loss(choice.route, self._crew.state, feed, self.loss)[0]).cpu() if evaluate else None
+            final = self._final_loss(choice, feed) if evaluate else None
         diverged_at = [step for run in runs for step in run.diverged_at]
         self._lost = torch.tensor([step is not None for step in diverged_at])
         columns = gauges.stacked()
@@ -230,6 +241,10 @@ class Fleet:
         self._epochs += -(-taken // feed.batches)
         return trace
 
+    def _final_loss(self, choice: Choice, feed: FleetFeed) -> Tensor:
+        losses, _ = full_loss(choice.route, self._crew.state, feed, self.loss, choice.sample_bytes)
+        return finite_or_inf(losses).cpu()
+
     @torch.no_grad()
     def outputs(self, data: Any, *, shared: Shared = True, index: Any = None, replicas: Sequence[int] | None = None) -> Tensor:
         """Outputs (R, n, ...) on `data` in eval mode, of all replicas or some; see `train` for `shared` and `index`.
@@ -238,23 +253,28 @@ class Fleet:
         """
         state = self._crew.state if replicas is None else self._crew.state.rows(torch.tensor(list(replicas)))
         feed = self._feed(data, shared, None, [0], index=index, replicas=state.replicas)
-        route: Route = next((c.route for c in self._choices.values()), LoopRoute(self.module, self.loss, None))
+        choice = next(iter(self._choices.values()), None)
+        route: Route = LoopRoute(self.module, self.loss, None) if choice is None else choice.route.for_chunk()
+        width = evaluation_width(route, state.replicas, 2**20 if choice is None else choice.sample_bytes)
         with quiet_vmap(), eval_mode(self.module), torch.random.fork_rng(devices=[]):
-            found = all_outputs(route, state, feed, max(1, EVALUATED_AT_ONCE // state.replicas))
+            found = all_outputs(route, state, feed, width)
         if found is None:
-            raise ValueError("outputs needs a model whose output is one tensor with an axis over the samples.")
+            raise ValueError(
+                "outputs needs a model whose output is one tensor with an axis over the samples. Wrap a model that returns a "
+                "mapping or a tuple so that it returns the tensor wanted."
+            )
         return found
 
     def _runs(self, choice: Choice, feed: FleetFeed, rules: Rules, length: int) -> list[FleetRun]:
         """One run for each chunk of the fleet."""
         if choice.chunk >= len(self):
             return [FleetRun(self._crew, feed, choice.route, self.rule, rules, length, self._lost, len(self))]
-        return [
-            FleetRun(
-                self._crew.chunk(rows), feed.part_of(rows), choice.route, self.rule, rules, length, self._lost[rows], len(self)
-            )
-            for rows in (slice(first, first + choice.chunk) for first in range(0, len(self), choice.chunk))
-        ]
+        runs = []
+        for first in range(0, len(self), choice.chunk):
+            rows = slice(first, first + choice.chunk)
+            crew, part, route = self._crew.chunk(rows), feed.part_of(rows), choice.route.for_chunk()
+            runs.append(FleetRun(crew, part, route, self.rule, rules, length, self._lost[rows], len(self)))
+        return runs
 
     def _steps(
         self, runs: list[FleetRun], gauges: Gauges, log: _Log, factors: Factors, length: int, count: Callable[[int], None]
@@ -276,7 +296,8 @@ class Fleet:
     def _look(self, step: int, runs: list[FleetRun], gauges: Gauges, log: _Log, *, last: bool = False) -> None:
         """Measure and keep what is due before this step; the last look is always taken, also at frozen replicas."""
         measured = (last or step in log.every) and (log.record is not None or gauges.measure or gauges.test is not None)
-        if last or (measured and log.record is not None) or step in log.checkpoints:
+        keep = step in log.checkpoints or (last and log.end)
+        if last or keep or (measured and log.record is not None):
             for run in runs:
                 run.sync()
         if measured:
@@ -284,7 +305,7 @@ class Fleet:
             gauges.read(step, crews, runs[0].route)
             if log.record is not None:
                 gauges.add(log.record(step, self))
-        if step in log.checkpoints:
+        if keep:
             log.kept[step] = {name: t.clone() for name, t in {**self.parameters, **self.buffers}.items()}
 
     def _choose(self, feed: FleetFeed, orders: Sequence[int]) -> Choice:
@@ -298,11 +319,17 @@ class Fleet:
                 self.loss,
                 self._gradient,
                 lambda rows: feed.part_of(rows).batch(self._epochs, 0),
-                random_seeds=orders,
+                random=lambda: self._random_states(orders),
                 memory=self._memory,
                 bitwise=self._bitwise,
             )
         return self._choices[key]
+
+    def _random_states(self, seeds: Sequence[int]) -> list[Tensor]:
+        """Those of the first seeds given, wherever they are by now."""
+        if not self._random:
+            self._random = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
+        return self._random
 
     def _feed(
         self,
@@ -350,6 +377,7 @@ class _Log:
 
     every: set[int]
     checkpoints: set[int]
+    end: bool  # the weights after the last step are kept too
     record: Record | None
     kept: dict[int, Stack] = field(default_factory=dict)
 

@@ -17,8 +17,8 @@ from theodolite.training.fleets.state import FleetState
 
 Measure = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]  # (parameters, buffers) of one replica -> number
 
-#: Samples times replicas in one evaluation; larger data is evaluated in parts.
-EVALUATED_AT_ONCE = 2**15
+#: Samples times replicas, and bytes of what a training step would keep of them, in one evaluation; the rest waits its turn.
+EVALUATED_AT_ONCE, EVALUATED_BYTES = 2**15, 2**28
 
 
 #: `(step, fleet) -> columns (R, ...)` of all replicas.
@@ -32,6 +32,7 @@ class Gauges:
         self.replicas, self.measure, self.test, self.loss = replicas, measure, test, loss
         self.steps: list[int] = []
         self.columns: dict[str, list[Tensor]] = {}
+        self.sample_bytes = 0
         self._looped: set[str] = set()
 
     @torch.no_grad()
@@ -59,7 +60,7 @@ class Gauges:
         values = {name: self._value(name, state) for name in self.measure}
         if self.test is None:
             return values
-        losses, outputs = full_loss(route, state, self.test, self.loss)
+        losses, outputs = full_loss(route, state, self.test, self.loss, self.sample_bytes)
         values["test_loss"] = finite_or_inf(losses)
         accuracy = None if outputs is None else accuracies(outputs, self.test.target(0), self.loss)
         return values if accuracy is None else values | {"test_accuracy": accuracy}
@@ -85,13 +86,13 @@ class Gauges:
 
 
 @torch.no_grad()
-def full_loss(route: Route, state: FleetState, feed: FleetFeed, loss: Any) -> tuple[Tensor, Tensor | None]:
+def full_loss(route: Route, state: FleetState, feed: FleetFeed, loss: Any, sample_bytes: int) -> tuple[Tensor, Tensor | None]:
     """Losses (R,) on all samples in eval mode, and outputs (R, n, ...).
 
     Large data goes through the models in parts; the loss is taken once, of all outputs of a replica, whatever it divides by.
     Models with a loss of their own give one for each part: those are averaged by samples.
     """
-    width = max(1, EVALUATED_AT_ONCE // state.replicas)
+    width = evaluation_width(route, state.replicas, sample_bytes)
     with eval_mode(state.module):
         if loss is None and width < feed.size:
             found = [(*route.evaluate(state, part), part) for part in feed.parts(width)]
@@ -102,6 +103,12 @@ def full_loss(route: Route, state: FleetState, feed: FleetFeed, loss: Any) -> tu
             losses, outputs = route.evaluate(state, next(feed.parts(feed.size)))
             return losses, outputs if outputs.ndim > 1 else None
     return torch.stack([loss(outputs[r], feed.target(r)) for r in range(state.replicas)]), outputs
+
+
+def evaluation_width(route: Route, replicas: int, sample_bytes: int) -> int:
+    """Samples that go through the models at once."""
+    busy = 1 if route.name == "loop" else replicas
+    return max(1, min(EVALUATED_AT_ONCE // replicas, EVALUATED_BYTES // max(1, busy * sample_bytes)))
 
 
 def all_outputs(route: Route, state: FleetState, feed: FleetFeed, width: int) -> Tensor | None:
@@ -120,7 +127,7 @@ def check_test(state: FleetState, feed: FleetFeed, loss: Any) -> None:
     first = torch.zeros(1, dtype=torch.long, device=state.device)
     with eval_mode(state.module), torch.random.fork_rng(devices=[]):
         try:
-            LoopRoute(state.module, loss, None).evaluate(state.rows(first), next(feed.parts(EVALUATED_AT_ONCE)))
+            LoopRoute(state.module, loss, None).evaluate(state.rows(first), next(feed.parts(64)))
         except ValueError as error:
             raise ValueError(f"The test data does not fit. {error}") from error
 

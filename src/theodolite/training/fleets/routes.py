@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,11 +21,33 @@ from theodolite.training.fleets.state import FleetState, Stack
 Gradient = Callable[[nn.Module, Mapping[str, Tensor], Mapping[str, Tensor], Batch], tuple[Tensor, Mapping[str, Tensor]]]
 
 
+class Gradients(dict[str, Tensor]):
+    """Gradients (R, *shape) by name; parameters that enter no replica's loss are left out.
+
+    `absent` names the rows whose loss a parameter did not enter, while it entered others' (layers skipped at random).
+    """
+
+    absent: dict[str, list[int]]
+
+    def __init__(self, found: Mapping[str, Tensor], absent: Mapping[str, list[int]] | None = None) -> None:
+        super().__init__(found)
+        self.absent = dict(absent or {})
+
+    def rows(self, rows: Tensor) -> Gradients:
+        """Those of some replicas."""
+        places = {row: place for place, row in enumerate(rows.tolist())}
+        absent = {name: [places[row] for row in out if row in places] for name, out in self.absent.items()}
+        return Gradients({name: g[rows] for name, g in self.items()}, {name: out for name, out in absent.items() if out})
+
+
 class Route(Protocol):
     name: str
 
-    def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Losses (R,), and gradients (R, *shape) by name; parameters that do not enter the loss are left out."""
+    def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Gradients]:
+        """Losses (R,) and gradients."""
+
+    def for_chunk(self) -> Route:
+        """The same for one of several chunks that take turns."""
 
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         """Losses (R,) and outputs (R, B, ...), without gradients."""
@@ -43,7 +65,7 @@ class VmapRoute:
         self.call, self.loss, self.gradient = ModelCall(module, loss), loss, gradient
         self.module = module
 
-    def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Gradients]:
         if self.gradient is not None:
             return self._own_gradient(state, batch)
         names, stacked = list(state.parameters), list(state.parameters.values())
@@ -52,7 +74,10 @@ class VmapRoute:
             # Replica r's loss knows replica r's weights only: the gradient of the sum is the stack of gradients.
             gradients = torch.autograd.grad(losses, stacked, torch.ones_like(losses), allow_unused=True)
         found = {name: g for name, g in zip(names, gradients, strict=True) if g is not None}
-        return losses.detach(), found
+        return losses.detach(), Gradients(found)
+
+    def for_chunk(self) -> VmapRoute:
+        return self
 
     @torch.no_grad()
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
@@ -84,12 +109,12 @@ class VmapRoute:
             return vmap(self.loss, (0, dim))(outputs, targets), outputs
         return quick(outputs, targets), outputs
 
-    def _own_gradient(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def _own_gradient(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Gradients]:
         gradient = self.gradient
         assert gradient is not None
         detached = replace(state, parameters={name: p.detach() for name, p in state.parameters.items()})
         losses, gradients = self._map(lambda p, b, one: gradient(self.module, p, b, one), detached, batch)
-        return losses.detach(), {name: g.detach() for name, g in gradients.items()}
+        return losses.detach(), Gradients({name: g.detach() for name, g in gradients.items()})
 
     def _map(self, function: Callable[[Stack, Stack, Batch], Any], state: FleetState, batch: FleetBatch) -> Any:
         """`function` of parameters, buffers and batch, for all replicas."""
@@ -104,7 +129,7 @@ class VmapRoute:
 class LoopRoute:
     """One replica after the other, for models that vmap refuses (LSTM, dropout, ...) or that gain nothing from it.
 
-    A model that draws random numbers gets those it would have alone: each replica has a random state of its own.
+    A model that draws random numbers gets those it would have alone: each replica has a random state of its own in `random`.
     With `apart` each replica is copied to one and the same place in memory for its turn, and its samples too: what a matrix
     kernel does cannot depend on the replica. The gradients are overwritten by the next call.
     """
@@ -116,19 +141,18 @@ class LoopRoute:
         module: nn.Module,
         loss: Loss,
         gradient: Gradient | None,
-        seeds: Sequence[int] | None = None,
+        random: list[Tensor] | None = None,
         *,
         apart: bool = False,
     ) -> None:
-        self.loss, self.gradient, self.module, self.apart = loss, gradient, module, apart
-        self.random = None if seeds is None else [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
+        self.loss, self.gradient, self.module, self.random, self.apart = loss, gradient, module, random, apart
         self._bound: list[Tensor] = []
         self._models: list[nn.Module] = []
         self._gradients: dict[str, Tensor] = {}
 
-    def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Gradients]:
         self._bind(state)
-        losses, used = [], set()
+        losses, used = [], []
         for r, number in enumerate(state.ids):
             if self.random is not None:
                 torch.set_rng_state(self.random[number])
@@ -138,8 +162,13 @@ class LoopRoute:
             losses.append(loss.detach())
             for name, g in gradients.items():  # copied at once: the next replica's gradient finds warm memory
                 self._gradients[name][r].copy_(g)
-            used |= set(gradients)
-        return torch.stack(losses), {name: g for name, g in self._gradients.items() if name in used}
+            used.append(set(gradients))
+        found = {name: g for name, g in self._gradients.items() if any(name in own for own in used)}
+        absent = {name: [r for r, own in enumerate(used) if name not in own] for name in found}
+        return torch.stack(losses), Gradients(found, {name: rows for name, rows in absent.items() if rows})
+
+    def for_chunk(self) -> LoopRoute:
+        return LoopRoute(self.module, self.loss, self.gradient, self.random, apart=self.apart)
 
     @torch.no_grad()
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from theodolite.training.fleets.crew import Crew, same_bits_without
 from theodolite.training.fleets.data import FleetFeed
 from theodolite.training.fleets.optimizers import FleetOptimizer
-from theodolite.training.fleets.routes import Route
+from theodolite.training.fleets.routes import Gradients, Route
 
 #: `(step, losses (R,)) -> bool, or bool (R,)`: which replicas stop. Frozen replicas, and those of other chunks, have loss NaN.
 Stop = Callable[[int, Tensor], Tensor | bool]
@@ -121,7 +121,7 @@ class FleetRun:
         rows = self.resting.nonzero()[:, 0]
         self.frozen = rows, self.live.rows(rows)
 
-    def _drop(self, gradients: dict[str, Tensor], epoch: int, factor: float | Tensor) -> dict[str, Tensor]:
+    def _drop(self, gradients: Gradients, epoch: int, factor: float | Tensor) -> Gradients:
         """Let the frozen replicas leave the stack, where the others do not notice; returns the gradients of those who stay."""
         if not self.may_drop or int(self.resting.sum()) < DROP_SHARE * len(self.resting):
             return gradients
@@ -137,7 +137,7 @@ class FleetRun:
         self.live = self.live.rows(kept)
         self.upper, self.lower, self.resting = self.upper[kept], self.lower[kept], self.resting[kept]
         self.frozen = None
-        return {name: g[kept] for name, g in gradients.items()}
+        return gradients.rows(kept)
 
     def sync(self) -> None:
         """Bring the whole fleet up to date."""

@@ -186,12 +186,18 @@ def _architecture(model: nn.Module) -> dict[str, str]:
     found = {}
     for name, module in model.named_modules():
         own = type(module).__module__.startswith("torch.nn")
-        found[name or "the model"] = f"{type(module).__name__}({module.extra_repr() if own else ''})"
+        found[name or "the model"] = f"{type(module).__name__}({module.extra_repr() if own else _plain_settings(module)})"
     for name, t in _named(model):
         shape = "x".join(map(str, t.shape)) or "scalar"
         kind = str(t.dtype).removeprefix("torch.")
         found[f"{name} "] = f"{shape} {kind}{' trained' if t.requires_grad else ''}"
     return {name.strip(): text for name, text in found.items()}
+
+
+def _plain_settings(module: nn.Module) -> str:
+    """Numbers, words and tuples that a module of one's own keeps as attributes: one program runs with those of the first."""
+    plain = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
+    return ", ".join(f"{key}={value!r}" for key, value in plain.items() if isinstance(value, bool | int | float | str | tuple))
 
 
 def _loose(model: nn.Module) -> list[tuple[str, Tensor]]:

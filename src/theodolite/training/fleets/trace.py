@@ -96,7 +96,7 @@ class FleetTrace(Result):
         )
 
     def state(self, step: int, replica: int) -> dict[str, Tensor]:
-        """The weights and buffers of one replica after `step` steps, for `module.load_state_dict`."""
+        """Parameters and buffers of one replica after `step` steps, tied ones once; `Fleet.model` makes a module of them."""
         if step not in self.checkpoints:
             known = ", ".join(map(str, self.checkpoints)) or "none; ask with train(..., checkpoints=[...])"
             raise ValueError(f"There is no checkpoint after {step} steps; there are: {known}.")
