@@ -125,12 +125,15 @@ if TYPE_CHECKING:
         LinearPath as LinearPath,
         PowerFit as PowerFit,
         StabilityResult as StabilityResult,
+        convex_bounds as convex_bounds,
         explains as explains,
         fit_power_law as fit_power_law,
         fv_bound as fv_bound,
         linear_path as linear_path,
+        make_pair as make_pair,
         slope_windows as slope_windows,
         stability as stability,
+        visiting_steps as visiting_steps,
     )
     from theodolite.training import Fleet as Fleet, FleetTrace as FleetTrace, Trace as Trace, train as train
 
@@ -212,23 +215,27 @@ _CONTENTS = {
     "theodolite.monitors": ["Monitor", "MonitorReport", "MultiCatapult", "CriticalRateLR", "cyclical_rate"],
     # networks on any directed acyclic graph
     "theodolite.models.dag": ["DagNetwork"],
-    # what is there before anything is measured
-    "theodolite.measures.audit": ["audit_batches", "audit_inputs", "audit_parameters"],
-    # the main job
-    "theodolite.instruments": ["survey", "plan_survey", "compare", "Survey", "Plan", "Comparison"],
-    # training runs and their traces
+    # how much hangs on one example, and whether two solutions share a basin
     "theodolite.measures.stability": [
         "stability",
         "StabilityResult",
         "linear_path",
         "LinearPath",
+        "make_pair",
+        "visiting_steps",
         "fit_power_law",
         "PowerFit",
         "slope_windows",
         "explains",
         "Explanation",
         "fv_bound",
+        "convex_bounds",
     ],
+    # what is there before anything is measured
+    "theodolite.measures.audit": ["audit_batches", "audit_inputs", "audit_parameters"],
+    # the main job
+    "theodolite.instruments": ["survey", "plan_survey", "compare", "Survey", "Plan", "Comparison"],
+    # training runs and their traces
     "theodolite.training": ["train", "Trace", "Fleet", "FleetTrace"],
     # what comes back
     "theodolite.results": ["Result", "Outcome", "Finding", "Severity", "load"],
