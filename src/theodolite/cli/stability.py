@@ -236,7 +236,9 @@ def _report(plan: Plan, study: Study, summary: RunSummary, out: Path, as_json: b
 
 
 def _all_lost(found: StabilityResult) -> bool:
-    return all(row["diverged"] for row in found.table)
+    from theodolite.results import Outcome
+
+    return found.outcome is Outcome.DIVERGED
 
 
 def _facts(study: Study) -> dict[str, str]:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from theodolite.cli.sources.study import Study, StudyWords, check_data_stays, job_of, load_study, words_of
 from theodolite.errors import NotRepeatableError
+from theodolite.measures.stability.arguments import StabilityConfig, check_loss
 from theodolite.measures.stability.coupled import Bench, Recipe, compare_pairs, null_swap
 from theodolite.measures.stability.linear_path import POINTS, LinearPath
 from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps
 from theodolite.measures.stability.study import (
     CHECK_STEPS,
     Measured,
-    StabilityConfig,
     StabilityResult,
     joined,
     measure_size,
@@ -146,7 +146,7 @@ def result_of(plan: Plan, study: Study, rows: Iterable[Row], seconds: float) -> 
     """The rows of all jobs as one result."""
     words = plan.words
     recipe = with_length(study.recipe, max(plan.sizes), words.stop, words.steps, words.epochs)
-    return joined(from_rows(rows), plan.config(), study.bench, recipe, stop=words.stop, seconds=seconds)
+    return joined(from_rows(rows), plan.config(), study.bench, recipe, stop=words.stop, epochs=words.epochs, seconds=seconds)
 
 
 def _path_row(path: LinearPath) -> Row:
@@ -171,6 +171,7 @@ def estimate_seconds(plan: Plan, study: Study) -> float:
     m = max(plan.sizes)
     swaps = draw_swaps(len(study.bench.train), len(study.bench.test), m, plan.pairs, plan.words.seed)
     recipe = replace(study.recipe, loss_target=None)
+    check_loss(recipe, study.bench)
     began = time.perf_counter()
     null_swap(recipe, study.bench, swaps, TRIED)
     building = time.perf_counter() - began

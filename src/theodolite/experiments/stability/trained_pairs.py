@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from theodolite.experiments.stability.configurations import Setting, Task, recipe_of, task_of
-from theodolite.measures.stability.study import Measured, StabilityConfig, Stopping, measure_size, with_length
+from theodolite.measures.stability.arguments import StabilityConfig, Stopping
+from theodolite.measures.stability.study import Measured, measure_size, with_length
 from theodolite.results import Row
 
 #: Updates of the null swap that precedes every measurement.

@@ -13,7 +13,7 @@ from theodolite.errors import NotRepeatableError
 from theodolite.measures.stability.metrics import differences, distances, error_rate, example_losses, mean
 from theodolite.measures.stability.pairs import Swap
 from theodolite.measures.stability.pools import Pool
-from theodolite.measures.stability.visits import visiting_steps
+from theodolite.measures.stability.visits import batches_per_epoch, visiting_steps
 from theodolite.results import Row
 from theodolite.training import Fleet, FleetTrace
 from theodolite.training.fleets.arguments import AnySchedule
@@ -54,13 +54,17 @@ class Recipe:
                 )
         return fleet
 
+    def batches(self, m: int) -> int:
+        """Updates of an epoch on m examples."""
+        return batches_per_epoch(m, self.batch_size, self.drop_last)
+
     def one_by_one(self) -> Recipe:
         """The same without vectorisation."""
         return replace(self, settings={**self.settings, "route": "loop"})
 
     def train(self, fleet: Fleet, data: tuple[Tensor, Tensor], index: Tensor, **options: Any) -> FleetTrace:
         options.setdefault("steps", self.steps)
-        stop = None if self.loss_target is None else LossTarget(self.loss_target, max(1, index.shape[1] // self.batch_size))
+        stop = None if self.loss_target is None else LossTarget(self.loss_target, self.batches(index.shape[1]))
         return fleet.train(
             data,
             index=index,
@@ -100,6 +104,12 @@ class Bench:
     @property
     def evaluation(self) -> tuple[Tensor, Tensor]:
         return self.test.part(self.eval_rows)
+
+    def is_evaluation(self, members: Tensor) -> bool:
+        """Whether these examples of the training pool are those that pairs are compared on."""
+        if len(members) != len(self.eval_rows):
+            return False
+        return all(torch.equal(a, b) for a, b in zip(self.train.part(members.sort().values), self.evaluation, strict=True))
 
     def place_of(self, z: int) -> int | None:
         """Where example z of the test pool stands among those evaluated."""
@@ -177,7 +187,7 @@ def _placed(table: list[Row], step: int, recipe: Recipe, swaps: Sequence[Swap], 
     seen = visiting_steps(places, m, recipe.batch_size, recipe.steps, order_seed=recipe.order_seed, drop_last=recipe.drop_last)
     for pair, (swap, metrics) in enumerate(zip(swaps, table, strict=True)):
         taken = _steps_taken(trace, pair, step)
-        lost = any(trace.diverged_at[r] is not None for r in (2 * pair, 2 * pair + 1))
+        lost = any(at is not None and at <= step for at in trace.diverged_at[2 * pair : 2 * pair + 2])
         place = {"m": m, "pair": pair, "step": step, "i": swap.i, "z": swap.z, "visits": int(seen[pair, :taken].sum())}
         yield {**place, **metrics, "diverged": lost, "steps_taken": taken}
 
@@ -209,16 +219,19 @@ def compare_pairs(fleet: Fleet, recipe: Recipe, bench: Bench, swaps: Sequence[Sw
         members = torch.stack([swap.members for swap in some])
         fitted = fleet.outputs(bench.train.both, index=members, replicas=numbers[::2])
         for p, swap in enumerate(some):
-            found = _metrics(recipe.loss, bench, swap, tested[2 * p : 2 * p + 2], fitted[p])
+            own = fitted[p], bench.train.targets[swap.members]
+            if bench.is_evaluation(swap.members):  # one pass for both, since another may round otherwise
+                own = tested[2 * p], targets
+            found = _metrics(recipe.loss, bench, swap, tested[2 * p : 2 * p + 2], own)
             rows.append({**found, **{name: float(t[first + p]) for name, t in apart.items()}})
     return rows
 
 
-def _metrics(loss: Any, bench: Bench, swap: Swap, tested: Tensor, fitted: Tensor) -> Row:
-    """Of one pair, from the outputs (2, n, ...) on the evaluation examples and (m, ...) on S."""
-    targets, own = bench.test.targets[bench.eval_rows], bench.train.targets[swap.members]
+def _metrics(loss: Any, bench: Bench, swap: Swap, tested: Tensor, own: tuple[Tensor, Tensor]) -> Row:
+    """Of one pair, from the outputs (2, n, ...) on the evaluation examples, and outputs and targets (m, ...) on S."""
+    targets = bench.test.targets[bench.eval_rows]
     first, second = (example_losses(loss, outputs, targets) for outputs in tested)
-    train_loss, train_error = mean(example_losses(loss, fitted, own)), error_rate(loss, fitted, own)
+    train_loss, train_error = mean(example_losses(loss, *own)), error_rate(loss, *own)
     test_loss, test_error = mean(first), error_rate(loss, tested[0], targets)
     found = differences(first, second, bench.place_of(swap.z))
     return {

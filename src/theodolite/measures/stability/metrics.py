@@ -20,6 +20,9 @@ QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "q999": 0.999}
 def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of every example in float64, never clipped: (n,) from `outputs` (n, ...) and `targets` (n, ...).
 
+    Their mean is the loss of all. Where labels have weights (0 for those ignored) that is sum l / sum w, so an example has its
+    own sum of l over the mean of the examples' sums of w. A loss without `reduction` is taken of each example alone.
+
     >>> example_losses(nn.CrossEntropyLoss(), torch.tensor([[0.0, 0.0], [200.0, 0.0]]), torch.tensor([0, 1]))
     tensor([  0.6931, 200.0000], dtype=torch.float64)
     """
@@ -29,9 +32,27 @@ def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
         each: Any = copy.deepcopy(loss).double()
         each.reduction = "none"
         found: Tensor = each(outputs, targets)
-    else:
-        found = vmap(lambda output, target: loss(output[None], target[None]))(outputs, targets)
+        if found.ndim and len(found) == len(outputs):  # others have a reduction of their own
+            weights = label_weights(each, targets)
+            found = found.reshape(len(found), -1)
+            return found.mean(1) if weights is None else found.sum(1) / mean(weights)
+    found = vmap(lambda output, target: loss(output[None], target[None]))(outputs, targets)
     return found.reshape(len(outputs), -1).mean(1)
+
+
+def label_weights(loss: Any, targets: Tensor) -> Tensor | None:
+    """What the labels of each example (n, ...) count for in torch's mean, summed to (n,); None where all count alike.
+
+    >>> label_weights(nn.CrossEntropyLoss(), torch.tensor([[0, 1, -100], [2, 2, 2]]))
+    tensor([2., 3.], dtype=torch.float64)
+    """
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or targets.is_floating_point():
+        return None
+    ignored = targets == loss.ignore_index
+    each = torch.ones_like(targets, dtype=torch.float64)
+    if loss.weight is not None:
+        each = loss.weight.double()[targets.masked_fill(ignored, 0).long()]
+    return each.masked_fill(ignored, 0.0).reshape(len(targets), -1).sum(1)
 
 
 def mean(losses: Tensor) -> float:

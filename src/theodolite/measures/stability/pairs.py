@@ -45,8 +45,10 @@ def draw_swaps(train_size: int, test_size: int, m: int, pairs: int, seed: int) -
     return [draw_swap(train_size, test_size, m, np.random.default_rng([seed, m, pair])) for pair in range(pairs)]
 
 
-def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator) -> tuple[Examples, Examples, int, int]:
+def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator | int) -> tuple[Examples, Examples, int, int]:
     """A training set S of m examples, S' with one of them exchanged, its place i, and the number z of what came.
+
+    `rng` is a generator of NumPy, or the seed of one.
 
     >>> pool = torch.arange(6.0)[:, None], torch.zeros(6)
     >>> (x, _), (x2, _), i, z = make_pair(pool, (torch.full((2, 1), 9.0), torch.ones(2)), 4, np.random.default_rng(0))
@@ -55,7 +57,7 @@ def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator)
     """
     train, test = read_pool(train_pool, "the training pool"), read_pool(test_pool, "the test pool")
     check_size(m, len(train))
-    swap = draw_swap(len(train), len(test), m, rng)
+    swap = draw_swap(len(train), len(test), m, np.random.default_rng(rng))
     inputs, targets = train.followed_by(test)
     first, second = ((inputs[rows], targets[rows]) for rows in swap.rows(len(train)))
     return first, second, swap.i, swap.z

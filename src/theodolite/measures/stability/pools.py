@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from theodolite.errors import NonFiniteError, NotRepeatableError
 
@@ -35,11 +43,24 @@ class Pool:
     def both(self) -> tuple[Tensor, Tensor]:
         return self.inputs, self.targets
 
+    def in_types_of(self, other: Pool) -> Pool:
+        """Floats in the width of the other pool; what holds other kinds of numbers is refused, for a cast would change them."""
+        parts = {"inputs": (self.inputs, other.inputs), "targets": (self.targets, other.targets)}
+        for part, (mine, theirs) in parts.items():
+            whole = part == "targets" and _is_whole(mine) and _is_whole(theirs)
+            if mine.dtype != theirs.dtype and not whole and not (mine.is_floating_point() and theirs.is_floating_point()):
+                raise ValueError(
+                    f"The {part} of {other.name} and {self.name} must hold the same kind of numbers, for one is exchanged. "
+                    f"Got {theirs.dtype} and {mine.dtype}: convert one pool as the other was, scaling included."
+                )
+        inputs, targets = (mine.to(theirs.dtype) if mine.is_floating_point() else mine for mine, theirs in parts.values())
+        return replace(self, inputs=inputs, targets=targets)
+
     def followed_by(self, other: Pool) -> tuple[Tensor, Tensor]:
         """The examples of both, those of `other` behind: the numbers of the first stay."""
-        pairs = zip(self.both, other.both, strict=True)
+        pairs = zip(self.both, other.in_types_of(self).both, strict=True)
         try:
-            inputs, targets = (torch.cat([mine, theirs.to(mine.dtype)]) for mine, theirs in pairs)
+            inputs, targets = (torch.cat(pair) for pair in pairs)
         except RuntimeError as error:
             shapes = f"{tuple(self.inputs.shape[1:])} and {tuple(other.inputs.shape[1:])}"
             raise ValueError(
@@ -50,12 +71,13 @@ class Pool:
 
 
 def read_pool(data: Any, name: str) -> Pool:
-    """Accept `(inputs, targets)`, a `Dataset`, a `DataLoader` (its data set is taken), or a list of batches or of samples.
+    """Accept `(inputs, targets)`, a `Dataset`, a plain `DataLoader` (its data set is taken), or a list of batches or of samples.
 
     A data set that gives other numbers when it is read again (augmentation, moving data) is refused: the size of a training set
     must be known, and the run must be repeatable.
     """
-    data = getattr(data, "dataset", data)
+    if isinstance(data, DataLoader):
+        data = _set_behind(data, name)
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, IterableDataset | Iterator):
@@ -80,6 +102,29 @@ def read_pool(data: Any, name: str) -> Pool:
                 f"{name}: its {part} hold {int((~torch.isfinite(t)).sum())} NaN or inf values; remove or impute them."
             )
     return Pool(inputs.detach(), targets.detach(), name)
+
+
+def _set_behind(loader: DataLoader[Any], name: str) -> Any:
+    """The data set of a loader that gives all its samples as they are; other loaders are refused."""
+    data, batches = loader.dataset, loader.batch_sampler
+    if isinstance(data, IterableDataset):
+        return data
+    chosen = batches.sampler if type(batches) is BatchSampler else batches
+    every = type(chosen) is SequentialSampler or (type(chosen) is RandomSampler and not chosen.replacement)
+    if not every or len(chosen) != len(data):  # type: ignore[arg-type]
+        raise ValueError(
+            f"{name} is a loader whose {type(chosen).__name__} need not give every sample once; give its data set, or tensors "
+            "(inputs, targets) of the samples that count."
+        )
+    if loader.collate_fn is not default_collate:
+        raise ValueError(
+            f"{name} is a loader with a collate_fn of its own, which makes the examples; give its data set, or tensors."
+        )
+    return data
+
+
+def _is_whole(t: Tensor) -> bool:
+    return not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
 
 
 def _read_samples(data: Any, name: str) -> tuple[Tensor, Tensor]:

@@ -227,13 +227,13 @@ def of_one_checkpoint(
     if trials:
         if trial is None and len(trials) > 1:
             notes.append(f"trial {trials[0]} of {len(trials)}; trial= chooses another")
-        trial = _known("trial", trials[0] if trial is None else trial, trials)
+        trial = known("trial", trials[0] if trial is None else trial, trials)
         table = [row for row in table if row.get("trial") == trial]
     steps = sorted({row["step"] for row in table if row.get("step") is not None})
     if not steps:
         return table, (trial, None), notes
     if step is not None:
-        _known("step", step, steps)
+        known("step", step, steps)
         return [row for row in table if row.get("step") == step], (trial, step), notes
     last: dict[Any, int] = {}
     for row in table:
@@ -244,7 +244,7 @@ def of_one_checkpoint(
     return [row for row in table if row["step"] == last[row["m"]]], (trial, ends.pop() if len(ends) == 1 else None), notes
 
 
-def _known(name: str, value: int, there: Sequence[int]) -> int:
+def known(name: str, value: int, there: Sequence[int]) -> int:
     if value not in there:
         raise ValueError(f"The rows have no {name} {value!r}. They have {', '.join(map(str, there))}.")
     return value

@@ -6,23 +6,33 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from theodolite.errors import nearest
+from theodolite.measures.stability.arguments import (
+    StabilityConfig,
+    Stopping,
+    check_checkpoints,
+    check_factory,
+    check_loss,
+    read_config,
+    read_length,
+    read_settings,
+    whole,
+)
 from theodolite.measures.stability.coupled import Bench, Recipe, null_swap, train_pairs
 from theodolite.measures.stability.linear_path import LinearPath, linear_path
-from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps
+from theodolite.measures.stability.pairs import Swap, draw_swaps
+from theodolite.measures.stability.path_points import BatchNormPolicy
 from theodolite.measures.stability.pools import read_pool
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law
-from theodolite.measures.stability.reading import Explanation, explains
+from theodolite.measures.stability.reading import Explanation, explains, known
+from theodolite.measures.stability.settings import settings_of
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.training import Fleet, FleetTrace
-
-Stopping = Literal["updates", "epochs", "train_loss"]
-STOPPING: tuple[Stopping, ...] = ("updates", "epochs", "train_loss")
 
 #: Steps of the check that comes first; a tenth of the run if that is more.
 CHECK_STEPS = 20
@@ -63,7 +73,9 @@ class StabilityResult(Result):
         """The pairs' values of a quantity by size; at the last checkpoint if no step is named."""
         if quantity not in self.table[0]:
             raise ValueError(f"There is no column {quantity!r}; the nearest: {', '.join(nearest(quantity, self.table[0], 4))}.")
-        trial = self.trials[0] if trial is None else trial
+        trial = known("trial", self.trials[0] if trial is None else trial, self.trials)
+        if step is not None:
+            known("step", step, sorted({row["step"] for row in self.select(trial=trial)}))
         found: dict[int, list[float]] = {}
         for m in self.sizes:
             rows = self.select(trial=trial, m=m)
@@ -106,31 +118,18 @@ class StabilityResult(Result):
 
     def sentence(self) -> str:
         largest = self.sizes[-1]
-        rows = [row for row in self.select(trial=self.trials[0], m=largest) if row["stab"] == row["stab"]]
-        worst = max(rows, key=lambda row: (row["step"], row["stab"]), default=None)
+        ends = self.select(trial=self.trials[0], m=largest)
+        last = max((row["step"] for row in ends), default=None)
+        rows = [row for row in ends if row["step"] == last and row["stab"] == row["stab"]]
+        worst = max(rows, key=lambda row: row["stab"], default=None)
         told = "" if worst is None else (
             f"Exchanging one of {largest} examples changed the loss of a test example by up to {worst['stab']:.3g} and moved the "
-            f"parameters by up to {100 * max(row['ndist'] for row in rows if row['step'] == worst['step']):.3g} % of their norm. "
+            f"parameters by up to {100 * max(row['ndist'] for row in rows):.3g} % of their norm. "
         )  # fmt: skip
         joined = [path for path in self.paths.values() if path.connected]
         basins = f" {len(joined)} of {len(self.paths)} pairs lie in one basin." if self.paths else ""
-        return f"{told}{self.explanation.sentence()}{basins}"
-
-
-@dataclass(frozen=True)
-class StabilityConfig:
-    """What is measured: `pairs` pairs at each of `sizes`, at `checkpoints` (updates) and at the end, on `eval_size` test
-    examples, with `trials` seeds of start and order. `paths` pairs of the smallest and largest size are joined by a line."""
-
-    sizes: tuple[int, ...]
-    pairs: int
-    checkpoints: tuple[int, ...] = ()
-    trials: tuple[int, ...] = (0,)
-    eval_size: int = 10_000
-    pair_seed: int = 0
-    paths: int = 0
-    batchnorm: Literal["interpolate", "recompute", "batch"] = "interpolate"
-    check_steps: int | None = None
+        lost = "All pairs diverged: a smaller rate may help. " if self.outcome is Outcome.DIVERGED else ""
+        return f"{lost}{told}{self.explanation.sentence()}{basins}"
 
 
 def stability(
@@ -156,7 +155,7 @@ def stability(
     eval_size: int = 10_000,
     drop_last: bool = True,
     paths: int = 0,
-    batchnorm: Literal["interpolate", "recompute", "batch"] = "interpolate",
+    batchnorm: BatchNormPolicy = "interpolate",
     check_steps: int | None = None,
     progress: bool | None = None,
     **settings: Any,
@@ -168,12 +167,13 @@ def stability(
     factory : seed -> model, or a function of nothing; torch's generator is seeded before each call.
     optimizer : as for `Fleet`: "sgd", "adam", "adamw" with `rate=...` and further settings (momentum, weight_decay, nesterov,
         ...) as keywords, or a function of the parameters that makes such a torch optimizer.
-    train, test : pools as tensors (inputs, targets) or data sets; S is drawn from the first without repetition, the example that
-        comes in from the second.
+    train, test : pools as tensors (inputs, targets), data sets or plain loaders of them; S is drawn from the first without
+        repetition, the example that comes in from the second.
     sizes : of the training sets; three or more give a law. pairs : per size.
     steps : updates; larger sets get no more of them. `stop="epochs"` takes `epochs` instead, and `stop="train_loss"` ends each
         run when its mean batch loss over an epoch is at most `loss_target`, after `steps` updates at the latest.
-    loss : `(outputs, targets) -> mean loss`.
+    loss : `(outputs, targets) -> mean loss`, a mean over examples, which is tried before training (`example_losses`). Class
+        weights and labels to ignore must be arguments of a torch loss.
     schedule : factor on the rate by update, as for `Fleet`. drop_last : leave out the incomplete batch of an epoch.
     checkpoints : further numbers of updates at which all is measured.
     trials : seed-trials, how many or which: trial k starts from seed `init_seed + k` and shuffles by `order_seed + k`. Within a
@@ -194,22 +194,33 @@ def stability(
     True
     """
     began = time.perf_counter()
-    bench = make_bench(train, test, eval_size, pair_seed)
-    config = StabilityConfig(
-        sizes=tuple(int(m) for m in sizes), pairs=pairs, checkpoints=tuple(checkpoints),
-        trials=tuple(range(trials) if isinstance(trials, int) else trials), eval_size=eval_size, pair_seed=pair_seed, paths=paths,
-        batchnorm=batchnorm, check_steps=check_steps,
-    )  # fmt: skip
-    _check(config, len(bench.train), stop, steps, epochs, loss_target, batch_size, loss)
+    check_factory(factory)
+    steps, epochs, loss_target = read_length(stop, steps, epochs, loss_target)
     recipe = Recipe(
-        factory, optimizer, loss, steps or 1, batch_size, init_seed, order_seed, drop_last, schedule, loss_target, dict(settings)
+        factory,
+        optimizer,
+        loss,
+        steps or 1,
+        whole("batch_size", batch_size, 1),
+        whole("init_seed", init_seed),
+        whole("order_seed", order_seed),
+        drop_last,
+        schedule,
+        loss_target,
+        read_settings(settings),
     )
+    bench = make_bench(train, test, eval_size, whole("pair_seed", pair_seed))
+    config = read_config(
+        len(bench.train), sizes=sizes, pairs=pairs, checkpoints=checkpoints, trials=trials, eval_size=eval_size,
+        pair_seed=pair_seed, paths=paths, batchnorm=batchnorm, check_steps=check_steps,
+    )  # fmt: skip
+    check_checkpoints(config.checkpoints, max(with_length(recipe, m, stop, steps, epochs).steps for m in config.sizes))
     found = [
         measure_size(with_length(recipe, m, stop, steps, epochs), bench, config, m, trial, progress=progress)
         for trial in config.trials
         for m in config.sizes
     ]
-    return joined(found, config, bench, recipe, stop=stop, seconds=time.perf_counter() - began)
+    return joined(found, config, bench, recipe, stop=stop, epochs=epochs, seconds=time.perf_counter() - began)
 
 
 @dataclass(frozen=True)
@@ -227,6 +238,7 @@ def measure_size(
     recipe: Recipe, bench: Bench, config: StabilityConfig, m: int, trial: int, *, progress: bool | None = None
 ) -> Measured:
     """The null swap, then all pairs of one size in one seed-trial."""
+    check_loss(recipe, bench)
     recipe = replace(recipe, init_seed=recipe.init_seed + trial, order_seed=recipe.order_seed + trial)
     swaps = draw_swaps(len(bench.train), len(bench.test), m, config.pairs, config.pair_seed)
     length = min(recipe.steps, max(CHECK_STEPS, recipe.steps // 10) if config.check_steps is None else config.check_steps)
@@ -245,11 +257,19 @@ def measure_size(
 
 
 def joined(
-    found: Iterable[Measured], config: StabilityConfig, bench: Bench, recipe: Recipe, *, stop: Stopping, seconds: float
+    found: Iterable[Measured],
+    config: StabilityConfig,
+    bench: Bench,
+    recipe: Recipe,
+    *,
+    stop: Stopping,
+    epochs: int | None = None,
+    seconds: float,
 ) -> StabilityResult:
     """Measurements of all sizes and trials as one result."""
     found = list(found)
     pool = len(bench.train)
+    ends = [row for one in found for row in one.rows if row["step"] == one.rows[-1]["step"]]
     notes = [note for one in found for note in one.notes]
     if pool in config.sizes:
         notes.append(f"m = {pool} is the whole pool: its pairs share one set of examples and differ in order, z and i alone")
@@ -257,19 +277,9 @@ def joined(
         table=tuple(row for one in found for row in one.rows),
         paths={name: path for one in found for name, path in one.paths.items()},
         checks=tuple(one.check for one in found),
-        settings={
-            "pairs": config.pairs,
-            "steps": recipe.steps,
-            "stop": stop,
-            "batch_size": recipe.batch_size,
-            "pool": pool,
-            "drop_last": recipe.drop_last,
-            "eval_size": len(bench.eval_rows),
-            "pair_seed": config.pair_seed,
-            "loss": getattr(recipe.loss, "__name__", type(recipe.loss).__name__),
-        },
+        settings=settings_of(recipe, config, bench, stop=stop, epochs=epochs),
         notes=tuple(dict.fromkeys(notes)),
-        outcome=Outcome.FINISHED,
+        outcome=Outcome.DIVERGED if all(row["diverged"] for row in ends) else Outcome.FINISHED,
         seed=recipe.init_seed,
         cost=Cost(seconds, ", ".join(dict.fromkeys(one.route for one in found))),
     )
@@ -277,11 +287,9 @@ def joined(
 
 def make_bench(train: Any, test: Any, eval_size: int = 10_000, seed: int = 0) -> Bench:
     """Both pools, and the examples to compare on: all of the test pool, or a choice of it made once."""
-    if not isinstance(eval_size, int) or isinstance(eval_size, bool) or eval_size < 1:
-        raise ValueError(
-            f"eval_size must be a positive integer: stability is a maximum over evaluation examples. Got {eval_size!r}."
-        )
-    pool, tests = read_pool(train, "train"), read_pool(test, "test")
+    eval_size = whole("eval_size", eval_size, 1)
+    pool = read_pool(train, "train")
+    tests = read_pool(test, "test").in_types_of(pool)
     rows = torch.arange(len(tests))
     if eval_size < len(tests):
         rows = torch.from_numpy(np.sort(np.random.default_rng([seed, eval_size]).choice(len(tests), eval_size, replace=False)))
@@ -291,9 +299,7 @@ def make_bench(train: Any, test: Any, eval_size: int = 10_000, seed: int = 0) ->
 def with_length(recipe: Recipe, m: int, stop: Stopping, steps: int | None, epochs: int | None) -> Recipe:
     """The recipe with the number of updates for a size; a target for the loss counts only where runs are stopped by it."""
     if stop == "epochs":
-        width = min(recipe.batch_size, m)
-        batches = m // width if recipe.drop_last else -(-m // width)
-        return replace(recipe, steps=(epochs or 1) * batches, loss_target=None)
+        return replace(recipe, steps=(epochs or 1) * recipe.batches(m), loss_target=None)
     return replace(recipe, steps=steps or 1, loss_target=recipe.loss_target if stop == "train_loss" else None)
 
 
@@ -334,35 +340,3 @@ def _before(checkpoints: Sequence[int], steps: int) -> list[int]:
 
 def _without_numbers(row: Mapping[str, Any]) -> Row:
     return {name: float("nan") if isinstance(value, float) else value for name, value in row.items()}
-
-
-def _check(
-    config: StabilityConfig,
-    pool: int,
-    stop: str,
-    steps: int | None,
-    epochs: int | None,
-    loss_target: float | None,
-    batch: int,
-    loss: Any,
-) -> None:
-    if loss is None:
-        raise ValueError("stability compares the losses of single examples: give a loss of outputs and targets.")
-    if stop not in STOPPING:
-        raise ValueError(f"stop must be one of {', '.join(map(repr, STOPPING))}. Got {stop!r}.")
-    wanted = {"epochs": ("epochs", epochs), "updates": ("steps", steps), "train_loss": ("steps", steps)}[stop]
-    counts = {"pairs": config.pairs, "batch_size": batch, wanted[0]: wanted[1]}
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
-    if stop == "train_loss" and not (isinstance(loss_target, int | float) and loss_target > 0):
-        raise ValueError(f"stop='train_loss' needs loss_target, a positive loss. Got {loss_target!r}.")
-    if not config.sizes or len(set(config.sizes)) < len(config.sizes):
-        raise ValueError(f"sizes must be different numbers of examples, at least one. Got {list(config.sizes)}.")
-    for m in config.sizes:
-        check_size(m, pool)
-    if not config.trials:
-        raise ValueError("trials must be at least one.")
-    for step in config.checkpoints:
-        if not isinstance(step, int) or step < 0:
-            raise ValueError(f"checkpoints must be numbers of updates. Got {step!r}.")

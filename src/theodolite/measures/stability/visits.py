@@ -8,6 +8,16 @@ from torch import Tensor
 from theodolite.training.feeding import epoch_order
 
 
+def batches_per_epoch(m: int, batch_size: int, drop_last: bool) -> int:
+    """Batches in which m examples are seen once; one that is incomplete counts unless it is left out.
+
+    >>> batches_per_epoch(23, 5, drop_last=True), batches_per_epoch(23, 5, drop_last=False)
+    (4, 5)
+    """
+    width = min(batch_size, m)
+    return m // width if drop_last else -(-m // width)
+
+
 def visiting_steps(places: Tensor, m: int, batch_size: int, steps: int, *, order_seed: int, drop_last: bool = True) -> Tensor:
     """Whether step t sees place i of the training set: bool (P, T) for `places` (P,), t = 0 .. T-1.
 
@@ -17,7 +27,7 @@ def visiting_steps(places: Tensor, m: int, batch_size: int, steps: int, *, order
     tensor(2)
     """
     width = min(batch_size, m)
-    batches = m // width if drop_last else -(-m // width)
+    batches = batches_per_epoch(m, batch_size, drop_last)
     seen = torch.zeros(len(places), batches * (-(-steps // batches)), dtype=torch.bool)
     if width == m:
         seen[:] = True

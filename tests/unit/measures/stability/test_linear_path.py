@@ -549,3 +549,15 @@ def test_untrained_ends_give_no_verdict(data):
     )
     assert signs.chance == pytest.approx(max(float((y > 1).double().mean()), float((y <= 1).double().mean())))
     assert linear_path(model, model, model, data, accuracy=None).conclusive
+
+
+def test_a_negative_running_variance_beyond_the_ends_is_no_number():
+    """Variances 1 and 4: negative from alpha = 4/3 on, where no answer is right."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).eval()
+    first = {name: t.clone() for name, t in model.state_dict().items()}
+    second = {**first, "0.running_var": 4 * first["0.running_var"]}
+    data = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    for batchnorm, broken in (("interpolate", True), ("recompute", False), ("batch", False)):
+        found = linear_path(model, first, second, data, batchnorm=batchnorm, alphas=[0.0, 1.0, 1.5, 2.0])
+        assert torch.isinf(found.train_loss).tolist() == [False, False, broken, broken]
+        assert (found.train_accuracy == 0).tolist() == [False, False, broken, broken]
