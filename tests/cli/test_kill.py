@@ -104,7 +104,7 @@ def test_two_processes_resume_one_run(tmp_path):
     assert lines_of(tmp_path) == 10
 
 
-@pytest.mark.parametrize("engine", ["joblib", "ray"])
+@pytest.mark.parametrize("engine", ["joblib", pytest.param("ray", marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_a_resumable_run(tmp_path, engine):
     process = start(tmp_path, "0.4", "--engine", engine)
     while lines_of(tmp_path) < 2:

@@ -52,7 +52,6 @@ KNOWN_FAILURES: dict[str, set[str]] = {
     },
     "hessian/table-10": {"the last hidden layer's subspace is that of the product"},
     # Narrow quadratic models do not always reach the theory's edge of twice the critical rate.
-    "catapult/figure-B.9": {"f_quad converges at 1.5 times the critical rate (share of the runs)"},
     "catapult/figure-B.12": {"f_quad converges at 1.5 times the critical rate (share of the runs)"},
     "catapult/figure-B.13": {"f_quad converges at 1.5 times the critical rate (share of the runs)"},
     # 0.256, wanted 0.3; four pairs leave the exponent of 2a uncertain by 0.25.
@@ -63,12 +62,17 @@ KNOWN_FAILURES: dict[str, set[str]] = {
     },
 }
 
+#: Decided by the last bits: share 1.0 with reproducible matrix kernels, 0.83 (one run of six) with MKL's default ones.
+UNSETTLED = {
+    "catapult/figure-B.9": {"f_quad converges at 1.5 times the critical rate (share of the runs)"},
+}
+
 for _name in names():
     _title = "Test" + "".join(part.capitalize() for part in _name.replace("/", "-").replace(".", "-").split("-"))
-    _known = frozenset(KNOWN_FAILURES.get(_name, ()))
-    globals()[_title] = type(_title, (ExperimentContract,), {"id": _name, "known_failures": _known})
+    _known, _open = frozenset(KNOWN_FAILURES.get(_name, ())), frozenset(UNSETTLED.get(_name, ()))
+    globals()[_title] = type(_title, (ExperimentContract,), {"id": _name, "known_failures": _known, "unsettled": _open})
 
 
 def test_there_are_experiments():
     assert {"checks/stability-edge", "checks/kronecker-identity"} <= set(names())
-    assert set(KNOWN_FAILURES) <= set(names())
+    assert {*KNOWN_FAILURES, *UNSETTLED} <= set(names())

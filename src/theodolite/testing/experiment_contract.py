@@ -27,10 +27,12 @@ class ExperimentContract:
     """Runs the experiment once at `tiny` and looks at it from all sides.
 
     `known_failures` are texts of claims that do not hold at `tiny`; the test fails as well when one of them begins to.
+    `unsettled` are those that the last bit of a sum decides at this size; they may go either way.
     """
 
     id: ClassVar[str]
     known_failures: ClassVar[frozenset[str]] = frozenset()
+    unsettled: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def experiment(self) -> Experiment:
@@ -72,7 +74,8 @@ class ExperimentContract:
     def test_claims_are_measured_and_hold(self) -> None:
         verdicts = self.tiny_run.verdicts
         assert [v.note for v in verdicts if v.note] == []
-        assert {v.text for v in verdicts if v.failed} == self.known_failures
+        assert self.unsettled <= {v.text for v in verdicts}
+        assert {v.text for v in verdicts if v.failed} - self.unsettled == self.known_failures
 
     def test_claims_can_fail(self) -> None:
         """Rows whose numbers are all NaN must convince nobody."""

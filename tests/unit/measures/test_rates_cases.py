@@ -80,10 +80,10 @@ def test_the_weight_of_one_batch_says_nothing():
 
 def test_a_linear_model_never_catapults():
     """Under cross-entropy its loss may rise to twenty times the start and fall again; its kernel never changes."""
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     x, labels = torch.randn(12, 3).double(), torch.randint(0, 2, (12,))
     outer = th.Problem(network(), nn.CrossEntropyLoss(), (x, labels))
-    found = th.catapult_sweep(outer, ratios=[6.0, 12.0, 24.0], models=["linear"], steps=200, progress=False)
+    found = th.catapult_sweep(outer, ratios=[3.0, 3.5, 4.0, 6.0, 8.0, 24.0], models=["linear"], steps=200, progress=False)
     risen = [row for row in found.runs if row["peak_loss"] > 2 * row["first_loss"] and row["final_loss"] < row["first_loss"]]
     assert risen
     assert {row["regime"] for row in risen} == {"other"}

@@ -248,7 +248,7 @@ def test_a_ray_of_its_own_is_quiet_and_ends(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
     for _ in range(500):
