@@ -62,7 +62,8 @@ def choose_route(
         before = torch.get_rng_state()
         single = alone(state.rows(first), own)  # a model that refuses the data says so here, in plain words
         draws = not torch.equal(before, torch.get_rng_state())
-        single = single[0], Gradients({name: g.clone() for name, g in single[1].items()})  # the next pass overwrites them
+    single = single[0], Gradients({name: g.clone() for name, g in single[1].items()})  # the next pass overwrites them
+    with torch.random.fork_rng(devices=[]):
         activations = _kept_bytes(alone, state.rows(first), own)
     samples, weights = bytes_of(own.leaves), 2 * bytes_of(single[1])  # gradients, and as much for the optimizer's work
     each = (activations + samples) // own.size
