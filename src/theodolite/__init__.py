@@ -120,6 +120,17 @@ if TYPE_CHECKING:
     from theodolite.models.dag import DagNetwork as DagNetwork
     from theodolite.problem import Problem as Problem
     from theodolite.results import Finding as Finding, Outcome as Outcome, Result as Result, Severity as Severity, load as load
+    from theodolite.measures.dictionary import (
+        DictionaryChoice as DictionaryChoice,
+        HiddenError as HiddenError,
+        MaskedDictionaryLearning as MaskedDictionaryLearning,
+        choose_dictionary as choose_dictionary,
+        coherence as coherence,
+        hidden_error as hidden_error,
+        orthogonal_matching_pursuit as orthogonal_matching_pursuit,
+        recovery_error as recovery_error,
+        restricted_isometry as restricted_isometry,
+    )
     from theodolite.measures.stability import (
         Explanation as Explanation,
         LinearPath as LinearPath,
@@ -230,6 +241,18 @@ _CONTENTS = {
         "Explanation",
         "fv_bound",
         "convex_bounds",
+    ],
+    # atoms that predict hidden coordinates, and how well they were recovered
+    "theodolite.measures.dictionary": [
+        "MaskedDictionaryLearning",
+        "orthogonal_matching_pursuit",
+        "recovery_error",
+        "hidden_error",
+        "HiddenError",
+        "choose_dictionary",
+        "DictionaryChoice",
+        "coherence",
+        "restricted_isometry",
     ],
     # what is there before anything is measured
     "theodolite.measures.audit": ["audit_batches", "audit_inputs", "audit_parameters"],

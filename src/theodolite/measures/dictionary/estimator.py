@@ -1,0 +1,295 @@
+"""`MaskedDictionaryLearning`: the scikit-learn face of dictionary learning."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from theodolite.measures.dictionary.decoding import Decoder, decode, reconstruct
+from theodolite.measures.dictionary.initial import initial_dictionary
+from theodolite.measures.dictionary.learning import (
+    LearnerState,
+    LearningSettings,
+    Objective,
+    Optimizer,
+    learn_batch,
+    learn_dictionaries,
+)
+from theodolite.measures.dictionary.masks import Masks, hidden_count
+from theodolite.measures.dictionary.matching_pursuit import Selection
+from theodolite.measures.dictionary.scoring import HiddenError, hidden_error
+
+Floats = NDArray[np.floating[Any]]
+
+
+class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Learn atoms whose sparse combinations predict the coordinates of a signal that were hidden from it.
+
+    The usual objective, reconstruction, overfits noise as soon as there are more atoms than the data has: a mixture of two
+    true atoms lets one coefficient do the work of two. Noise on a hidden coordinate cannot be fitted, so the masked
+    objective has no use for such mixtures. Signals are not centred.
+
+    Parameters
+    ----------
+    n_components : atoms to learn; None takes as many as there are features.
+    sparsity : atoms per signal; None takes a tenth of the features, at least 1.
+    hidden_fraction : share of the coordinates hidden in a step, at least one of them.
+    objective : "masked", or "reconstruction" for the usual one.
+    masks : "batch" hides one random set per batch, "sample" one per signal, "cycle" blocks of a fixed order in turn.
+    init : "samples", "random" or an array (n_components, n_features).
+    n_init : starts, trained side by side; the one that predicts hidden coordinates of the data best is kept.
+    max_iter : passes over the data in `fit`.
+    batch_size, learning_rate, optimizer : of the steps; "adam" or "sgd", atoms are brought back to unit length after each.
+    shuffle : draw the batches anew in each pass.
+    decoder : "omp" (matching pursuit with `sparsity` atoms) or "lasso" (½‖y − xD‖² + penalty·‖x‖₁).
+    selection : of matching pursuit, "raw" inner products or "normalized" by the lengths of the visible parts of atoms.
+    penalty : of the Lasso.
+    missing : "error" refuses NaN; "mask" takes NaN as never seen: neither decoded from nor charged.
+    score_masks : sets of hidden coordinates that `score` averages over.
+    warm_start : `fit` goes on where the last one ended, as if it had never stopped.
+    random_state : seed, generator or None.
+    verbose : show a bar.
+
+    Attributes
+    ----------
+    components_ : atoms of unit length (n_components, n_features).
+    n_iter_ : passes made. n_steps_ : steps made. loss_curve_ : mean loss of each pass.
+    n_features_in_, feature_names_in_ : as everywhere in scikit-learn.
+
+    >>> from theodolite.data.generators import planted_dictionary, planted_samples
+    >>> signals = planted_samples(planted_dictionary(20, 16), 300, 2, noise=0.05).signals.numpy()
+    >>> learner = MaskedDictionaryLearning(30, sparsity=2, max_iter=20, random_state=0).fit(signals)
+    >>> learner.components_.shape, learner.transform(signals).shape
+    ((30, 16), (300, 30))
+    """
+
+    loss_curve_: Floats
+    components_: Floats
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        sparsity: int | None = None,
+        hidden_fraction: float = 0.1,
+        objective: Objective = "masked",
+        masks: Masks = "batch",
+        init: Any = "samples",
+        n_init: int = 1,
+        max_iter: int = 500,
+        batch_size: int = 200,
+        learning_rate: float = 1e-3,
+        optimizer: Optimizer = "adam",
+        shuffle: bool = True,
+        decoder: Decoder = "omp",
+        selection: Selection = "raw",
+        penalty: float = 0.1,
+        missing: Literal["error", "mask"] = "error",
+        score_masks: int = 10,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.n_components = n_components
+        self.sparsity = sparsity
+        self.hidden_fraction = hidden_fraction
+        self.objective = objective
+        self.masks = masks
+        self.init = init
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.optimizer = optimizer
+        self.shuffle = shuffle
+        self.decoder = decoder
+        self.selection = selection
+        self.penalty = penalty
+        self.missing = missing
+        self.score_masks = score_masks
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn from signals (n_samples, n_features). Ctrl-C keeps what was learned; `warm_start` goes on from there."""
+        going_on = self.warm_start and hasattr(self, "_state")
+        signals, observed = self._read(X, reset=not going_on)
+        settings = self._settings(signals.shape[1])
+        if self.max_iter < 1 or self.n_init < 1:
+            raise ValueError(f"max_iter and n_init must be at least 1. Got {self.max_iter} and {self.n_init}.")
+        if not going_on:
+            self._begin(signals)
+        learned = learn_dictionaries(
+            signals.expand(len(self._seeds), -1, -1),
+            None,
+            settings,
+            epochs=self.max_iter,
+            seeds=self._seeds,
+            observed=observed,
+            resume=self._state,
+            progress=None if self.verbose else False,
+        )
+        before: Floats = self.loss_curve_ if going_on else np.empty(0)
+        best = self._keep(learned.state, signals, observed, settings)
+        self.loss_curve_ = np.concatenate([before, learned.losses[:, best].double().numpy()])
+        if not learned.outcome.good:
+            raise ArithmeticError(f"Learning stopped after pass {self.n_iter_}: {learned.outcome.value}.")
+        if learned.interrupted:
+            raise KeyboardInterrupt
+        return self
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """One step on a batch of signals; the first call starts from it."""
+        fresh = not hasattr(self, "_state")
+        signals, observed = self._read(X, reset=fresh)
+        if fresh:
+            self._begin(signals)
+        settings = self._settings(signals.shape[1])
+        known = None if observed is None else observed[None]
+        state, loss = learn_batch(self._state, signals, settings, seeds=self._seeds, observed=known)
+        best = self._keep(state, signals, observed, settings)
+        before = getattr(self, "loss_curve_", np.empty(0))
+        self.loss_curve_ = np.append(before, float(loss[best]))
+        return self
+
+    def transform(self, X: Any) -> Floats:
+        """Codes (n_samples, n_components), decoded from all coordinates that are there."""
+        signals, observed, atoms = self._ready(X)
+        codes = self._decode(signals, observed, atoms)
+        return np.asarray((codes if isinstance(codes, Tensor) else codes.dense(len(atoms)))[0].numpy())
+
+    def inverse_transform(self, X: Any) -> Floats:
+        """Signals (n_samples, n_features) of codes (n_samples, n_components)."""
+        check_is_fitted(self)
+        codes = np.asarray(X)
+        if codes.ndim != 2 or codes.shape[1] != len(self.components_):
+            raise ValueError(f"codes must be (n_samples, {len(self.components_)}). Got {codes.shape}.")
+        return np.asarray(codes @ self.components_)
+
+    def reconstruct(self, X: Any) -> Floats:
+        """The signals as their codes say them: denoised, and with missing values filled where `missing="mask"`."""
+        signals, observed, atoms = self._ready(X)
+        return np.asarray(reconstruct(self._decode(signals, observed, atoms), atoms[None])[0].numpy())
+
+    def impute(self, X: Any) -> Floats:
+        """The data with its missing values, and only those, replaced by what the codes of the rest say."""
+        given = np.asarray(X)
+        return np.where(np.isnan(given), self.reconstruct(X), given)
+
+    def hidden_error(self, X: Any) -> HiddenError:
+        """Mean squared error per hidden coordinate on these signals, with its standard error; lower is better."""
+        signals, observed, atoms = self._ready(X)
+        settings = self._settings(signals.shape[1])
+        return self._hidden_error(signals, observed, atoms, settings)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Minus the mean squared error per hidden coordinate: higher is better, as `GridSearchCV` wants it.
+
+        Needs no ground truth; on signals that were not trained on it chooses `n_components` and `sparsity`.
+        """
+        return -self.hidden_error(X).value
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "mask"
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def _read(self, X: Any, *, reset: bool) -> tuple[Tensor, Tensor | None]:
+        """Signals with zeros where missing, and what is there (None: everything)."""
+        if self.missing not in ("error", "mask"):
+            raise ValueError(f"missing must be 'error' or 'mask'. Got {self.missing!r}.")
+        finite: Any = "allow-nan" if self.missing == "mask" else True
+        try:
+            array = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=finite)
+        except ValueError as error:
+            if self.missing == "error" and "NaN" in str(error):
+                raise ValueError(f"{error}\nmissing='mask' learns from the entries that are there.") from None
+            raise
+        signals = torch.from_numpy(np.ascontiguousarray(array))
+        if not signals.isnan().any():
+            return signals, None
+        observed = ~signals.isnan()
+        empty = int((~observed.any(1)).sum())
+        if empty == len(observed):
+            raise ValueError("Every entry is missing.")
+        return torch.nan_to_num(signals, nan=0.0), observed
+
+    def _settings(self, dim: int) -> LearningSettings:
+        atoms = self._count(dim)
+        visible = dim - hidden_count(dim, self.hidden_fraction) if self.objective == "masked" else dim
+        chosen = min(max(1, dim // 10), atoms, visible) if self.sparsity is None else self.sparsity
+        return LearningSettings(
+            sparsity=chosen,
+            objective=self.objective,
+            hidden_fraction=self.hidden_fraction,
+            masks=self.masks,
+            decoder=self.decoder,
+            selection=self.selection,
+            penalty=self.penalty,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            optimizer=self.optimizer,
+            shuffle=self.shuffle,
+        )
+
+    def _count(self, dim: int) -> int:
+        atoms = dim if self.n_components is None else self.n_components
+        if isinstance(atoms, bool) or not isinstance(atoms, (int, np.integer)) or atoms < 1:
+            raise ValueError(f"n_components must be a whole number from 1 on, or None. Got {atoms!r}.")
+        return int(atoms)
+
+    def _begin(self, signals: Tensor) -> None:
+        self._settings(signals.shape[1]).check(len(signals), signals.shape[1], self._count(signals.shape[1]))
+        random = check_random_state(self.random_state)
+        self._seeds = tuple(int(seed) for seed in random.randint(np.iinfo(np.int32).max, size=self.n_init))
+        atoms = self._count(signals.shape[1])
+        starts = [initial_dictionary(signals, atoms, self.init, seed=seed) for seed in self._seeds]
+        self._state = LearnerState.begin(torch.stack(starts))
+
+    def _keep(self, state: LearnerState, signals: Tensor, observed: Tensor | None, settings: LearningSettings) -> int:
+        """Note where learning stands; the components are those of the start that predicts best."""
+        best = 0
+        if len(self._seeds) > 1:
+            errors = [self._hidden_error(signals, observed, atoms, settings).value for atoms in state.components]
+            best = int(np.argmin(errors))
+        self._state = state
+        self.components_ = state.components[best].numpy().copy()
+        self.n_iter_, self.n_steps_ = max(state.epoch, 1), state.step
+        return best
+
+    def _ready(self, X: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+        check_is_fitted(self)
+        signals, observed = self._read(X, reset=False)
+        return signals, observed, torch.from_numpy(self.components_).to(signals.dtype)
+
+    def _decode(self, signals: Tensor, observed: Tensor | None, atoms: Tensor) -> Any:
+        settings = self._settings(signals.shape[1])
+        seen = None if observed is None else observed[None]
+        return decode(signals[None], atoms[None], settings.sparsity, seen, self.decoder, self.selection, self.penalty)
+
+    def _hidden_error(self, signals: Tensor, observed: Tensor | None, atoms: Tensor, settings: LearningSettings) -> HiddenError:
+        return hidden_error(
+            signals,
+            atoms,
+            settings.sparsity,
+            hidden_fraction=self.hidden_fraction,
+            masks=self.score_masks,
+            decoder=self.decoder,
+            selection=self.selection,
+            penalty=self.penalty,
+            observed=observed,
+            seed=self._seeds[0],
+        )

@@ -1,0 +1,285 @@
+"""Learning dictionaries: decode, compare with the data, step, bring atoms back to unit length; several runs as one program.
+
+The masked objective decodes each signal from its visible coordinates and is charged on hidden ones only, where the noise
+knows nothing of the code. The plain one decodes from, and is charged on, all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from theodolite.measures.dictionary.arrays import FLOOR
+from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
+from theodolite.measures.dictionary.masks import Masks, check_masks, hidden_count, visible_masks
+from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes
+from theodolite.progress import counting
+from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.training.interrupts import deferred_interrupt
+
+Objective = Literal["masked", "reconstruction"]
+Optimizer = Literal["adam", "sgd"]
+
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class LearningSettings:
+    """How to learn: objective, decoding, hiding, steps. `hidden_fraction` and `masks` concern the masked objective."""
+
+    sparsity: int
+    objective: Objective = "masked"
+    hidden_fraction: float = 0.1
+    masks: Masks = "batch"
+    decoder: Decoder = "omp"
+    selection: Selection = "raw"
+    penalty: float = 0.1
+    batch_size: int = 200
+    learning_rate: float = 1e-3
+    optimizer: Optimizer = "adam"
+    shuffle: bool = True
+
+    def check(self, samples: int, dim: int, atoms: int) -> None:
+        """Refuse what cannot be learned with, saying why."""
+        if self.objective not in get_args(Objective):
+            raise ValueError(f"objective must be 'masked' or 'reconstruction'. Got {self.objective!r}.")
+        if self.optimizer not in get_args(Optimizer):
+            raise ValueError(f"optimizer must be 'adam' or 'sgd'. Got {self.optimizer!r}.")
+        visible = dim - hidden_count(dim, self.hidden_fraction) if self.objective == "masked" else dim
+        _whole("batch_size", self.batch_size)
+        _whole("sparsity", self.sparsity)
+        if self.decoder == "omp" and self.sparsity > min(atoms, visible):
+            raise ValueError(
+                f"sparsity must be at most {min(atoms, visible)}: there are {atoms} atoms and {visible} visible coordinates. "
+                f"Got {self.sparsity}."
+            )
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate must be a positive number. Got {self.learning_rate}.")
+        check_masks(self.masks)
+        check_decoder(self.decoder, self.penalty)
+        if self.selection not in get_args(Selection):
+            raise ValueError(f"selection must be 'raw' or 'normalized'. Got {self.selection!r}.")
+        if samples < 1:
+            raise ValueError("There are no samples to learn from.")
+
+
+@dataclass(frozen=True, eq=False)
+class LearnerState:
+    """Where learning stands: components (runs, atoms, dim), both moments of Adam, steps and whole passes done."""
+
+    components: Tensor
+    first: Tensor
+    second: Tensor
+    step: int = 0
+    epoch: int = 0
+
+    @classmethod
+    def begin(cls, initial: Tensor) -> LearnerState:
+        """At normalised copies of the initial atoms (runs, atoms, dim)."""
+        components = _unit(initial.detach().clone())
+        return cls(components, torch.zeros_like(components), torch.zeros_like(components))
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LearnedDictionaries(Result):
+    """Dictionaries (runs, atoms, dim) with unit atoms. `losses` (epochs, runs): mean over each pass; `state` resumes."""
+
+    components: Tensor
+    losses: Tensor
+    settings: LearningSettings
+    state: LearnerState = field(repr=False)
+    interrupted: bool = False
+
+    def rows(self) -> list[Row]:
+        first = self.state.epoch - len(self.losses)
+        return [
+            {"run": run, "epoch": first + epoch + 1, "loss": loss}
+            for epoch, losses in enumerate(self.losses.tolist())
+            for run, loss in enumerate(losses)
+        ]
+
+    def sentence(self) -> str:
+        runs, atoms, dim = self.components.shape
+        words = f"{runs} dictionaries of {atoms} atoms" if runs > 1 else f"A dictionary of {atoms} atoms"
+        if not len(self.losses):
+            return f"{words} in {dim} dimensions, not trained."
+        kind = "on hidden coordinates" if self.settings.objective == "masked" else "of reconstruction"
+        return (
+            f"{words} in {dim} dimensions after {self.state.epoch} passes: squared error {kind} "
+            f"{float(self.losses[-1].mean()):.4g} per signal, {float(self.losses[0].mean()):.4g} in the first pass."
+        )
+
+
+def learn_dictionaries(
+    signals: Tensor,
+    initial: Tensor | None,
+    settings: LearningSettings,
+    *,
+    epochs: int,
+    seeds: Sequence[int] = (0,),
+    observed: Tensor | None = None,
+    resume: LearnerState | None = None,
+    progress: bool | None = False,
+) -> LearnedDictionaries:
+    """Train from `initial` (runs, atoms, dim), or go on from `resume`, for `epochs` passes over signals (runs, n, dim).
+
+    Signals of shape (n, dim) serve all runs. `observed`, bool of their shape, says what is known (entries elsewhere are
+    ignored). `seeds`, one per run, decide the hidden coordinates and, with shuffle, the order; each step has its own stream,
+    so a resumed run equals one that was never stopped. Ctrl-C ends between two steps with what was learned.
+    """
+    state = LearnerState.begin(_initial(initial)) if resume is None else resume
+    Y, known = _signals(signals, observed, state.components, seeds)
+    settings.check(Y.shape[1], Y.shape[2], state.components.shape[1])
+    begun = time.perf_counter()
+    losses: list[Tensor] = []
+    # A state is never written to: whoever holds one may resume from it again.
+    live = replace(state, components=state.components.clone(), first=state.first.clone(), second=state.second.clone())
+    interrupted = False
+    with torch.no_grad(), deferred_interrupt() as pressed, counting("learning", progress=progress, total=epochs) as advance:
+        for _ in range(epochs):
+            total = Y.new_zeros(len(seeds))
+            for order in _batches(Y.shape[1], settings, live.epoch, seeds):
+                live, loss = _step(live, *_take(Y, known, order), settings, seeds)
+                total += loss * order.shape[1]
+            live = replace(live, epoch=live.epoch + 1)
+            losses.append(total / Y.shape[1])
+            advance(1)
+            if not torch.isfinite(losses[-1]).all():
+                break
+            if pressed():
+                interrupted = True
+                break
+    finite = not losses or bool(torch.isfinite(losses[-1]).all())
+    return LearnedDictionaries(
+        components=live.components.clone(),
+        losses=torch.stack(losses) if losses else Y.new_zeros(0, len(seeds)),
+        settings=settings,
+        state=live,
+        interrupted=interrupted,
+        outcome=Outcome.FINISHED if finite else Outcome.DIVERGED,
+        seed=int(seeds[0]),
+        cost=Cost(seconds=time.perf_counter() - begun),
+    )
+
+
+def learn_batch(
+    state: LearnerState,
+    signals: Tensor,
+    settings: LearningSettings,
+    *,
+    seeds: Sequence[int] = (0,),
+    observed: Tensor | None = None,
+) -> tuple[LearnerState, Tensor]:
+    """One step on one batch: the new state, and the loss of each run before it."""
+    Y, known = _signals(signals, observed, state.components, seeds)
+    settings.check(Y.shape[1], Y.shape[2], state.components.shape[1])
+    live = replace(state, components=state.components.clone(), first=state.first.clone(), second=state.second.clone())
+    with torch.no_grad():
+        return _step(live, Y, known, settings, seeds)
+
+
+def objective_and_gradient(
+    components: Tensor, signals: Tensor, settings: LearningSettings, visible: Tensor | None, observed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The loss (runs,) and its gradient (runs, atoms, dim) with the codes held fixed.
+
+    Decoded from `visible` (bool, (runs, 1 or n, dim)) and charged on what is not visible; None decodes from, and charges on, all.
+    Only the `observed` coordinates take part.
+    """
+    seen = observed if visible is None else visible if observed is None else visible & observed
+    charged = observed if visible is None else ~visible if observed is None else ~visible & observed
+    codes = decode(signals, components, settings.sparsity, seen, settings.decoder, settings.selection, settings.penalty)
+    left = signals - reconstruct(codes, components)
+    left = left if charged is None else torch.where(charged, left, 0.0)
+    n = signals.shape[1]
+    return left.square().sum((1, 2)) / n, _times_codes(codes, left, components) * (-2 / n)
+
+
+def _times_codes(codes: SparseCodes | Tensor, left: Tensor, components: Tensor) -> Tensor:
+    """codesᵀ @ left, (R, p, d)."""
+    if isinstance(codes, Tensor):
+        return codes.transpose(1, 2) @ left
+    R, p, d = components.shape
+    rows = codes.support.clamp(min=0) + torch.arange(R, device=left.device)[:, None, None] * p
+    spread = (codes.values[..., None] * left[:, :, None, :]).reshape(-1, d)
+    return components.new_zeros(R * p, d).index_add_(0, rows.reshape(-1), spread).view(R, p, d)
+
+
+def _step(
+    state: LearnerState, Y: Tensor, known: Tensor | None, settings: LearningSettings, seeds: Sequence[int]
+) -> tuple[LearnerState, Tensor]:
+    """One step, in place on the tensors of the state."""
+    visible = None
+    if settings.objective == "masked":
+        hidden = hidden_count(Y.shape[2], settings.hidden_fraction)
+        visible = visible_masks(Y.shape[2], hidden, masks=settings.masks, batch=Y.shape[1], step=state.step, seeds=seeds)
+        visible = visible.to(Y.device)
+    loss, gradient = objective_and_gradient(state.components, Y, settings, visible, known)
+    t = state.step + 1
+    if settings.optimizer == "adam":
+        state.first.lerp_(gradient, 1 - _BETAS[0])
+        state.second.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+        spread = (state.second / (1 - _BETAS[1] ** t)).sqrt_().add_(_EPS)
+        state.components.addcdiv_(state.first, spread, value=-settings.learning_rate / (1 - _BETAS[0] ** t))
+    else:
+        state.components.add_(gradient, alpha=-settings.learning_rate)
+    _unit(state.components)
+    return replace(state, step=t), loss
+
+
+def _batches(n: int, settings: LearningSettings, epoch: int, seeds: Sequence[int]) -> Iterator[Tensor]:
+    """Rows of each batch, (runs, b)."""
+    if settings.shuffle:
+        orders = [np.random.default_rng((seed, epoch, 1)).permutation(n) for seed in seeds]
+        order = torch.from_numpy(np.stack(orders))
+    else:
+        order = torch.arange(n).expand(len(seeds), n)
+    return iter(order.split(settings.batch_size, dim=1))
+
+
+def _take(Y: Tensor, known: Tensor | None, order: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The batch of each run, (runs, b, d)."""
+    runs = torch.arange(len(order))[:, None]
+    order = order.to(Y.device)
+    return Y[runs, order], None if known is None else known[runs, order]
+
+
+def _unit(atoms: Tensor) -> Tensor:
+    """Atoms divided by their lengths, in place; one without length stays as it is."""
+    return atoms.div_(atoms.norm(dim=-1, keepdim=True).clamp_(min=FLOOR))
+
+
+def _initial(initial: Tensor | None) -> Tensor:
+    if initial is None or initial.ndim != 3:
+        got = "nothing" if initial is None else f"shape {tuple(initial.shape)}"
+        raise ValueError(f"initial must be (runs, atoms, dim) unless learning is resumed. Got {got}.")
+    return initial
+
+
+def _signals(signals: Tensor, observed: Tensor | None, like: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Signals (runs, n, dim) with zeros where nothing was observed, and what was."""
+    runs, _, dim = like.shape
+    if len(seeds) != runs:
+        raise ValueError(f"seeds must be one per run. Got {len(seeds)} for {runs} runs.")
+    shape = (runs, signals.shape[-2], dim)
+    if signals.ndim not in (2, 3) or signals.shape[-1] != dim or (signals.ndim == 3 and len(signals) != runs):
+        raise ValueError(f"signals must be (n, {dim}) or ({runs}, n, {dim}). Got {tuple(signals.shape)}.")
+    Y = signals.detach().to(like).expand(shape)
+    if observed is None:
+        if not torch.isfinite(Y).all():
+            raise ValueError("signals have NaN or infinite entries; say which entries are known by observed.")
+        return Y, None
+    known = observed.expand(shape)
+    return torch.where(known, Y, 0.0), known
+
+
+def _whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} must be a whole number from 1 on. Got {value!r}.")

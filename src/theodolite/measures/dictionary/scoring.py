@@ -1,0 +1,102 @@
+"""How well a dictionary predicts what it did not see: a score that needs no ground truth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from theodolite.measures.dictionary.arrays import Array, as_pair
+from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
+from theodolite.measures.dictionary.masks import hidden_count, visible_masks
+from theodolite.measures.dictionary.matching_pursuit import Selection
+from theodolite.results import Outcome, Result, Row
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class HiddenError(Result):
+    """Mean squared error per hidden coordinate, `value` ± `stderr` (over signals), beside the error of reconstruction.
+
+    `reconstruction` is per coordinate too, decoded from all of them; `baseline` is what predicting zero costs. A falling
+    reconstruction error with a rising value is the mark of overfitting.
+    """
+
+    value: float
+    stderr: float
+    reconstruction: float
+    baseline: float
+    masks: int
+    hidden: int
+
+    @property
+    def explained(self) -> float:
+        """Share of the hidden energy that is predicted."""
+        return 1 - self.value / self.baseline if self.baseline > 0 else math.nan
+
+    def rows(self) -> list[Row]:
+        names = ("value", "stderr", "reconstruction", "baseline", "masks", "hidden", "seed")
+        return [{**{name: getattr(self, name) for name in names}, "explained": self.explained}]
+
+    def sentence(self) -> str:
+        return (
+            f"Hidden coordinates are predicted with a mean squared error of {self.value:.4g} ± {self.stderr:.2g}, "
+            f"which explains {self.explained:.0%} of their energy; reconstruction from all leaves {self.reconstruction:.4g}."
+        )
+
+
+def hidden_error(
+    signals: Array,
+    dictionary: Array,
+    sparsity: int,
+    *,
+    hidden_fraction: float = 0.1,
+    masks: int = 10,
+    decoder: Decoder = "omp",
+    selection: Selection = "raw",
+    penalty: float = 0.1,
+    observed: Tensor | None = None,
+    seed: int = 0,
+) -> HiddenError:
+    """The error per hidden coordinate over `masks` random choices of what is hidden, for signals (n, d) and atoms (p, d).
+
+    Of entries not `observed`, bool (n, d), none is used. Lower is better; compare dictionaries, their sizes and sparsities on
+    signals that were not trained on.
+    """
+    if observed is not None:
+        signals = torch.where(observed, torch.as_tensor(signals), 0.0)
+    Y, D = as_pair("signals", signals, "dictionary", dictionary)
+    check_decoder(decoder, penalty)
+    n, dim = Y.shape
+    hidden = hidden_count(dim, hidden_fraction)
+    if decoder == "omp" and not 1 <= sparsity <= min(len(D), dim - hidden):
+        raise ValueError(f"sparsity must be from 1 to {min(len(D), dim - hidden)} (atoms, visible coordinates). Got {sparsity}.")
+    known = torch.ones_like(Y, dtype=torch.bool) if observed is None else observed
+
+    def left(seen: Tensor | None) -> Tensor:
+        codes = decode(Y[None], D[None], sparsity, seen, decoder, selection, penalty)
+        return (Y - reconstruct(codes, D[None])[0]).square()
+
+    squares, energy, counts = Y.new_zeros(n), Y.new_zeros(n), Y.new_zeros(n)
+    for mask in range(masks):
+        visible = visible_masks(dim, hidden, masks="batch", batch=n, step=mask, seeds=(seed,)).to(Y.device)
+        charged = ~visible[0] & known
+        error = left(visible if observed is None else visible & known)
+        squares += torch.where(charged, error, 0.0).sum(1)
+        energy += torch.where(charged, Y.square(), 0.0).sum(1)
+        counts += charged.sum(1)
+    whole = left(None if observed is None else known[None])
+    total = float(counts.sum())
+    value = float(squares.sum()) / total if total else math.nan
+    spread = (squares - value * counts).square().sum().sqrt()  # of a ratio of sums over signals
+    return HiddenError(
+        value=value,
+        stderr=float(spread) / total if n > 1 and total else math.nan,
+        reconstruction=float(whole[known].mean()),
+        baseline=float(energy.sum()) / total if total else math.nan,
+        masks=masks,
+        hidden=hidden,
+        outcome=Outcome.ESTIMATED,
+        seed=seed,
+    )
