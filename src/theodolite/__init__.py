@@ -120,6 +120,13 @@ if TYPE_CHECKING:
     from theodolite.models.dag import DagNetwork as DagNetwork
     from theodolite.problem import Problem as Problem
     from theodolite.results import Finding as Finding, Outcome as Outcome, Result as Result, Severity as Severity, load as load
+    from theodolite.measures.anchors import (
+        AnchorProbe as AnchorProbe,
+        anchor_clusters as anchor_clusters,
+        anchor_probe as anchor_probe,
+        atom_geometry as atom_geometry,
+        probe_states as probe_states,
+    )
     from theodolite.measures.dictionary import (
         DictionaryChoice as DictionaryChoice,
         HiddenError as HiddenError,
@@ -242,6 +249,8 @@ _CONTENTS = {
         "fv_bound",
         "convex_bounds",
     ],
+    # whether a language model's output layer has an anchor vector, and what follows for downstream tasks
+    "theodolite.measures.anchors": ["anchor_probe", "AnchorProbe", "probe_states", "anchor_clusters", "atom_geometry"],
     # atoms that predict hidden coordinates, and how well they were recovered
     "theodolite.measures.dictionary": [
         "MaskedDictionaryLearning",

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import theodolite as th
+from theodolite.models.language import gpt
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -37,6 +38,8 @@ def test_the_snippets_run(monkeypatch, tmp_path):
     names |= {f"state_{end}": copy.deepcopy(model.state_dict()) for end in "ab"}
     names["loader"] = list(zip(data[0].split(10), data[1].split(10), strict=True))
     names |= {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "other_model": nn.Linear(4, 3)}
+    names |= {"signals": torch.randn(100, 20), "language_model": gpt(vocabulary=30, depth=1, dim=16)}
+    names["tokens"] = torch.randint(30, (2000,))
     for snippet in rest:
         exec(snippet, names)
 
