@@ -11,6 +11,7 @@ from theodolite.data.generators.classes import (
 )
 from theodolite.data.generators.dictionaries import PlantedSample, planted_dictionary, planted_samples
 from theodolite.data.generators.targets import RankTarget, TargetSample, rank_k_target, rank_k_targets
+from theodolite.data.generators.word_models import WordModel, exact_anchor_world, gaussian_dictionary_world
 
 __all__ = [
     "GaussianMixture",
@@ -19,7 +20,10 @@ __all__ = [
     "TargetSample",
     "TwoClassImages",
     "TwoGaussians",
+    "WordModel",
+    "exact_anchor_world",
     "gaussian_classes",
+    "gaussian_dictionary_world",
     "gaussian_mixture",
     "mixture_1d",
     "planted_dictionary",

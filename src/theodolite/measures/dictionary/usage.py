@@ -18,7 +18,7 @@ BLOCK = 1 << 24
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class AtomUsage(Result):
     """Per atom, tensors (p,): `uses`, the signals whose code has it; `energy`, its share of all squared code entries;
-    `twin`, the other atom most like it (−1 where there is none), and `cosine` between the two, with its sign.
+    `twin`, the other atom most like it (−1: there is none), and `cosine` between the two, with its sign.
     """
 
     uses: Tensor
@@ -33,7 +33,7 @@ class AtomUsage(Result):
         return torch.nonzero(self.uses == 0)[:, 0]
 
     def twins(self, cosine: float = 0.95) -> list[tuple[int, int, float]]:
-        """Pairs of atoms that are each other's nearest or one-sidedly near, with |cosine| at least this, nearest first."""
+        """Atoms with their twins, (i, j, cosine), where |cosine| is at least this; the nearest first, no pair twice."""
         found = {
             (min(i, j), max(i, j)): c
             for i, (j, c) in enumerate(zip(self.twin.tolist(), self.cosine.tolist(), strict=True))
@@ -50,9 +50,10 @@ class AtomUsage(Result):
 
     def sentence(self) -> str:
         middle = float(self.uses.double().median()) / self.signals
+        alike = float(self.cosine.abs().max())
         return (
             f"{len(self.dead)} of {len(self.uses)} atoms are used by none of {self.signals} signals, "
-            f"half of the atoms by at most {middle:.2%}; the two most alike have a cosine of {float(self.cosine.abs().max()):.3g}."
+            f"half of the atoms by at most {middle:.2%}; the two most alike have a cosine of {alike:.3g}."
         )
 
 

@@ -1,0 +1,147 @@
+"""The geometry of a dictionary of atoms: singular values, norms and cosines, beside those of atoms uniform on a sphere."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from theodolite.errors import NonFiniteError
+from theodolite.results import Cost, Outcome, Result, Row
+
+#: Atoms, and pairs of atoms, taken to float64 at a time.
+BLOCK, PAIRS = 8192, 256
+BINS = 80
+#: Atoms whose mean cosine is above this, and above its own spread, are said to lie in a cone.
+CONE = 0.1
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class AtomGeometry(Result):
+    """How the n atoms (rows, dimension d) of a dictionary lie.
+
+    `singular_values` (d,) fall; `norms` (n,) are those of the atoms. `cosines` of random pairs of distinct atoms are kept as
+    mean, standard deviation and counts between `cosine_edges`. Atoms uniform on a sphere would have the mean 0, the standard
+    deviation `sphere_std` = 1/√d and, at unit norm, singular values between `sphere_singular_values`.
+    """
+
+    atoms: int
+    dim: int
+    singular_values: Tensor
+    stable_rank: float
+    effective_rank: float
+    norms: Tensor
+    cosine_mean: float
+    cosine_std: float
+    cosine_counts: Tensor
+    cosine_edges: Tensor
+    pairs: int
+
+    @property
+    def sphere_std(self) -> float:
+        """Standard deviation of the cosine of two atoms uniform on the sphere."""
+        return 1 / math.sqrt(self.dim)
+
+    @property
+    def sphere_singular_values(self) -> tuple[float, float]:
+        """The range of singular values of unit atoms uniform on the sphere, √(n/d) (1 ∓ √(d/n))."""
+        middle, spread = math.sqrt(self.atoms / self.dim), math.sqrt(self.dim / self.atoms)
+        return middle * max(0.0, 1 - spread), middle * (1 + spread)
+
+    def rows(self) -> list[Row]:
+        squares = self.singular_values.square()
+        share = squares / squares.sum() if float(squares.sum()) else squares
+        return [
+            {"rank": i + 1, "singular_value": float(s), "share": float(p)}
+            for i, (s, p) in enumerate(zip(self.singular_values, share, strict=True))
+        ]
+
+    def sentence(self) -> str:
+        low, high = float(self.norms.min()), float(self.norms.max())
+        cone = ": they lie in a cone" if self.cosine_mean > max(CONE, self.cosine_std) else ""
+        return (
+            f"{self.atoms} atoms in {self.dim} dimensions use {self.effective_rank:.0f} of them (stable rank "
+            f"{self.stable_rank:.3g}), with norms from {low:.3g} to {high:.3g}; two atoms have the cosine {self.cosine_mean:.3g} "
+            f"± {self.cosine_std:.2g} (uniform on a sphere: 0 ± {self.sphere_std:.2g}){cone}."
+        )
+
+
+def atom_geometry(weight: Tensor, *, pairs: int = 100_000, seed: int = 0) -> AtomGeometry:
+    """Singular values, ranks, norms and cosines of the rows of `weight` (n, d), in float64 through the d × d Gram matrix.
+
+    >>> geometry = atom_geometry(torch.eye(3)[[0, 0, 1]])
+    >>> geometry.singular_values.round(decimals=4).tolist(), geometry.stable_rank
+    ([1.4142, 1.0, 0.0], 1.5)
+    """
+    if weight.ndim != 2 or len(weight) < 2 or not weight.is_floating_point():
+        raise ValueError(f"weight must hold two or more atoms as floating rows (n, d). Got {weight.dtype} {tuple(weight.shape)}.")
+    if pairs < 1:
+        raise ValueError(f"pairs must be 1 or more. Got {pairs}.")
+    began = time.perf_counter()
+    weight = weight.detach()
+    gram = torch.zeros(weight.shape[1], weight.shape[1], dtype=torch.float64, device=weight.device)
+    norms, stripe = [], max(1, math.ceil(len(gram) / 4))
+    for block in weight.split(BLOCK):
+        rows = block.double()
+        for start in range(0, len(gram), stripe):  # the part on and above the diagonal is enough
+            gram[start : start + stripe, start:] += rows[:, start : start + stripe].mT @ rows[:, start:]
+        norms.append(rows.norm(dim=1))
+    lengths = torch.cat(norms)
+    if not bool(torch.isfinite(lengths).all()):
+        raise NonFiniteError(f"{int((~torch.isfinite(lengths)).sum())} of {len(lengths)} atoms hold NaN or infinity.")
+    values = torch.linalg.eigvalsh(gram, UPLO="U").flip(0).clamp_min(0).sqrt()
+    cosines = _random_cosines(weight, lengths, pairs, seed)
+    edges = torch.linspace(-1, 1, BINS + 1, dtype=torch.float64)
+    return AtomGeometry(
+        atoms=len(weight),
+        dim=weight.shape[1],
+        singular_values=values.cpu(),
+        stable_rank=stable_rank(values),
+        effective_rank=effective_rank(values),
+        norms=lengths.cpu(),
+        cosine_mean=float(cosines.mean()),
+        cosine_std=float(cosines.std(correction=0)),
+        cosine_counts=torch.histogram(cosines.clamp(-1, 1), edges).hist.long(),
+        cosine_edges=edges,
+        pairs=len(cosines),
+        outcome=Outcome.FINISHED,
+        seed=seed,
+        cost=Cost(time.perf_counter() - began, f"{weight.shape[1]} × {weight.shape[1]} Gram matrix"),
+    )
+
+
+def stable_rank(singular_values: Tensor) -> float:
+    """‖V‖²_F / s₁², 0 for the zero matrix."""
+    squares = singular_values.double().square()
+    return float(squares.sum() / squares.max()) if float(squares.max()) else 0.0
+
+
+def effective_rank(singular_values: Tensor) -> float:
+    """exp of the entropy of the shares s² / Σ s².
+
+    >>> round(effective_rank(torch.ones(5)), 9)
+    5.0
+    """
+    squares = singular_values.double().square()
+    if not float(squares.sum()):
+        return 0.0
+    return float(torch.special.entr(squares / squares.sum()).sum().exp())
+
+
+def _random_cosines(weight: Tensor, lengths: Tensor, pairs: int, seed: int) -> Tensor:
+    """Cosines (pairs,) of random pairs of distinct atoms; pairs with a zero atom are left out."""
+    generator = torch.Generator().manual_seed(seed)
+    n = len(weight)
+    first = torch.randint(n, (pairs,), generator=generator)
+    second = (first + torch.randint(1, n, (pairs,), generator=generator)) % n
+    found = []
+    for i, j in zip(first.split(PAIRS), second.split(PAIRS), strict=True):
+        i, j = i.to(weight.device), j.to(weight.device)
+        dot = (weight[i].double() * weight[j].double()).sum(1)
+        size = lengths[i] * lengths[j]
+        found.append((dot / size)[size > 0])
+    cosines = torch.cat(found).cpu()
+    return cosines if len(cosines) else torch.zeros(1, dtype=torch.float64)

@@ -1,0 +1,118 @@
+"""Least squares over a stream: the Gram matrix and its right-hand sides, in float64, whatever the number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+#: Directions whose eigenvalue is below this fraction of the largest, after scaling the columns, are left out of a solution.
+CUTOFF = 1e-12
+SAFE_PIVOT = 1e-9
+
+
+@dataclass(eq=False)
+class NormalEquations:
+    """Sums over rows h (d,) with targets y (K,); a constant column is added, which a fit may use or not.
+
+    Memory is (d + 1)² numbers. `+` joins two parts of a stream.
+
+    >>> x = torch.arange(6.0)[:, None]
+    >>> sums = NormalEquations(1, 1)
+    >>> sums.update(x, 2 * x + 1)
+    >>> fit = sums.solve(intercept=True)
+    >>> fit.round(decimals=6).tolist(), round(float(sums.mse(fit)[0]), 9)
+    ([[2.0], [1.0]], 0.0)
+    """
+
+    dim: int
+    targets: int
+    rows: int = 0
+    gram: Tensor = field(init=False)  # (d + 1, d + 1)
+    cross: Tensor = field(init=False)  # (d + 1, K); its last row is the sum of the targets
+    squares: Tensor = field(init=False)  # (K,)
+    low: Tensor = field(init=False)  # (K,)
+    high: Tensor = field(init=False)  # (K,)
+
+    def __post_init__(self) -> None:
+        size, count = self.dim + 1, self.targets
+        self.gram = torch.zeros(size, size, dtype=torch.float64)
+        self.cross = torch.zeros(size, count, dtype=torch.float64)
+        self.squares = torch.zeros(count, dtype=torch.float64)
+        self.low = torch.full((count,), torch.inf, dtype=torch.float64)
+        self.high = torch.full((count,), -torch.inf, dtype=torch.float64)
+
+    def update(self, states: Tensor, values: Tensor) -> None:
+        """Add rows: states (N, d) and values (N, K)."""
+        if not len(states):
+            return
+        h = states.new_ones(len(states), self.dim + 1, dtype=torch.float64)
+        h[:, :-1] = states
+        y = values.double()
+        gram, cross = h.mT @ h, h.mT @ y
+        self.rows += len(states)
+        self.gram += gram.to(self.gram.device)
+        self.cross += cross.to(self.gram.device)
+        self.squares += y.square().sum(0).to(self.gram.device)
+        self.low = torch.minimum(self.low, y.amin(0).to(self.low.device))
+        self.high = torch.maximum(self.high, y.amax(0).to(self.high.device))
+
+    def __add__(self, other: NormalEquations) -> NormalEquations:
+        total = NormalEquations(self.dim, self.targets, self.rows + other.rows)
+        for name in ("gram", "cross", "squares"):
+            setattr(total, name, getattr(self, name) + getattr(other, name))
+        total.low, total.high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
+        return total
+
+    @property
+    def mean(self) -> Tensor:
+        """Means (K,) of the targets."""
+        return self.cross[-1] / self.rows
+
+    @property
+    def variance(self) -> Tensor:
+        """Variances (K,) of the targets: the mean square error of predicting their mean."""
+        return (self.squares / self.rows - self.mean.square()).clamp_min(0)
+
+    def solve(self, *, intercept: bool = False) -> Tensor:
+        """The least squares coefficients, (d, K), or (d + 1, K) with that of the constant column last.
+
+        Columns are scaled to length 1 first, and directions that the rows do not hold get the coefficient 0.
+        """
+        size = self.dim + intercept
+        gram, cross = self.gram[:size, :size], self.cross[:size]
+        length = gram.diagonal().sqrt()
+        scale = torch.where(length > 0, 1 / length, 0.0)[:, None]
+        return scale * _solve(scale * gram * scale.mT, scale * cross)
+
+    def mse(self, coefficients: Tensor) -> Tensor:
+        """The mean square errors (K,) of coefficients (d, K) or (d + 1, K) on these rows.
+
+        A difference of large sums: what is below 1e-15 times the mean square of the targets is rounding.
+        """
+        size = len(coefficients)
+        gram, cross = self.gram[:size, :size], self.cross[:size]
+        explained = (coefficients * (2 * cross - gram @ coefficients)).sum(0)
+        return ((self.squares - explained) / self.rows).clamp_min(0)
+
+    def constant_mse(self, constants: Tensor) -> Tensor:
+        """The mean square errors (K,) of predicting the constants (K,)."""
+        return self.variance + (self.mean - constants).square()
+
+    @property
+    def memory(self) -> int:
+        """Bytes held."""
+        return sum(t.nbytes for t in (getattr(self, f.name) for f in fields(self)) if isinstance(t, Tensor))
+
+
+def _solve(gram: Tensor, cross: Tensor) -> Tensor:
+    """A solution of gram · x = cross: by Cholesky where all columns stand apart, else by eigenvalues above the cut-off."""
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    # A squared pivot is what the columns before leave of one of length 1.
+    if not int(failed) and float(factor.diagonal().square().min()) > SAFE_PIVOT:
+        return torch.cholesky_solve(cross, factor)
+    values, vectors = torch.linalg.eigh(gram)
+    inverse = torch.where(values > CUTOFF * values[-1], 1 / values, 0.0)
+    solution: Tensor = vectors @ (inverse[:, None] * (vectors.mT @ cross))
+    return solution
