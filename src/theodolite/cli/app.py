@@ -14,7 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from theodolite.cli import data
+from theodolite.cli.anchors import anchors
 from theodolite.cli.compare import compare
+from theodolite.cli.dictionary import dictionary
 from theodolite.cli.path import path
 from theodolite.cli.stability import stability
 from theodolite.cli.survey import survey
@@ -31,6 +33,8 @@ app.command()(survey)
 app.command()(compare)
 app.command()(path)
 app.command()(stability)
+app.command()(dictionary)
+app.command()(anchors)
 app.command()(watch)
 app.add_typer(data.app, name="data")
 

@@ -13,15 +13,32 @@ from theodolite.experiments.base import Experiment, check_declaration
 #: Others add theirs through this group of entry points: `id = "module:Class"`.
 GROUP = "theodolite.experiments"
 
+_ANCHORS = "theodolite.experiments.anchors"
 _CHECKS = "theodolite.experiments.checks"
 _CATAPULT = "theodolite.experiments.catapult"
 _CATAPULT_FEATURES = "theodolite.experiments.catapult_features"
 _HESSIAN = "theodolite.experiments.hessian"
 _LINEARITY = "theodolite.experiments.linearity"
+_SPARSE_CODING = "theodolite.experiments.sparse_coding"
 _STABILITY = "theodolite.experiments.stability"
 _TARGETS: dict[str, str] = {
     "checks/stability-edge": f"{_CHECKS}.stability_edge:StabilityEdge",
     "checks/kronecker-identity": f"{_CHECKS}.kronecker_identity:KroneckerIdentity",
+    "anchor/table-3.1": f"{_ANCHORS}.tables:Table31",
+    "anchor/figure-3.1": f"{_ANCHORS}.tables:Figure31",
+    "anchor/figure-3.2": f"{_ANCHORS}.dictionaries:Figure32",
+    "anchor/figure-3.3": f"{_ANCHORS}.distributions:Figure33",
+    "anchor/table-B.1": f"{_ANCHORS}.tables:TableB1",
+    "anchor/table-B.2": f"{_ANCHORS}.tables:TableB2",
+    "anchor/figure-B.1": f"{_ANCHORS}.dictionaries:FigureB1",
+    "anchor/figure-B.2": f"{_ANCHORS}.dictionaries:FigureB2",
+    "anchor/figure-B.3": f"{_ANCHORS}.distributions:FigureB3",
+    "anchor/figure-B.4": f"{_ANCHORS}.distributions:FigureB4",
+    "anchor/worlds": f"{_ANCHORS}.worlds:Worlds",
+    "anchor/theorems": f"{_ANCHORS}.theorems:Theorems",
+    "anchor/pretraining": f"{_ANCHORS}.pretraining:Pretraining",
+    "anchor/transfer": f"{_ANCHORS}.transfer:Transfer",
+    "anchor/attacks": f"{_ANCHORS}.attacks:Attacks",
     "catapult/theorems": f"{_CATAPULT}.theorems:Theorems",
     "catapult/window": f"{_CATAPULT}.window:Window",
     "catapult/figure-3.1": f"{_CATAPULT}.regimes:Figure31",
@@ -106,6 +123,15 @@ _TARGETS: dict[str, str] = {
     "linearity/pl": f"{_LINEARITY}.polyak:PolyakLojasiewicz",
     "linearity/lemmas": f"{_LINEARITY}.lemmas:Lemmas",
     "linearity/attention-and-recurrence": f"{_LINEARITY}.extensions:AttentionAndRecurrence",
+    "sparse-coding/figure-2.1": f"{_SPARSE_CODING}.overrealization:Figure21",
+    "sparse-coding/figure-2.2": f"{_SPARSE_CODING}.all_parameters:Figure22",
+    "sparse-coding/figure-2.3": f"{_SPARSE_CODING}.noise_level:Figure23",
+    "sparse-coding/theorems": f"{_SPARSE_CODING}.theorems:Theorems",
+    "sparse-coding/baselines": f"{_SPARSE_CODING}.baselines:Baselines",
+    "sparse-coding/score": f"{_SPARSE_CODING}.score:Score",
+    "sparse-coding/real-patches": f"{_SPARSE_CODING}.patches:Patches",
+    "sparse-coding/codes": f"{_SPARSE_CODING}.codes:Codes",
+    "sparse-coding/ablations": f"{_SPARSE_CODING}.ablations:Ablations",
     "stability/figure-2.1": f"{_STABILITY}.logistic:Figure21",
     "stability/table-2.1": f"{_STABILITY}.settings:Table21",
     "stability/figure-2.2": f"{_STABILITY}.deep:Figure22",

@@ -114,6 +114,10 @@ class Instrument(ABC):
     efforts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     first: ClassVar[bool] = False  # runs before anything is timed; if it finds something critical, nothing else runs
 
+    def concerns(self, site: Site) -> bool:
+        """Whether the question is one for this kind of model at all; if not, a survey does not speak of it unless asked."""
+        return True
+
     def applies(self, site: Site) -> str:
         """Empty where the instrument applies, else the reason why it does not."""
         return ""

@@ -30,6 +30,7 @@ _TARGETS = (
     f"{_HERE}.conditioning:ConditionOfCurvature",
     f"{_HERE}.features:Features",
     f"{_HERE}.kernel:Kernel",
+    f"{_HERE}.anchors:Anchors",
     f"{_HERE}.linearity:Linearity",
     f"{_HERE}.regimes:Regimes",
     f"{_HERE}.spikes:Spikes",

@@ -113,7 +113,7 @@ def survey(
     opened = open_site(problem, loss, data, lr=lr, optimizer=optimizer, population=population, seed=seed)
     if isinstance(opened, Finding):
         return Survey(title=title, findings=(opened,), results={}, plan=(), facts=known, budget=allowed, seed=seed)
-    run = _Run(opened, _chosen(only), allowed, began)
+    run = _Run(opened, _chosen(only, opened), allowed, began)
     with stages(len(run.instruments), progress=progress) as begin:
         run.all(begin)
     cost = Cost(time.perf_counter() - began, run.route, run.peak_bytes, opened.problem.notes)
@@ -146,7 +146,7 @@ def plan_survey(
     if isinstance(site, Finding):
         raise ValueError(site.sentence)
     began = time.perf_counter()
-    run = _Run(site, _chosen(only), seconds_of(budget), began)
+    run = _Run(site, _chosen(only, site), seconds_of(budget), began)
     return as_plan(site, run.prepare(), run.budget)
 
 
@@ -225,10 +225,10 @@ def _build(model: nn.Module, loss: Any, data: Any, optimizer: Any) -> Problem:
         return Problem(model, loss, data, params="*")  # all frozen: the survey says so and measures them all the same
 
 
-def _chosen(only: Iterable[str] | None) -> list[Instrument]:
+def _chosen(only: Iterable[str] | None, site: Site) -> list[Instrument]:
     everything = all_instruments()
     if only is None:
-        return everything
+        return [instrument for instrument in everything if instrument.concerns(site)]
     known = {instrument.name for instrument in everything}
     wanted = {i.name for i in everything if i.first}
     pending = [only] if isinstance(only, str) else list(only)

@@ -6,8 +6,10 @@
 True
 """
 
+from theodolite.plots.anchors import counted_histogram, grouped_bars
 from theodolite.plots.blocks import leading_blocks
 from theodolite.plots.curves import curves
+from theodolite.plots.dictionary import plot_atom_usage, plot_atoms, plot_dictionary_choice, plot_learning_curve
 from theodolite.plots.fits import PowerLaw, log_log, power_law, with_error
 from theodolite.plots.heatmaps import heatmap, matrix
 from theodolite.plots.linear_path import linear_path, linear_path_panels
@@ -29,9 +31,11 @@ __all__ = [
     "Look",
     "PowerLaw",
     "correlation_of",
+    "counted_histogram",
     "curves",
     "density",
     "eigenvalues",
+    "grouped_bars",
     "heatmap",
     "histogram",
     "leading_blocks",
@@ -43,6 +47,10 @@ __all__ = [
     "matrix",
     "pairs_and_maxima",
     "panels",
+    "plot_atom_usage",
+    "plot_atoms",
+    "plot_dictionary_choice",
+    "plot_learning_curve",
     "plot_monitor",
     "power_law",
     "reference",

@@ -16,7 +16,8 @@ SAFE_PIVOT = 1e-9
 class NormalEquations:
     """Sums over rows h (d,) with targets y (K,); a constant column is added, which a fit may use or not.
 
-    Memory is (d + 1)² numbers. `+` joins two parts of a stream.
+    Memory is (d + 1)² numbers. `+` joins two parts of a stream. Errors are differences of sums, so sums are taken of what a
+    `reference` fit (d + 1, K) leaves of the targets: where that is good, an exact fit shows as one to the last digits.
 
     >>> x = torch.arange(6.0)[:, None]
     >>> sums = NormalEquations(1, 1)
@@ -29,9 +30,11 @@ class NormalEquations:
     dim: int
     targets: int
     rows: int = 0
+    reference: Tensor | None = None
     gram: Tensor = field(init=False)  # (d + 1, d + 1)
-    cross: Tensor = field(init=False)  # (d + 1, K); its last row is the sum of the targets
+    cross: Tensor = field(init=False)  # (d + 1, K), with what the reference leaves, and so are the squares
     squares: Tensor = field(init=False)  # (K,)
+    sums: Tensor = field(init=False)  # (2, K), of the targets themselves and of their squares
     low: Tensor = field(init=False)  # (K,)
     high: Tensor = field(init=False)  # (K,)
 
@@ -40,6 +43,7 @@ class NormalEquations:
         self.gram = torch.zeros(size, size, dtype=torch.float64)
         self.cross = torch.zeros(size, count, dtype=torch.float64)
         self.squares = torch.zeros(count, dtype=torch.float64)
+        self.sums = torch.zeros(2, count, dtype=torch.float64)
         self.low = torch.full((count,), torch.inf, dtype=torch.float64)
         self.high = torch.full((count,), -torch.inf, dtype=torch.float64)
 
@@ -50,17 +54,18 @@ class NormalEquations:
         h = states.new_ones(len(states), self.dim + 1, dtype=torch.float64)
         h[:, :-1] = states
         y = values.double()
-        gram, cross = h.mT @ h, h.mT @ y
+        left = y if self.reference is None else y - h @ self.reference.to(h.device)
         self.rows += len(states)
-        self.gram += gram.to(self.gram.device)
-        self.cross += cross.to(self.gram.device)
-        self.squares += y.square().sum(0).to(self.gram.device)
+        self.gram += (h.mT @ h).to(self.gram.device)
+        self.cross += (h.mT @ left).to(self.gram.device)
+        self.squares += left.square().sum(0).to(self.gram.device)
+        self.sums += torch.stack([y.sum(0), y.square().sum(0)]).to(self.gram.device)
         self.low = torch.minimum(self.low, y.amin(0).to(self.low.device))
         self.high = torch.maximum(self.high, y.amax(0).to(self.high.device))
 
     def __add__(self, other: NormalEquations) -> NormalEquations:
-        total = NormalEquations(self.dim, self.targets, self.rows + other.rows)
-        for name in ("gram", "cross", "squares"):
+        total = NormalEquations(self.dim, self.targets, self.rows + other.rows, self.reference)
+        for name in ("gram", "cross", "squares", "sums"):
             setattr(total, name, getattr(self, name) + getattr(other, name))
         total.low, total.high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
         return total
@@ -68,12 +73,12 @@ class NormalEquations:
     @property
     def mean(self) -> Tensor:
         """Means (K,) of the targets."""
-        return self.cross[-1] / self.rows
+        return self.sums[0] / self.rows
 
     @property
     def variance(self) -> Tensor:
         """Variances (K,) of the targets: the mean square error of predicting their mean."""
-        return (self.squares / self.rows - self.mean.square()).clamp_min(0)
+        return (self.sums[1] / self.rows - self.mean.square()).clamp_min(0)
 
     def solve(self, *, intercept: bool = False) -> Tensor:
         """The least squares coefficients, (d, K), or (d + 1, K) with that of the constant column last.
@@ -84,17 +89,23 @@ class NormalEquations:
         gram, cross = self.gram[:size, :size], self.cross[:size]
         length = gram.diagonal().sqrt()
         scale = torch.where(length > 0, 1 / length, 0.0)[:, None]
-        return scale * _solve(scale * gram * scale.mT, scale * cross)
+        start = length[:, None] * self._reference(size)
+        return scale * _solve(scale * gram * scale.mT, scale * cross, start)
 
     def mse(self, coefficients: Tensor) -> Tensor:
         """The mean square errors (K,) of coefficients (d, K) or (d + 1, K) on these rows.
 
-        A difference of large sums: what is below 1e-15 times the mean square of the targets is rounding.
+        A difference of sums: what is below 1e-15 times the mean square that the reference leaves is rounding.
         """
         size = len(coefficients)
         gram, cross = self.gram[:size, :size], self.cross[:size]
-        explained = (coefficients * (2 * cross - gram @ coefficients)).sum(0)
+        beyond = coefficients - self._reference(size)
+        explained = (beyond * (2 * cross - gram @ beyond)).sum(0)
         return ((self.squares - explained) / self.rows).clamp_min(0)
+
+    def _reference(self, size: int) -> Tensor:
+        """The reference (size, K); one for d columns has no constant."""
+        return torch.zeros(size, self.targets, dtype=torch.float64) if self.reference is None else self.reference[:size]
 
     def constant_mse(self, constants: Tensor) -> Tensor:
         """The mean square errors (K,) of predicting the constants (K,)."""
@@ -106,13 +117,17 @@ class NormalEquations:
         return sum(t.nbytes for t in (getattr(self, f.name) for f in fields(self)) if isinstance(t, Tensor))
 
 
-def _solve(gram: Tensor, cross: Tensor) -> Tensor:
-    """A solution of gram · x = cross: by Cholesky where all columns stand apart, else by eigenvalues above the cut-off."""
+def _solve(gram: Tensor, cross: Tensor, start: Tensor) -> Tensor:
+    """x with gram · (x − start) = cross: by Cholesky where all columns stand apart, else by eigenvalues above the cut-off.
+
+    In the second case x, start included, has no part in the directions that are cut off.
+    """
     factor, failed = torch.linalg.cholesky_ex(gram)
     # A squared pivot is what the columns before leave of one of length 1.
     if not int(failed) and float(factor.diagonal().square().min()) > SAFE_PIVOT:
-        return torch.cholesky_solve(cross, factor)
+        return start + torch.cholesky_solve(cross, factor)
     values, vectors = torch.linalg.eigh(gram)
-    inverse = torch.where(values > CUTOFF * values[-1], 1 / values, 0.0)
-    solution: Tensor = vectors @ (inverse[:, None] * (vectors.mT @ cross))
+    kept = values > CUTOFF * values[-1]
+    along = torch.where(kept, 1 / values, 0.0)[:, None] * (vectors.mT @ cross) + kept[:, None] * (vectors.mT @ start)
+    solution: Tensor = vectors @ along
     return solution

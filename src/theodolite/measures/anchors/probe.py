@@ -220,10 +220,9 @@ def summarise(stream: ProbeStream, anchors: int, geometry: bool, seed: int, bega
     biased = stream.bias is not None
     sums = stream.train + stream.test
     vectors, with_intercept = sums.solve(intercept=biased), sums.solve(intercept=True)
-    states, values, log_z, places, numbers = stream.sample.rows()
+    states, values, log_z, places, numbers, _ = stream.sample.rows()
     errors = _residuals(states, values, vectors)
-    # All positions at hand: residuals are exact where differences of sums are rounding.
-    mse = errors.square().mean(0) if stream.sample.complete else sums.mse(vectors)
+    mse, intercept_mse = (_mean_squares(stream, fit) for fit in (vectors, with_intercept))
     mass = (values - log_z[:, None]).exp()
     outside, outside_variance = _held_out(stream, biased)
     n, d = stream.weight.shape
@@ -248,7 +247,7 @@ def summarise(stream: ProbeStream, anchors: int, geometry: bool, seed: int, bega
         held_out_mse=outside,
         held_out_variance=outside_variance,
         constant_mse=_floats(sums.constant_mse(alike)),
-        intercept_mse=_floats(mse if biased else sums.mse(with_intercept)),
+        intercept_mse=_floats(intercept_mse),
         max_error=_floats(errors.abs().amax(0)),
         error_99=_floats(errors.abs().quantile(0.99, dim=0)),
         mass_mean=_floats(stream.mass_sum / stream.positions),
@@ -289,7 +288,20 @@ def _held_out(stream: ProbeStream, biased: bool) -> tuple[tuple[float, ...], tup
     """The errors of the fit on the first part on the second, and the variances there; NaN where one part is empty."""
     if not stream.train.rows or not stream.test.rows:
         return (math.nan,) * len(stream.top), (math.nan,) * len(stream.top)
-    return _floats(stream.test.mse(stream.train.solve(intercept=biased))), _floats(stream.test.variance)
+    fit = stream.train.solve(intercept=biased)
+    return _floats(_mean_squares(stream, fit, held_out=True)), _floats(stream.test.variance)
+
+
+def _mean_squares(stream: ProbeStream, fit: Tensor, *, held_out: bool = False) -> Tensor:
+    """The mean square errors (tops,) of a fit on all positions or those held out.
+
+    From residuals while every position is at hand, since those are exact where differences of sums are rounding.
+    """
+    if not stream.sample.complete:
+        return (stream.test if held_out else stream.train + stream.test).mse(fit)
+    states, values, _, _, _, later = stream.sample.rows()
+    chosen = later if held_out else torch.ones_like(later)
+    return _residuals(states[chosen], values[chosen], fit).square().mean(0)
 
 
 def _split(stream: ProbeStream) -> str:

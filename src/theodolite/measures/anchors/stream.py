@@ -64,6 +64,8 @@ class ProbeStream:
         """One block; rows from `border` on are held out."""
         total, bulk = self.values(states, targets)
         border = min(max(border, 0), len(states))
+        if not self.positions:
+            self.train.reference = self.test.reference = self._first_fit(states, bulk)
         self.train.update(states[:border], bulk[:border])
         self.test.update(states[border:], bulk[border:])
         mass = (bulk - total[:, None]).double().exp()
@@ -71,8 +73,15 @@ class ProbeStream:
         self.mass_low = torch.minimum(self.mass_low, mass.amin(0).cpu())
         numbers = torch.arange(self.positions, self.positions + len(states))
         where = numbers if places is None else places.cpu()
-        self.sample.offer(states.cpu(), bulk.double().cpu(), total.double().cpu(), where, numbers)
+        held_out = torch.arange(len(states)) >= border
+        self.sample.offer(states.cpu(), bulk.double().cpu(), total.double().cpu(), where, numbers, held_out)
         self.positions += len(states)
+
+    def _first_fit(self, states: Tensor, bulk: Tensor) -> Tensor:
+        """Coefficients (d + 1, tops) without a constant from the first block, which the sums are taken relative to."""
+        sums = NormalEquations(self.train.dim, self.train.targets)
+        sums.update(states, bulk)
+        return torch.cat([sums.solve(), torch.zeros(1, self.train.targets, dtype=torch.float64)])
 
     def values(self, states: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """log Z (N,) and the log bulk sums (N, tops) of states (N, d)."""
