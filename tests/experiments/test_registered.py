@@ -59,6 +59,14 @@ KNOWN_FAILURES: dict[str, set[str]] = {
     # Narrow quadratic models do not always reach the theory's edge of twice the critical rate.
     "catapult/figure-B.12": {"f_quad converges at 1.5 times the critical rate (share of the runs)"},
     "catapult/figure-B.13": {"f_quad converges at 1.5 times the critical rate (share of the runs)"},
+    # −0.023 at d = 25, where a signal has a single atom.
+    "sparse-coding/figure-2.2": {"(a) masking is better at every size (smallest difference)"},
+    # Ten blocks and five batches in a fixed order: every batch meets only two masks, the same in each pass. SGD at its best rate
+    # (1) ends at 0.66 of Adam's loss in the few passes of this size.
+    "sparse-coding/ablations": {
+        "cycled masks do as well as random ones (difference of the errors)",
+        "Adam trains faster than SGD (last loss of SGD at its best rate over Adam's, smaller of the objectives)",
+    },
     # 0.256, wanted 0.3; four pairs leave the exponent of 2a uncertain by 0.25.
     "stability/figure-2.3": {"2a: in logistic regression the distance falls faster (difference of the exponents)"},
     # One seed of three: after 80 updates 1a has hardly fitted its sets, and four pairs leave Δb uncertain by half a unit.

@@ -134,7 +134,6 @@ class Ablations(Experiment):
             expected=0.0,
             tolerance=0.03,
             reported=Reported("similar", "000, section 2.3"),
-            since="laptop",
         ),
         Claim(
             "so they do where every batch meets every mask (difference of the errors)",
@@ -142,7 +141,6 @@ class Ablations(Experiment):
             expected=0.0,
             tolerance=0.03,
             reported=Reported("similar", "000, section 2.3"),
-            since="laptop",
         ),
         Claim("a mask per signal instead of one per batch (difference of the errors)", behind("a mask per signal", "masked")),
         Claim(
@@ -151,7 +149,6 @@ class Ablations(Experiment):
             rule="at least",
             expected=1.0,
             reported=Reported("significantly faster", SECTION),
-            since="laptop",
         ),
         Claim(
             "gradients of both objectives are of the same order (ratio of their norms at the start)",

@@ -73,7 +73,6 @@ def _claims() -> tuple[Claim, ...]:
             rule="at least",
             expected=0.0,
             reported=Reported("yes", SECTION),
-            since="laptop",
         )
         for panel in PANELS
     ]
