@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+import items_anchors
+import items_dictionary
 import items_eigenpairs
 import items_estimates
 import items_features
@@ -48,6 +50,9 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "monitor": items_monitor.monitoring,
     "fleet": items_fleet.fleet,
     "fleet-memory": items_fleet.fleet_memory,
+    "omp": items_dictionary.pursuit,
+    "dictionary": items_dictionary.training,
+    "anchors": items_anchors.probing,
     "estimate": items_survey.estimates,
     "budget": items_survey.budgets,
     "help": items_survey.help_time,

@@ -6,6 +6,7 @@
 True
 """
 
+from theodolite.plots.anchor_probe import plot_anchor_errors, plot_anchor_probe, plot_atom_geometry, plot_log_partitions
 from theodolite.plots.anchors import counted_histogram, grouped_bars
 from theodolite.plots.blocks import leading_blocks
 from theodolite.plots.curves import curves
@@ -47,10 +48,14 @@ __all__ = [
     "matrix",
     "pairs_and_maxima",
     "panels",
+    "plot_anchor_errors",
+    "plot_anchor_probe",
+    "plot_atom_geometry",
     "plot_atom_usage",
     "plot_atoms",
     "plot_dictionary_choice",
     "plot_learning_curve",
+    "plot_log_partitions",
     "plot_monitor",
     "power_law",
     "reference",

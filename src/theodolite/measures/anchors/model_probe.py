@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def anchor_probe(
         mask_token=mask_token,
         every=every,
     )
-    with left_as_found(model, "eval"), torch.no_grad():
+    with left_as_found(model, "eval"), torch.no_grad(), _outside_embeddings(model):
         source = read(model, data, windows, tokenizer)
         readings = _placed(source, model)
         first = next(readings, None)
@@ -107,6 +108,21 @@ def anchor_probe(
                 stream.add(states, targets, places)
                 advance(len(states))
     return summarise(stream, anchors, geometry, seed, began, layer.notes)
+
+
+@contextmanager
+def _outside_embeddings(model: nn.Module) -> Iterator[None]:
+    """Torch's word for a number that has no row in an embedding is no help."""
+    try:
+        yield
+    except IndexError as error:
+        if "index out of range" not in str(error):
+            raise
+        tables = ", ".join(f"{name} {m.num_embeddings}" for name, m in model.named_modules() if isinstance(m, nn.Embedding))
+        raise ValueError(
+            f"A token or a position lies outside the embeddings of {type(model).__name__} (rows: {tables or 'unknown'}). Encode "
+            "the text with the model's own tokenizer; context= shortens the windows."
+        ) from error
 
 
 def _placed(source: Source, model: nn.Module) -> Iterator[Reading]:

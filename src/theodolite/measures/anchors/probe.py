@@ -122,7 +122,7 @@ class AnchorProbe(Result):
     def sentence(self) -> str:
         removed = [i for i, k in enumerate(self.top) if k] or [0]
         i = min(removed, key=lambda j: abs(self.top[j] - SPOKEN * self.vocabulary))
-        what = f"the log bulk partition function (top {self.top[i]} removed)"
+        what = f"the log bulk partition function (top {self.top[i]} removed)" if self.top[i] else "the log partition function"
         outside = f", held out {self.held_out_mse[i]:.3g}" if math.isfinite(self.held_out_mse[i]) else ""
         without = f", against {self.mse[0]:.3g} without removing them" if i and self.top[0] == 0 else ""
         numbers = f"mean square error {self.mse[i]:.3g}{outside}{without}; {self.positions} positions, {self.vocabulary} words"

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from theodolite.measures.dictionary.decoding import Decoder, decode, reconstruct
-from theodolite.measures.dictionary.initial import initial_dictionary
+from theodolite.measures.dictionary.initial import initial_dictionary, start_seeds
 from theodolite.measures.dictionary.learning import (
     LearnerState,
     LearningSettings,
@@ -253,8 +252,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def _begin(self, signals: Tensor) -> None:
         self._settings(signals.shape[1]).check(len(signals), signals.shape[1], self._count(signals.shape[1]))
-        random = check_random_state(self.random_state)
-        self._seeds = tuple(int(seed) for seed in random.randint(np.iinfo(np.int32).max, size=self.n_init))
+        self._seeds = start_seeds(self.random_state, self.n_init)
         atoms = self._count(signals.shape[1])
         starts = [initial_dictionary(signals, atoms, self.init, seed=seed) for seed in self._seeds]
         self._state = LearnerState.begin(torch.stack(starts))

@@ -6,9 +6,16 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from sklearn.utils import check_random_state
 from torch import Tensor
 
 Start = Literal["samples", "random"]
+
+
+def start_seeds(random_state: Any, count: int = 1) -> tuple[int, ...]:
+    """The seeds of `count` starts that a scikit-learn `random_state` (seed, generator or None) stands for."""
+    drawn = check_random_state(random_state).randint(np.iinfo(np.int32).max, size=count)
+    return tuple(int(seed) for seed in drawn)
 
 
 def initial_dictionary(signals: Tensor, atoms: int, init: Any = "samples", *, seed: int = 0) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from theodolite.measures.dictionary.estimator import MaskedDictionaryLearning
 from theodolite.progress import counting
@@ -52,16 +53,9 @@ def choose_dictionary(
 
     `settings` go to `MaskedDictionaryLearning`. Rows also tell the error of reconstruction, which always prefers more.
     """
-    data = np.asarray(X)
-    if data.ndim != 2 or len(data) < 2:
-        raise ValueError(f"X must be (n, d) with at least two signals. Got shape {data.shape}.")
-    if not 0 < held_out < 1:
-        raise ValueError(f"held_out must lie between 0 and 1. Got {held_out}.")
+    train, test = split_signals(np.asarray(X), held_out, seed)
     if not len(n_components) or not len(sparsity):
         raise ValueError("n_components and sparsity must each name at least one value.")
-    order = np.random.default_rng((seed, 3)).permutation(len(data))
-    split = min(len(data) - 1, max(1, round((1 - held_out) * len(data))))
-    train, test = data[order[:split]], data[order[split:]]
     table: list[Row] = []
     with counting("choosing", progress=progress, total=len(n_components) * len(sparsity)) as advance:
         for atoms in n_components:
@@ -80,6 +74,17 @@ def choose_dictionary(
         outcome=Outcome.ESTIMATED,
         seed=seed,
     )
+
+
+def split_signals(data: NDArray[Any], held_out: float, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Signals to learn from and signals held out, drawn by the seed; at least one of each."""
+    if data.ndim != 2 or len(data) < 2:
+        raise ValueError(f"A dictionary needs at least two signals, as rows (n, d). Got shape {data.shape}.")
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must lie between 0 and 1. Got {held_out}.")
+    order = np.random.default_rng((seed, 3)).permutation(len(data))
+    cut = min(len(data) - 1, max(1, round((1 - held_out) * len(data))))
+    return data[order[:cut]], data[order[cut:]]
 
 
 def _judge(train: Any, test: Any, atoms: int, k: int, seed: int, settings: dict[str, Any]) -> Row:

@@ -420,3 +420,10 @@ def test_stories260k():
     assert max(probe.r2[:3]) < 0  # without an intercept, worse than the mean until a fifth of the words is gone
     assert probe.perplexity == pytest.approx(4.191, rel=0.005)
     assert probe.geometry.cosine_mean == pytest.approx(0.3125, abs=0.002)
+
+
+def test_tokens_beyond_an_embedding_that_does_not_name_itself():
+    from theodolite.models.language import gpt
+
+    with pytest.raises(ValueError, match=r"outside the embeddings of GPT .*tokens 10, positions 64"):
+        anchor_probe(gpt(vocabulary=10, context=64, dim=16, depth=1), torch.full((500,), 12))

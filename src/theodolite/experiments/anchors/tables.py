@@ -1,0 +1,368 @@
+"""Tables 3.1, B.1 and B.2, and Figure 3.1: how well the log bulk partition function is linear in the hidden state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from theodolite.experiments.anchors.language_models import FOLDERS, LOCAL, SMOLLM, STORIES, Probed
+from theodolite.experiments.anchors.probes import (
+    ALL_MODELS,
+    FOUR,
+    FOUR_MODELS,
+    ProbeExperiment,
+    as_measured,
+    bulk_ratio,
+    error_rows,
+    errors_by_top,
+    largest_step,
+    of_model,
+    value_of,
+)
+from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.results import Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TOPS = (0, 10, 100, 1000, 10_000)
+#: Mean square errors by the number of words removed.
+ERRORS = {
+    "GPT-2": (625.8, 651.4, 665.2, 685.5, 727.4),
+    "GPT-2 Medium": (0.7647, 0.3444, 0.3005, 0.2683, 0.2396),
+    "GPT-2 Large": (0.7296, 0.1288, 0.0740, 0.0317, 0.0022),
+    "GPT-2 XL": (0.7716, 0.1219, 0.0648, 0.0279, 0.0019),
+    "OPT-125M": (0.6688, 0.1010, 0.0443, 0.0117, 0.0006),
+    "OPT-350M": (2.2449, 0.9393, 0.7587, 0.6182, 0.4275),
+    "OPT-1.3B": (0.5234, 0.0984, 0.0402, 0.0117, 0.0006),
+}
+#: Parameters in millions, hidden dimension, perplexity.
+MODELS = {
+    "GPT-2": (124, 768, 25.92),
+    "GPT-2 Medium": (355, 1024, 19.19),
+    "GPT-2 Large": (774, 1280, 17.13),
+    "GPT-2 XL": (1500, 1600, 15.34),
+    "OPT-125M": (125, 768, 25.01),
+    "OPT-350M": (350, 1024, 19.69),
+    "OPT-1.3B": (1300, 2048, 13.16),
+}
+#: The one with two clusters.
+CLUSTERED = "GPT-2"
+#: Windows, precision and the part of the corpus are not stated; the specification expects agreement of about 30 %.
+TOLERANCE, PERPLEXITY_TOLERANCE = 0.3, 0.15
+WHERE = "000, Table B.2"
+
+
+def error_claim(model: str, top: int, where: str) -> Claim:
+    """The error of one of the source's models, as printed."""
+    return Claim(
+        f"{model}: mean square error with the top {top} removed",
+        value_of(model, "mse", top=top),
+        rule="relative",
+        tolerance=TOLERANCE,
+        reported=Reported(ERRORS[model][TOPS.index(top)], where),
+        since="paper",
+    )
+
+
+LOCAL_RATIO = Claim(
+    "local GPT: removing 2 % of the words takes most of the error away (error over that of the whole partition function)",
+    bulk_ratio(LOCAL),
+    rule="at most",
+    expected=0.3,  # check 20; 0.20 at tiny size when it was frozen
+    reported=Reported("0.07 to 0.10 for the four models, top 100 removed", "000, Table 3.1"),
+)
+LOCAL_FALLS = Claim(
+    "local GPT: the error falls with every further word removed (largest ratio to the error before)",
+    largest_step(LOCAL),
+    rule="at most",
+    expected=1.0,
+    reported=Reported("falls for six of seven models", WHERE),
+)
+LOCAL_EXPLAINS = Claim(
+    "local GPT: the anchor explains the variance of the log bulk partition function (R², 2 % of the words removed)",
+    value_of(LOCAL, "r2", bulk=True),
+    rule="at least",
+    expected=0.8,
+    reported=Reported("not a constant", "000, section 3.4"),
+)
+AS_MEASURED = tuple(
+    Claim(f"{name}: mean square error by words removed", as_measured(name, errors_by_top)) for name in (STORIES, SMOLLM)
+)
+
+
+class Table31(ProbeExperiment):
+    """Without the most probable words the log partition function is linear in the hidden state, with them it is not.
+
+    Mean square error of the best anchor vector, ⟨h, v₀⟩ ≈ log Z, for the whole partition function and for the bulk.
+    """
+
+    id = "anchor/table-3.1"
+    source = "000, section 3.4, Table 3.1"
+    reproduces = ("000 Table 3.1",)
+    sizes = FOUR_MODELS
+    show = error_rows
+    claims = (
+        LOCAL_RATIO,
+        LOCAL_EXPLAINS,
+        *AS_MEASURED,
+        *(error_claim(model, top, "000, Table 3.1") for model in FOUR for top in (0, 100)),
+        *(
+            Claim(
+                f"{model}: the bulk over the original error",
+                bulk_ratio(model),
+                rule="relative",
+                tolerance=TOLERANCE,
+                reported=Reported(round(ERRORS[model][2] / ERRORS[model][0], 3), "000, Table 3.1"),
+                since="paper",
+            )
+            for model in FOUR
+        ),
+    )
+
+    def figure(self, rows: list[Row]) -> Figure:
+        from theodolite import plots
+
+        table = [row for row in rows if row["kind"] == "error"]
+        bars = [
+            {**row, "of": f"bulk (top {row['top']} removed)" if row["top"] else "original"}
+            for row in table
+            if row["top"] == 0 or row["bulk"]
+        ]
+        figure, axes = plots.panels(1, letters=False, size=(1.7 * len({row["model"] for row in table}) + 2.4, 3.2))
+        plots.grouped_bars(
+            bars,
+            "model",
+            "mse",
+            by="of",
+            mark="held_out_mse",
+            log=True,
+            xlabel="bars: in sample; black lines: held out",
+            ylabel="mean square error",
+            ax=axes[0],
+        )
+        return figure
+
+
+def falls(rows: list[Row]) -> float | None:
+    """The largest step of the source's models but the clustered one; nothing where one of them is missing."""
+    steps = [largest_step(model)(rows) for model in FOLDERS if model != CLUSTERED]
+    return None if any(step is None for step in steps) else max(step for step in steps if step is not None)
+
+
+def rises(rows: list[Row]) -> float | None:
+    """The smallest error of GPT-2 at any number of words removed."""
+    return min((row["mse"] for row in of_model(rows, CLUSTERED, "error")), default=None)
+
+
+class TableB2(ProbeExperiment):
+    """The error of the anchor falls with the number of words removed.
+
+    All models, the top 0 to 10,000 of about 50,000 words removed, or the same shares of smaller vocabularies; in sample as in
+    the source, and held out. Two anchors stand beside for the model whose partition function has two clusters.
+    """
+
+    id = "anchor/table-B.2"
+    source = "000, section B.2, Table B.2"
+    reproduces = ("000 Table B.2",)
+    show = error_rows
+    claims = (
+        LOCAL_FALLS,
+        LOCAL_RATIO,
+        *AS_MEASURED,
+        *(error_claim(model, top, WHERE) for model in FOLDERS for top in TOPS),
+        Claim(
+            "the error falls at every step for all models but GPT-2 (largest ratio to the error before)",
+            falls,
+            rule="at most",
+            expected=1.0,
+            reported=Reported("falls", WHERE),
+            since="paper",
+        ),
+        Claim(
+            "GPT-2: one anchor does not fit at any number of words (smallest error)",
+            rises,
+            rule="at least",
+            expected=100.0,
+            reported=Reported(625.8, WHERE),
+            since="paper",
+        ),
+        Claim(
+            "GPT-2: with one anchor for each of two clusters it does (larger error of the two, top 100 removed)",
+            value_of(CLUSTERED, "two_anchors", top=100),
+            rule="at most",
+            expected=1.0,
+            reported=Reported("two clusters, each with its own anchor", "000, section B.2"),
+            since="paper",
+        ),
+    )
+
+    def figure(self, rows: list[Row]) -> Figure:
+        from theodolite import plots
+
+        figure, axes = plots.panels(2, size=(4.6, 3.4))
+        draw_errors(rows, "mse", "in sample", axes[0])
+        draw_errors(rows, "held_out_mse", "held out", axes[1])
+        return figure
+
+
+def draw_errors(rows: list[Row], column: str, title: str, ax: Any) -> None:
+    """Error against the share of the vocabulary removed, one line per model."""
+    from theodolite import plots
+
+    table = [{**row, "removed": 100 * row["share"]} for row in rows if row["kind"] == "error"]
+    plots.curves(
+        table,
+        "removed",
+        column,
+        by="model",
+        log="y",
+        labels="legend",
+        xlabel="words removed, % of the vocabulary",
+        ylabel="mean square error",
+        title=title,
+        ax=ax,
+    )
+    # Linear up to one word of the largest vocabulary, so that "none removed" has a place.
+    ax.set_xscale("symlog", linthresh=0.02, linscale=0.4)
+
+
+def span(model: str) -> Measure:
+    """The error with most words removed over that with none."""
+
+    def measure(rows: list[Row]) -> float | None:
+        table = sorted(of_model(rows, model, "error"), key=lambda row: row["top"])
+        return table[-1]["mse"] / table[0]["mse"] if table else None
+
+    return measure
+
+
+class Figure31(ProbeExperiment):
+    """The log bulk partition function becomes linear in the hidden state as probable words are removed.
+
+    The numbers of Table B.2, one line per model.
+    """
+
+    id = "anchor/figure-3.1"
+    source = "000, section 3.4, Figure 3.1"
+    reproduces = ("000 Figure 3.1",)
+    show = error_rows
+    claims = (
+        LOCAL_FALLS,
+        *(
+            Claim(
+                f"{model}: the error with the top 10,000 removed over that with none",
+                span(model),
+                rule="at most",
+                expected=1.0,
+                reported=Reported(round(ERRORS[model][-1] / ERRORS[model][0], 4), WHERE),
+                since="paper",
+            )
+            for model in FOLDERS
+            if model != CLUSTERED
+        ),
+    )
+
+    def figure(self, rows: list[Row]) -> Figure:
+        from theodolite import plots
+
+        figure, axes = plots.panels(1, letters=False, size=(5.4, 3.8))
+        draw_errors(rows, "mse", "", axes[0])
+        return figure
+
+
+def model_rows(found: Probed) -> Iterator[Row]:
+    """What a model is, and how well it predicts its text."""
+    probe = found.probe
+    yield {
+        "kind": "model",
+        "parameters": found.parameters,
+        "hidden": found.hidden,
+        "state": probe.hidden,
+        "vocabulary": probe.vocabulary,
+        "positions": probe.positions,
+        "perplexity": probe.perplexity,
+        "frequency_perplexity": found.frequency_perplexity,
+    }
+
+
+def _model_claims(model: str) -> tuple[Claim, ...]:
+    millions, hidden, perplexity = MODELS[model]
+    shared: dict[str, Any] = {"since": "paper"}
+    return (
+        Claim(
+            f"{model}: parameters",
+            value_of(model, "parameters", "model"),
+            rule="relative",
+            tolerance=0.06,
+            reported=Reported(millions * 1e6, "000, Table B.1"),
+            **shared,
+        ),
+        Claim(
+            f"{model}: hidden dimension",
+            value_of(model, "hidden", "model"),
+            rule="equal",
+            reported=Reported(hidden, "000, Table B.1"),
+            **shared,
+        ),
+        Claim(
+            f"{model}: perplexity",
+            value_of(model, "perplexity", "model"),
+            rule="relative",
+            tolerance=PERPLEXITY_TOLERANCE,
+            reported=Reported(perplexity, "000, Table B.1"),
+            **shared,
+        ),
+    )
+
+
+def learned(rows: list[Row]) -> float:
+    """The local model's perplexity over that of word frequencies."""
+    row = chosen(rows, kind="model", model=LOCAL)[0]
+    return float(row["perplexity"] / row["frequency_perplexity"])
+
+
+def _size_and_perplexity(rows: list[Row]) -> str:
+    row = chosen(rows, kind="model")[0]
+    return (
+        f"{row['parameters']:,} parameters, hidden {row['hidden']}, {row['vocabulary']:,} words, perplexity "
+        f"{row['perplexity']:.2f} at {row['positions']:,} positions"
+    )
+
+
+AS_SIZED: tuple[Claim, ...] = tuple(
+    Claim(f"{name}: size and perplexity", as_measured(name, _size_and_perplexity)) for name in (STORIES, SMOLLM)
+)
+
+
+class TableB1(ProbeExperiment):
+    """The models: size and perplexity.
+
+    Perplexity is that at the positions of the probe, with the context that each has in its window.
+    """
+
+    id = "anchor/table-B.1"
+    source = "000, section B.2, Table B.1"
+    reproduces = ("000 Table B.1",)
+    sizes = ALL_MODELS
+    show = model_rows
+    claims = (
+        Claim(
+            "local GPT: it has learned more than how frequent words are (perplexity over that of frequencies)",
+            learned,
+            rule="at most",
+            expected=0.7,
+            reported=Reported("trained models", "000, Table B.1"),
+        ),
+        *AS_SIZED,
+        *(claim for model in FOLDERS for claim in _model_claims(model)),
+    )
+
+    def figure(self, rows: list[Row]) -> Figure:
+        from theodolite import plots
+
+        table = [row for row in rows if row["kind"] == "model"]
+        figure, axes = plots.panels(1, letters=False, size=(5.0, 3.4))
+        plots.scatter(table, "parameters", "perplexity", by="model", log="xy", ylabel="perplexity on its text", ax=axes[0])
+        return figure
