@@ -14,7 +14,7 @@ from theodolite.errors import NonFiniteError, NumericalWarning
 from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
 from theodolite.instruments.subset import subset
 from theodolite.measures.anchors import AnchorProbe, OutputHead, anchor_probe, find_head
-from theodolite.measures.anchors.probe import ENOUGH, SPOKEN
+from theodolite.measures.anchors.probe import ENOUGH
 from theodolite.measures.anchors.reading import read, windows_for
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import left_as_found
@@ -39,11 +39,6 @@ AT_ONCE = 2048
 IGNORED = -100
 
 
-def spoken(probe: AnchorProbe) -> int:
-    """The place in `probe.top` that sentences speak of: near 0.2 % of the vocabulary, which is 100 words of 50,000."""
-    return min(range(len(probe.top)), key=lambda i: abs(probe.top[i] - SPOKEN * probe.vocabulary))
-
-
 def anchor_findings(probe: AnchorProbe) -> list[Finding]:
     """What a probe means: whether there is an anchor, and what stands in its way; the verdict comes first."""
     more = [several_anchors(probe)] if probe.clusters else []
@@ -58,7 +53,7 @@ def found(severity: Severity, sentence: str, **fields: Any) -> Finding:
 
 def verdict(probe: AnchorProbe) -> Finding:
     """Whether the log bulk partition function is linear in the state, by the held-out error where there is one."""
-    i = spoken(probe)
+    i = probe.spoken
     held = math.isfinite(probe.held_out_mse[i])
     mse = probe.held_out_mse[i] if held else probe.mse[i]
     variance = probe.held_out_variance[i] if held else probe.variance[i]
@@ -149,7 +144,7 @@ def _percent(share: float) -> str:
 
 def first_positions(probe: AnchorProbe) -> list[Finding]:
     """Whether the beginnings of windows, a known outlier state, are what varies."""
-    i = spoken(probe)
+    i = probe.spoken
     values, first = probe.sampled_values[:, i], probe.sampled_places == 0
     if int(first.sum()) < 1 or int((~first).sum()) < 2:
         return []
@@ -168,7 +163,7 @@ def first_positions(probe: AnchorProbe) -> list[Finding]:
 
 def bulk_mass(probe: AnchorProbe) -> Finding:
     """How much probability the bulk holds."""
-    i = spoken(probe)
+    i = probe.spoken
     each = ", ".join(f"{_percent(mass)} without {k}" for k, mass in zip(probe.top, probe.mass_mean, strict=True) if k)
     if not probe.top[i] and not probe.excluded:
         text = "The bulk is the whole vocabulary where nothing is removed" + (f"; on average it holds {each}." if each else ".")
@@ -186,7 +181,7 @@ def bulk_mass(probe: AnchorProbe) -> Finding:
 
 def several_anchors(probe: AnchorProbe) -> Finding:
     """Whether positions fall into clusters with anchors of their own."""
-    clusters = probe.clusters[spoken(probe)]
+    clusters = probe.clusters[probe.spoken]
     text = clusters.sentence()
     starts = [row["first_places"] for row in clusters.rows()]
     if max(starts) > 0.5:
@@ -208,7 +203,7 @@ def atoms(probe: AnchorProbe) -> Finding:
 
 def certificate_needs(probe: AnchorProbe) -> Finding:
     """What a transfer certificate would need beyond a probe, and whether it could say anything with this anchor."""
-    i = spoken(probe)
+    i = probe.spoken
     largest, sure = probe.max_error[i], "" if probe.exact else f", in a sample of {probe.sample}"
     text = (
         "A transfer certificate bounds the downstream error of a student by its divergence from a teacher; a probe of one model "

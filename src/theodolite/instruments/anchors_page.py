@@ -16,7 +16,6 @@ from theodolite.instruments.anchors import (
     error_table,
     first_positions,
     several_anchors,
-    spoken,
     verdict,
 )
 from theodolite.instruments.anchors import atoms as atoms_finding
@@ -161,7 +160,7 @@ def _atoms(probe: AnchorProbe) -> Section:
 def _certificate(probe: AnchorProbe) -> Section:
     from theodolite.report import Section
 
-    i = spoken(probe)
+    i = probe.spoken
     rows: list[Row] = [
         {
             "quantity": "ε_b, largest error of the anchor",

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry
-from theodolite.measures.anchors.probe import SPOKEN
 from theodolite.plots.dressing import label_axes, labelled, legend, make_headroom, note, note_not_positive, set_scales
 from theodolite.plots.panels import panels
 from theodolite.plots.references import reference, span
@@ -99,7 +98,7 @@ def plot_log_partitions(probe: AnchorProbe, *, top: int | None = None, title: st
 
     By default it is the number that is nearest 0.2 % of the vocabulary.
     """
-    chosen = min(probe.top, key=lambda k: abs(k - SPOKEN * probe.vocabulary)) if top is None else top
+    chosen = probe.top[probe.spoken] if top is None else top
     values = {"log Z, all words": probe.sampled_log_z}
     if chosen or probe.excluded:
         removed = [f"top {chosen}"] * bool(chosen) + [f"{probe.excluded} excluded"] * bool(probe.excluded)

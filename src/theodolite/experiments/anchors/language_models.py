@@ -113,7 +113,8 @@ def _on_corpus(model: nn.Module, tokenizer: Any, positions: int | None) -> Langu
     text = data.load(CORPUS).test
     ids = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     tokens = torch.tensor(ids[: round(QUARTER * len(ids)) if positions is None else positions])
-    return LanguageModel(model, tokens, int(model.config.hidden_size))
+    config: Any = model.config
+    return LanguageModel(model, tokens, int(config.hidden_size))
 
 
 @contextmanager

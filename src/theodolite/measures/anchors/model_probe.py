@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from theodolite.measures.anchors.probe import AnchorProbe, new_stream, summarise
 from theodolite.measures.anchors.reading import Reading, Source, read, windows_for
 from theodolite.measures.anchors.stream import ProbeStream
 from theodolite.problem.calling import left_as_found, unwrap
-from theodolite.problem.tensors import map_tensors
+from theodolite.problem.tensors import map_tensors, named_tensors
 from theodolite.progress import counting
 
 
@@ -151,9 +150,8 @@ def _states(
         caught = states_of(model, layer.module, reading.args, reading.kwargs)
         shape = caught.shape[:-1]
         if stream.cut is None and source.samples is not None and reading is first:
-            per_sample = math.prod(shape) / reading.samples  # the length is known once positions per sample are
-            total = min(round(source.samples * per_sample), limit or sys.maxsize)
-            stream.cut = math.ceil((1 - stream.held_out) * total)
+            total = _least(_length(source, reading, math.prod(shape)), limit)
+            stream.cut = None if total is None else math.ceil((1 - stream.held_out) * total)
         places = torch.arange(shape[-1], device=caught.device).expand(shape).reshape(-1)
         states, targets = layer.states(caught), _aligned(reading.targets, shape)
         keep = _aligned(reading.keep, shape)
@@ -162,6 +160,20 @@ def _states(
         room = len(states) if limit is None else limit - stream.positions
         yield states[:room], None if targets is None else targets[:room], places[:room]
         reading = next(readings, None)
+
+
+def _length(source: Source, first: Reading, positions: int) -> int | None:
+    """Positions that batches will give, judged by the first, which has so many before any is left out; None if it does not tell.
+
+    Only batches that can be looked at twice are asked.
+    """
+    readings = list(source)
+    if all(r.keep is None for r in readings):
+        widths = {tuple(t.shape[1:]) for r in readings for _, t in named_tensors((r.args, r.kwargs)) if t.ndim}
+        return round(sum(r.samples for r in readings) * positions / first.samples) if len(widths) == 1 else None
+    if first.keep is not None and first.keep.numel() == positions and all(r.keep is not None for r in readings):
+        return sum(int(r.keep.sum()) for r in readings if r.keep is not None)
+    return None
 
 
 def _aligned(tensor: Tensor | None, shape: torch.Size) -> Tensor | None:

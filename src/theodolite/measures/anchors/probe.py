@@ -119,9 +119,14 @@ class AnchorProbe(Result):
         shared: Row = {name: getattr(self, name) for name in ("positions", "hidden", "vocabulary", "perplexity", "seed")}
         return [{"top": k, **{name: getattr(self, name)[i] for name in COLUMNS}, **shared} for i, k in enumerate(self.top)]
 
-    def sentence(self) -> str:
+    @property
+    def spoken(self) -> int:
+        """The place in `top` that sentences speak of: near 0.2 % of the vocabulary, which is 100 words of 50,000."""
         removed = [i for i, k in enumerate(self.top) if k] or [0]
-        i = min(removed, key=lambda j: abs(self.top[j] - SPOKEN * self.vocabulary))
+        return min(removed, key=lambda i: abs(self.top[i] - SPOKEN * self.vocabulary))
+
+    def sentence(self) -> str:
+        i = self.spoken
         what = f"the log bulk partition function (top {self.top[i]} removed)" if self.top[i] else "the log partition function"
         outside = f", held out {self.held_out_mse[i]:.3g}" if math.isfinite(self.held_out_mse[i]) else ""
         without = f", against {self.mse[0]:.3g} without removing them" if i and self.top[0] == 0 else ""

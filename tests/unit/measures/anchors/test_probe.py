@@ -423,7 +423,27 @@ def test_stories260k():
 
 
 def test_tokens_beyond_an_embedding_that_does_not_name_itself():
-    from theodolite.models.language import gpt
-
     with pytest.raises(ValueError, match=r"outside the embeddings of GPT .*tokens 10, positions 64"):
         anchor_probe(gpt(vocabulary=10, context=64, dim=16, depth=1), torch.full((500,), 12))
+
+
+@pytest.mark.parametrize("form", ["equal", "ragged", "padded", "targets"])
+def test_a_fifth_is_held_out_whatever_the_batches_look_like(form):
+    generator = torch.Generator().manual_seed(0)
+    widths = [40, 8, 8, 40, 16] * 4 if form == "ragged" else [24] * 20
+    ids = [torch.randint(9, (3, width), generator=generator) for width in widths]
+    model = gpt(vocabulary=9, context=64, dim=8, depth=1)
+    batches = ids
+    if form == "targets":
+        hidden = [torch.rand(b.shape, generator=generator) < 0.7 for b in ids]
+        batches = [(b, b.masked_fill(h, -100)) for b, h in zip(ids, hidden, strict=True)]
+    if form == "padded":
+        transformers = pytest.importorskip("transformers")
+        ends = {"bos_token_id": 0, "eos_token_id": 0}
+        config = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=64, **ends)
+        model = transformers.GPT2LMHeadModel(config)
+        batches = [{"input_ids": b, "attention_mask": (torch.arange(24) < 10).long().expand_as(b)} for b in ids]
+    probe = anchor_probe(model, batches, top=(0, 2))
+    assert probe.held_out_positions == pytest.approx(probe.positions / 5, abs=20)
+    if form != "ragged":
+        assert "of all positions" in probe.split
