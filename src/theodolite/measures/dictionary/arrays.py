@@ -11,18 +11,28 @@ from torch import Tensor
 
 Array = Tensor | NDArray[Any]
 
-#: No length is divided by that is shorter than this.
-FLOOR = 1e-12
+
+def as_real(name: str, values: Any) -> Tensor:
+    """Numbers from a tensor, an array, a table or lists, without gradient: float32 as it is, all else in float64."""
+    if isinstance(values, Tensor):
+        x = values.detach()
+    else:
+        try:
+            array = np.asarray(values)
+            array = array if array.dtype == np.float32 or np.iscomplexobj(array) else array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name} must be numbers in rows of equal length. {error}") from None
+        x = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+    if x.is_complex():
+        raise ValueError(f"{name} must hold real numbers. Got {x.dtype}; take real and imaginary parts as coordinates.")
+    return x if x.dtype == torch.float32 else x.double()
 
 
 def as_rows(name: str, values: Array) -> Tensor:
-    """The matrix `values` without gradient: float32 tensors as they are, all else in float64; refuses what has no meaning."""
-    x = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values, dtype=np.float64))
-    if x.is_complex():
-        raise ValueError(f"{name} must hold real numbers. Got {x.dtype}.")
+    """The matrix `values` as `as_real` reads it; refuses what has no meaning."""
+    x = as_real(name, values)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"{name} must be a matrix with at least one row and one column. Got shape {tuple(x.shape)}.")
-    x = x if x.dtype == torch.float32 else x.double()
     if not bool(torch.isfinite(x).all()):
         raise ValueError(f"{name} holds NaN or infinity; remove those rows first, or fill them.")
     return x
@@ -56,6 +66,8 @@ def as_visible(visible: Array, shape: tuple[int, int], *, shared: bool = False, 
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows divided by their lengths; a zero row stays zero."""
-    lengths: Tensor = x.norm(dim=1, keepdim=True)
-    return x / lengths.clamp_min(FLOOR)
+    """Rows divided by their lengths, however short or long; a zero row stays zero."""
+    largest = x.abs().amax(-1, keepdim=True)
+    rows = torch.where(largest > 0, x / largest, 0.0)
+    lengths: Tensor = rows.norm(dim=-1, keepdim=True)
+    return rows / lengths.clamp_min(1.0)

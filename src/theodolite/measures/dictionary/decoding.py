@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from theodolite.errors import NumericalWarning
 from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes, pursue_runs
 
 Decoder = Literal["omp", "lasso"]
+
+# Codes (signals × atoms) of the Lasso worked on at a time, and steps between two looks at who is finished.
+_PART, _LOOK = 1 << 18, 5
 
 
 def check_decoder(decoder: str, penalty: float) -> None:
@@ -41,9 +46,8 @@ def reconstruct(codes: SparseCodes | Tensor, dictionaries: Tensor) -> Tensor:
     R, n, k = codes.support.shape
     p, d = dictionaries.shape[1:]
     rows = codes.support.clamp(min=0) + torch.arange(R, device=dictionaries.device)[:, None, None] * p
-    flat = dictionaries.reshape(R * p, d)
-    spanned = torch.nn.functional.embedding_bag(rows.view(-1, k), flat, per_sample_weights=codes.values.view(-1, k), mode="sum")
-    return spanned.view(R, n, d)
+    flat = SparseCodes(rows.view(-1, k), codes.values.reshape(-1, k))
+    return flat.reconstruct(dictionaries.reshape(R * p, d)).view(R, n, d)
 
 
 def lasso(
@@ -53,38 +57,69 @@ def lasso(
     visible: Tensor | None = None,
     *,
     tolerance: float = 1e-4,
-    steps: int = 1000,
+    steps: int = 20_000,
 ) -> Tensor:
     """The codes (R, n, p) that minimise ½‖signals − codes @ dictionaries‖² + penalty·‖codes‖₁ over visible coordinates.
 
-    FISTA with restarts. Ends when no entry breaks the optimality conditions by more than `tolerance` · penalty.
+    FISTA with restarts, run by run and in parts that fit into the cache; a signal is finished when no entry of its code breaks
+    the optimality conditions by more than `tolerance` · penalty. Those that are not after `steps` are counted in a warning.
     """
-    seen = None if visible is None else visible.to(signals.dtype)
-    Y = signals if visible is None else torch.where(visible, signals, 0.0)
-    D = dictionaries if seen is None or seen.shape[1] > 1 else dictionaries * seen
-    # ‖D‖² bounds the curvature also where only some coordinates are seen; a zero dictionary has a zero gradient.
-    curvature = torch.linalg.matrix_norm(D, 2).square().clamp(min=torch.finfo(Y.dtype).tiny)[:, None, None]
-    codes = ahead = Y.new_zeros(*Y.shape[:2], D.shape[1])
-    momentum = Y.new_ones(*Y.shape[:2], 1)
-    for _ in range(steps):
+    codes = signals.new_zeros(*signals.shape[:2], dictionaries.shape[1])
+    open_ = 0
+    for run, (Y, D) in enumerate(zip(signals, dictionaries, strict=True)):
+        seen = None if visible is None else visible[run].expand_as(Y)
+        # ‖D‖² bounds the curvature also where only some coordinates are seen; a zero dictionary has a zero gradient.
+        curvature = float(torch.linalg.matrix_norm(D, 2).square().clamp(min=torch.finfo(Y.dtype).tiny))
+        size = max(1, _PART // len(D))
+        for start in range(0, len(Y), size):
+            part = slice(start, start + size)
+            found, unfinished = _fista(Y[part], D, penalty, None if seen is None else seen[part], curvature, tolerance, steps)
+            codes[run, part], open_ = found, open_ + unfinished
+    if open_:
+        warnings.warn(
+            f"The Lasso codes of {open_} signals are not optimal after {steps} steps: atoms are nearly parallel or the penalty "
+            f"{penalty} is small. Raise it, or use matching pursuit.",
+            NumericalWarning,
+            stacklevel=2,
+        )
+    return codes
+
+
+def _fista(
+    Y: Tensor, D: Tensor, penalty: float, visible: Tensor | None, curvature: float, tolerance: float, steps: int
+) -> tuple[Tensor, int]:
+    """Codes (n, p) of signals (n, d), and how many are not optimal yet; finished signals leave the computation."""
+    Y = Y if visible is None else torch.where(visible, Y, 0.0)
+    result = Y.new_zeros(len(Y), len(D))
+    rows = torch.arange(len(Y), device=Y.device)
+    codes = ahead = result.clone()
+    momentum = Y.new_ones(len(Y), 1)
+    for step in range(steps):
         left = Y - ahead @ D
-        slope = (left if seen is None else left * seen) @ D.transpose(1, 2)
-        if _optimality(ahead, slope, penalty) <= tolerance * penalty:
-            return ahead
+        slope = (left if visible is None else left * visible) @ D.T
+        if step % _LOOK == 0:
+            ready = _violation(ahead, slope, penalty) <= tolerance * penalty
+            if bool(ready.any()):
+                result[rows[ready]] = ahead[ready]
+                keep = ~ready
+                rows, Y, codes, ahead, momentum, slope = (x[keep] for x in (rows, Y, codes, ahead, momentum, slope))
+                visible = None if visible is None else visible[keep]
+            if not len(rows):
+                return result, 0
         moved = ahead + slope / curvature
         new = moved.sign() * (moved.abs() - penalty / curvature).clamp(min=0)
         # Momentum that points uphill is dropped, signal by signal.
-        uphill = ((ahead - new) * (new - codes)).sum(2, keepdim=True) > 0
+        uphill = ((ahead - new) * (new - codes)).sum(1, keepdim=True) > 0
         momentum = torch.where(uphill, 1.0, momentum)
         longer = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
         ahead = new + (momentum - 1) / longer * (new - codes)
         codes, momentum = new, longer
-    return codes
+    result[rows] = codes
+    return result, len(rows)
 
 
-def _optimality(codes: Tensor, slope: Tensor, penalty: float) -> float:
-    """The largest violation: |slope| above the penalty at zeros, slope other than ±penalty elsewhere."""
+def _violation(codes: Tensor, slope: Tensor, penalty: float) -> Tensor:
+    """Of each code (n,): |slope| above the penalty at zeros, slope other than ±penalty elsewhere, the largest."""
     at_zero = (slope.abs() - penalty).clamp(min=0)
     elsewhere = (slope - penalty * codes.sign()).abs()
-    worst = torch.where(codes == 0, at_zero, elsewhere)
-    return float(worst.max()) if worst.numel() else 0.0
+    return torch.where(codes == 0, at_zero, elsewhere).amax(1)

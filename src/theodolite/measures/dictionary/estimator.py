@@ -20,10 +20,11 @@ from theodolite.measures.dictionary.learning import (
     Optimizer,
     learn_batch,
     learn_dictionaries,
+    whole_number,
 )
 from theodolite.measures.dictionary.masks import Masks, hidden_count
 from theodolite.measures.dictionary.matching_pursuit import Selection
-from theodolite.measures.dictionary.scoring import HiddenError, hidden_error
+from theodolite.measures.dictionary.scoring import HiddenError, check_hidden, hidden_error
 
 Floats = NDArray[np.floating[Any]]
 
@@ -121,10 +122,12 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         """Learn from signals (n_samples, n_features). Ctrl-C keeps what was learned; `warm_start` goes on from there."""
         going_on = self.warm_start and hasattr(self, "_state")
         signals, observed = self._read(X, reset=not going_on)
+        self._refuse_empty(observed)
         settings = self._settings(signals.shape[1])
-        if self.max_iter < 1 or self.n_init < 1:
-            raise ValueError(f"max_iter and n_init must be at least 1. Got {self.max_iter} and {self.n_init}.")
-        if not going_on:
+        whole_number("max_iter", self.max_iter)
+        if going_on:
+            self._check_shape(signals.shape[1])
+        else:
             self._begin(signals)
         learned = learn_dictionaries(
             signals.expand(len(self._seeds), -1, -1),
@@ -149,8 +152,11 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         """One step on a batch of signals; the first call starts from it."""
         fresh = not hasattr(self, "_state")
         signals, observed = self._read(X, reset=fresh)
+        self._refuse_empty(observed)
         if fresh:
             self._begin(signals)
+        else:
+            self._check_shape(signals.shape[1])
         settings = self._settings(signals.shape[1])
         known = None if observed is None else observed[None]
         state, loss = learn_batch(self._state, signals, settings, seeds=self._seeds, observed=known)
@@ -180,8 +186,8 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def impute(self, X: Any) -> Floats:
         """The data with its missing values, and only those, replaced by what the codes of the rest say."""
-        given = np.asarray(X)
-        return np.where(np.isnan(given), self.reconstruct(X), given)
+        signals, observed, _ = self._ready(X)
+        return signals.numpy() if observed is None else np.where(observed.numpy(), signals.numpy(), self.reconstruct(X))
 
     def hidden_error(self, X: Any) -> HiddenError:
         """Mean squared error per hidden coordinate on these signals, with its standard error; lower is better."""
@@ -221,10 +227,21 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         if not signals.isnan().any():
             return signals, None
         observed = ~signals.isnan()
-        empty = int((~observed.any(1)).sum())
-        if empty == len(observed):
-            raise ValueError("Every entry is missing.")
         return torch.nan_to_num(signals, nan=0.0), observed
+
+    @staticmethod
+    def _refuse_empty(observed: Tensor | None) -> None:
+        if observed is not None and not bool(observed.any()):
+            raise ValueError("Every entry is missing.")
+
+    def _check_shape(self, dim: int) -> None:
+        """Learning that goes on keeps its atoms and its starts."""
+        now, before = (self.n_init, self._count(dim)), tuple(self._state.components.shape[:2])
+        if now != before:
+            raise ValueError(
+                f"Learning began with n_init={before[0]} and {before[1]} atoms; it cannot go on with n_init={now[0]} and "
+                f"{now[1]}. Fit a fresh estimator (sklearn.base.clone), or set warm_start=False."
+            )
 
     def _settings(self, dim: int) -> LearningSettings:
         atoms = self._count(dim)
@@ -251,7 +268,12 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         return int(atoms)
 
     def _begin(self, signals: Tensor) -> None:
-        self._settings(signals.shape[1]).check(len(signals), signals.shape[1], self._count(signals.shape[1]))
+        dim = signals.shape[1]
+        whole_number("n_init", self.n_init)
+        settings = self._settings(dim)
+        settings.check(len(signals), dim, self._count(dim))
+        if self.n_init > 1:
+            check_hidden(dim, self._count(dim), settings.sparsity, self.hidden_fraction, self.score_masks, settings.decoder)
         self._seeds = start_seeds(self.random_state, self.n_init)
         atoms = self._count(signals.shape[1])
         starts = [initial_dictionary(signals, atoms, self.init, seed=seed) for seed in self._seeds]
@@ -275,6 +297,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def _decode(self, signals: Tensor, observed: Tensor | None, atoms: Tensor) -> Any:
         settings = self._settings(signals.shape[1])
+        settings.check(len(signals), signals.shape[1], len(atoms))
         seen = None if observed is None else observed[None]
         return decode(signals[None], atoms[None], settings.sparsity, seen, self.decoder, self.selection, self.penalty)
 

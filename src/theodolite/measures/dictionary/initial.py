@@ -9,6 +9,8 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from theodolite.measures.dictionary.arrays import as_real
+
 Start = Literal["samples", "random"]
 
 
@@ -26,11 +28,13 @@ def initial_dictionary(signals: Tensor, atoms: int, init: Any = "samples", *, se
     """
     dim = signals.shape[1]
     if not isinstance(init, str):
-        given = torch.as_tensor(init).detach().to(signals)
+        given = as_real("init", init).to(signals)
         if tuple(given.shape) != (atoms, dim):
             raise ValueError(f"init must be ({atoms}, {dim}): n_components atoms of as many features. Got {tuple(given.shape)}.")
         if not torch.isfinite(given).all():
             raise ValueError("init has NaN or infinite entries.")
+        if not given.any(1).all():
+            raise ValueError("init has atoms of length zero: give each a direction.")
         return given.clone()
     if init not in get_args(Start):
         raise ValueError(f"init must be 'samples', 'random' or an array (atoms, dim). Got {init!r}.")

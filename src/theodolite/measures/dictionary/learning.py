@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.measures.dictionary.arrays import FLOOR
+from theodolite.measures.dictionary.arrays import unit_rows
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.masks import Masks, check_masks, hidden_count, visible_masks
 from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes
@@ -28,6 +28,7 @@ Objective = Literal["masked", "reconstruction"]
 Optimizer = Literal["adam", "sgd"]
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
+_SHORTEST = 1e-12  # no atom is divided by a length below this
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class LearningSettings:
         if self.optimizer not in get_args(Optimizer):
             raise ValueError(f"optimizer must be 'adam' or 'sgd'. Got {self.optimizer!r}.")
         visible = dim - hidden_count(dim, self.hidden_fraction) if self.objective == "masked" else dim
-        _whole("batch_size", self.batch_size)
-        _whole("sparsity", self.sparsity)
+        whole_number("batch_size", self.batch_size)
+        whole_number("sparsity", self.sparsity)
         if self.decoder == "omp" and self.sparsity > min(atoms, visible):
             raise ValueError(
                 f"sparsity must be at most {min(atoms, visible)}: there are {atoms} atoms and {visible} visible coordinates. "
@@ -83,7 +84,9 @@ class LearnerState:
     @classmethod
     def begin(cls, initial: Tensor) -> LearnerState:
         """At normalised copies of the initial atoms (runs, atoms, dim)."""
-        components = _unit(initial.detach().clone())
+        components = unit_rows(initial.detach())
+        if not bool(components.any(-1).all()):
+            raise ValueError("The initial dictionary has atoms of length zero: give each a direction.")
         return cls(components, torch.zeros_like(components), torch.zeros_like(components))
 
 
@@ -141,7 +144,7 @@ def learn_dictionaries(
     losses: list[Tensor] = []
     # A state is never written to: whoever holds one may resume from it again.
     live = replace(state, components=state.components.clone(), first=state.first.clone(), second=state.second.clone())
-    interrupted = False
+    interrupted, healthy = False, True
     with torch.no_grad(), deferred_interrupt() as pressed, counting("learning", progress=progress, total=epochs) as advance:
         for _ in range(epochs):
             total = Y.new_zeros(len(seeds))
@@ -151,19 +154,19 @@ def learn_dictionaries(
             live = replace(live, epoch=live.epoch + 1)
             losses.append(total / Y.shape[1])
             advance(1)
-            if not torch.isfinite(losses[-1]).all():
+            healthy = _healthy(live.components, losses[-1])
+            if not healthy:
                 break
             if pressed():
                 interrupted = True
                 break
-    finite = not losses or bool(torch.isfinite(losses[-1]).all())
     return LearnedDictionaries(
         components=live.components.clone(),
         losses=torch.stack(losses) if losses else Y.new_zeros(0, len(seeds)),
         settings=settings,
         state=live,
         interrupted=interrupted,
-        outcome=Outcome.FINISHED if finite else Outcome.DIVERGED,
+        outcome=Outcome.FINISHED if healthy else Outcome.DIVERGED,
         seed=int(seeds[0]),
         cost=Cost(seconds=time.perf_counter() - begun),
     )
@@ -252,8 +255,14 @@ def _take(Y: Tensor, known: Tensor | None, order: Tensor) -> tuple[Tensor, Tenso
 
 
 def _unit(atoms: Tensor) -> Tensor:
-    """Atoms divided by their lengths, in place; one without length stays as it is."""
-    return atoms.div_(atoms.norm(dim=-1, keepdim=True).clamp_(min=FLOOR))
+    """Atoms divided by their lengths, in place."""
+    return atoms.div_(atoms.norm(dim=-1, keepdim=True).clamp_(min=_SHORTEST))
+
+
+def _healthy(components: Tensor, losses: Tensor) -> bool:
+    """Finite losses, and atoms of length 1: steps too long for the numbers leave none."""
+    lengths: Tensor = components.norm(dim=-1)
+    return bool(torch.isfinite(losses).all()) and bool(((lengths - 1).abs() < 1e-3).all())
 
 
 def _initial(initial: Tensor | None) -> Tensor:
@@ -280,6 +289,7 @@ def _signals(signals: Tensor, observed: Tensor | None, like: Tensor, seeds: Sequ
     return torch.where(known, Y, 0.0), known
 
 
-def _whole(name: str, value: Any) -> None:
+def whole_number(name: str, value: Any) -> None:
+    """Refuse what is not 1, 2, 3, ..."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"{name} must be a whole number from 1 on. Got {value!r}.")

@@ -61,7 +61,7 @@ def reconstruction_loss(
     4.5
     """
     y, b = as_pair("signals", signals, "dictionary", dictionary)
-    errors = (y - decode(y, b, k, decoder=decoder, selection=selection)).square().sum(1)
+    errors = (y - _rebuilt(y, b, k, decoder=decoder, selection=selection)).square().sum(1)
     return _loss(errors, b, k, decoder, coordinates=y.shape[1], masked=False)
 
 
@@ -87,12 +87,12 @@ def masked_loss(
     hidden = (~seen).expand_as(y)
     if not bool(hidden.any(1).all()):
         raise ValueError("visible must leave at least one coordinate of each signal hidden; reconstruction_loss needs none.")
-    misses = y - decode(y, b, k, visible=seen, decoder=decoder, selection=selection)
+    misses = y - _rebuilt(y, b, k, visible=seen, decoder=decoder, selection=selection)
     errors = (misses * hidden).square().sum(1)
     return _loss(errors, b, k, decoder, coordinates=float(hidden.sum(1).double().mean()), masked=True)
 
 
-def decode(
+def _rebuilt(
     signals: Tensor,
     dictionary: Tensor,
     k: int,

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.measures.dictionary.arrays import as_visible
+from theodolite.measures.dictionary.arrays import as_real, as_visible
 
 Selection = Literal["raw", "normalized"]
 
@@ -36,8 +36,10 @@ class SparseCodes:
         return empty.scatter_add_(-1, self.support.clamp(min=0), self.values)
 
     def reconstruct(self, dictionary: Tensor) -> Tensor:
-        """`codes @ dictionary`, (n, d), without writing the zeros."""
-        return torch.einsum("nk,nkd->nd", self.values, dictionary[self.support.clamp(min=0)])
+        """`codes @ dictionary`, (n, d), for codes (n, k), without writing the zeros."""
+        return torch.nn.functional.embedding_bag(
+            self.support.clamp(min=0), dictionary, per_sample_weights=self.values, mode="sum"
+        )
 
 
 def orthogonal_matching_pursuit(
@@ -51,17 +53,20 @@ def orthogonal_matching_pursuit(
 ) -> Any:
     """Codes (n, p) with at most k non-zeros for signals (n, d) and atoms (p, d), so that `codes @ dictionary ≈ signals`.
 
-    Each step takes the atom with the largest inner product with what is left of the signal (the lowest number among equals),
-    then fits all atoms taken by least squares. `selection="normalized"` divides the inner products by the atoms' lengths.
-    `visible`, bool (d,) or (n, d), names the coordinates that may be looked at; whatever is in the others, NaN included, is
-    not. A signal stops before k atoms when no atom could lower its residual beyond rounding, or, with `tolerance`, once its
-    squared residual is at most that. One signal (d,) gives one code (p,); arrays in give arrays out, tensors give tensors.
+    Each step takes the atom with the largest inner product with what is left of the signal (the lowest number among equals;
+    atoms that those taken span up to rounding are passed over), then fits all atoms taken by least squares.
+    `selection="normalized"` divides the inner products by the atoms' lengths. `visible`, bool (d,) or (n, d), names the
+    coordinates that may be looked at; whatever is in the others, NaN included, is not. A signal stops before k atoms when no
+    atom could lower its residual beyond rounding, or, with `tolerance`, once its squared residual is at most that. One signal
+    (d,) gives one code (p,); arrays in give arrays out, tensors give tensors.
 
     >>> orthogonal_matching_pursuit([[0.0, 2.0, 0.0, 1.0]], np.eye(4), 1)
     array([[0., 2., 0., 0.]])
     """
     arrays = not isinstance(signals, Tensor)
-    Y, D = _matrices(signals, dictionary)
+    Y, D = as_real("signals", signals), as_real("dictionary", dictionary)
+    dtype = torch.promote_types(Y.dtype, D.dtype)
+    Y, D = Y.to(dtype), D.to(Y.device, dtype)
     single = Y.ndim == 1
     codes = pursue(Y[None] if single else Y, D, k, visible=visible, selection=selection, tolerance=tolerance).dense(len(D))
     codes = codes[0] if single else codes
@@ -107,6 +112,9 @@ def pursue_runs(
     """Codes for signals (R, n, d) by dictionaries (R, p, d), run by run; visible, bool, is (R, 1, d) or (R, n, d). Unchecked."""
     n, per_run = signals.shape[1], visible is not None and visible.shape[1] == 1
     D = torch.where(visible, dictionaries, 0.0) if visible is not None and per_run else dictionaries
+    # Everything is brought to numbers about 1 by powers of two, which cost no digit: squares neither vanish nor overflow.
+    atom_scale = _power_of_two(D.abs().amax((1, 2), keepdim=True))
+    D = D / atom_scale
     one_by_one = visible is not None and not per_run
     # Few atoms for many signals: one Gram matrix of all atoms is cheaper than multiplying the residuals in each step.
     gram = (D @ D.transpose(1, 2)).flatten(0, 1) if not one_by_one and n * (k - 1) > dictionaries.shape[1] else None
@@ -114,11 +122,19 @@ def pursue_runs(
     for part in _chunks(n, signals.shape[0] * dictionaries.shape[1]):
         seen = visible[:, part] if visible is not None and one_by_one else visible
         Y = signals[:, part] if seen is None else torch.where(seen, signals[:, part], 0.0)
-        parts.append(_pursue(_Correlations(Y, D, seen if one_by_one else None, gram), k, selection, tolerance))
+        scale = _power_of_two(Y.abs().amax(2, keepdim=True))  # (R, n, 1)
+        limit = None if tolerance is None else (tolerance / scale / scale).flatten()
+        codes = _pursue(_Correlations(Y / scale, D, seen if one_by_one else None, gram), k, selection, limit)
+        parts.append(SparseCodes(codes.support, codes.values * scale / atom_scale))
     return SparseCodes(torch.cat([p.support for p in parts], 1), torch.cat([p.values for p in parts], 1))
 
 
-def _pursue(look: _Correlations, k: int, selection: Selection, tolerance: float | None) -> SparseCodes:
+def _power_of_two(size: Tensor) -> Tensor:
+    """A power of two within a factor 2 of each entry; 1 for zero."""
+    return torch.where(size > 0, torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent), 1.0)
+
+
+def _pursue(look: _Correlations, k: int, selection: Selection, tolerance: Tensor | None) -> SparseCodes:
     Y, R, n = look.signals, look.runs, look.n
     eps = torch.finfo(Y.dtype).eps
     first = look.first  # (R·n, p): inner products of every atom with the signals, then with the residuals
@@ -129,18 +145,14 @@ def _pursue(look: _Correlations, k: int, selection: Selection, tolerance: float 
     support = torch.full((R * n, k), -1, dtype=torch.int64, device=Y.device)
     inverse = Y.new_zeros(R * n, k, k)  # of the lower Cholesky factor
     inner, values = Y.new_zeros(R * n, k), Y.new_zeros(R * n, k)
-    alive = energy > (0.0 if tolerance is None else tolerance)
+    alive = energy > (torch.zeros_like(energy) if tolerance is None else tolerance)
     left = energy
     for t in range(k):
         score = look.left(support[:, :t], values[:, :t]).abs_() if t else first.abs()
         score = score if weight is None else score.mul_(weight)
         if t:
             score.scatter_(1, support[:, :t].clamp(min=0), -1.0)  # no atom twice
-        best, atom = _first_maximum(score)
-        gram, square = look.gram(support[:, :t], atom)
-        row = (inverse[:, :t, :t] @ gram[:, :, None])[:, :, 0]
-        beyond = square - row.square().sum(1)  # squared length of the part of the atom that the others do not span
-        alive = alive & (best > floor) & (beyond > 64 * eps * square)
+        alive, atom, row, beyond = _choose(look, score, support[:, :t], inverse[:, :t, :t], alive, floor)
         scale = torch.where(alive, beyond.clamp(min=torch.finfo(Y.dtype).tiny).rsqrt(), 0.0)
         inverse[:, t, :t] = -scale[:, None] * (row[:, None, :] @ inverse[:, :t, :t])[:, 0]
         inverse[:, t, t] = scale
@@ -155,6 +167,26 @@ def _pursue(look: _Correlations, k: int, selection: Selection, tolerance: float 
             break
     values = _refined(values, inverse, inner, look.grams(support))
     return SparseCodes(support.view(R, n, k), values.view(R, n, k))
+
+
+def _choose(
+    look: _Correlations, score: Tensor, support: Tensor, inverse: Tensor, alive: Tensor, floor: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Who goes on, the atom each takes, its row of the Cholesky factor, and the square of what the chosen ones leave of it.
+
+    An atom that the chosen ones span up to rounding is passed over, and the next best is looked at.
+    """
+    eps = torch.finfo(score.dtype).eps
+    while True:
+        best, atom = _first_maximum(score)
+        gram, square = look.gram(support, atom)
+        row = (inverse @ gram[:, :, None])[:, :, 0]
+        beyond = square - row.square().sum(1)
+        alive = alive & (best > floor)
+        spanned = alive & ~(beyond > 64 * eps * square)
+        if not bool(spanned.any()):
+            return alive, atom, row, beyond
+        score[spanned, atom[spanned]] = -1.0
 
 
 def _first_maximum(score: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,17 +267,6 @@ def _chunks(n: int, per_signal: int) -> Iterator[slice]:
     parts = max(1, -(-n // size))
     size = -(-n // parts) if n else 1  # equal parts
     return (slice(start, start + size) for start in range(0, max(n, 1), size))
-
-
-def _matrices(signals: Any, dictionary: Any) -> tuple[Tensor, Tensor]:
-    Y, D = torch.as_tensor(signals), torch.as_tensor(dictionary)
-    dtype = torch.promote_types(Y.dtype, D.dtype)
-    if dtype.is_complex:
-        raise TypeError(
-            "signals and dictionary must be real. Got complex numbers; take their real and imaginary parts as coordinates."
-        )
-    dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float64
-    return Y.detach().to(dtype), D.detach().to(device=Y.device, dtype=dtype)
 
 
 def _check_settings(k: int, D: Tensor, selection: str, tolerance: float | None) -> None:

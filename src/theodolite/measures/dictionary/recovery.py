@@ -51,7 +51,7 @@ def atom_matches(true: Array, learned: Array, *, signed: bool = False) -> AtomMa
     >>> atom_matches(torch.eye(2), torch.tensor([[0.0, -2.0], [1.0, 0.0], [1.0, 1.0]])).rows()
     [{'atom': 0, 'match': 1, 'cosine': 1.0}, {'atom': 1, 'match': 0, 'cosine': -1.0}]
     """
-    a, b = as_pair("true", true, "learned", learned)
+    a, b = (part.double() for part in as_pair("true", true, "learned", learned))
     index, cosine = _most_alike(unit_rows(a), unit_rows(b), signed)
     return AtomMatches(index=index, cosine=cosine, learned=len(b), signed=signed, outcome=Outcome.FINISHED)
 
@@ -64,13 +64,13 @@ def recovery_error(true: Array, learned: Array, metric: Metric = "cosine", *, si
     `signed`. Two true atoms may be near the same learned atom; `permutation_error` forbids that.
 
     >>> recovery_error(torch.eye(3), torch.tensor([[0, -1.0, 0], [1.0, 0, 0]]))
-    0.3333333432674408
+    0.3333333333333333
     >>> recovery_error(torch.eye(2), -torch.eye(2), "euclidean", signed=True)    # the nearest is a right angle away
     2.0
     """
     if metric not in get_args(Metric):
         raise ValueError(f"metric must be one of {', '.join(map(repr, get_args(Metric)))}. Got {metric!r}.")
-    a, b = as_pair("true", true, "learned", learned)
+    a, b = (part.double() for part in as_pair("true", true, "learned", learned))
     if metric == "cosine":
         cosine = _most_alike(unit_rows(a), unit_rows(b), signed)[1]
         return float((1 - (cosine if signed else cosine.abs())).clamp_min(0).mean())
@@ -85,7 +85,7 @@ def permutation_error(true: Array, learned: Array) -> float:
     >>> permutation_error(torch.eye(3), -torch.eye(3)[[2, 0, 1]])
     0.0
     """
-    a, b = as_pair("true", true, "learned", learned)
+    a, b = (part.double() for part in as_pair("true", true, "learned", learned))
     if len(a) != len(b):
         raise ValueError(f"learned must hold as many atoms as true, {len(a)}. Got {len(b)}; recovery_error takes any number.")
     products = a @ b.T

@@ -46,6 +46,20 @@ class HiddenError(Result):
         )
 
 
+def check_hidden(dim: int, atoms: int, sparsity: int, hidden_fraction: float, masks: int, decoder: str) -> int:
+    """How many coordinates a score hides; refuses what cannot be scored."""
+    hidden = hidden_count(dim, hidden_fraction)
+    if isinstance(masks, bool) or masks != int(masks) or masks < 1:
+        raise ValueError(f"The number of masks of a score must be a whole number from 1 on. Got {masks}.")
+    most = min(atoms, dim - hidden)
+    if decoder == "omp" and not 1 <= sparsity <= most:
+        raise ValueError(
+            f"sparsity must be from 1 to {most} to predict {hidden} hidden coordinates from the {dim - hidden} others by "
+            f"{atoms} atoms. Got {sparsity}."
+        )
+    return hidden
+
+
 def hidden_error(
     signals: Array,
     dictionary: Array,
@@ -69,9 +83,7 @@ def hidden_error(
     Y, D = as_pair("signals", signals, "dictionary", dictionary)
     check_decoder(decoder, penalty)
     n, dim = Y.shape
-    hidden = hidden_count(dim, hidden_fraction)
-    if decoder == "omp" and not 1 <= sparsity <= min(len(D), dim - hidden):
-        raise ValueError(f"sparsity must be from 1 to {min(len(D), dim - hidden)} (atoms, visible coordinates). Got {sparsity}.")
+    hidden = check_hidden(dim, len(D), sparsity, hidden_fraction, masks, decoder)
     known = torch.ones_like(Y, dtype=torch.bool) if observed is None else observed
 
     def left(seen: Tensor | None) -> Tensor:

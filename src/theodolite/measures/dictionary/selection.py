@@ -53,6 +53,8 @@ def choose_dictionary(
 
     `settings` go to `MaskedDictionaryLearning`. Rows also tell the error of reconstruction, which always prefers more.
     """
+    if "random_state" in settings:
+        raise TypeError("choose_dictionary takes seed=, a whole number, instead of random_state=.")
     train, test = split_signals(np.asarray(X), held_out, seed)
     if not len(n_components) or not len(sparsity):
         raise ValueError("n_components and sparsity must each name at least one value.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -216,3 +217,81 @@ def test_zero_signals_and_twin_signals_are_no_trouble() -> None:
 def test_diverged_learning_says_so(signals: Any) -> None:
     with pytest.raises(ArithmeticError, match="Learning stopped after pass 1"):
         Learner(max_iter=3, objective="reconstruction").fit(signals * 1e200)
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize("change", [{"n_components": 30}, {"n_init": 3}])
+    def test_with_another_shape_is_refused(self, signals: Any, change: dict[str, Any]) -> None:
+        learner = Learner(20, max_iter=2, warm_start=True, random_state=0).fit(signals)
+        learner.set_params(**change)
+        for method in (learner.fit, learner.partial_fit):
+            with pytest.raises(ValueError, match="Learning began with n_init=1 and 20 atoms"):
+                method(signals)
+
+    def test_settings_are_looked_at_again_before_decoding(self, signals: Any) -> None:
+        learner = Learner(20, max_iter=2, random_state=0).fit(signals)
+        for change, message in (({"selection": "bogus"}, "selection"), ({"sparsity": 0}, "sparsity")):
+            with pytest.raises(ValueError, match=message):
+                clone(learner).set_params(**change).fit(signals)
+            before = learner.get_params()
+            with pytest.raises(ValueError, match=message):
+                learner.set_params(**change).transform(signals)
+            learner.set_params(**before)
+
+
+def test_several_starts_that_cannot_be_compared_are_refused_before_they_are_trained(signals: Any) -> None:
+    with pytest.raises(ValueError, match="sparsity must be from 1 to 15"):
+        Learner(30, sparsity=16, objective="reconstruction", n_init=2, max_iter=10**9).fit(signals)
+    for settings in ({"score_masks": 0}, {"score_masks": -1}):
+        with pytest.raises(ValueError, match="masks of a score"):
+            Learner(max_iter=1, **settings).fit(signals).score(signals)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_iter": 2.5}, "max_iter must be a whole number"),
+        ({"n_init": 2.5}, "n_init must be a whole number"),
+        ({"n_components": 2, "init": np.zeros((2, 16))}, "length zero"),
+    ],
+)
+def test_more_bad_settings(signals: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Learner(**settings).fit(signals)
+
+
+def test_rows_without_any_entry_have_zero_codes() -> None:
+    data = planted_samples(planted_dictionary(10, 16), 50, 2).signals.numpy()
+    data[3] = np.nan
+    learner = Learner(12, max_iter=2, missing="mask", random_state=0).fit(data)
+    assert not learner.transform(data[3:4]).any()
+    assert not learner.transform(data)[3].any()
+
+
+def test_score_with_missing_values_is_a_plain_mean_over_what_is_there() -> None:
+    from theodolite.measures.dictionary.masks import visible_masks
+
+    atoms = planted_dictionary(20, 16)
+    signals = planted_samples(atoms, 60, 2, noise=0.1).signals
+    observed = np.random.default_rng(1).random(signals.shape) < 0.7
+    report = th.hidden_error(signals, atoms, 2, hidden_fraction=0.25, masks=3, seed=7, observed=torch.from_numpy(observed))
+    squares, count = 0.0, 0
+    for step in range(3):
+        seen = visible_masks(16, 4, masks="batch", batch=1, step=step, seeds=(7,))[0, 0].numpy()
+        for row, known in zip(signals.numpy(), observed, strict=True):
+            code = th.orthogonal_matching_pursuit(row[None], atoms.numpy(), 2, visible=(known & seen)[None])
+            squares += np.sum((row - code[0] @ atoms.numpy())[known & ~seen] ** 2)
+            count += int((known & ~seen).sum())
+    assert report.value == pytest.approx(squares / count, rel=1e-10)
+
+
+def test_standard_error_of_the_score_is_that_of_new_signals() -> None:
+    atoms = planted_dictionary(20, 16)
+    reports = [th.hidden_error(planted_samples(atoms, 80, 2, noise=0.1, seed=s).signals, atoms, 2, seed=3) for s in range(60)]
+    spread = np.std([r.value for r in reports], ddof=1)
+    assert 0.75 < np.mean([r.stderr for r in reports]) / spread < 1.3
+
+
+def test_steps_too_long_for_the_numbers_are_noticed(signals: Any) -> None:
+    with pytest.raises(ArithmeticError, match="Learning stopped"):
+        Learner(max_iter=3, optimizer="sgd", learning_rate=1e300).fit(signals)

@@ -10,6 +10,7 @@ from sklearn.decomposition import sparse_encode
 from torch import Tensor
 
 from theodolite.data.generators import planted_dictionary, planted_samples
+from theodolite.errors import NumericalWarning
 from theodolite.measures.dictionary import (
     LearnerState,
     LearningSettings,
@@ -231,3 +232,33 @@ def test_bad_shapes(signals: Tensor, start: Tensor) -> None:
         learn_dictionaries(torch.full_like(signals, torch.nan), start, BASE, epochs=1)
     with pytest.raises(ValueError, match="initial must be"):
         learn_dictionaries(signals, start[0], BASE, epochs=1)
+
+
+@pytest.mark.parametrize("penalty", [0.1, 0.01])
+def test_lasso_is_optimal_for_coherent_atoms(penalty: float) -> None:
+    g = torch.Generator().manual_seed(2)
+    D = torch.randn(40, 20, dtype=torch.float64, generator=g) + 1.0
+    D = D / D.norm(dim=1, keepdim=True)
+    Y = torch.randn(30, 20, dtype=torch.float64, generator=g)
+    codes = lasso(Y[None], D[None], penalty)[0]
+    slope = (Y - codes @ D) @ D.T
+    at_zero = (slope.abs() - penalty)[codes == 0].max()
+    elsewhere = (slope - penalty * codes.sign())[codes != 0].abs().max()
+    assert max(float(at_zero), float(elsewhere)) <= 1.001e-4 * penalty
+
+
+def test_lasso_says_which_codes_are_not_optimal() -> None:
+    D = planted_dictionary(30, 10)
+    with pytest.warns(NumericalWarning, match="codes of 5 signals are not optimal after 3 steps"):
+        lasso(planted_samples(D, 5, 2).signals[None], D[None], 0.01, steps=3)
+
+
+@pytest.mark.parametrize("factor", [1e-200, 1e-13, 1e200])
+def test_recovery_and_coherence_do_not_depend_on_lengths(factor: float) -> None:
+    from theodolite.measures.dictionary import coherence, exhaustive_codes
+
+    true, other = planted_dictionary(8, 6), planted_dictionary(9, 6, seed=1)
+    assert recovery_error(true, factor * other) == pytest.approx(recovery_error(true, other), rel=1e-12)
+    assert coherence(factor * true) == pytest.approx(coherence(true), rel=1e-12)
+    signals = planted_samples(true, 10, 1).signals
+    assert torch.equal(exhaustive_codes(signals, factor * true, 1) != 0, exhaustive_codes(signals, true, 1) != 0)

@@ -243,3 +243,65 @@ def test_bad_input(change: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = {"signals": Y, "dictionary": D, "k": 3, **change}
     with pytest.raises(ValueError, match=message):
         th.orthogonal_matching_pursuit(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("selection", ["raw", "normalized"])
+def test_codes_scale_with_signals_and_atoms(dtype: torch.dtype, selection: str) -> None:
+    Y, D = (part.to(dtype) for part in random_problem(20, 30, 12))
+    codes = th.orthogonal_matching_pursuit(Y, D, 4, selection=selection)
+    far = 300 if dtype == torch.float64 else 35
+    for power in (-far, -far // 2, -3, 3, far // 2, far):
+        factor = 2.0 ** round(power * 3.32)
+        assert torch.allclose(th.orthogonal_matching_pursuit(Y * factor, D, 4, selection=selection) / factor, codes, atol=1e-5)
+        shrunk = th.orthogonal_matching_pursuit(Y, D / factor, 4, selection=selection)
+        assert torch.allclose(shrunk / factor, codes, atol=1e-5)
+
+
+def test_tolerance_is_in_the_units_of_the_signals() -> None:
+    Y, D = random_problem(50, 60, 20)
+    codes = th.orthogonal_matching_pursuit(Y, D, 20, tolerance=4.0)
+    assert torch.allclose(th.orthogonal_matching_pursuit(1e-100 * Y, D, 20, tolerance=4e-200) * 1e100, codes)
+
+
+def test_a_spanned_atom_is_passed_over_and_the_next_is_taken() -> None:
+    a, b, c = torch.linalg.qr(random_problem(3, 3, 8)[1].T)[0].T
+    D = torch.stack([1e9 * a, 1e9 * (a + 1e-8 * b), c])
+    codes = th.orthogonal_matching_pursuit(a + b + 3 * c, D, 3)
+    assert codes[2].item() == pytest.approx(3)
+
+
+def test_refinement_keeps_the_digits_that_the_factor_loses() -> None:
+    """Three atoms within 1e-5 of each other: without it the residual is 1e-7 of the signal away from orthogonal."""
+    g = torch.Generator().manual_seed(5)
+    basis = torch.linalg.qr(torch.randn(10, 10, dtype=torch.float64, generator=g))[0]
+    D = torch.stack([basis[0], basis[0] + 1e-5 * basis[1], basis[0] + 1e-5 * basis[2], basis[5]])
+    Y = basis[:1] + basis[1:2] + 2 * basis[2:3]
+    code = th.orthogonal_matching_pursuit(Y, D, 3)
+    assert int((code != 0).sum()) == 3
+    assert ((Y - code @ D) @ D.T).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("form", ["list", "frame", "reversed", "big-endian", "integers", "fortran", "readonly", "grad"])
+def test_every_form_of_numbers_is_read_exactly(form: str) -> None:
+    import pandas
+
+    Y, D = (part.numpy() for part in random_problem(6, 9, 5))
+    wanted = th.orthogonal_matching_pursuit(Y, D, 2)
+    if form == "integers":
+        Y = np.rint(10 * Y)
+        wanted = th.orthogonal_matching_pursuit(Y, D, 2)
+    if form == "readonly":
+        Y.flags.writeable = False
+    forms = {
+        "list": lambda x: x.tolist(),
+        "frame": pandas.DataFrame,
+        "reversed": lambda x: x[::-1].copy()[::-1],
+        "big-endian": lambda x: x.astype(">f8"),
+        "integers": lambda x: x.astype(int),
+        "fortran": np.asfortranarray,
+        "readonly": lambda x: x,
+        "grad": lambda x: torch.from_numpy(x).requires_grad_(),
+    }
+    found = th.orthogonal_matching_pursuit(forms[form](Y), D, 2)
+    assert np.array_equal(np.asarray(found), wanted)
