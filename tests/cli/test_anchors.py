@@ -193,7 +193,7 @@ def test_stories260k_is_probed(theodolite, tmp_path):
         (["{}/gpt", "--text", "digits"], "no running text"),
         (["{}/gpt", "--text", "{}/short.txt"], "The text is too short: 4 positions"),
         (["{}/gpt", "--text", "{}/text.txt", "--top", "0,x"], "--top must be whole numbers"),
-        (["{}/gpt", "--text", "{}/text.txt", "--top", "-1"], "--top must be numbers of words"),
+        (["{}/gpt", "--text", "{}/text.txt", "--top", "-1"], "--top must be at least 0"),
         (["{}/gpt", "--text", "{}/text.txt", "--top", "20"], "leaves no bulk"),
         (["{}/gpt", "--text", "{}/text.txt", "--exclude", "elephant"], "'elephant' is no single token"),
         (["{}/gpt", "--text", "{}/text.txt", "--context", "64"], "context must be 1 .. 32"),

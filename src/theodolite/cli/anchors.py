@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from theodolite.cli.options import whole_numbers
 from theodolite.cli.output import plain
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def anchors(
 
     Where it has one, anchored logits can be compared across contexts. Writes a page and a table. Nothing is downloaded.
     """
-    tops = None if top is None else _tops(top)
+    tops = None if top is None else whole_numbers("--top", top, least=0, example="0,10,100")
     _check(out, anchors=anchors, context=context, max_positions=max_positions)
     limit = max_positions or POSITIONS
     try:
@@ -76,16 +77,6 @@ def _check(out: Path, **counts: int | None) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1. Got {value}.")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder. {out} is a file.")
-
-
-def _tops(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--top must be whole numbers with commas, such as 0,10,100. Got {text!r}.") from None
-    if min(found) < 0:
-        raise ValueError(f"--top must be numbers of words to remove, 0 or more. Got {text!r}.")
-    return found
 
 
 def _subject(directory: str | None, text: str | None, seed: int) -> LanguageModel:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from theodolite.cli.options import whole_numbers
 from theodolite.cli.output import plain
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ def dictionary(
         decoder=decoder.value,
         penalty=penalty,
         missing=missing.value,
-        sizes=() if choose is None else whole_numbers("--choose", choose),
-        sparsities=() if sparsities is None else whole_numbers("--sparsities", sparsities),
+        sizes=() if choose is None else whole_numbers("--choose", choose, least=1, example="50,100,200"),
+        sparsities=() if sparsities is None else whole_numbers("--sparsities", sparsities, least=1, example="2,5,10"),
         held_out=held_out,
         batch_size=batch_size,
         learning_rate=lr,
@@ -126,17 +127,6 @@ def dictionary(
         typer.echo("Interrupted. What was learned is kept; the same command with --resume goes on.", err=True)
         raise typer.Exit(130) from None
     _report(study, signals, plan, folder, shape, codes=codes, as_json=as_json)
-
-
-def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on with commas between them, in order, none twice."""
-    try:
-        found = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        raise ValueError(f"{option} must be whole numbers with commas between them, as 50,100,200. Got {text!r}.") from None
-    if found[0] < 1:
-        raise ValueError(f"{option} must be at least 1. Got {found[0]}.")
-    return found
 
 
 def _study(signals: Signals, plan: DictionaryPlan, folder: Folder, *, resume: bool) -> DictionaryStudy:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from theodolite.cli.options import whole_numbers
 from theodolite.cli.output import plain
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ def stability(
     _check_folder(out, may_exist=resume or fresh or dry_run)
     crew: dict[str, Any] = {"engine": engine, "workers": workers, "threads": threads, "address": address}
     _check_crew(crew)
-    wanted = None if sizes is None else _numbers("--sizes", sizes, 1)
-    looks = () if checkpoints is None else _numbers("--checkpoints", checkpoints, 0)
+    wanted = None if sizes is None else whole_numbers("--sizes", sizes, least=1, example="200,400,800")
+    looks = () if checkpoints is None else whole_numbers("--checkpoints", checkpoints, least=0, example="100,1000")
     words = StudyWords(
         model, data, test, loss, weights, optimizer, lr, momentum, weight_decay, batch_size, samples,
         (steps or STEPS) if epochs is None else None, epochs, loss_target, seed,
@@ -139,17 +140,6 @@ def _check_crew(crew: dict[str, Any]) -> None:
 
 def _run_folder(out: Path) -> Path:
     return out / "run"
-
-
-def _numbers(option: str, text: str, least: int) -> tuple[int, ...]:
-    """Whole numbers with commas between them, in order."""
-    try:
-        found = tuple(sorted(int(part) for part in text.split(",")))
-    except ValueError:
-        raise ValueError(f"{option} must be whole numbers with commas between them, as 200,400,800. Got {text!r}.") from None
-    if found[0] < least:
-        raise ValueError(f"{option} must be at least {least}. Got {found[0]}.")
-    return found
 
 
 def _tell_estimate(plan: Plan, study: Study, crew: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:

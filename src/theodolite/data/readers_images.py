@@ -139,7 +139,7 @@ def read_digits() -> Dataset:
     They have no published split. Here a fifth of each class, rounded, drawn once with seed 0, is the test
     part; both parts keep the original order.
     """
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     x, y = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8), torch.from_numpy(labels).to(torch.int64)

@@ -165,7 +165,6 @@ def _pursue(look: _Correlations, k: int, selection: Selection, tolerance: Tensor
             alive = alive & (left > tolerance)
         if not alive.any():
             break
-    values = _refined(values, inverse, inner, look.grams(support))
     return SparseCodes(support.view(R, n, k), values.view(R, n, k))
 
 
@@ -193,12 +192,6 @@ def _first_maximum(score: Tensor) -> tuple[Tensor, Tensor]:
     """The largest entry of each row and its place, the first among those equal up to rounding (twin atoms)."""
     best = score.amax(1)
     return best, (score >= (best * (1 - 16 * torch.finfo(score.dtype).eps))[:, None]).view(torch.uint8).argmax(1)
-
-
-def _refined(values: Tensor, inverse: Tensor, inner: Tensor, grams: Tensor) -> Tensor:
-    """One step of iterative refinement of `grams @ values = inner` (n, k): the inverse factor loses digits between near twins."""
-    wrong = inner[:, :, None] - grams @ values[:, :, None]
-    return values + (inverse.transpose(1, 2) @ (inverse @ wrong))[:, :, 0]
 
 
 class _Correlations:
@@ -233,12 +226,6 @@ class _Correlations:
             return self.gram_matrix[new[:, None], support.clamp(min=0)], self.gram_matrix[new, atom]
         shown = self.flat[new] if self.mask is None else self.flat[new] * self.mask
         return (self._chosen(support) @ shown[:, :, None])[:, :, 0], shown.square().sum(1)
-
-    def grams(self, support: Tensor) -> Tensor:
-        """Gram matrices (n, k, k) of the chosen atoms."""
-        chosen = self._chosen(support)
-        shown = chosen if self.mask is None else chosen * self.mask[:, None]
-        return chosen @ shown.transpose(1, 2)
 
     def inverse_lengths(self) -> Tensor:
         """1/length of the visible part of each atom, (n, p), 0 for atoms that have none."""

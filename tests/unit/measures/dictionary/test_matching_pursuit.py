@@ -271,8 +271,7 @@ def test_a_spanned_atom_is_passed_over_and_the_next_is_taken() -> None:
     assert codes[2].item() == pytest.approx(3)
 
 
-def test_refinement_keeps_the_digits_that_the_factor_loses() -> None:
-    """Three atoms within 1e-5 of each other: without it the residual is 1e-7 of the signal away from orthogonal."""
+def test_residuals_stay_orthogonal_to_three_atoms_that_nearly_coincide() -> None:
     g = torch.Generator().manual_seed(5)
     basis = torch.linalg.qr(torch.randn(10, 10, dtype=torch.float64, generator=g))[0]
     D = torch.stack([basis[0], basis[0] + 1e-5 * basis[1], basis[0] + 1e-5 * basis[2], basis[5]])
