@@ -16,5 +16,5 @@ def whole_numbers(option: str, text: str, *, least: int, example: str) -> tuple[
     if found[0] < least:
         raise ValueError(f"{option} must be at least {least}. Got {found[0]}.")
     if len(set(found)) < len(found):
-        raise ValueError(f"{option} must name no number twice. Got {text!r}.")
+        raise ValueError(f"{option} must be different numbers. Got {text!r}.")
     return found

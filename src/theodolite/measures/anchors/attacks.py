@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import nearest
+from theodolite.measures.anchors.heads import announced_head, named_head
 from theodolite.measures.anchors.log_linear import LogLinear
 from theodolite.problem.calling import copy_model, unwrap
 
@@ -56,7 +56,9 @@ def rare_word_kl(probability: Tensor | float, strength: Tensor | float) -> Tenso
     s = torch.as_tensor(strength, dtype=torch.float64)
     if not bool(((p >= 0) & (p <= 1)).all()):
         raise ValueError(f"probability must lie in [0, 1]. Got {probability}.")
-    return s * p + torch.log1p(p * torch.expm1(-s))
+    added = p * torch.expm1(-s)  # exact where it is small; near −1 and far above 1 the sum of exponentials is
+    shrunk = torch.where(added.abs() < 0.5, torch.log1p(added), torch.logaddexp(torch.log1p(-p), p.log() - s))
+    return (s * p + shrunk).clamp_min(0)
 
 
 def shift_logits(logits: Tensor, shift: Tensor | float) -> Tensor:
@@ -135,19 +137,13 @@ def shifted_module(model: nn.Module, shift: Shift, *, head: str | None = None) -
 
 def _output_head(model: nn.Module, head: str | None) -> tuple[str, nn.Linear]:
     """Name and layer of the linear output head."""
-    modules = dict(model.named_modules())
-    if head is None:
-        ask = getattr(model, "get_output_embeddings", None)
-        layer = ask() if callable(ask) else None
-        name = next((known for known, module in modules.items() if module is layer and layer is not None), None)
-        if name is None:
-            raise ValueError(f"{type(model).__name__} does not name its output head. Pass head=, the name of a linear layer.")
-        head = name
-    if head not in modules:
-        raise ValueError(f"No layer is called {head!r}. Nearest: {', '.join(map(repr, nearest(head, modules, 3)))}.")
-    if not isinstance(modules[head], nn.Linear):
-        raise TypeError(f"The head must be an nn.Linear. {head!r} is a {type(modules[head]).__name__}.")
-    return head, modules[head]
+    layer = announced_head(model) if head is None else named_head(model, head)
+    name = next((known for known, module in model.named_modules() if module is layer), None)
+    if name is None or layer is None:
+        raise ValueError(f"{type(model).__name__} does not name its output head. Pass head=, the name of a linear layer.")
+    if not isinstance(layer, nn.Linear):
+        raise TypeError(f"The head must be an nn.Linear. {name!r} is a {type(layer).__name__}.")
+    return name, layer
 
 
 def _word(word: int, words: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -32,11 +33,12 @@ def default_top(vocabulary: int) -> tuple[int, ...]:
 
 
 def check_top(top: int | Iterable[int] | None, vocabulary: int, excluded: int = 0) -> tuple[int, ...]:
-    """The numbers of words to remove in rising order, or the default; a bulk must be left."""
+    """The numbers of words to remove in rising order, or the default; a bulk must be left even where no word is in both lists."""
     if top is None:
         return tuple(k for k in default_top(vocabulary) if k + excluded < vocabulary)
-    given = [top] if isinstance(top, int) else list(top)
-    if not given or any(isinstance(k, bool) or int(k) != k or k < 0 for k in given):
+    plain = top.tolist() if hasattr(top, "tolist") else top  # numbers and arrays of NumPy and torch
+    given = list(plain) if isinstance(plain, Iterable) else [plain]
+    if not given or not all(_whole(k) for k in given):
         raise ValueError(f"top must be one or more whole numbers of words to remove, 0 or more. Got {top!r}.")
     if max(given) + excluded >= vocabulary:
         more = f" and {excluded} excluded words" if excluded else ""
@@ -47,15 +49,50 @@ def check_top(top: int | Iterable[int] | None, vocabulary: int, excluded: int = 
     return tuple(sorted({int(k) for k in given}))
 
 
-def check_excluded(exclude: Iterable[int] | Tensor | None, vocabulary: int) -> Tensor | None:
-    """The words that are never in the bulk as a sorted tensor of distinct numbers, None where there are none."""
-    words = torch.as_tensor([] if exclude is None else exclude if isinstance(exclude, Tensor) else list(exclude)).reshape(-1)
+def check_one_top(top: int, vocabulary: int, excluded: int = 0) -> int:
+    """The one number of words to remove; a bulk must be left."""
+    found = check_top(top, vocabulary, excluded)
+    if top is None or len(found) != 1:
+        raise ValueError(f"top must be one whole number of words to remove. Got {top!r}.")
+    return found[0]
+
+
+def _whole(number: object) -> bool:
+    return isinstance(number, numbers.Real) and not isinstance(number, bool) and number >= 0 and number % 1 == 0
+
+
+def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int) -> Tensor | None:
+    """The words that are never in the bulk as a sorted tensor of distinct numbers, None where there are none.
+
+    `exclude` is one word, some words, or a mask over the vocabulary.
+
+    >>> check_excluded([7, 2], 10), check_excluded([False, True, True], 3)
+    (tensor([2, 7]), tensor([1, 2]))
+    """
+    words = _excluded_words(exclude)
+    if words.dtype == torch.bool and words.shape == (vocabulary,):
+        words = words.nonzero()[:, 0]
     if not len(words):
         return None
-    if words.is_floating_point() or int(words.min()) < 0 or int(words.max()) >= vocabulary:
-        raise ValueError(f"exclude must hold token numbers in 0 .. {vocabulary - 1}. Got {words.tolist()[:8]}.")
+    if words.dtype == torch.bool or words.is_floating_point() or int(words.min()) < 0 or int(words.max()) >= vocabulary:
+        raise ValueError(
+            f"exclude must hold token numbers in 0 .. {vocabulary - 1}, or be a mask of {vocabulary} booleans. Got "
+            f"{words.tolist()[:8]}{' ...' * (len(words) > 8)} ({len(words)})."
+        )
     distinct: Tensor = words.long().unique()
     return distinct
+
+
+def _excluded_words(exclude: int | Iterable[int] | Tensor | None) -> Tensor:
+    if exclude is None:
+        return torch.empty(0, dtype=torch.int64)
+    if isinstance(exclude, Tensor) or hasattr(exclude, "__array__") or isinstance(exclude, SupportsIndex):
+        return torch.as_tensor(exclude).reshape(-1)
+    given = list(exclude)
+    kinds = {isinstance(word, bool) for word in given}
+    if len(kinds) > 1 or any(isinstance(word, str) for word in given):
+        raise ValueError(f"exclude must hold token numbers, or be a mask of booleans, not both and no text. Got {given[:8]}.")
+    return torch.as_tensor(given).reshape(-1)
 
 
 def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tensor | None = None) -> LogPartition:
@@ -65,7 +102,8 @@ def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tenso
     ----------
     logits : (N, n), float32 or float64.
     top : rising numbers of words to remove.
-    exclude : words (m,) that are in no bulk; the largest are then counted among the others: each bulk has n − m − k words.
+    exclude : words (m,) that are in no bulk. The k largest are those of all words, excluded ones among them, so that a bulk is
+        what neither rule removes: n − m − k words or, where excluded words are among the largest, up to m more.
 
     Only terms that stay are added, from the smallest part to the largest, so nothing cancels however little mass is left.
 
@@ -82,8 +120,24 @@ def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tenso
     sums = {ends[0]: bulk}
     for start, end in itertools.pairwise(ends):
         sums[end] = torch.logaddexp(sums[start], ordered[:, start:end].logsumexp(-1))
-    total = sums[n] if exclude is None else logits.logsumexp(-1)
-    return LogPartition(total, torch.stack([sums[n - k] for k in top], dim=1))
+    if exclude is None:
+        return LogPartition(sums[n], torch.stack([sums[n - k] for k in top], dim=1))
+    excluded = logits[:, exclude.to(logits.device).unique()].sort(-1, descending=True).values
+    kept = [_with_spared(sums[n - k], ordered[:, n - k :], excluded) if k else sums[n] for k in top]
+    return LogPartition(logits.logsumexp(-1), torch.stack(kept, dim=1))
+
+
+def _with_spared(below: Tensor, largest: Tensor, excluded: Tensor) -> Tensor:
+    """The log sums (N,) `below` the k `largest` (N, k) of the other words, and of those that stay since excluded words
+    (N, m), in falling order, take places among the k largest of all.
+
+    The excluded word number i is among these if at most k − 1 − i of the others lie above it; ties go to the excluded.
+    """
+    count = min(excluded.shape[1], largest.shape[1])
+    least = largest.topk(count, largest=False).values  # rising: the k-th, (k − 1)-th, ... largest of the others
+    spared = (excluded[:, :count] >= least).sum(-1, keepdim=True)
+    sums = torch.cat([torch.full_like(below[:, None], -torch.inf), least.logcumsumexp(-1)], dim=-1)
+    return torch.logaddexp(below, sums.gather(-1, spared)[:, 0])
 
 
 def _others(n: int, exclude: Tensor) -> Tensor:

@@ -57,9 +57,9 @@ class LogLinear:
     def from_logits(cls, logits: Tensor, *, rank: int | None = None) -> LogLinear:
         """The model behind logits (contexts, words), by singular values; `rank` is the dimension, found if not given.
 
-        Where the atoms span the space of the states, as they do in any vocabulary larger than the dimension, a linear
-        function of the states is one of these, so anchors are the same. Contexts that share atoms must come in one matrix;
-        `at` parts them afterwards.
+        Logits tell the states only as far as the atoms reach: where the atoms span the space of the states (the weight has
+        rank d), a linear function of the states is one of these, so anchors are the same; what is orthogonal to all atoms is
+        lost. Contexts that share atoms must come in one matrix; `at` parts them afterwards.
         """
         if logits.ndim != 2:
             raise ValueError(f"logits must be (contexts, words). Got shape {tuple(logits.shape)}.")
@@ -103,7 +103,7 @@ class LogLinear:
 
 
 def kl_divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL(p* ‖ p) in nats from logits (..., words), one number per context.
+    """KL(p* ‖ p) in nats from logits (..., words), one number per context; −inf are words that a model never says.
 
     >>> kl_divergence(torch.zeros(2), torch.tensor([0.0, 1.0]))
     tensor(0.1201, dtype=torch.float64)
@@ -111,9 +111,11 @@ def kl_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     same_vocabulary(teacher, student)
     log_p, log_q = teacher.double().log_softmax(-1), student.double().log_softmax(-1)
     # Σ p (log p − log q) + (q − p): the added terms sum to 0 and make each summand non-negative, so no cancellation
-    ratio = log_q - log_p
+    absent = log_p == -torch.inf  # of p (log p − log q) + (q − p) only q is left
+    ratio = torch.where(absent, 0.0, log_q - log_p)
     p, q = log_p.exp(), log_q.exp()
-    return torch.where(ratio < 1, p * (torch.expm1(ratio.clamp(max=1)) - ratio), q - p - p * ratio).sum(-1)
+    terms = torch.where(ratio < 1, p * (torch.expm1(ratio.clamp(max=1)) - ratio), q - p - p * ratio)
+    return torch.where(absent, q, terms).sum(-1)
 
 
 def total_variation(teacher: Tensor, student: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors.atoms import AtomGeometry, atom_geometry
 from theodolite.measures.anchors.bulk import check_excluded, check_top
 from theodolite.measures.anchors.clusters import AnchorClusters, anchor_clusters
+from theodolite.measures.anchors.normal_equations import NormalEquations
 from theodolite.measures.anchors.stream import ProbeStream
 from theodolite.results import Cost, Outcome, Result, Row
 
@@ -35,10 +37,13 @@ class AnchorProbe(Result):
 
     All tuples have one entry per number in `top`. `mse` is that of the least squares fit without intercept on all positions,
     `held_out_mse` that of a fit on the first part on the rest (`split` says which); `variance` is the error of predicting the
-    mean, `constant_mse` that of predicting the logarithm of the number of bulk words (all words alike), `intercept_mse` that of
-    a fit with intercept. `vectors` (tops, d) hold the anchors; where the head has a bias, states are [h; 1] and v₀ has d + 1
+    mean, `constant_mse` that of predicting the logarithm of the number of bulk words, vocabulary − excluded − top (all words
+    alike), `intercept_mse` that of a fit with intercept. A bulk has the words that are neither among the `top` most probable of
+    all nor excluded. `vectors` (tops, d) hold the anchors; where the head has a bias, states are [h; 1] and v₀ has d + 1
     entries (`biased`). `bulk_mass` is Z_bulk/Z. Largest and 99 % errors, quantiles and histograms are those of a uniform
     `sample` of positions; where it holds all positions they are exact, and so is the mean square error at any precision.
+    Directions along which the states, scaled to one length per coordinate, reach less than a millionth of their largest count as
+    absent: anchors have no part there, so among several that fit alike it is the shortest in these scaled coordinates.
     `sampled_values` (sample, tops) are its log bulk sums, `sampled_log_z` (sample,) its log Z, `sampled_places` the positions in
     their windows and `sampled_numbers` those in the stream.
     """
@@ -125,15 +130,26 @@ class AnchorProbe(Result):
         removed = [i for i, k in enumerate(self.top) if k] or [0]
         return min(removed, key=lambda i: abs(self.top[i] - SPOKEN * self.vocabulary))
 
+    @property
+    def enough(self) -> bool:
+        """Whether there are positions enough, ten per dimension, for the error in sample to say something."""
+        return self.positions >= ENOUGH * self.hidden
+
     def sentence(self) -> str:
         i = self.spoken
         what = f"the log bulk partition function (top {self.top[i]} removed)" if self.top[i] else "the log partition function"
         outside = f", held out {self.held_out_mse[i]:.3g}" if math.isfinite(self.held_out_mse[i]) else ""
         without = f", against {self.mse[0]:.3g} without removing them" if i and self.top[0] == 0 else ""
         numbers = f"mean square error {self.mse[i]:.3g}{outside}{without}; {self.positions} positions, {self.vocabulary} words"
-        if self.r2[i] > 0:
-            return f"An anchor vector explains {100 * self.r2[i]:.3g} % of the variance of {what}: {numbers}."
-        return f"No anchor vector predicts {what} better than its mean does (variance {self.variance[i]:.3g}): {numbers}."
+        share, where, variance = self.r2[i], "", self.variance[i]
+        if not self.enough:
+            share, where, variance = self.held_out_r2[i], " at the positions held out", self.held_out_variance[i]
+        if math.isnan(share) and not self.enough:
+            few = f"{self.positions} positions are too few for {self.hidden} dimensions"
+            return f"Whether an anchor vector predicts {what} is open, {few}: {numbers}."
+        if share > 0:
+            return f"An anchor vector explains {100 * share:.3g} % of the variance of {what}{where}: {numbers}."
+        return f"No anchor vector predicts {what}{where} better than its mean does (variance {variance:.3g}): {numbers}."
 
 
 def _r2(mse: float, variance: float) -> float:
@@ -146,7 +162,7 @@ def probe_states(
     bias: Tensor | None = None,
     *,
     top: int | Iterable[int] | None = None,
-    exclude: Iterable[int] | Tensor | None = None,
+    exclude: int | Iterable[int] | Tensor | None = None,
     anchors: int = 1,
     held_out: float = 0.2,
     chunk: int | None = None,
@@ -161,7 +177,7 @@ def probe_states(
     ----------
     states : (N, d), or an iterable of such chunks, read once.
     weight, bias : the output layer (n, d), (n,); logits are states · weightᵀ + bias, in float32 or the precision given.
-    targets : the words (N,) that came, for the perplexity; only with states as one tensor.
+    targets : the words (N,) that came, for the perplexity, −100 where none did.
 
     The other parameters are those of `anchor_probe`.
 
@@ -173,20 +189,38 @@ def probe_states(
     """
     began = time.perf_counter()
     weight, bias = _output_layer(weight, bias)
+    states = torch.as_tensor(states) if hasattr(states, "__array__") else states
     if isinstance(states, Tensor) and states.ndim != 2:
         raise ValueError(f"states must be (N, d), or an iterable of such chunks. Got shape {tuple(states.shape)}.")
     total = len(states) if isinstance(states, Tensor) else None
+    words = _words_that_came(targets, total)
     stream = new_stream(weight, bias, top, exclude, held_out, chunk, sample, seed, total=total)
     with torch.no_grad():
         for part in [states] if isinstance(states, Tensor) else states:
             if not isinstance(part, Tensor) or part.ndim != 2 or part.shape[1] != weight.shape[1]:
                 got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
                 raise ValueError(f"states must be tensors (N, {weight.shape[1]}), as wide as the weight's rows. Got {got}.")
-            stream.add(part.to(weight), None if total is None else targets)
+            seen = stream.positions
+            if words is not None and len(words) < seen + len(part):
+                raise ValueError(f"targets must hold one word per state. Got {len(words)} for {seen + len(part)} or more states.")
+            stream.add(part.to(weight), None if words is None else words[seen : seen + len(part)])
+    if words is not None and len(words) != stream.positions:
+        raise ValueError(f"targets must hold one word per state. Got {len(words)} for {stream.positions} states.")
     return summarise(stream, anchors, geometry, seed, began, ())
 
 
+def _words_that_came(targets: Tensor | None, total: int | None) -> Tensor | None:
+    if targets is None:
+        return None
+    words = torch.as_tensor(targets)
+    if words.ndim != 1 or words.is_floating_point() or words.dtype == torch.bool or (total is not None and len(words) != total):
+        want = "(N,)" if total is None else f"({total},)"
+        raise ValueError(f"targets must be whole numbers {want}, one word per state. Got {words.dtype} {tuple(words.shape)}.")
+    return words.long()
+
+
 def _output_layer(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    weight, bias = torch.as_tensor(weight), None if bias is None else torch.as_tensor(bias)
     if weight.ndim != 2 or not weight.is_floating_point() or len(weight) < 2:
         raise ValueError(f"weight must be (n, d), floating, with two or more words. Got {weight.dtype} {tuple(weight.shape)}.")
     exact = torch.promote_types(weight.dtype, torch.float32)
@@ -199,15 +233,17 @@ def new_stream(
     weight: Tensor,
     bias: Tensor | None,
     top: int | Iterable[int] | None,
-    exclude: Iterable[int] | Tensor | None,
+    exclude: int | Iterable[int] | Tensor | None,
     held_out: float,
     chunk: int | None,
     sample: int | None,
     seed: int,
     *,
     total: int | None,
+    ends: Tensor | None = None,
+    cap: float | None = None,
 ) -> ProbeStream:
-    """An empty stream for these settings."""
+    """An empty stream for these settings; what is held out begins at one of the positions `ends`, where they are given."""
     if not 0 <= held_out < 1:
         raise ValueError(f"held_out is a share of the positions in [0, 1). Got {held_out}.")
     if any(value is not None and value < 1 for value in (chunk, sample)):
@@ -215,64 +251,49 @@ def new_stream(
     words = check_excluded(exclude, len(weight))
     tops = check_top(top, len(weight), 0 if words is None else len(words))
     cut = None if total is None else math.ceil((1 - held_out) * total)
-    return ProbeStream(weight, bias, tops, exclude=words, held_out=held_out, cut=cut, chunk=chunk, sample=sample, seed=seed)
+    inner = ends[(ends > 0) & (ends < total)] if ends is not None and total is not None and held_out else ()
+    if cut is not None and len(inner):
+        cut = int(inner[(inner - cut).abs().argmin()])
+    return ProbeStream(
+        weight, bias, tops, exclude=words, held_out=held_out, cut=cut, chunk=chunk, sample=sample, seed=seed, cap=cap
+    )
+
+
+class _Sample(NamedTuple):
+    """The positions that a stream has kept, a row each; `later` marks those held out."""
+
+    states: Tensor
+    values: Tensor
+    log_z: Tensor
+    places: Tensor
+    numbers: Tensor
+    later: Tensor
 
 
 def summarise(stream: ProbeStream, anchors: int, geometry: bool, seed: int, began: float, notes: tuple[str, ...]) -> AnchorProbe:
     """Solve, and put the numbers together."""
     if not stream.positions:
         raise ValueError("data has no position to measure at: every one is padding, left out, or not there.")
-    biased = stream.bias is not None
-    sums = stream.train + stream.test
-    vectors, with_intercept = sums.solve(intercept=biased), sums.solve(intercept=True)
-    states, values, log_z, places, numbers, _ = stream.sample.rows()
-    errors = _residuals(states, values, vectors)
-    mse, intercept_mse = (_mean_squares(stream, fit) for fit in (vectors, with_intercept))
-    mass = (values - log_z[:, None]).exp()
-    outside, outside_variance = _held_out(stream, biased)
-    n, d = stream.weight.shape
-    excluded = 0 if stream.exclude is None else len(stream.exclude)
-    alike = torch.tensor([math.log(n - excluded - k) for k in stream.top], dtype=torch.float64)
-    if stream.positions < ENOUGH * d:
-        share = f"{d / stream.positions:.0%}"
-        note = f"{stream.positions} positions for {d} dimensions: the in-sample error is too small by about {share}"
-        warnings.warn(
-            f"{note}; look at the held-out error, or give at least {ENOUGH * d} positions.", NumericalWarning, stacklevel=3
-        )
-        notes = (*notes, note)
-    if not stream.sample.complete:
-        notes = (*notes, f"quantiles and largest errors are those of {len(values)} of {stream.positions} positions")
+    notes = (*notes, *_caveats(stream))
+    sample = _Sample(*stream.sample.rows())
     return AnchorProbe(
         top=stream.top,
-        mse=_floats(mse),
-        variance=_floats(sums.variance),
-        mean=_floats(sums.mean),
-        low=_floats(sums.low),
-        high=_floats(sums.high),
-        held_out_mse=outside,
-        held_out_variance=outside_variance,
-        constant_mse=_floats(sums.constant_mse(alike)),
-        intercept_mse=_floats(intercept_mse),
-        max_error=_floats(errors.abs().amax(0)),
-        error_99=_floats(errors.abs().quantile(0.99, dim=0)),
-        mass_mean=_floats(stream.mass_sum / stream.positions),
-        mass_1=_floats(mass.quantile(0.01, dim=0)),
-        mass_min=_floats(stream.mass_low),
-        vectors=vectors.mT.contiguous(),
-        biased=biased,
+        **_errors(stream, sample),
+        **_values(stream, sample),
+        biased=stream.bias is not None,
         positions=stream.positions,
         held_out_positions=stream.test.rows,
-        hidden=d,
-        vocabulary=n,
-        excluded=excluded,
+        hidden=stream.weight.shape[1],
+        vocabulary=len(stream.weight),
+        excluded=_excluded(stream),
         perplexity=math.exp(min(stream.loss_sum / stream.predicted, 700.0)) if stream.predicted else None,
         split=_split(stream),
-        sampled_values=values,
-        sampled_log_z=log_z,
-        sampled_places=places,
-        sampled_numbers=numbers,
+        sampled_values=sample.values,
+        sampled_log_z=sample.log_z,
+        sampled_places=sample.places,
+        sampled_numbers=sample.numbers,
         geometry=atom_geometry(stream.weight, seed=seed) if geometry else None,
-        clusters=_clusters(states, values, places, stream.top, anchors, biased, seed),
+        clusters=_clusters(sample, stream.top, anchors, stream.bias is not None, seed),
         notes=notes,
         outcome=Outcome.FINISHED,
         seed=seed,
@@ -282,6 +303,76 @@ def summarise(stream: ProbeStream, anchors: int, geometry: bool, seed: int, bega
     )
 
 
+def _caveats(stream: ProbeStream) -> list[str]:
+    """What to know about the numbers, with a warning where there are too few positions."""
+    found, d = [], stream.weight.shape[1]
+    if stream.positions < ENOUGH * d:
+        share = f"{d / stream.positions:.0%}"
+        found.append(f"{stream.positions} positions for {d} dimensions: the in-sample error is too small by about {share}")
+        warnings.warn(
+            f"{found[0]}; look at the held-out error, or give at least {ENOUGH * d} positions.", NumericalWarning, stacklevel=4
+        )
+    if not stream.sample.complete:
+        found.append(f"quantiles and largest errors are those of {len(stream.sample)} of {stream.positions} positions")
+    return found
+
+
+def _errors(stream: ProbeStream, sample: _Sample) -> dict[str, Any]:
+    """The anchors and their errors, in sample and held out (NaN where one part is empty)."""
+    biased, everywhere = stream.bias is not None, torch.ones_like(sample.later)
+    sums = stream.train + stream.test
+    vectors = _fit(stream, sample, sums, everywhere, intercept=biased)
+    with_intercept = vectors if biased else _fit(stream, sample, sums, everywhere, intercept=True)
+    size = _residuals(sample.states, sample.values, vectors).abs()
+    held_out = held_out_variance = (math.nan,) * len(stream.top)
+    if stream.train.rows and stream.test.rows:
+        first = _fit(stream, sample, stream.train, ~sample.later, intercept=biased)
+        held_out = _floats(_mean_squares(stream, sample, stream.test, sample.later, first))
+        held_out_variance = _floats(stream.test.variance)
+    return {
+        "vectors": vectors.mT.contiguous(),
+        "mse": _floats(_mean_squares(stream, sample, sums, everywhere, vectors)),
+        "intercept_mse": _floats(_mean_squares(stream, sample, sums, everywhere, with_intercept)),
+        "held_out_mse": held_out,
+        "held_out_variance": held_out_variance,
+        "max_error": _floats(size.amax(0)),
+        "error_99": _floats(size.quantile(0.99, dim=0)),
+    }
+
+
+def _values(stream: ProbeStream, sample: _Sample) -> dict[str, Any]:
+    """What the log bulk partition functions and the bulk masses are like."""
+    sums, mass = stream.train + stream.test, (sample.values - sample.log_z[:, None]).exp()
+    words = len(stream.weight) - _excluded(stream)
+    alike = torch.tensor([math.log(words - k) for k in stream.top], dtype=torch.float64)
+    return {
+        "variance": _floats(sums.variance),
+        "mean": _floats(sums.mean),
+        "low": _floats(sums.low),
+        "high": _floats(sums.high),
+        "constant_mse": _floats(sums.constant_mse(alike)),
+        "mass_mean": _floats(stream.mass_sum / stream.positions),
+        "mass_1": _floats(mass.quantile(0.01, dim=0)),
+        "mass_min": _floats(stream.mass_low),
+    }
+
+
+def _fit(stream: ProbeStream, sample: _Sample, sums: NormalEquations, chosen: Tensor, *, intercept: bool) -> Tensor:
+    """The coefficients (d or d + 1, tops), from the sums of the positions `chosen` and, while they are at hand, from these."""
+    rows = (sample.states[chosen], sample.values[chosen]) if stream.sample.complete else None
+    return sums.solve(intercept=intercept, rows=rows)
+
+
+def _mean_squares(stream: ProbeStream, sample: _Sample, sums: NormalEquations, chosen: Tensor, fit: Tensor) -> Tensor:
+    """The mean square errors (tops,) of a fit on the positions `chosen`.
+
+    From residuals while every position is at hand, since those are exact where differences of sums are rounding.
+    """
+    if not stream.sample.complete:
+        return sums.mse(fit)
+    return _residuals(sample.states[chosen], sample.values[chosen], fit).square().mean(0)
+
+
 def _residuals(states: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     """values − ⟨h, v₀⟩ (N, tops), for vectors (d, tops) or, with the constant's coefficient last, (d + 1, tops)."""
     d = states.shape[1]
@@ -289,39 +380,22 @@ def _residuals(states: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     return found if len(vectors) == d else found - vectors[d]
 
 
-def _held_out(stream: ProbeStream, biased: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The errors of the fit on the first part on the second, and the variances there; NaN where one part is empty."""
-    if not stream.train.rows or not stream.test.rows:
-        return (math.nan,) * len(stream.top), (math.nan,) * len(stream.top)
-    fit = stream.train.solve(intercept=biased)
-    return _floats(_mean_squares(stream, fit, held_out=True)), _floats(stream.test.variance)
-
-
-def _mean_squares(stream: ProbeStream, fit: Tensor, *, held_out: bool = False) -> Tensor:
-    """The mean square errors (tops,) of a fit on all positions or those held out.
-
-    From residuals while every position is at hand, since those are exact where differences of sums are rounding.
-    """
-    if not stream.sample.complete:
-        return (stream.test if held_out else stream.train + stream.test).mse(fit)
-    states, values, _, _, _, later = stream.sample.rows()
-    chosen = later if held_out else torch.ones_like(later)
-    return _residuals(states[chosen], values[chosen], fit).square().mean(0)
+def _excluded(stream: ProbeStream) -> int:
+    return 0 if stream.exclude is None else len(stream.exclude)
 
 
 def _split(stream: ProbeStream) -> str:
     if not stream.test.rows:
         return "nothing held out"
-    share = f"the last {100 * stream.held_out:g} %"
+    share = f"the last {100 * stream.test.rows / stream.positions:.3g} %"
     return f"{share} of all positions" if stream.cut is not None else f"{share} of the positions of every batch"
 
 
-def _clusters(
-    states: Tensor, values: Tensor, places: Tensor, top: tuple[int, ...], anchors: int, biased: bool, seed: int
-) -> tuple[AnchorClusters, ...]:
+def _clusters(sample: _Sample, top: tuple[int, ...], anchors: int, biased: bool, seed: int) -> tuple[AnchorClusters, ...]:
     """K anchors for each number of words removed, on the sample."""
     if anchors == 1:
         return ()
+    states, values, places = sample.states, sample.values, sample.places
     if biased:
         states = torch.cat([states, states.new_ones(len(states), 1)], dim=1)
     return tuple(anchor_clusters(states, values[:, i], anchors, places=places, top=k, seed=seed) for i, k in enumerate(top))

@@ -22,7 +22,8 @@ class ProbeStream:
     """Takes states (N, d) chunk by chunk; holds normal equations of two parts, running extremes and a sample of positions.
 
     `cut` is the number of the first held-out position. Where the length of the stream is not known (`cut` None), the last
-    share `held_out` of the positions of every call is held out.
+    share `held_out` of the positions of every call is held out. `cap` c is for the perplexity only, where the model says
+    c · tanh(z/c) instead of its logits z.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class ProbeStream:
         chunk: int | None = None,
         sample: int | None = None,
         seed: int = 0,
+        cap: float | None = None,
     ) -> None:
         n, d = weight.shape
         self.weight, self.bias, self.top, self.exclude = weight, bias, tuple(top), exclude
-        self.held_out, self.cut = held_out, cut
+        self.held_out, self.cut, self.cap = held_out, cut, cap
         self.chunk = min(ROWS, max(1, LOGITS // n)) if chunk is None else chunk
         self._logits = weight.new_empty(0, n)  # one buffer for all chunks: fresh memory costs as much as the product
         self.train, self.test = NormalEquations(d, len(top)), NormalEquations(d, len(top))
@@ -114,6 +116,9 @@ class ProbeStream:
 
     def _predict(self, logits: Tensor, total: Tensor, targets: Tensor) -> None:
         """Add −log p of the tokens that came, where one of the vocabulary did."""
+        if self.cap is not None:
+            logits = self.cap * torch.tanh(logits / self.cap)
+            total = logits.logsumexp(-1)
         known = ((targets >= 0) & (targets < logits.shape[1])).to(logits.device)
         chosen = logits.gather(1, targets.to(logits.device).clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
         self.loss_sum += float((total - chosen)[known].double().sum())

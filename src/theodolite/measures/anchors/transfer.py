@@ -197,12 +197,9 @@ def _failures(downstream: Tensor, scores: list[Tensor], kept: Tensor, kl: Tensor
 
 def fit_anchor(states: Tensor, log_bulk: Tensor) -> Tensor:
     """The vector v0 (dim,) with ⟨h, v0⟩ nearest to the log bulk partition function in least squares, no intercept."""
-    sums = NormalEquations(states.shape[1], 1)
-    sums.update(states, log_bulk[:, None])
-    anchor = sums.solve()[:, 0]
-    residuals = NormalEquations(states.shape[1], 1)  # solving once more for what is left makes up for squaring the condition
-    residuals.update(states, (log_bulk - states @ anchor)[:, None])
-    return anchor + residuals.solve()[:, 0]
+    sums, values = NormalEquations(states.shape[1], 1), log_bulk[:, None]
+    sums.update(states, values)
+    return sums.solve(rows=(states, values))[:, 0]
 
 
 class _Contexts(NamedTuple):
