@@ -14,8 +14,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import theodolite as th
-from theodolite.measures.anchors import LogLinear, anchored_logits, compare_readouts, shift_anchor, shift_log_linear
-from theodolite.models import gpt
 
 # %%
 # Reviews
@@ -73,7 +71,7 @@ def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 TOP = 10
 length = text.shape[1]
-model = gpt(len(WORDS), length, dim=32, depth=2, heads=4, seed=0)
+model = th.models.gpt(len(WORDS), length, dim=32, depth=2, heads=4, seed=0)
 adam = torch.optim.Adam(model.parameters(), lr=5e-3)
 data = (text[:, :-1], text[:, 1:])
 rows, done = [], 0
@@ -114,11 +112,11 @@ handle = model.head.register_forward_pre_hook(lambda layer, args: caught.append(
 with torch.no_grad():
     model(fresh[:, : PATTERN.index("it") + 1])
 handle.remove()
-known = LogLinear(caught[0][:, -1], model.head.weight)
+known = th.LogLinear(caught[0][:, -1], model.head.weight)
 
 labels, anchor = [NUMBER["good"], NUMBER["bad"]], probe.vector(TOP)
 noise = 10 * torch.randn(len(fresh), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-shifted = shift_log_linear(known, noise)
+shifted = th.shift_log_linear(known, noise)
 change = (shifted.logits().softmax(1) - known.logits().softmax(1)).abs().max()
 print(f"largest change of a probability: {float(change):.1e}")
 
@@ -126,8 +124,8 @@ figure, axes = th.plots.panels(4, columns=2, size=(3.6, 3.0), figure=plt.figure(
 views = {
     "logits": known.logits()[:, labels],
     "logits, shifted": shifted.logits()[:, labels],
-    "anchored logits": anchored_logits(known, anchor, labels),
-    "anchored logits, shifted": anchored_logits(shifted, shift_anchor(anchor), labels),
+    "anchored logits": th.anchored_logits(known, anchor, labels),
+    "anchored logits, shifted": th.anchored_logits(shifted, th.shift_anchor(anchor), labels),
 }
 for ax, (title, view) in zip(axes, views.items()):
     for praise, name in ((True, "praise"), (False, "blame")):
@@ -141,6 +139,6 @@ plt.show()
 # Classifiers of thresholded units, Σ a max(u − b, 0), fitted to half of the reviews and tested on the other half. The shift
 # spoils those on raw logits; it does not reach those on anchored logits or on log-probabilities.
 
-found = compare_readouts(known, praised, labels=labels, anchor=anchor, shift=10.0)
+found = th.compare_readouts(known, praised, labels=labels, anchor=anchor, shift=10.0)
 for row in found.rows():
     print(f"{row['readout']:>18}: {row['accuracy']:.3f} right, after the shift {row['accuracy_shifted']:.3f}")

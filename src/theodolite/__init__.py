@@ -122,10 +122,22 @@ if TYPE_CHECKING:
     from theodolite.results import Finding as Finding, Outcome as Outcome, Result as Result, Severity as Severity, load as load
     from theodolite.measures.anchors import (
         AnchorProbe as AnchorProbe,
+        LogLinear as LogLinear,
+        TransferCertificate as TransferCertificate,
         anchor_clusters as anchor_clusters,
         anchor_probe as anchor_probe,
+        anchored_logits as anchored_logits,
         atom_geometry as atom_geometry,
+        compare_prompts as compare_prompts,
+        compare_readouts as compare_readouts,
+        fit_readout as fit_readout,
         probe_states as probe_states,
+        prompted_states as prompted_states,
+        rare_word_module as rare_word_module,
+        shift_anchor as shift_anchor,
+        shift_log_linear as shift_log_linear,
+        shifted_module as shifted_module,
+        transfer_certificate as transfer_certificate,
     )
     from theodolite.measures.dictionary import (
         DictionaryChoice as DictionaryChoice,
@@ -250,7 +262,25 @@ _CONTENTS = {
         "convex_bounds",
     ],
     # whether a language model's output layer has an anchor vector, and what follows for downstream tasks
-    "theodolite.measures.anchors": ["anchor_probe", "AnchorProbe", "probe_states", "anchor_clusters", "atom_geometry"],
+    "theodolite.measures.anchors": [
+        "anchor_probe",
+        "AnchorProbe",
+        "probe_states",
+        "anchor_clusters",
+        "atom_geometry",
+        "LogLinear",
+        "anchored_logits",
+        "fit_readout",
+        "compare_readouts",
+        "prompted_states",
+        "compare_prompts",
+        "transfer_certificate",
+        "TransferCertificate",
+        "shift_log_linear",
+        "shift_anchor",
+        "shifted_module",
+        "rare_word_module",
+    ],
     # atoms that predict hidden coordinates, and how well they were recovered
     "theodolite.measures.dictionary": [
         "MaskedDictionaryLearning",

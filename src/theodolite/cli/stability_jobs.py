@@ -86,8 +86,6 @@ def default_sizes(pool: int) -> tuple[int, ...]:
 
 
 def check_sizes(sizes: Sequence[int], pool: int) -> None:
-    if len(set(sizes)) < len(sizes):
-        raise ValueError(f"--sizes must be different numbers. Got {','.join(map(str, sizes))}.")
     for m in sizes:
         check_size(m, pool)
 

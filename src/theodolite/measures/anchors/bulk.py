@@ -58,7 +58,8 @@ def check_one_top(top: int, vocabulary: int, excluded: int = 0) -> int:
 
 
 def _whole(number: object) -> bool:
-    return isinstance(number, numbers.Real) and not isinstance(number, bool) and number >= 0 and number % 1 == 0
+    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    return real and float(number) >= 0 and float(number).is_integer()  # type: ignore[arg-type]
 
 
 def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int) -> Tensor | None:

@@ -109,7 +109,7 @@ def _reached(model: nn.Module, head: nn.Module, caught: list[Tensor | None], num
     states = [one for one in caught if one is not None]
     if len(states) < len(caught):
         raise ValueError(
-            f"{what}called with whole numbers in the forward pass of {type(model).__name__}: it reads tokens, not states. {REMEDY}"
+            f"{what}called with whole numbers in the forward pass of {type(model).__name__}: it reads tokens, no states. {REMEDY}"
         )
     return states
 
@@ -154,9 +154,7 @@ def announced_head(model: nn.Module) -> nn.Module | None:
     return found if isinstance(found, nn.Module) and isinstance(weight, Tensor) and weight.ndim == 2 else None
 
 
-def _searched(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[nn.Module, list[Tensor | None], Tensor]:
+def _searched(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[nn.Module, list[Tensor | None], Tensor]:
     """The last linear layer whose output has the shape of the model's, best if it is the same numbers; its inputs; the logits."""
     seen: list[tuple[str, nn.Module, Tensor | None, Tensor]] = []
     handles = [
@@ -262,8 +260,8 @@ def _not_log_linear(model: nn.Module, products: list[Tensor], given: Tensor) -> 
     calls = f" at the nearest of {len(products)} calls" if len(products) > 1 else ""
     return (
         f"The head of {type(model).__name__} is not log-linear: the model's logits differ from h Wᵀ + b by up to {least:.3g}"
-        f"{calls} (largest logit {float(given.abs().max()):.3g}), and no constant factor, bias, log-softmax or known cap explains "
-        f"it. {REMEDY}"
+        f"{calls} (largest logit {float(given.abs().max()):.3g}), and no constant factor, bias, log-softmax or known cap "
+        f"explains it. {REMEDY}"
     )
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from theodolite.measures.anchors.heads import OutputHead, find_head, states_of
 from theodolite.measures.anchors.probe import AnchorProbe, new_stream, summarise
-from theodolite.measures.anchors.reading import Reading, Source, read, windows_for
+from theodolite.measures.anchors.reading import read, windows_for
+from theodolite.measures.anchors.source import Reading, Source
 from theodolite.measures.anchors.stream import ProbeStream
 from theodolite.problem.calling import left_as_found, unwrap
 from theodolite.problem.tensors import map_tensors, named_tensors
@@ -27,7 +28,7 @@ def anchor_probe(
     top: int | Iterable[int] | None = None,
     tokenizer: Any = None,
     head: str | nn.Module | None = None,
-    exclude: Iterable[int] | Tensor | None = None,
+    exclude: int | Iterable[int] | Tensor | None = None,
     anchors: int = 1,
     held_out: float = 0.2,
     context: int | None = None,
@@ -54,18 +55,23 @@ def anchor_probe(
     ----------
     model : a Hugging Face causal or masked language model or encoder-decoder, or any module with a linear output layer.
     data : text (with `tokenizer`), token ids (N,) or (B, T), or batches (tensors, pairs (inputs, targets), mappings) from a list,
-        a DataLoader or any iterable. Text is cut into windows. A masked model sees each window `every` times, with each
-        `every`-th token replaced by `mask_token`; an encoder-decoder reads half of a window and predicts the other half.
+        a DataLoader or any iterable; numbers may also be in lists or NumPy arrays, and a list of ids (N,) is one of texts. Text
+        is cut into windows. A masked model sees each window `every` times, with each `every`-th token replaced by `mask_token`;
+        an encoder-decoder reads half of a window and predicts the other half. A tuple of two tensors is always (inputs,
+        targets), also if both are token ids: put two batches of ids into a list. The targets of a pair are taken as they are,
+        one per position (−100: leave it out), not shifted; ids alone, and `labels` in mappings for a causal model, are.
     top : numbers of most probable words to remove; by default 0, 10, 100, 1000, 10000, or the same shares of other vocabularies.
     head : the output layer or its name, where it is not found by itself.
-    exclude : token numbers that are in no bulk (label words).
+    exclude : token numbers that are in no bulk (label words), or a mask over the vocabulary. The bulk is what is neither
+        excluded nor among the most probable of all words, excluded ones counted.
     anchors : with K > 1 also K anchors, each for a cluster of positions (`AnchorProbe.clusters`).
     held_out : the share of the positions, the last ones, that the held-out error is from; of each batch where the length of the
-        data is not known beforehand.
-    context, stride, drop_first : length of the windows (the model's own, at most 1024), distance of their starts (the length;
-        less, and only new positions count), and positions at their start to leave out.
+        data is not known beforehand. Windows of a masked model are held out as a whole.
+    context, stride : length of the windows that running text is cut into (the model's own, at most 1024) and distance of their
+        starts (the length; less, and only new positions count). Rows (B, T) and batches stay as they are.
+    drop_first : positions to leave out at the start of each window or sequence.
     max_positions : stop after so many.
-    batch_size : windows, or samples of other inputs, per forward pass.
+    batch_size : windows, or samples of other inputs, per forward pass; rows of windows for a masked model.
     restrict_vocab : use only so many rows of the output layer (`len(tokenizer)` leaves out padding rows).
     chunk : positions whose logits are held at a time.
     sample : positions kept for quantiles, largest errors and clusters; 8192 where they take at most 2²⁵ numbers.
@@ -100,12 +106,19 @@ def anchor_probe(
         layer = find_head(model, *first.glance(), head)
         _check_tokenizer(tokenizer, layer)
         layer = layer.restricted(restrict_vocab)
-        total = _least(source.total, max_positions)
-        stream = new_stream(layer.weight, layer.bias, top, exclude, held_out, chunk, sample, seed, total=total)
+        caught = states_of(model, layer.module, first.args, first.kwargs, layer.call)
+        total = _least(_length(source, first, math.prod(caught.shape[:-1])), max_positions)
+        _check_places(first, caught, drop_first)
+        stream = new_stream(
+            layer.weight, layer.bias, top, exclude, held_out, chunk, sample, seed, total=total, ends=source.ends, cap=layer.cap
+        )
         with counting("positions", progress=progress, total=total) as advance:
-            for states, targets, places in _states(model, layer, first, readings, source, max_positions, stream):
+            for reading, entered in _passes(model, layer, first, caught, readings):
+                states, targets, places = _wanted(layer, reading, entered, _room(stream, max_positions))
                 stream.add(states, targets, places)
                 advance(len(states))
+                if _room(stream, max_positions) == 0:
+                    break
     return summarise(stream, anchors, geometry, seed, began, layer.notes)
 
 
@@ -135,45 +148,62 @@ def _placed(source: Source, model: nn.Module) -> Iterator[Reading]:
         yield Reading(move(r.args), dict(move(r.kwargs)), move(r.keep), move(r.targets))
 
 
-def _states(
-    model: nn.Module,
-    layer: OutputHead,
-    first: Reading,
-    readings: Iterator[Reading],
-    source: Source,
-    limit: int | None,
-    stream: ProbeStream,
-) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-    """States (N, d), targets and places in the windows of the positions wanted, reading by reading."""
-    reading: Reading | None = first
-    while reading is not None and (limit is None or stream.positions < limit):
-        caught = states_of(model, layer.module, reading.args, reading.kwargs)
-        shape = caught.shape[:-1]
-        if stream.cut is None and source.samples is not None and reading is first:
-            total = _least(_length(source, reading, math.prod(shape)), limit)
-            stream.cut = None if total is None else math.ceil((1 - stream.held_out) * total)
-        places = torch.arange(shape[-1], device=caught.device).expand(shape).reshape(-1)
-        states, targets = layer.states(caught), _aligned(reading.targets, shape)
-        keep = _aligned(reading.keep, shape)
-        if keep is not None:
-            states, places, targets = states[keep], places[keep], None if targets is None else targets[keep]
-        room = len(states) if limit is None else limit - stream.positions
-        yield states[:room], None if targets is None else targets[:room], places[:room]
-        reading = next(readings, None)
+def _passes(
+    model: nn.Module, layer: OutputHead, first: Reading, caught: Tensor, readings: Iterator[Reading]
+) -> Iterator[tuple[Reading, Tensor]]:
+    """Readings with what enters the head; that of the first is known already."""
+    yield first, caught
+    del first, caught
+    for reading in readings:
+        yield reading, states_of(model, layer.module, reading.args, reading.kwargs, layer.call)
+
+
+def _room(stream: ProbeStream, limit: int | None) -> int | None:
+    return None if limit is None else limit - stream.positions
+
+
+def _wanted(layer: OutputHead, reading: Reading, caught: Tensor, room: int | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """States (N, d), targets and places in the windows of the positions of a reading that are wanted, `room` at most."""
+    shape = caught.shape[:-1]
+    places = torch.arange(shape[-1], device=caught.device).expand(shape).reshape(-1)
+    states, targets, keep = layer.states(caught), _aligned(reading.targets, shape), _aligned(reading.keep, shape)
+    if keep is not None:
+        states, places, targets = states[keep], places[keep], None if targets is None else targets[keep]
+    return states[:room], None if targets is None else targets[:room], places[:room]
 
 
 def _length(source: Source, first: Reading, positions: int) -> int | None:
-    """Positions that batches will give, judged by the first, which has so many before any is left out; None if it does not tell.
+    """Positions that the data will give, judged by the first reading, which has so many before any is left out.
 
-    Only batches that can be looked at twice are asked.
+    None if it does not tell. Only readings that can be looked at twice are asked.
     """
+    if source.total is not None and _per_position(first, positions):
+        return source.total
+    if source.total is None and source.samples is None:
+        return None
     readings = list(source)
+    if not _per_position(first, positions) and positions == first.samples:  # one state per sequence
+        return sum(r.samples for r in readings)
     if all(r.keep is None for r in readings):
         widths = {tuple(t.shape[1:]) for r in readings for _, t in named_tensors((r.args, r.kwargs)) if t.ndim}
         return round(sum(r.samples for r in readings) * positions / first.samples) if len(widths) == 1 else None
     if first.keep is not None and first.keep.numel() == positions and all(r.keep is not None for r in readings):
         return sum(int(r.keep.sum()) for r in readings if r.keep is not None)
     return None
+
+
+def _per_position(reading: Reading, positions: int) -> bool:
+    """Whether there are as many states as positions that the reading speaks of."""
+    spoken = reading.targets if reading.targets is not None else reading.keep
+    return spoken is not None and spoken.numel() == positions
+
+
+def _check_places(reading: Reading, caught: Tensor, drop_first: int) -> None:
+    if drop_first and reading.keep is not None and _aligned(reading.keep, caught.shape[:-1]) is None:
+        raise ValueError(
+            f"drop_first={drop_first} leaves out positions of sequences {tuple(reading.keep.shape)}, but the head reads "
+            f"{tuple(caught.shape)}, not a state for each of them: leave it out."
+        )
 
 
 def _aligned(tensor: Tensor | None, shape: torch.Size) -> Tensor | None:

@@ -88,13 +88,14 @@ class NormalEquations:
     @property
     def mean(self) -> Tensor:
         """Means (K,) of the targets."""
-        return (0 if self.shift is None else self.shift) + self.sums[0] / self.rows
+        mean: Tensor = self.sums[0] / self.rows
+        return mean if self.shift is None else mean + self.shift
 
     @property
     def variance(self) -> Tensor:
         """Variances (K,) of the targets: the mean square error of predicting their mean."""
-        first, second = self.sums / self.rows
-        return (second - first.square()).clamp_min(0)
+        means = self.sums / self.rows
+        return (means[1] - means[0].square()).clamp_min(0)
 
     def solve(self, *, intercept: bool = False, rows: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The least squares coefficients, (d, K), or (d + 1, K) with that of the constant column last.

@@ -250,13 +250,19 @@ def new_stream(
         raise ValueError(f"chunk and sample must be 1 or more. Got {chunk} and {sample}.")
     words = check_excluded(exclude, len(weight))
     tops = check_top(top, len(weight), 0 if words is None else len(words))
-    cut = None if total is None else math.ceil((1 - held_out) * total)
-    inner = ends[(ends > 0) & (ends < total)] if ends is not None and total is not None and held_out else ()
-    if cut is not None and len(inner):
-        cut = int(inner[(inner - cut).abs().argmin()])
+    cut = None if total is None else _border(held_out, total, ends)
     return ProbeStream(
         weight, bias, tops, exclude=words, held_out=held_out, cut=cut, chunk=chunk, sample=sample, seed=seed, cap=cap
     )
+
+
+def _border(held_out: float, total: int, ends: Tensor | None) -> int:
+    """The number of the first position held out, one of `ends` if there are any within."""
+    cut = math.ceil((1 - held_out) * total)
+    inner = None if ends is None else ends[(ends > 0) & (ends < total)]
+    if inner is None or not len(inner) or not held_out:
+        return cut
+    return int(inner[(inner - cut).abs().argmin()])
 
 
 class _Sample(NamedTuple):
@@ -319,7 +325,7 @@ def _caveats(stream: ProbeStream) -> list[str]:
 
 def _errors(stream: ProbeStream, sample: _Sample) -> dict[str, Any]:
     """The anchors and their errors, in sample and held out (NaN where one part is empty)."""
-    biased, everywhere = stream.bias is not None, torch.ones_like(sample.later)
+    biased, everywhere = stream.bias is not None, slice(None)
     sums = stream.train + stream.test
     vectors = _fit(stream, sample, sums, everywhere, intercept=biased)
     with_intercept = vectors if biased else _fit(stream, sample, sums, everywhere, intercept=True)
@@ -357,13 +363,13 @@ def _values(stream: ProbeStream, sample: _Sample) -> dict[str, Any]:
     }
 
 
-def _fit(stream: ProbeStream, sample: _Sample, sums: NormalEquations, chosen: Tensor, *, intercept: bool) -> Tensor:
+def _fit(stream: ProbeStream, sample: _Sample, sums: NormalEquations, chosen: Tensor | slice, *, intercept: bool) -> Tensor:
     """The coefficients (d or d + 1, tops), from the sums of the positions `chosen` and, while they are at hand, from these."""
     rows = (sample.states[chosen], sample.values[chosen]) if stream.sample.complete else None
     return sums.solve(intercept=intercept, rows=rows)
 
 
-def _mean_squares(stream: ProbeStream, sample: _Sample, sums: NormalEquations, chosen: Tensor, fit: Tensor) -> Tensor:
+def _mean_squares(stream: ProbeStream, sample: _Sample, sums: NormalEquations, chosen: Tensor | slice, fit: Tensor) -> Tensor:
     """The mean square errors (tops,) of a fit on the positions `chosen`.
 
     From residuals while every position is at hand, since those are exact where differences of sums are rounding.

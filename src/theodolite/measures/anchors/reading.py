@@ -1,83 +1,24 @@
-"""Text, tokens or batches into what a model is called with, and the positions whose states are wanted."""
+"""Text, tokens or batches into what a model is called with: which kind of model it is, how long its windows are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from theodolite.measures.anchors.batches import as_tensors, from_batches, is_one_batch
+from theodolite.measures.anchors.running_text import Windows, from_ids
+from theodolite.measures.anchors.source import Source, check_ids
 from theodolite.problem.calling import unwrap
-from theodolite.problem.tensors import map_tensors, named_tensors
 
 #: The longest window by default (that of GPT-2), where the model allows more or does not say.
 CONTEXT = 1024
-#: Positions per forward pass, by default, and rows of inputs that are not tokens.
-POSITIONS, SAMPLES = 2048, 256
-#: Positions of one sequence, or samples of other inputs, that are enough to look at a head.
-GLANCE = 16
-IGNORED = -100
+#: Positions per forward pass, by default.
+POSITIONS = 2048
 #: Models that number their positions from the padding token on.
 SHIFTED_POSITIONS = ("roberta", "camembert", "mpnet", "longformer")
-
-
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """One call `model(*args, **kwargs)`.
-
-    `keep` (B, T) marks the positions wanted, None all of them; `targets` (B, T) are the tokens to predict there, −100 where
-    there is none.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    keep: Tensor | None = None
-    targets: Tensor | None = None
-
-    @property
-    def samples(self) -> int:
-        return next((len(t) for _, t in named_tensors((self.args, self.kwargs)) if t.ndim), 1)
-
-    def glance(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A little of it, enough to look at the head: one sequence, or some rows of other inputs, and few positions."""
-        tokens = [t for _, t in named_tensors((self.args, self.kwargs)) if not t.is_floating_point() and t.ndim == 2]
-        rows, whole = (1 if tokens else GLANCE), self.samples
-
-        def cut(t: Tensor) -> Tensor:
-            t = t[:rows] if t.ndim and len(t) == whole else t
-            return t[:, :GLANCE] if tokens and t.ndim == 2 and not t.is_floating_point() else t
-
-        return tuple(map_tensors(cut, self.args)), dict(map_tensors(cut, self.kwargs))
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """Readings in order; `total` positions where that is known beforehand, else perhaps the number of `samples`."""
-
-    readings: Callable[[], Iterator[Reading]]
-    total: int | None = None
-    samples: int | None = None
-    repeatable: bool = True
-
-    def __iter__(self) -> Iterator[Reading]:
-        return self.readings()
-
-
-@dataclass(frozen=True)
-class Windows:
-    """How token ids are cut and shown: see `anchor_probe`."""
-
-    kind: str
-    context: int
-    stride: int
-    drop_first: int
-    batch_size: int
-    mask_token: int | None = None
-    every: int = 7
-    start_token: int | None = None
 
 
 def model_kind(model: nn.Module, mask_token: int | None = None) -> str:
@@ -142,21 +83,22 @@ def read(model: nn.Module, data: Any, windows: Windows, tokenizer: Any = None) -
         data = "\n\n".join(data)
     if isinstance(data, str):
         data = tokenise(data, tokenizer)
+    data = as_tensors(data)
     if isinstance(data, Tensor) and data.numel() == 0:
         raise ValueError("data is empty: give at least two tokens of text.")
     if isinstance(data, Tensor) and not data.is_floating_point():
         if data.ndim not in (1, 2):
             raise ValueError(f"Token ids must be (N,), which is cut into windows, or (B, T). Got shape {tuple(data.shape)}.")
         check_ids(data, model)
-        return _from_ids(data, windows)
-    if isinstance(data, Tensor) or _is_one_batch(data):
-        return _from_batches([data], model, windows, cut=True)
+        return from_ids(data, windows)
+    if isinstance(data, Tensor) or is_one_batch(data):
+        return from_batches([data], model, windows, cut=True)
     if not isinstance(data, Iterable) or isinstance(data, bytes):
         raise TypeError(
             "data must be text (with tokenizer=), a tensor of token ids, or batches: a list, a DataLoader or another iterable of "
             f"tensors, pairs or mappings. Got {type(data).__name__}."
         )
-    return _from_batches(data, model, windows, cut=False)
+    return from_batches(data, model, windows, cut=False)
 
 
 def tokenise(text: str, tokenizer: Any) -> Tensor:
@@ -175,184 +117,3 @@ def tokenise(text: str, tokenizer: Any) -> Tensor:
     if ids.is_floating_point() or not len(ids):
         raise ValueError(f"The tokenizer must give whole numbers, at least one. Got {ids.dtype} of length {len(ids)}.")
     return ids.long()
-
-
-def check_ids(ids: Tensor, model: nn.Module) -> None:
-    """Refuse tokens that the model has no embedding for, before torch does so without a name."""
-    method = getattr(unwrap(model), "get_input_embeddings", None)
-    table = method() if callable(method) else None
-    if table is None:
-        tables = [m for m in unwrap(model).modules() if isinstance(m, nn.Embedding)]
-        table = max(tables, key=lambda m: m.num_embeddings, default=None)
-    known = getattr(table, "num_embeddings", None)
-    if known is not None and len(ids.reshape(-1)) and (int(ids.max()) >= known or int(ids.min()) < 0):
-        raise ValueError(
-            f"The data hold tokens from {int(ids.min())} to {int(ids.max())}, but {type(model).__name__} embeds 0 .. {known - 1}"
-            ": the tokenizer is not that of this model. Encode the text with the model's own tokenizer."
-        )
-
-
-# Windows of running text
-
-
-def _from_ids(ids: Tensor, windows: Windows) -> Source:
-    """Windows of running text (N,), or rows (B, T) as they are."""
-    if ids.ndim == 2:
-        blocks = [(0, block) for block in ids.split(windows.batch_size)]
-        nexts = [torch.cat([b[:, 1:], torch.full_like(b[:, :1], IGNORED)], dim=1) for _, b in blocks]
-    else:
-        blocks, nexts = _cut(ids, windows)
-    show = _SHOWN[windows.kind]
-    if windows.kind == "masked" and windows.mask_token is None:
-        raise ValueError("A masked language model needs the number of its mask token: mask_token=, or a tokenizer that knows it.")
-
-    def readings() -> Iterator[Reading]:
-        for (old, block), following in zip(blocks, nexts, strict=True):
-            yield from show(block, following, max(old, windows.drop_first), windows)
-
-    total = 0
-    for old, block in blocks:
-        width = block.shape[1] // 2 if windows.kind == "encoder-decoder" else block.shape[1]
-        total += len(block) * max(0, width - max(old, windows.drop_first))
-    if not total:
-        raise ValueError(f"{ids.numel()} tokens leave no position after drop_first={windows.drop_first}: give more text.")
-    return Source(readings, total)
-
-
-def _cut(ids: Tensor, windows: Windows) -> tuple[list[tuple[int, Tensor]], list[Tensor]]:
-    """Batches of windows with the number of positions at their start that were seen before, and the tokens that follow each."""
-    length, stride = windows.context, windows.stride
-    following = torch.cat([ids[1:], torch.full_like(ids[:1], IGNORED)])
-    blocks: list[tuple[int, Tensor]] = []
-    nexts: list[Tensor] = []
-    whole = (len(ids) - length) // stride + 1 if len(ids) >= length else 0
-    if whole:
-        rows, after = ids.unfold(0, length, stride), following.unfold(0, length, stride)  # views
-        firsts = 1 if stride < length else 0  # nothing before the first window was seen
-        parts = [slice(0, firsts)] * bool(firsts)
-        parts += [slice(i, min(i + windows.batch_size, whole)) for i in range(firsts, whole, windows.batch_size)]
-        for part in parts:
-            blocks.append((0 if part.start == 0 else length - stride, rows[part]))
-            nexts.append(after[part])
-    rest, old = whole * stride, length - stride if whole else 0
-    if len(ids) - rest > old:
-        blocks.append((old, ids[None, rest:]))
-        nexts.append(following[None, rest:])
-    return blocks, nexts
-
-
-def _causal(block: Tensor, following: Tensor, old: int, windows: Windows) -> Iterator[Reading]:
-    keep = torch.ones(block.shape, dtype=torch.bool)
-    keep[:, :old] = False
-    yield Reading((block,), {}, keep if old else None, following)
-
-
-def _masked(block: Tensor, following: Tensor, old: int, windows: Windows) -> Iterator[Reading]:
-    """Every position is hidden once, each `every`-th in the same pass."""
-    assert windows.mask_token is not None
-    places = torch.arange(block.shape[1])
-    for first in range(min(windows.every, block.shape[1])):
-        hidden = (places % windows.every == first).expand(block.shape)
-        keep = hidden & (places >= old)
-        if bool(keep.any()):
-            yield Reading((block.masked_fill(hidden, windows.mask_token),), {}, keep, block)
-
-
-def _encoder_decoder(block: Tensor, following: Tensor, old: int, windows: Windows) -> Iterator[Reading]:
-    """The first part of a window is read, its second half is what the decoder is to say."""
-    half = block.shape[1] // 2
-    if not half:
-        return
-    question, answer = block[:, :-half], block[:, -half:]
-    start = torch.full_like(answer[:, :1], int(windows.start_token or 0))
-    keep = torch.ones(answer.shape, dtype=torch.bool)
-    keep[:, :old] = False
-    shown = {"input_ids": question, "decoder_input_ids": torch.cat([start, answer[:, :-1]], dim=1)}
-    yield Reading((), shown, keep if old else None, answer)
-
-
-_SHOWN = {"causal": _causal, "masked": _masked, "encoder-decoder": _encoder_decoder}
-
-
-# Batches as the user has them
-
-
-def _is_one_batch(data: Any) -> bool:
-    """A mapping, or (inputs, targets)."""
-    if isinstance(data, Mapping):
-        return True
-    return isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)
-
-
-def _from_batches(batches: Iterable[Any], model: nn.Module, windows: Windows, *, cut: bool) -> Source:
-    """Each batch as one reading; a single large one is cut into smaller ones of the same number of samples."""
-
-    def readings() -> Iterator[Reading]:
-        for index, raw in enumerate(batches):
-            for part in _parts(raw, windows) if cut else (raw,):
-                yield _reading(part, index, model, windows.kind)
-
-    samples = None
-    if isinstance(batches, Sequence):
-        samples = sum(next((len(t) for _, t in named_tensors(batch) if t.ndim), 0) for batch in batches)
-        if not samples:
-            raise ValueError("data is empty: give at least one batch.")
-    return Source(readings, None, samples, repeatable=iter(batches) is not batches)
-
-
-def _parts(raw: Any, windows: Windows) -> Iterator[Any]:
-    size = next((len(t) for _, t in named_tensors(raw) if t.ndim), 0)
-    tokens = any(not t.is_floating_point() and t.ndim == 2 for _, t in named_tensors(raw))
-    step = windows.batch_size if tokens else max(windows.batch_size, SAMPLES)
-
-    def cut(t: Tensor, start: int) -> Tensor:
-        return t[start : start + step] if t.ndim and len(t) == size else t
-
-    for start in range(0, size, step):
-        yield map_tensors(partial(cut, start=start), raw)
-
-
-def _reading(raw: Any, index: int, model: nn.Module, kind: str) -> Reading:
-    """One batch: a tensor, a pair (inputs, targets), or a mapping with the names of the model's arguments."""
-    if isinstance(raw, Mapping):
-        reading = _from_mapping(dict(raw), kind)
-    elif isinstance(raw, Tensor):
-        follow = kind == "causal" and not raw.is_floating_point() and raw.ndim == 2
-        reading = Reading((raw,), {}, None, _shifted(raw) if follow else None)
-    elif isinstance(raw, tuple | list) and raw and isinstance(raw[0], Tensor | Mapping):
-        target = raw[1] if len(raw) > 1 and isinstance(raw[1], Tensor) and not raw[1].is_floating_point() else None
-        inputs = dict(raw[0]) if isinstance(raw[0], Mapping) else {}
-        reading = Reading(() if inputs else (raw[0],), inputs, None if target is None else target != IGNORED, target)
-    else:
-        raise TypeError(
-            f"A batch must be a tensor, a pair (inputs, targets) or a mapping. Batch {index} is a {type(raw).__name__}."
-        )
-    if not reading.samples:
-        raise ValueError(f"Batch {index} is empty: give at least one sample.")
-    for _, ids in named_tensors((reading.args, reading.kwargs.get("input_ids"))):
-        if not ids.is_floating_point() and ids.ndim == 2:
-            check_ids(ids, model)
-    return reading
-
-
-def _from_mapping(fields: dict[str, Any], kind: str) -> Reading:
-    labels, seen = fields.pop("labels", None), fields.get("attention_mask")
-    if kind == "encoder-decoder":
-        if labels is not None and "decoder_input_ids" not in fields:
-            fields["labels"] = labels  # the model turns them into the decoder's input
-        return Reading((), fields, None if labels is None else labels != IGNORED, labels)
-    if kind == "masked":
-        return Reading((), fields, labels != IGNORED if labels is not None else _present(seen), labels)
-    targets = labels if labels is not None else fields.get("input_ids")
-    return Reading((), fields, _present(seen), None if targets is None else _shifted(targets, seen))
-
-
-def _present(attention_mask: Tensor | None) -> Tensor | None:
-    return attention_mask.bool() if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 else None
-
-
-def _shifted(ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """The token after each position (B, T), −100 at the end and where it is padding."""
-    present = _present(attention_mask)
-    ids = ids if present is None else ids.masked_fill(~present, IGNORED)
-    return torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], IGNORED)], dim=1)

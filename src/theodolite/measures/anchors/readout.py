@@ -178,25 +178,14 @@ def compare_readouts(
     noise = torch.randn(model.contexts, generator=generator, dtype=torch.float64)
     before = shift_log_linear(model, train_shift * noise)
     after = shift_log_linear(model, shift if isinstance(shift, Tensor) else shift * noise)
-    ids, wide = label_ids(labels, model.words), shift_anchor(anchor.detach().double())
     signs = torch.where(classes.cpu() > 0, 1.0, -1.0).double()
-    views: dict[str, Callable[[LogLinear], Tensor]] = {
-        "anchored": lambda m: anchored_logits(m, wide, ids),
-        "raw logits": lambda m: m.states @ m.weight[ids].mT,
-        "log-probabilities": lambda m: m.states @ m.weight[ids].mT - m.log_partition()[:, None],
-        "state": lambda m: torch.cat([m.states, m.states.new_ones(m.contexts, 1)], dim=1),
-    }
+    views = _views(label_ids(labels, model.words), shift_anchor(anchor.detach().double()))
     clean, shifted = [], []
     for name, view in views.items():
         seen = view(before)
-        if name == "state":
-            coefficients = logistic_regression(seen[train], signs[train])
-            scores = [seen @ coefficients, view(after) @ coefficients]
-        else:
-            readout = fit_readout(seen[train], signs[train], method=method)
-            scores = [readout.score(seen), readout.score(view(after))]
-        clean.append(_outcome(scores[0][test], signs[test]))
-        shifted.append(_outcome(scores[1][test], signs[test]))
+        score = _fitted_score(name, seen[train], signs[train], method)
+        clean.append(_outcome(score(seen)[test], signs[test]))
+        shifted.append(_outcome(score(view(after))[test], signs[test]))
     return ReadoutComparison(
         names=tuple(views),
         accuracy=tuple(right for right, _ in clean),
@@ -207,6 +196,24 @@ def compare_readouts(
         tested_on=len(test),
         seed=seed,
     )
+
+
+def _views(ids: Tensor, anchor: Tensor) -> dict[str, Callable[[LogLinear], Tensor]]:
+    """What each read-out sees of a model: features (contexts, k)."""
+    return {
+        "anchored": lambda m: anchored_logits(m, anchor, ids),
+        "raw logits": lambda m: m.states @ m.weight[ids].mT,
+        "log-probabilities": lambda m: m.states @ m.weight[ids].mT - m.log_partition()[:, None],
+        "state": lambda m: torch.cat([m.states, m.states.new_ones(m.contexts, 1)], dim=1),
+    }
+
+
+def _fitted_score(name: str, features: Tensor, signs: Tensor, method: Method) -> Callable[[Tensor], Tensor]:
+    """Features → f, fitted: thresholded units, or a regression on the whole state."""
+    if name != "state":
+        return fit_readout(features, signs, method=method).score
+    coefficients = logistic_regression(features, signs)
+    return lambda seen: seen @ coefficients
 
 
 def _outcome(scores: Tensor, signs: Tensor) -> tuple[float, float]:

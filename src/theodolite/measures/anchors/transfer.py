@@ -7,6 +7,7 @@ wrong is at most ε_KL / (μ · least KL at such a context). The least KL comes 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError
+from theodolite.measures.anchors.bulk import check_one_top
 from theodolite.measures.anchors.lemmas import kl_floors, normalized_margin
 from theodolite.measures.anchors.log_linear import LogLinear, kl_divergence
 from theodolite.measures.anchors.normal_equations import NormalEquations
@@ -131,12 +133,14 @@ def transfer_certificate(
     """
     if over not in get_args(Over):
         raise ValueError(f"over must be one of {', '.join(map(repr, get_args(Over)))}. Got {over!r}.")
+    teacher, student = _as_model(teacher, "teacher"), _as_model(student, "student")
     places = _contexts(teacher, student, downstream, pretraining, mu)
     models = (places.teacher, places.student)
     words = label_ids(labels, models[0].words)
     a_, b_ = check_coefficients(a, b, len(words))
     seen = _observe(*models, _bulk_words(bulk, words, models[0].words), top)
-    vectors = anchors or (fit_anchor(models[0].states, seen.bulk[0]), fit_anchor(models[1].states, seen.bulk[1]))
+    given = None if anchors is None else (torch.as_tensor(anchors[0]), torch.as_tensor(anchors[1]))
+    vectors = given or (fit_anchor(models[0].states, seen.bulk[0]), fit_anchor(models[1].states, seen.bulk[1]))
     u = [anchored_logits(model, vector, words) for model, vector in zip(models, vectors, strict=True)]
     errors = [m.states @ v.double().cpu() - y for m, v, y in zip(models, vectors, seen.bulk, strict=True)]
     scores = [thresholded_score(logits, a_, b_) for logits in u]
@@ -231,9 +235,11 @@ def _contexts(
     """Bring the forms of input to one."""
     if mu is not None and not 0 < mu <= 1:
         raise ValueError(f"mu must lie in (0, 1]: it is the least ratio of pre-training to downstream density. Got {mu}.")
-    separate = downstream if isinstance(downstream, tuple) else None
-    if separate is not None and len(separate) != 2:
-        raise ValueError(f"downstream must be a pair (teacher, student) of models. Got {len(separate)} of them.")
+    separate = None
+    if isinstance(downstream, tuple | list) and not all(isinstance(one, numbers.Real) for one in downstream):
+        if len(downstream) != 2:
+            raise ValueError(f"downstream must be a pair (teacher, student) of models. Got {len(downstream)} of them.")
+        separate = [_as_model(model, "downstream") for model in downstream]
     full = [_joined(model, separate[i] if separate else None) for i, model in enumerate((teacher, student))]
     one, two = full
     first = len(teacher) if isinstance(teacher, Tensor) else teacher.contexts
@@ -253,8 +259,16 @@ def _contexts(
         raise ValueError("On one set of contexts μ is computed from the probabilities; leave mu out.")
     if downstream is None:
         return _Contexts(one, two, pre, pre, None, "one distribution")
-    assert isinstance(downstream, Tensor)
     return _Contexts(one, two, pre, _probabilities(downstream, first, "downstream"), None, "computed")
+
+
+def _as_model(model: Any, name: str) -> LogLinear | Tensor:
+    """A LogLinear as it is; logits (contexts, words) of any kind as a tensor."""
+    if isinstance(model, LogLinear):
+        return model
+    if isinstance(model, Tensor) or hasattr(model, "__array__"):
+        return torch.as_tensor(model)
+    raise TypeError(f"{name} must be LogLinear models or logits (contexts, words). Got {type(model).__name__}.")
 
 
 def _joined(model: LogLinear | Tensor, more: LogLinear | Tensor | None) -> LogLinear:
@@ -272,11 +286,13 @@ def _joined(model: LogLinear | Tensor, more: LogLinear | Tensor | None) -> LogLi
     return LogLinear(torch.cat([model.states, more.states]), model.weight)
 
 
-def _probabilities(weights: Tensor | None, count: int, name: str) -> Tensor:
+def _probabilities(weights: Any, count: int, name: str) -> Tensor:
     """Weights (count,) as probabilities, uniform if None."""
     if weights is None:
         return torch.full((count,), 1 / count, dtype=torch.float64)
-    values = weights.detach().double().cpu()
+    if isinstance(weights, LogLinear):
+        raise TypeError(f"{name} must be ({count},) probabilities, or a pair of models. Got one LogLinear.")
+    values = torch.as_tensor(weights).detach().double().cpu()
     if values.shape != (count,):
         raise ValueError(f"{name} must be ({count},), one probability per context. Got shape {tuple(values.shape)}.")
     if not values.isfinite().all() or bool((values < 0).any()) or not values.sum() > 0:
@@ -315,9 +331,7 @@ def _bulk_words(bulk: Sequence[int] | Tensor | None, labels: Tensor, words: int)
 
 def _observe(teacher: LogLinear, student: LogLinear, allowed: Tensor, top: int) -> _Observed:
     """Walk over the contexts in chunks; the teacher chooses the bulk."""
-    spare = int(allowed.sum())
-    if not 0 <= top < spare:
-        raise ValueError(f"top must be at least 0 and below {spare}, the words that may be in the bulk. Got {top}.")
+    top = check_one_top(top, len(allowed), len(allowed) - int(allowed.sum()))
     parts = []
     for rows in teacher.chunks():
         z = [model.logits(rows) for model in (teacher, student)]

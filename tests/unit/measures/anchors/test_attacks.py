@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from decimal import Decimal, localcontext
 
 import pytest
 import torch
@@ -239,6 +241,30 @@ def test_a_constant_shift_and_a_named_head():
     torch.testing.assert_close(shifted_module(nn.Linear(3, 2), 1.0, head="").weight[:, -1], torch.ones(2))
 
 
+def test_rare_word_kl_at_certain_words_and_strong_attacks():
+    assert float(rare_word_kl(1.0, 50.0)) == 0.0
+    assert float(rare_word_kl(0.0, -800.0)) == 0.0
+    for p, s in ((0.999, 50.0), (0.5, 800.0), (1 - 1e-12, 30.0), (0.3, -800.0), (1e-9, 5.0), (0.4, 1e-3)):
+        with localcontext(prec=60):
+            p_, s_ = Decimal(p), Decimal(s)
+            exact = float(s_ * p_ + (1 - p_ + p_ * (-s_).exp()).ln())
+        assert float(rare_word_kl(p, s)) == pytest.approx(exact, rel=1e-9, abs=1e-14)
+    grid = rare_word_kl(torch.linspace(0, 1, 101, dtype=DOUBLE)[:, None], torch.linspace(-60, 60, 121, dtype=DOUBLE))
+    assert bool(grid.isfinite().all())
+    assert float(grid.min()) >= 0
+
+
+def test_kl_divergence_with_words_that_are_never_said():
+    never = -math.inf
+    cases = [([0.0, never], [0.0, 0.0], math.log(2)), ([0.0, never], [0.0, never], 0.0), ([0.0, 0.0], [0.0, never], math.inf)]
+    cases.append(([1.0, 1.0, never], [0.0, 5.0, 1.0], None))
+    for teacher, student, expected in cases:
+        p, q = torch.tensor(teacher, dtype=DOUBLE), torch.tensor(student, dtype=DOUBLE)
+        if expected is None:
+            expected = float((p.softmax(0) * (p.log_softmax(0) - q.log_softmax(0)))[:2].sum())
+        assert float(kl_divergence(p, q)) == pytest.approx(expected, abs=1e-15)
+
+
 # errors --------------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +279,7 @@ def test_a_constant_shift_and_a_named_head():
         (lambda: silencing_shift(torch.zeros(0), torch.zeros(2)), ValueError, "at least one logit"),
         (lambda: shift_log_linear(LogLinear(torch.ones(3, 2), torch.ones(4, 2)), torch.ones(2)), ValueError, r"\(3,\)"),
         (lambda: shifted_module(nn.Sequential(nn.Linear(2, 2)), 1.0), ValueError, "Pass head="),
-        (lambda: shifted_module(TinyModel(), 1.0, head="lm_haed"), ValueError, "Nearest: 'lm_head'"),
+        (lambda: shifted_module(TinyModel(), 1.0, head="lm_haed"), ValueError, "Nearest names: lm_head"),
         (lambda: shifted_module(TinyModel(), 1.0, head="embed"), TypeError, "must be an nn.Linear"),
         (lambda: shifted_module(TinyModel(), lambda h: h)(torch.arange(3)), ValueError, "one number per state"),
         (lambda: LogLinear(torch.ones(3, 2), torch.ones(4, 5)), ValueError, "one dim"),

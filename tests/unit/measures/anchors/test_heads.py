@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -179,3 +181,80 @@ def test_hooks_are_gone_after_an_exception():
         anchor_probe(model, [torch.randn(10, 4) for _ in range(4)])
     assert model.training
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+class Several(nn.Module):
+    """A head that is called more than once; `use` says which calls make the logits, or how."""
+
+    def __init__(self, use):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head, self.use = nn.Embedding(30, 6), nn.Linear(6, 30), use
+
+    def forward(self, x):
+        h = self.table(x)
+        found = [self.head(h), self.head(torch.tanh(2 * h)), self.head(input=h + 1)]
+        return found[self.use] if isinstance(self.use, int) else self.use(found)
+
+
+@pytest.mark.parametrize("named", [None, "head"])
+@pytest.mark.parametrize("use", [0, 1, 2])
+def test_of_several_calls_of_the_head_the_one_that_makes_the_logits(use, named):
+    model, ids = Several(use), torch.randint(30, (600,), generator=torch.Generator().manual_seed(0))
+    probe = anchor_probe(model, ids, context=20, top=0, head=named)
+    logits = model(ids).detach()
+    torch.testing.assert_close(probe.sampled_log_z, logits.double().logsumexp(-1), rtol=1e-5, atol=1e-5)
+    assert probe.perplexity == pytest.approx(float(nn.functional.cross_entropy(logits[:-1], ids[1:]).exp()), rel=1e-5)
+
+
+def test_calls_of_the_head_that_make_no_logits_or_the_same():
+    ids = torch.arange(30).repeat(5)
+    with pytest.raises(ValueError, match=r"not log-linear.* at the nearest of 3 calls"):
+        anchor_probe(Several(lambda found: found[0] * found[1]), ids, context=10)
+    model = Several(0)
+    nn.init.zeros_(model.head.weight)
+    with pytest.raises(ValueError, match="is called 3 times in a forward pass of Several, and different states give the same"):
+        anchor_probe(model, ids, context=10)
+
+
+def test_the_same_states_twice_are_no_riddle():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(30, 6), nn.Linear(6, 30)
+
+        def forward(self, x):
+            self.head(self.table(x))
+            return self.head(self.table(x))
+
+    assert anchor_probe(Twice(), torch.arange(30).repeat(5), context=10, top=0).positions == 150
+
+
+def test_an_embedding_that_is_announced_as_the_head():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(30, 6)
+
+        def get_output_embeddings(self):
+            return self.table
+
+        def forward(self, x):
+            return nn.functional.linear(self.table(x).tanh(), self.table.weight)
+
+    for named in (None, "table"):
+        with pytest.raises(ValueError, match=r"The head Embedding was called with whole numbers .* it reads tokens, no states"):
+            anchor_probe(Tied(), torch.arange(30).repeat(5), context=10, head=named)
+
+
+def test_the_perplexity_of_a_capped_model_is_its_own():
+    model = hugging_face("gemma2")
+    ids = torch.randint(3, VOCABULARY, (20, 16), generator=torch.Generator().manual_seed(0))
+    with pytest.warns(NumericalWarning, match="capped"):
+        probe = anchor_probe(model, ids, top=0)
+    with torch.no_grad():
+        logits = model(ids).logits
+    assert float(logits.abs().max()) <= 0.5
+    loss = nn.functional.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
+    assert probe.perplexity == pytest.approx(math.exp(float(loss)), rel=1e-5)
+    assert any("the perplexity is with it" in note for note in probe.notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,34 @@ def test_directions_that_the_states_do_not_hold():
     vector = sums.solve()
     assert float((states @ vector - values).abs().max()) < 1e-9
     assert float(vector[4, 0]) == 0.0
+
+
+def test_an_ill_conditioned_fit_is_as_exact_as_one_on_the_states():
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(400, 6, generator=generator, dtype=torch.float64)
+    states[:, 5] = states[:, 0] + 1e-5 * states[:, 5]  # the Gram matrix has the condition 4e10
+    values = torch.randn(400, 1, generator=generator, dtype=torch.float64)
+    exact = torch.linalg.lstsq(states, values).solution
+    sums = NormalEquations(6, 1)
+    sums.update(states, values)
+    found = sums.solve(rows=(states, values))
+    assert float((found - exact).norm() / exact.norm()) < 1e-9 < float((sums.solve() - exact).norm() / exact.norm())
+    atoms = torch.randn(40, 6, generator=generator, dtype=torch.float64)
+    probe = probe_states(states, atoms, top=0)
+    anchor = torch.linalg.lstsq(states, (states @ atoms.mT).logsumexp(1, keepdim=True)).solution[:, 0]
+    assert float((probe.vector(0) - anchor).norm() / anchor.norm()) < 1e-9
+
+
+def test_variances_far_from_zero():
+    values = 1e8 + 8 * torch.randn(4000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = torch.cat([values, values - 1e8], dim=1)
+    parts = [NormalEquations(1, 2) for _ in range(3)]
+    for part, rows in zip(parts, values.split(1500), strict=True):
+        part.update(torch.ones(len(rows), 1), rows)
+    for sums in (parts[0] + parts[1] + parts[2], NormalEquations(1, 2) + parts[2] + (parts[1] + parts[0])):
+        assert sums.mean.tolist() == pytest.approx(values.mean(0).tolist(), rel=1e-12)
+        assert sums.variance.tolist() == pytest.approx(values.var(0, correction=0).tolist(), rel=1e-6)
+        assert float(sums.constant_mse(torch.tensor([1e8, 0.0]).double())[0]) == pytest.approx(64, rel=0.1)
 
 
 def test_check_04_an_exact_anchor_is_found():
@@ -162,6 +191,31 @@ def test_unknown_length_holds_out_of_every_batch():
     assert probe.held_out_positions == 200
     assert probe.split == "the last 20 % of the positions of every batch"
     assert math.isnan(probe_states(states, atoms, top=0, held_out=0.0).held_out_mse[0])
+
+
+def test_parts_of_batches_are_rounded_in_favour_of_the_fit():
+    states, atoms = small_world(70)
+    probe = probe_states((part for part in states.split(7)), atoms, top=0)
+    assert probe.held_out_positions == 10  # of 7 positions 5.6, so 6, are for the fit
+    assert probe.split == "the last 14.3 % of the positions of every batch"
+    single = probe_states((part for part in states.split(1)), atoms, top=0)
+    assert (single.held_out_positions, single.split) == (0, "nothing held out")
+
+
+def test_targets_of_states():
+    states, atoms = small_world(300)
+    words = torch.randint(120, (300,))
+    whole = probe_states(states, atoms, top=0, targets=words)
+    assert whole.perplexity == pytest.approx(float(nn.functional.cross_entropy(states @ atoms.mT, words).exp()), rel=1e-9)
+    arrays = probe_states(states.numpy(), atoms.numpy(), top=0, targets=words.numpy())
+    in_parts = probe_states(states.split(70), atoms, top=0, targets=words)
+    assert in_parts.perplexity == pytest.approx(whole.perplexity) == arrays.perplexity
+    for wrong in (words[:299], words[:, None], words.double()):
+        with pytest.raises(ValueError, match=r"targets must be whole numbers \(300,\), one word per state"):
+            probe_states(states, atoms, top=0, targets=wrong)
+    for wrong in (words[:299], torch.cat([words, words])):
+        with pytest.raises(ValueError, match="targets must hold one word per state"):
+            probe_states(states.split(70), atoms, top=0, targets=wrong)
 
 
 def test_the_reservoir_is_a_uniform_sample():
@@ -324,13 +378,14 @@ def test_masked_positions_are_hidden_once_each():
     windows = windows_for(model, mask_token=69)
     assert windows.kind == "masked"
     seen = []
-    for reading in read(model, IDS[:48], windows):
+    for reading in read(model, IDS[:48], replace(windows, batch_size=4)):
         (shown,) = reading.args
         assert bool((shown[reading.keep] == 69).all())
         assert torch.equal(shown[~reading.keep], reading.targets[~reading.keep])
+        assert len(shown) <= 4
         seen.append(reading.keep)
-    assert len(seen) == 7
-    assert torch.equal(torch.stack(seen).long().sum(0), torch.ones(2, 24, dtype=torch.int64))
+    rows = torch.cat(seen).view(2, 7, 24)  # all rows of a window, then those of the next
+    assert torch.equal(rows.long().sum(1), torch.ones(2, 24, dtype=torch.int64))
 
 
 def test_max_positions_exclude_and_restrict(model):
@@ -397,6 +452,23 @@ def test_few_positions_and_numbers_that_are_none():
     states[40, 0] = torch.nan
     with pytest.raises(NonFiniteError, match="position 40"):
         probe_states(states, atoms, top=0)
+
+
+def test_a_sentence_on_few_positions_speaks_of_those_held_out():
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(45, 50, generator=generator, dtype=torch.float64)
+    atoms = torch.randn(200, 50, generator=generator, dtype=torch.float64)
+    with pytest.warns(NumericalWarning):
+        probe = probe_states(states, atoms, top=0)
+    assert probe.r2[0] > 0.999
+    assert not probe.enough
+    assert f"{100 * probe.r2[0]:.3g} %" not in probe.sentence()
+    expected = f"explains {100 * probe.held_out_r2[0]:.3g} %" if probe.held_out_r2[0] > 0 else "No anchor vector predicts"
+    assert expected in probe.sentence()
+    assert "at the positions held out" in probe.sentence()
+    with pytest.warns(NumericalWarning):
+        probe = probe_states(states, atoms, top=0, held_out=0.0)
+    assert "is open, 45 positions are too few for 50 dimensions" in probe.sentence()
 
 
 # A trained model

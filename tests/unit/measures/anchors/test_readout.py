@@ -12,6 +12,7 @@ from theodolite.data.generators.word_models import exact_anchor_world
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.attacks import shift_anchor, shifted_module, silencing_shift
 from theodolite.measures.anchors.log_linear import LogLinear
+from theodolite.measures.anchors.probe import probe_states
 from theodolite.measures.anchors.prompts import PromptComparison, compare_prompts, prompted_states
 from theodolite.measures.anchors.readout import (
     ReadoutComparison,
@@ -21,6 +22,7 @@ from theodolite.measures.anchors.readout import (
     logistic_regression,
     thresholded_score,
 )
+from theodolite.measures.anchors.transfer import transfer_certificate
 from theodolite.models.language import bert, gpt
 
 DOUBLE = torch.float64
@@ -231,3 +233,17 @@ def test_classes_must_fit_the_contexts(world, model):
         compare_readouts(model, torch.ones(3), labels=world.labels, anchor=world.anchor)
     with pytest.raises(ValueError, match="train_share"):
         compare_readouts(model, torch.ones(2000), labels=world.labels, anchor=world.anchor, train_share=1.0)
+
+
+def test_prompts_and_certificates_remove_the_same_words(model, world):
+    """`top` counts label words among the most probable, for both."""
+    b = [-30.0] * 4
+    one = compare_prompts({"": model}, labels=world.labels, a=SIGNS, b=b, top=7)
+    two = transfer_certificate(model, model, labels=world.labels, a=SIGNS, b=b, top=7)
+    z = model.logits()
+    assert bool((z.topk(7).indices[:, :, None] == world.labels).any())  # else nothing is tested
+    assert one.p_b[0] == pytest.approx(two.p_b, rel=1e-12)
+    assert one.eps_b[0] == pytest.approx(two.eps_b_teacher, rel=1e-6)
+    probe = probe_states(model.states, model.weight, top=7, exclude=world.labels)
+    assert probe.mass_min[0] == pytest.approx(two.p_b, rel=1e-12)
+    assert probe.max_error[0] == pytest.approx(two.eps_b_teacher, rel=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -298,7 +299,7 @@ TASK = {"labels": [0, 1], "a": [1.0, -1.0], "b": [-9.0, -9.5]}
         ({"labels": range(5), "a": torch.ones(5), "b": torch.ones(5)}, ValueError, "No bulk is left"),
         ({"bulk": [1, 2]}, ValueError, r"must not hold label words. Take \[1\]"),
         ({"bulk": [2, 9]}, ValueError, "bulk must be ids from 0 to 4"),
-        ({"top": 3}, ValueError, "top must be at least 0 and below 3"),
+        ({"top": 3}, ValueError, "top=3 and 2 excluded words leaves no bulk"),
         ({"a": [1.0]}, ValueError, "a must hold 2 numbers"),
         ({"a": [0.0, 0.0]}, ValueError, "no classifier"),
         ({"b": [0.0, math.nan]}, NonFiniteError, "b holds NaN"),
@@ -332,3 +333,18 @@ def test_bad_arguments_are_named(change, error, message):
 
 def test_the_task_of_the_errors_is_fine_itself():
     assert transfer_certificate(MODEL, MODEL, **TASK).eps_cls == 0
+
+
+def test_arrays_of_numpy_are_logits_too():
+    task = {"labels": np.array([0, 1]), "a": np.array([1.0, -1.0]), "b": np.array([-9.0, -9.5]), "top": np.int64(1)}
+    tensors = transfer_certificate(MODEL.logits(), MODEL.logits(), **task, pretraining=torch.arange(6.0) + 1)
+    arrays = transfer_certificate(MODEL.logits().numpy(), MODEL.logits().numpy(), **task, pretraining=np.arange(6.0) + 1)
+    assert arrays.rows() == tensors.rows()
+    assert transfer_certificate(MODEL, MODEL, **task, downstream=np.ones(6)).mu_source == "computed"
+    with pytest.raises(TypeError, match=r"teacher must be LogLinear models or logits \(contexts, words\)\. Got str"):
+        transfer_certificate("gpt2", MODEL, **task)
+    with pytest.raises(TypeError, match="downstream must be LogLinear models or logits"):
+        transfer_certificate(MODEL, MODEL, **task, downstream=("gpt2", "opt"), mu=0.5)
+    for wrong in (1.5, (1, 2)):
+        with pytest.raises(ValueError, match="top must be one"):
+            transfer_certificate(MODEL, MODEL, **{**task, "top": wrong})
