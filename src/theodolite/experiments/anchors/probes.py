@@ -46,7 +46,8 @@ DEPARTS = (
     "it a small GPT stands for them that is trained here (tiny: 2 layers of 64 units, 300 steps on generated text of 1000 words; "
     "laptop: 3 layers of 96 units, 2000 steps on WikiText-2 with 2000 words), beside stories260k on TinyStories and, at laptop "
     "size, SmolLM2-135M on WikiText-2; these two are reported as measured. Where the source removes 100 of 50,000 words, 2 % of "
-    "a small vocabulary are removed. Windows do not overlap and are as long as the model allows, at most 1024."
+    "a small vocabulary are removed. Windows do not overlap and are as long as the model allows, at most 1024. WikiText-2 is its "
+    "word-level form, with <unk> for rare words and blanks around punctuation; the source seems to have used the raw form."
 )
 
 
