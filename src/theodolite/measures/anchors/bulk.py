@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import numbers
+import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -172,9 +172,11 @@ def _largest_last(rows: Tensor, counts: Sequence[int]) -> Tensor:
             above = k
 
     workers = min(torch.get_num_threads(), len(ordered)) if ordered.size >= WORTH_THREADS else 1
-    if workers == 1:
-        order(ordered)
-    else:
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(order, np.array_split(ordered, workers)))
+    first, *others = np.array_split(ordered, workers)
+    helpers = [threading.Thread(target=order, args=(part,)) for part in others]
+    for helper in helpers:
+        helper.start()
+    order(first)
+    for helper in helpers:
+        helper.join()
     return torch.from_numpy(ordered)
