@@ -80,10 +80,18 @@ class ProbeStream:
         self.positions += len(states)
 
     def _first_fit(self, states: Tensor, bulk: Tensor) -> Tensor:
-        """Coefficients (d + 1, tops) without a constant from the first block, which the sums are taken relative to."""
-        sums = NormalEquations(self.train.dim, self.train.targets)
-        sums.update(states, bulk)
-        return torch.cat([sums.solve(), torch.zeros(1, self.train.targets, dtype=torch.float64)])
+        """Coefficients (d + 1, tops) without a constant from the first block, which the sums are taken relative to.
+
+        A little ridge saves the search for directions that the states do not hold; solving again for what is left undoes it in
+        those they do.
+        """
+        h, y = states.double(), bulk.double()
+        gram = h.mT @ h
+        gram.diagonal().add_(1e-8 * gram.diagonal().mean() + torch.finfo(torch.float64).tiny)
+        factor = torch.linalg.cholesky(gram)
+        fit = torch.cholesky_solve(h.mT @ y, factor)
+        fit += torch.cholesky_solve(h.mT @ (y - h @ fit), factor)
+        return torch.cat([fit, torch.zeros_like(fit[:1])]).cpu()
 
     def values(self, states: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """log Z (N,) and the log bulk sums (N, tops) of states (N, d)."""
