@@ -145,7 +145,9 @@ def test_a_checkpoint_is_loaded_and_never_unpickled(theodolite, tmp_path):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "vit"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("gpt2", marks=pytest.mark.slow), "llama", "bert", pytest.param("vit", marks=pytest.mark.slow)]
+)
 def test_hugging_face_folders_as_they_come(theodolite, tmp_path, kind):
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}

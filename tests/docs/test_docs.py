@@ -209,7 +209,11 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    # The page on clusters starts one; tests/unit/runners do the same.
+    "page",
+    [pytest.param(p, marks=pytest.mark.slow if p.stem == "cluster" else (), id=p.stem) for p in PAGES],
+)
 def test_the_python_of_a_page_runs(page, folder):
     if page.stem == "hugging-face":
         pytest.importorskip("transformers")

@@ -30,7 +30,13 @@ def test_there_is_a_gallery():
     assert len(SCRIPTS) >= 6
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+#: Long ones whose calls the README and the guide run as well.
+LONG = {"plot_survey_own_model", "plot_stability", "plot_first_spectrum"}
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(s, marks=pytest.mark.slow if s.stem in LONG else (), id=s.stem) for s in SCRIPTS]
+)
 def test_the_script_runs_and_draws(script, tmp_path):
     environment = {**os.environ, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", RUN, str(script), str(tmp_path)]
