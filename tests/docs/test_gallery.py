@@ -31,7 +31,7 @@ def test_there_is_a_gallery():
 
 
 #: Long ones whose calls the README and the guide run as well.
-LONG = {"plot_survey_own_model", "plot_stability", "plot_first_spectrum"}
+LONG = {f"plot_{name}" for name in ("survey_own_model", "stability", "first_spectrum", "spikes", "layers", "structure")}
 
 
 @pytest.mark.parametrize(
