@@ -18,9 +18,10 @@ from theodolite.experiments.claims import SIZES
 from theodolite.experiments.manifest import items
 from theodolite.experiments.running import run_folder
 from theodolite.runners.engines import perform
-from theodolite.runners.store import plain, plain_row
+from theodolite.runners.store import Record, plain, plain_row, read_records
 
-_RUNS: dict[str, ExperimentRun] = {}
+#: Each experiment's run at `tiny` and the shortest of its jobs, which is cheap to repeat.
+_RUNS: dict[str, tuple[ExperimentRun, Record]] = {}
 
 
 class ExperimentContract:
@@ -40,10 +41,15 @@ class ExperimentContract:
 
     @property
     def tiny_run(self) -> ExperimentRun:
+        return self._run_once()[0]
+
+    def _run_once(self) -> tuple[ExperimentRun, Record]:
         if self.id not in _RUNS:
-            with tempfile.TemporaryDirectory() as folder:  # kept and read back, so that rows prove they can be
-                run(self.id, "tiny", out=folder)
-                _RUNS[self.id] = load_run(run_folder(Path(folder), self.experiment.id, "tiny"))
+            with tempfile.TemporaryDirectory() as out:  # kept and read back, so that rows prove they can be
+                run(self.id, "tiny", out=out)
+                folder = run_folder(Path(out), self.experiment.id, "tiny")
+                shortest = min(read_records(folder).values(), key=lambda record: record.seconds)
+                _RUNS[self.id] = load_run(folder), shortest
         return _RUNS[self.id]
 
     def test_states_what_an_experiment_must(self) -> None:
@@ -66,10 +72,10 @@ class ExperimentContract:
         assert self.tiny_run.rows
 
     def test_a_job_gives_the_same_rows_again(self) -> None:
-        experiment = self.experiment
-        job = plain(dict(next(iter(experiment.jobs(experiment.parameters("tiny"))))))
-        rows = [plain_row(row) for row in perform(experiment.run, 0, job, 1).rows]
-        assert same(rows, self.tiny_run.rows[: len(rows)])
+        shortest = self._run_once()[1]
+        again = perform(self.experiment.run, 0, dict(shortest.job), 1)
+        assert again.failure is None
+        assert same([plain_row(row) for row in again.rows], shortest.rows)
 
     def test_claims_are_measured_and_hold(self) -> None:
         verdicts = self.tiny_run.verdicts
