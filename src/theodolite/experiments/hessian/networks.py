@@ -28,7 +28,8 @@ class Setup:
 
     `network` is a name of `theodolite.models`; `data` a data set; `labels` are "true" or "random"; `epochs` at most, or until
     the mean loss of an epoch is below `until`; `samples` are those that curvature is measured on. 0 epochs is the
-    initialisation.
+    initialisation. `pixels` are "standard" (mean 0, deviation 1 per channel) or "raw" (in [0, 1]). With `span` the flat
+    samples are written in an orthonormal basis of their span: the first layer has fewer weights and the same curvature.
     """
 
     network: str
@@ -41,6 +42,13 @@ class Setup:
     samples: int = 1437
     training: str = "default"
     flat: bool = True
+    pixels: str = "standard"
+    span: bool = False
+
+    @property
+    def title(self) -> str:
+        """The network, and the data where they are not prepared as usual."""
+        return self.network if self.pixels == "standard" else f"{self.network} on {self.pixels} {self.data}"
 
     def at_init(self) -> Setup:
         return replace(self, epochs=0)
@@ -53,7 +61,8 @@ def trained(setup: Setup, seed: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     model = _build(setup, x, seed)
     if setup.epochs:
         _train(setup, model, x, y, seed)
-    return model.double().eval(), (x[: setup.samples].double(), y[: setup.samples])
+    model, samples = model.double().eval(), x[: setup.samples].double()
+    return model, (_in_span(model, samples) if setup.span else samples, y[: setup.samples])
 
 
 def problem_of(setup: Setup, seed: int) -> Problem:
@@ -63,10 +72,10 @@ def problem_of(setup: Setup, seed: int) -> Problem:
 
 
 def _data(setup: Setup, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs less their mean over their deviation (per channel), as the spec scales them."""
+    """Inputs less their mean over their deviation (per channel), as the spec scales them, unless raw ones are asked for."""
     data = load(setup.data)
     mean, std = data.statistics()
-    images = data.scaled(mean.tolist(), std.tolist())
+    images = data.scaled() if setup.pixels == "raw" else data.scaled(mean.tolist(), std.tolist())
     images = images.flat() if setup.flat else images
     y = images.y_train
     if setup.labels == "random":
@@ -83,6 +92,17 @@ def _build(setup: Setup, x: Tensor, seed: int) -> nn.Module:
         {"channels": x.shape[1]} if setup.network.startswith(("VGG", "ResNet")) else {"image": tuple(x.shape[1:])}
     )
     return build(setup.network, classes=classes, seed=seed, **sizes)
+
+
+def _in_span(model: nn.Module, x: Tensor) -> Tensor:
+    """Inputs (N, d) as coordinates (N, r) in their span; the first layer's weights (m, d) become (m, r), its outputs stay."""
+    _, sizes, right = torch.linalg.svd(x, full_matrices=False)
+    basis = right[sizes > 1e-10 * sizes[0]]
+    first = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    first.weight = nn.Parameter(first.weight.detach() @ basis.T)
+    first.in_features = len(basis)
+    inside: Tensor = x @ basis.T
+    return inside
 
 
 def _train(setup: Setup, model: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
