@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.linalg.lockstep import run, run_all, spent, whole_number
+from theodolite.linalg.lockstep import positive_number, random_seed, run, run_all, spent, whole_number
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
@@ -83,12 +83,11 @@ def spectral_density(
     >>> [round(float(node), 6) for node in d.nodes], round(float(d.weights.sum()), 6)
     ([1.0, 2.0, 3.0], 1.0)
     """
-    seed = whole_number(seed, "seed")
+    seed = random_seed(seed)
     for name, value, least in (("probes", probes, 2), ("steps", steps, 1), ("points", points, 2)):
         if whole_number(value, name) < least:
             raise ValueError(f"{name} must be an integer of at least {least}. Got {value!r}.")
-    if bandwidth is not None and not bandwidth > 0:
-        raise ValueError(f"bandwidth must be positive. Got {bandwidth!r}.")
+    bandwidth = None if bandwidth is None else positive_number(bandwidth, "bandwidth")
     began = time.perf_counter()
     settings = _Settings(probes, steps, points, bandwidth, seed)
     if isinstance(op, Mapping):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from theodolite.linalg.certificate import RISK
 from theodolite.linalg.eigensolver import EigenSolver, Solution
-from theodolite.linalg.lockstep import run, run_all, spent, whole_number
+from theodolite.linalg.lockstep import positive_number, random_seed, run, run_all, spent, whole_number
 from theodolite.linalg.neighbours import Neighbours
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
@@ -22,8 +22,8 @@ from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 Which = Literal["largest", "smallest", "magnitude"]
 _WHICH = ("largest", "smallest", "magnitude")
 
-#: Results by their `vectors`, so that `start=pairs.vectors` brings along what `start=pairs` would.
-_LIVING: weakref.WeakValueDictionary[int, Eigenpairs] = weakref.WeakValueDictionary()
+#: Results that are still alive, so that `start=pairs.vectors`, or a copy of it, brings along what `start=pairs` would.
+_LIVING: weakref.WeakSet[Eigenpairs] = weakref.WeakSet()
 
 #: Memory the solver may use for its basis, in bytes; smaller bases restart more often.
 BASIS_BYTES = 2 * 2**30
@@ -53,7 +53,7 @@ class Eigenpairs(Result):
     nearby_vectors: Tensor
 
     def __post_init__(self) -> None:
-        _LIVING[id(self.vectors)] = self
+        _LIVING.add(self)
 
     @property
     def unresolved(self) -> Tensor:
@@ -138,12 +138,13 @@ def top_eigenpairs(
     which : `"largest"` or `"smallest"` (algebraic), or `"magnitude"`.
     tol : a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen.
     start : columns (n, j), or an earlier `Eigenpairs`, near the wanted eigenvectors; the latter needs fewer
-        products, because it also knows the neighbouring eigenvectors (so do its `vectors` while it lives). For a
-        mapping, a mapping.
+        products, because it was verified and also knows the neighbouring eigenvectors (its `vectors` are recognised while
+        it lives). For a mapping, a mapping.
     max_matvecs : the budget in products; None means `500 + 100 k`.
     verify : `"auto"` certifies the result against missed copies of eigenvalues with error chance 1e-3, but trusts a warm
-        start (k columns or more that are nearly eigenvectors) after a short look around: a value that has risen from
-        nowhere since may then be missed, and the printed sentence says so. `"full"` certifies always.
+        start (a converged `Eigenpairs` of the same end and at least this accuracy that is nearly right here too) after a
+        short look around: a value that has risen from nowhere since may then be missed, and the printed sentence says so.
+        `"full"` certifies always; so are columns of unknown origin.
     seed : of the random start and the verification.
     progress : show a bar; None shows it on a terminal only.
 
@@ -152,8 +153,9 @@ def top_eigenpairs(
     >>> [round(float(v), 6) for v in pairs.values], pairs.converged
     ([5.0, 3.0, 3.0], True)
     """
-    k, seed = whole_number(k, "k"), whole_number(seed, "seed")
-    _check_arguments(k, which, tol, max_matvecs, verify)
+    k, seed, tol = whole_number(k, "k"), random_seed(seed), positive_number(tol, "tol")
+    max_matvecs = None if max_matvecs is None else whole_number(max_matvecs, "max_matvecs")
+    _check_arguments(k, which, max_matvecs, verify)
     began = time.perf_counter()
     settings = _Settings(k, which, tol, max_matvecs, verify == "full", seed)
     if isinstance(op, Mapping):
@@ -198,13 +200,11 @@ def _starts(ops: Mapping[str, Any], start: Any) -> Mapping[str, Any]:
     return start
 
 
-def _check_arguments(k: int, which: str, tol: float, max_matvecs: int | None, verify: str) -> None:
+def _check_arguments(k: int, which: str, max_matvecs: int | None, verify: str) -> None:
     if k < 1:
         raise ValueError(f"k must be a positive integer. Got {k!r}.")
     if which not in _WHICH:
         raise ValueError(f"which must be one of {', '.join(map(repr, _WHICH))}. Got {which!r}.")
-    if not tol > 0:
-        raise ValueError(f"tol must be positive. Got {tol!r}.")
     if max_matvecs is not None and max_matvecs < 1:
         raise ValueError(f"max_matvecs must be at least 1. Got {max_matvecs!r}.")
     if verify not in ("auto", "full"):
@@ -218,16 +218,18 @@ def _steps(op: LinearOperator, settings: _Settings, start: Any) -> Generator[Ten
     n = op.shape[0]
     k = min(settings.k, n)
     sign = -1.0 if settings.which == "smallest" else 1.0
+    known = _recognised(start)
+    first = _start_block(op, k, start)
     solver = EigenSolver(
         n,
         k,
         tol=settings.tol,
         by_magnitude=settings.which == "magnitude",
-        start=_start_block(op, k, start),
-        neighbours=_neighbours(start, sign),
+        start=first,
+        neighbours=_neighbours(known, sign),
         max_matvecs=settings.max_matvecs or 500 + 100 * k,
         max_basis=_basis_size(n, k, op.dtype),
-        verify_fully=settings.verify_fully or start is None,  # an operator's own suggestion is only a guess
+        claimed=_claimed(known, first, settings, sign),
         dtype=op.dtype,
         device=op.device,
         generator=torch.Generator().manual_seed(settings.seed),
@@ -257,18 +259,36 @@ def _start_block(op: LinearOperator, k: int, start: Any) -> Tensor | None:
     block = block[:, None] if block.ndim == 1 else block
     if block.ndim != 2 or block.shape[0] != op.shape[0] or block.shape[1] < 1:
         raise ValueError(f"start must have {op.shape[0]} rows and at least one column. Got shape {tuple(block.shape)}.")
+    if block.is_complex():
+        raise ValueError(f"start must be real: eigenvectors of a symmetric operator are. Got {block.dtype}; pass its .real.")
     if not bool(torch.isfinite(block).all()):
         raise ValueError("start holds NaN or inf.")
     return block
 
 
-def _neighbours(start: Any, sign: float) -> Neighbours | None:
-    known = _LIVING.get(id(start))
-    if known is not None and known.vectors is start:
-        start = known
-    if not isinstance(start, Eigenpairs) or not start.nearby_values.numel():
+def _recognised(start: Any) -> Eigenpairs | None:
+    """The earlier result that a start is, or whose first vectors it is."""
+    if isinstance(start, Eigenpairs):
+        return start
+    if not isinstance(start, Tensor) or start.ndim not in (1, 2):
         return None
-    return Neighbours(sign * start.nearby_values, start.nearby_vectors)
+    block = start[:, None] if start.ndim == 1 else start
+    firsts = ((pairs, pairs.vectors[:, : block.shape[1]]) for pairs in tuple(_LIVING))
+    return next((pairs for pairs, first in firsts if first.shape == block.shape and torch.equal(first.to(block), block)), None)
+
+
+def _claimed(known: Eigenpairs | None, block: Tensor | None, settings: _Settings, sign: float) -> Tensor | None:
+    """The values of a start that was verified for what is wanted now; columns of unknown origin may lack a copy of one."""
+    if known is None or block is None or settings.verify_fully or not known.converged:
+        return None
+    alike = known.which == settings.which and known.tol <= settings.tol
+    return sign * known.values[: block.shape[1]] if alike else None
+
+
+def _neighbours(known: Eigenpairs | None, sign: float) -> Neighbours | None:
+    if known is None or not known.nearby_values.numel():
+        return None
+    return Neighbours(sign * known.nearby_values, known.nearby_vectors)
 
 
 def _result(op: LinearOperator, solution: Solution, settings: _Settings, cost: Cost) -> Eigenpairs:

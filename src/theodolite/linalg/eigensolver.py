@@ -27,6 +27,9 @@ WARM_PRODUCTS = 7
 #: Residuals of a start, relative to the largest value, up to which it is taken for what it claims to be.
 NEAR = 0.05
 
+#: How far the values of a start, relative to the largest, may have moved.
+SAME = 0.5
+
 #: So many vectors beyond a warm start, random or residuals of the changed operator, count as a look around.
 LOOK = 4
 
@@ -72,7 +75,7 @@ class EigenSolver:
         neighbours: Neighbours | None,
         max_matvecs: int,
         max_basis: int,
-        verify_fully: bool,
+        claimed: Tensor | None,
         dtype: torch.dtype,
         device: torch.device,
         generator: torch.Generator,
@@ -80,7 +83,7 @@ class EigenSolver:
         self.n, self.k, self.tol = n, k, tol
         self.by_magnitude = by_magnitude
         self.start, self.neighbours, self.max_matvecs = start, neighbours, max_matvecs
-        self.verify_fully = verify_fully
+        self.claimed = claimed  # eigenvalues of a start that was verified once; None: nothing is to be trusted
         self.generator = generator
         capacity = min(n, max_basis)
         self.basis = RitzBasis(n, capacity, dtype=dtype, device=device)
@@ -149,8 +152,11 @@ class EigenSolver:
         self.trusted = self._may_trust(float(norms.max()) <= NEAR * self.scale)
 
     def _may_trust(self, near: bool) -> bool:
-        """A start that has all the wanted vectors, nearly eigenvectors, is a warm one; any other is only a hint."""
-        return near and not self.verify_fully and self.start is not None and self.start.shape[1] >= self.k
+        """A start with all the wanted vectors, nearly eigenvectors of nearly its values, is a warm one; others are only hints."""
+        if not near or self.claimed is None or self.start is None or self.start.shape[1] < self.k:
+            return False
+        quotient = float(self.basis.projection[0, 0])  # of the mean of the start
+        return abs(quotient - float(self.claimed.mean())) <= SAME * float(self.claimed.abs().max())
 
     def _expand(self, direction: Tensor) -> Products:
         image = yield direction[:, None]
@@ -236,6 +242,7 @@ class EigenSolver:
         chain = self._open_chain()
         while True:
             if chain.length and chain.reach(both_ends=self.by_magnitude) > bound:
+                self.trusted = False  # the start was not what it claimed to be
                 return _Search.FOUND
             self.miss = chain.miss_probability(bound, both_ends=self.by_magnitude)
             if self.miss <= RISK or self._trusts(chain, edge) or self.basis.size == self.n:

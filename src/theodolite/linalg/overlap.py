@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
-def subspace_overlap(u: Tensor, v: Tensor) -> float:
+def subspace_overlap(u: Any, v: Any) -> float:
     """`‖UᵀV‖²_F / k` for orthonormal columns: the mean squared cosine of the canonical angles, in [0, 1].
 
-    Two random k-dimensional subspaces of R^n overlap by k/n on average.
+    U and V are tensors or arrays (n, k). Two random k-dimensional subspaces of R^n overlap by k/n on average.
 
     >>> e = torch.eye(4).double()
     >>> subspace_overlap(e[:, :2], e[:, 1:3])
     0.5
     """
-    u, v = _check(u, v)
-    if u.shape[1] != v.shape[1]:
-        raise ValueError(f"Both subspaces must have the same dimension. Got {u.shape[1]} and {v.shape[1]} columns.")
-    return float((u.T @ v).square().sum()) / u.shape[1]
+    one, other = _check(u, v)
+    if one.shape[1] != other.shape[1]:
+        raise ValueError(f"Both subspaces must have the same dimension. Got {one.shape[1]} and {other.shape[1]} columns.")
+    return float((one.T @ other).square().sum()) / one.shape[1]
 
 
-def overlap_curve(u: Tensor, v: Tensor) -> Tensor:
+def overlap_curve(u: Any, v: Any) -> Tensor:
     """`subspace_overlap(U[:, :k], V[:, :k])` for k = 1, 2, ... up to the smaller width.
 
     >>> e = torch.eye(4).double()
     >>> overlap_curve(e[:, :2], e[:, [1, 0]])
     tensor([0., 1.], dtype=torch.float64)
     """
-    u, v = _check(u, v)
-    width = min(u.shape[1], v.shape[1])
-    squares = (u[:, :width].T @ v[:, :width]).square()
+    one, other = _check(u, v)
+    width = min(one.shape[1], other.shape[1])
+    squares = (one[:, :width].T @ other[:, :width]).square()
     sums = squares.cumsum(0).cumsum(1).diagonal()
     return sums / torch.arange(1, width + 1, dtype=sums.dtype, device=sums.device)
 
 
-def _check(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _check(u: Any, v: Any) -> tuple[Tensor, Tensor]:
+    for name, x in (("U", u), ("V", v)):
+        if not hasattr(x, "__array__") or "complex" in str(x.dtype):
+            came = f"{x.dtype} numbers" if hasattr(x, "dtype") else type(x).__name__
+            raise ValueError(f"{name} must be a real matrix (n, k), a tensor or a NumPy array. Got {came}.")
+    u, v = torch.as_tensor(u), torch.as_tensor(v)
     for name, x in (("U", u), ("V", v)):
         if x.ndim != 2 or x.shape[1] < 1 or x.shape[1] > x.shape[0]:
             raise ValueError(f"{name} must be a matrix (n, k) with 1 <= k <= n. Got shape {tuple(x.shape)}.")

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from theodolite.linalg.lockstep import run, run_all, spent, whole_number
+from theodolite.linalg.lockstep import random_seed, run, run_all, spent, whole_number
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, ResultMapping, Row
@@ -82,7 +82,7 @@ def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int 
     if method not in _METHODS:
         raise ValueError(f"method must be one of {', '.join(map(repr, _METHODS))}. Got {method!r}.")
     least = {"hutchinson": 2, "hutch++": 6, "xtrace": 4}[method]
-    seed = whole_number(seed, "seed")
+    seed = random_seed(seed)
     if whole_number(matvecs, "matvecs") < least:
         raise ValueError(f"matvecs must be an integer of at least {least} for {method!r}. Got {matvecs!r}.")
     began = time.perf_counter()

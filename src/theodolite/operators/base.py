@@ -110,7 +110,6 @@ class LinearOperator(ABC):
         """
         if not self._probe_pending:
             return
-        self._probe_pending = False
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(3, self.shape[1], generator=generator, dtype=torch.float32).T  # columns lie in one piece
         x = x.to(device=self.device, dtype=self.dtype)
@@ -118,8 +117,8 @@ class LinearOperator(ABC):
         ax = torch.stack([self._product(self._matmat, column) for column in x.T], dim=1)
         gap = symmetry_gap(x, ax)
         if gap > SYMMETRY_TOLERANCE.get(self.dtype, 0.05) and self._confirm_asymmetry(x, ax):
-            self._probe_pending = True
             raise SymmetryError(self._asymmetry_message(gap))
+        self._probe_pending = False  # only now: an interrupted probe has shown nothing
 
     def trusted(self) -> Self:
         """The same operator without its probes, which cost products: for one whose like, on the same model, has passed them."""
@@ -147,8 +146,9 @@ class LinearOperator(ABC):
             raise TypeError(
                 f"{type(self).__name__} multiplies torch tensors. Got {type(x).__name__}; use op.to_scipy() for NumPy."
             )
-        if x.ndim not in ((2,) if columns_only else (1, 2)) or x.shape[0] != rows:
-            accepted = f"a matrix ({rows}, k)" if columns_only else f"a vector ({rows},) or a matrix ({rows}, k)"
+        if x.ndim not in ((2,) if columns_only else (1, 2)) or x.shape[0] != rows or 0 in x.shape[1:]:
+            matrix = f"a matrix ({rows}, k) with k of at least 1"
+            accepted = matrix if columns_only else f"a vector ({rows},) or {matrix}"
             raise ValueError(f"{type(self).__name__} has shape {self.shape}: expected {accepted}. Got {tuple(x.shape)}.")
         if not x.is_floating_point():
             raise ValueError(
@@ -210,7 +210,8 @@ class LinearOperator(ABC):
 
 def symmetry_gap(x: Tensor, ax: Tensor) -> float:
     """Largest `|uᵀ(Av) − vᵀ(Au)| / ‖Av‖` over neighbouring columns u, v of `x`, with `ax` = A x."""
-    gram, norms = x.T @ ax, ax.norm(dim=0)
+    ax = ax.double()  # in float32 the squares of tiny products underflow
+    gram, norms = x.double().T @ ax, ax.norm(dim=0)
     gaps = [
         abs(float(gram[i, i + 1] - gram[i + 1, i])) / max(float(norms[i]), float(norms[i + 1]), 1e-300)
         for i in range(x.shape[1] - 1)

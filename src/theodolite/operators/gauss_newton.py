@@ -83,6 +83,12 @@ class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
         graph = output_graph(leaves, result.output, result.loss)
         if not self._checked:
             assert graph.loss_gradient is not None
+            if self.problem.loss_function is None and result.output.numel() == 1 and not graph.loss_gradient.requires_grad:
+                raise ValueError(
+                    "gauss_newton splits the objective into a model's output and a loss of it, and this model returns only its "
+                    "loss. Return the output too (as .logits, or in a dictionary beside 'loss'), or pass the loss as its own "
+                    "argument: Problem(model, loss, data). theodolite.hessian works as it is."
+                )
             refuse_other_ways("gauss_newton", leaves, graph.output, graph.loss_gradient.detach(), result.loss)
             self._checked = True
         return graph

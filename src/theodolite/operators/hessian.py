@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from theodolite.operators.curvature import CurvatureOperator
@@ -23,9 +22,7 @@ class HessianOperator(CurvatureOperator[Gradients]):
 
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients:
         loss = self.problem.evaluate(tensors, batch, index).loss
-        if not loss.requires_grad:
-            return (None,) * len(leaves)
-        return torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
+        return self.problem.gradients_of(loss, leaves, batch, index, create_graph=True)
 
     def roots(self, graph: Gradients) -> list[Tensor]:
         return [g for g in graph if g is not None]

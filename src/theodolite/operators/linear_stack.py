@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _torch_module
 
 from theodolite.problem import Batch, Problem
 
@@ -52,7 +54,7 @@ class LinearStack:
         linear = [m for m in modules if isinstance(m, nn.Linear)]
         if not linear or len({id(m) for m in linear}) < len(linear) or linear[-1].out_features > MAX_OUTPUTS:
             return None
-        if not isinstance(modules[-1], nn.Linear) or any(_hooked(m) for m in problem.model.modules()):
+        if not isinstance(modules[-1], nn.Linear) or _changed([*problem.model.modules(), problem.loss_function]):
             return None
         layers = [layer for layer in problem.layers.values() if layer.kind == "Linear"]
         if len(layers) != len(linear) or any(len(layer.weights) != 1 for layer in layers):
@@ -82,8 +84,8 @@ class LinearStack:
                 inputs.append(x)
                 slopes.append(None)
             elif slopes and isinstance(module, nn.ReLU | nn.LeakyReLU):
-                below = getattr(module, "negative_slope", 0.0)
-                slope = torch.where(x > 0, 1.0, below).to(x.dtype)
+                # Numbers of x's own type: bare ones would make a float32 slope.
+                slope = torch.where(x > 0, x.new_ones(()), x.new_full((), getattr(module, "negative_slope", 0.0)))
                 earlier = slopes[-1]
                 slopes[-1] = slope if earlier is None else slope * earlier
             x = module(x)
@@ -147,8 +149,11 @@ def _flat_modules(model: nn.Module) -> list[nn.Module] | None:
     return [model] if type(model) in (nn.Linear, nn.Identity) else None
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _changed(modules: list[Any]) -> bool:
+    """Whether a call does more than the class's own forward: hooks of the module or of all modules, a forward of its own."""
+    if _torch_module._global_forward_hooks or _torch_module._global_forward_pre_hooks:
+        return True
+    return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)
 
 
 def _loss_curvature(problem: Problem, output: Tensor, batch: Batch) -> Tensor:

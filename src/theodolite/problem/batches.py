@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError, NotRepeatableError
+from theodolite.problem.random_states import random_states_kept
 from theodolite.problem.tensors import bytes_of, map_tensors, named_tensors
 
 #: Data up to this many bytes is held in memory.
@@ -122,6 +123,10 @@ class BatchParser:
         return Batch((), fields, target, _size(fields))
 
     def _from_pair(self, raw: tuple[Any, ...] | list[Any]) -> Batch:
+        if any(_is_array(item) for item in raw):
+            raise ValueError(
+                "data: a batch holds NumPy arrays. Turn them into tensors first: (torch.as_tensor(x), torch.as_tensor(y))."
+            )
         *inputs, target = raw
         size = _size(inputs)
         kwargs: dict[str, Any] = {}
@@ -183,7 +188,9 @@ class Data:
 
     def _read(self) -> Iterator[Batch]:
         assert self._source is not None
-        for i, raw in enumerate(self._source):
+        with random_states_kept(generators=generators_of(self._source)):  # beginning a pass draws a seed for the workers
+            source = iter(self._source)
+        for i, raw in enumerate(source):
             yield self._parse(raw, i)
 
 
@@ -198,7 +205,7 @@ def _fingerprint(batch: Batch) -> float:
 
 def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) -> Data:
     """Accept `(inputs, targets)`, a mapping, a list of batches, or anything that yields batches."""
-    if _is_one_batch(data) and not (parse.own_loss and isinstance(data, list)):
+    if _is_one_batch(data, parse.own_loss) and not (parse.own_loss and isinstance(data, list)):
         return Data([parse(data, 0)], None, parse)
     if not isinstance(data, Iterable):
         raise ValueError(
@@ -223,10 +230,28 @@ def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) ->
     return Data(held, None, parse)
 
 
-def _is_one_batch(data: Any) -> bool:
+def _is_one_batch(data: Any, own_loss: bool) -> bool:
     if isinstance(data, Mapping):
         return True
     if not isinstance(data, tuple | list) or len(data) < 2:
         return False
-    # (X, y), (inputs mapping, y), (x1, x2, y): the last item is a bare tensor. A list of batches ends in a pair or mapping.
-    return isinstance(data[-1], Tensor)
+    # (X, y), (inputs mapping, y), (x1, x2, y), (X, (y1, y2)): the last item or the first is a bare tensor. A list of batches
+    # begins and ends with a pair or mapping, except that a model with its own loss may take bare tensors.
+    return _is_bare(data[-1]) or (_is_bare(data[0]) and not own_loss)
+
+
+def _is_bare(item: Any) -> bool:
+    return isinstance(item, Tensor) or _is_array(item)
+
+
+def _is_array(item: Any) -> bool:
+    """Whether this is a NumPy array, or something else that wants to be one."""
+    return hasattr(item, "__array__") and not isinstance(item, Tensor)
+
+
+def generators_of(data: Any) -> list[torch.Generator]:
+    """The generators that a loader and its samplers draw from, if they have their own."""
+    batch_sampler = getattr(data, "batch_sampler", None)
+    holders = (data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())

@@ -13,9 +13,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from theodolite.errors import TheodoliteError
+from theodolite.problem.attributes import attributes_kept
 from theodolite.problem.batches import Batch
+from theodolite.problem.random_states import random_states_kept
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import ELEMENTWISE
 
@@ -62,33 +66,28 @@ def being_measured() -> bool:
 
 
 @contextmanager
-def left_as_found(model: nn.Module, mode: str | None) -> Iterator[None]:
-    """Enter eval or train mode; on the way out restore each module's mode and the random state.
+def left_as_found(model: nn.Module, mode: str | None, loss: Loss = None) -> Iterator[None]:
+    """Enter eval or train mode; on the way out restore the modes and attributes of all modules and the random states.
 
-    Parameters and buffers are never touched: the model is always called with stand-ins for both. Where a trainer has wrapped
-    `forward` into mixed precision, the plain one is called.
+    Parameters and buffers of the model are never touched: it is always called with stand-ins for both. A loss that is a module
+    gets stand-ins for its buffers here. Where a trainer has wrapped `forward` into mixed precision, the plain one is called.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    # Old-style weight norm and the like leave computed tensors behind as plain attributes.
-    loose = [(module, {k: v for k, v in vars(module).items() if isinstance(v, Tensor)}) for module in model.modules()]
-    wrapped = [(m, vars(m)["forward"]) for m in model.modules() if {"forward", "_original_forward"} <= set(vars(m))]
-    devices = [p.device for p in model.parameters() if p.device.type == "cuda"]
-    with torch.random.fork_rng(devices=sorted({d.index for d in devices})):
+    losses = list(loss.modules()) if isinstance(loss, nn.Module) else []
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with random_states_kept(devices), attributes_kept([*model.modules(), *losses]):
         _MEASURING.depth += 1
         try:
             if mode is not None:
                 model.train(mode == "train")
-            for module, _ in wrapped:
-                module.forward = cast(Any, module._original_forward)
+            for module in model.modules():
+                if {"forward", "_original_forward"} <= vars(module).keys():
+                    module.forward = cast(Any, module._original_forward)
+            with torch.inference_mode(False):
+                for module in losses:
+                    module._buffers.update({name: b.clone() for name, b in module._buffers.items() if b is not None})
             yield
         finally:
             _MEASURING.depth -= 1
-            for module, forward in wrapped:
-                module.forward = forward
-            for module, training in modes:
-                module.training = training
-            for module, attributes in loose:
-                vars(module).update(attributes)
 
 
 class ModelCall:
@@ -98,6 +97,7 @@ class ModelCall:
         self.model, self.loss = model, loss
         self._raw_output: bool | None = False if isinstance(loss, nn.modules.loss._Loss) else None
         self._extra = _quiet_arguments(model) if loss is None else {}
+        self.note: str | None = None  # which of several outputs the loss is given
 
     def __call__(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Evaluation:
         raw = self._forward(tensors, batch, index)
@@ -108,6 +108,8 @@ class ModelCall:
             _check_elementwise(self.loss, output, batch.target, index)
             with _plain_errors("loss", batch, index):
                 loss = self._apply_loss(raw, output, batch.target)
+            if not self._raw_output and self.note is None:
+                self.note = _chosen_output(raw, output)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss must return one number for a batch. Got {shape}; use reduction='mean' or 'sum'.")
@@ -132,7 +134,8 @@ class ModelCall:
         assert self.loss is not None
         if self._raw_output is None:
             self._raw_output = self._wants_raw(raw, target)
-        return self.loss(raw if self._raw_output else output, target)
+        with _NoAccidentalBroadcast():
+            return self.loss(raw if self._raw_output else output, target)
 
     def _wants_raw(self, raw: Any, target: Any) -> bool:
         """Whether a loss function wants the model's tuple or `ModelOutput` itself, found out by trying."""
@@ -150,23 +153,63 @@ def main_output(raw: Any) -> Tensor:
     """The tensor that the loss is a function of: the output, its `.logits`, or the first floating tensor."""
     if isinstance(raw, Tensor):
         return raw
-    logits = raw.get("logits") if isinstance(raw, Mapping) else getattr(raw, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    found = [t for _, t in named_tensors(raw) if t.is_floating_point()]
-    several = [t for t in found if t.ndim > 0]
+    found = _possible_outputs(raw)
     if not found:
         raise ValueError(f"The model must return a tensor, a tuple or a mapping with one. Got {type(raw).__name__}.")
-    return (several or found)[0]
+    return found[0]
+
+
+def _possible_outputs(raw: Any) -> list[Tensor]:
+    """What could be the main output of a structure, the most likely first: `.logits` alone where there are any."""
+    logits = raw.get("logits") if isinstance(raw, Mapping) else getattr(raw, "logits", None)
+    if isinstance(logits, Tensor):
+        return [logits]
+    found = [t for _, t in named_tensors(raw) if t.is_floating_point()]
+    return [t for t in found if t.ndim > 0] or found
+
+
+def _chosen_output(raw: Any, output: Tensor) -> str | None:
+    """What to tell the reader where the model returned several tensors and the loss is given one."""
+    found = [] if isinstance(raw, Tensor) else _possible_outputs(raw)
+    if len(found) < 2:
+        return None
+    return (
+        f"the model returns {len(found)} tensors and the loss is given the first, of shape {tuple(output.shape)}: "
+        "return another one first, or write a loss of the whole output"
+    )
 
 
 def _check_elementwise(loss: Any, output: Tensor, target: Any, index: int) -> None:
     """Squared error and the like broadcast silently: (B, 1) against (B,) becomes B × B."""
-    if type(loss) in ELEMENTWISE and isinstance(target, Tensor) and output.shape != target.shape:
+    known = type(loss) in ELEMENTWISE or loss in _BROADCASTING
+    if known and isinstance(target, Tensor) and output.shape != target.shape:
+        name = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
-            f"{type(loss).__name__} compares element by element, but the output of batch {index} has shape {tuple(output.shape)} "
+            f"{name} compares element by element, but the output of batch {index} has shape {tuple(output.shape)} "
             f"and the target {tuple(target.shape)}. Reshape the target, for instance y.view(-1, 1)."
         )
+
+
+_BROADCASTING = (
+    functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss, functional.poisson_nll_loss,
+)  # fmt: skip
+
+
+class _NoAccidentalBroadcast(TorchFunctionMode):
+    """Finds the same inside losses of the user's own (a subclass, a lambda), which may have brought the shapes together."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _BROADCASTING:
+            pair = [*args, *(kwargs[name] for name in ("input", "target") if name in kwargs)][:2]
+            # Pairs that grow beyond both are meant by nobody; one number for all, or one row, may be.
+            shapes = [tuple(t.shape) for t in pair]
+            if torch.broadcast_shapes(*shapes).numel() > max(t.numel() for t in pair):
+                raise ValueError(
+                    f"{func.__name__} compares element by element and would broadcast {shapes[0]} against {shapes[1]} to more "
+                    "than either. Reshape the target, for instance y.view(-1, 1)"
+                )
+        return func(*args, **kwargs)
 
 
 def _own_loss(raw: Any, model: nn.Module) -> Tensor:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.errors import ParameterSelectionError, nearest
 
-Selector = str | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
+Selector = str | Tensor | Iterable[str | Tensor] | Callable[[str, nn.Parameter], bool] | None
 
 _WRAPPER_PARTS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -87,7 +88,7 @@ def clean_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def select_parameters(model: nn.Module, params: Selector) -> Selection:
-    """The parameters of `model` chosen by `params` (None: all that require grad; globs; a predicate)."""
+    """The parameters of `model` chosen by `params` (None: all that require grad; globs; parameters themselves; a predicate)."""
     available = dict(model.named_parameters())  # names tied parameters once
     names = clean_names(available)
     lazy = [names[k] for k, p in available.items() if isinstance(p, nn.parameter.UninitializedParameter)]
@@ -95,10 +96,10 @@ def select_parameters(model: nn.Module, params: Selector) -> Selection:
         raise ParameterSelectionError(f"{lazy[0]} has no shape yet: run the model once on a batch before measuring it.")
     if params is None:
         chosen = [k for k, p in available.items() if p.requires_grad]
-    elif callable(params):
+    elif callable(params) and not isinstance(params, nn.Module):
         chosen = [k for k, p in available.items() if params(names[k], p)]
     else:
-        chosen = _match(available, [params] if isinstance(params, str) else list(params))
+        chosen = _match(available, params)
     chosen = [k for k in chosen if available[k].is_floating_point()]
     if not chosen:
         raise ParameterSelectionError(_nothing_selected(available, params))
@@ -106,20 +107,47 @@ def select_parameters(model: nn.Module, params: Selector) -> Selection:
     return Selection(tuple(chosen), shown, tuple(available[k].shape for k in chosen), _layers(model, chosen))
 
 
-def _match(available: dict[str, nn.Parameter], patterns: list[str]) -> list[str]:
+def _match(available: dict[str, nn.Parameter], params: Any) -> list[str]:
     names = clean_names(available)
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names.values()):
-            near = nearest(pattern, names.values())
-            raise ParameterSelectionError(f"params: {pattern!r} fits no parameter. Nearest names: {', '.join(near)}.")
-    return [k for k, name in names.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    items = [params] if isinstance(params, str | Tensor) or not isinstance(params, Iterable) else list(params)
+    places = {id(p): k for k, p in available.items()}
+    chosen: set[str] = set()
+    for item in items:
+        if isinstance(item, str):
+            chosen.update(_fitting(item, names, "params", "parameter"))
+        elif id(item) in places:
+            chosen.add(places[id(item)])
+        elif isinstance(item, Tensor):
+            raise ParameterSelectionError(
+                f"params holds a tensor of shape {tuple(item.shape)} that is no parameter of the model. "
+                f"Pass the model's own parameters, or their names: {_shown(list(names.values()))}."
+            )
+        else:
+            kind = f"{type(item).__name__}: pass its .parameters()" if isinstance(item, nn.Module) else repr(item)
+            raise ParameterSelectionError(
+                "params must be None, a glob or a list of globs on names, parameters of the model, or a function "
+                f"(name, parameter) -> bool. Got {kind}. Names: {_shown(list(names.values()))}."
+            )
+    return [k for k in names if k in chosen]
+
+
+def _fitting(pattern: str, names: Mapping[str, str], argument: str, what: str) -> list[str]:
+    """Keys of the names that a glob fits; an error with the nearest names where it fits none."""
+    found = [key for key, name in names.items() if fnmatchcase(name, pattern)]
+    if not found:
+        near = nearest(pattern, names.values())
+        raise ParameterSelectionError(f"{argument}: {pattern!r} fits no {what}. Nearest names: {', '.join(near)}.")
+    return found
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
 
 
 def _nothing_selected(available: dict[str, nn.Parameter], params: Selector) -> str:
     if not available:
         return "The model has no parameters."
-    names = list(clean_names(available).values())
-    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    shown = _shown(list(clean_names(available).values()))
     if params is None:
         return f"Every parameter is frozen (requires_grad=False). Name the ones to measure with params=; available: {shown}."
     return f"params selects no parameter; available: {shown}."
@@ -149,9 +177,13 @@ def match_layers(selection: Selection, layers: str | Iterable[str] | None) -> li
     """Layers by name or glob; None means all."""
     if layers is None:
         return list(selection.layers.values())
-    patterns = [layers] if isinstance(layers, str) else list(layers)
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in selection.layers):
-            near = nearest(pattern, selection.layers)
-            raise ParameterSelectionError(f"layers: {pattern!r} fits no layer. Nearest names: {', '.join(near)}.")
-    return [layer for name, layer in selection.layers.items() if any(fnmatchcase(name, p) for p in patterns)]
+    patterns = [layers] if isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
+    wrong = [pattern for pattern in patterns if not isinstance(pattern, str)]
+    if wrong:
+        raise ParameterSelectionError(
+            f"layers must be None, a layer's name or glob, or a list of them. Got {wrong[0]!r}. "
+            f"Layers: {', '.join(map(repr, selection.layers))}."
+        )
+    names = {name: name for name in selection.layers}
+    chosen = {name for pattern in patterns for name in _fitting(pattern, names, "layers", "layer")}
+    return [layer for name, layer in selection.layers.items() if name in chosen]

@@ -11,31 +11,71 @@ from theodolite.errors import BatchCoupledError, NotRepeatableError
 from theodolite.problem.batches import Batch
 from theodolite.problem.calling import Evaluation, left_as_found
 from theodolite.problem.tensors import named_tensors
-from theodolite.problem.weighting import IGNORED, counts
+from theodolite.problem.weighting import counts, ignored_label
 
 if TYPE_CHECKING:
     from theodolite.problem.problem import Problem
 
 
+#: Evaluations compared with the first where random numbers are drawn by a part that is not known.
+DRAWS = 15
+
+_DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "DropPath", "StochasticDepth")
+_RATES = ("p", "drop_prob", "drop_rate", "rate", "dropout")
+_REMEDY = "Remedy: mode='eval', or check=False if a random objective is intended or the draws never reach the loss."
+
+
 def check_repeatable(problem: Problem) -> None:
-    """Evaluate one batch twice; raise where the numbers differ."""
-    batch = problem.placed(next((b for b in problem.data if counts(b)), next(iter(problem.data))))
+    """Evaluate one batch twice; raise where the numbers differ, or agree by luck only.
+
+    Rare dropout often leaves two evaluations of a few samples alike. Whether it was at work shows in torch's random state:
+    a dropout that is never called, is off, or runs with a seed of its own, leaves it alone or in the same place.
+    """
+    ignored = ignored_label(problem.loss_function)
+    index, found = next(((i, b) for i, b in enumerate(problem.data) if counts(b, ignored)), (0, next(iter(problem.data))))
+    batch = problem.placed(found)
     with problem.session(second=False), torch.no_grad():
-        first, second = (problem.evaluate(problem.tensors(problem.leaves(grad=False)), batch, 0) for _ in range(2))
+
+        def evaluate() -> Evaluation:
+            return problem.evaluate(problem.tensors(problem.leaves(grad=False)), batch, index)
+
+        first = evaluate()
+        before = _random_state(problem.device)
+        _compare(problem, first, evaluate())
+        if torch.equal(before, _random_state(problem.device)):
+            return
+        active = _active_parts(problem)
+        if active:
+            raise NotRepeatableError(f"Two evaluations agree by luck only: random numbers are drawn. {_named(active)} {_REMEDY}")
+        for _ in range(DRAWS - 1):
+            _compare(problem, first, evaluate())
+
+
+def _compare(problem: Problem, first: Evaluation, second: Evaluation) -> None:
     gap = float((first.output.double() - second.output.double()).abs().max()) if first.output.numel() else 0.0
     gap = max(gap, abs(float(first.loss) - float(second.loss)))
     size = max(float(first.output.abs().max()), abs(float(first.loss)), 1e-30)
     if gap > 1e-5 * size:
+        cause = _named(_active_parts(problem))
         raise NotRepeatableError(
-            f"Two identical evaluations differ by {gap:.2e} (the output is of size {size:.2g}). {_random_parts(problem)} "
-            "Remedy: mode='eval', or check=False if a random objective is intended."
+            f"Two identical evaluations differ by {gap:.2e} (the output is of size {size:.2g}). {cause} {_REMEDY}"
         )
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """Of the generators that layers draw from."""
+    state = torch.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
 
 
 def refuse_all_ignored(problem: Problem) -> None:
     """Raise if no label of the data counts."""
-    if not any(counts(batch) for batch in problem.data):
-        raise ValueError(f"Every label of the data is {IGNORED}, that is ignored: nothing is left to measure.")
+    ignored = ignored_label(problem.loss_function)
+    if not any(counts(batch, ignored) for batch in problem.data):
+        raise ValueError(
+            f"Every label of the data is {ignored}, which is ignored by the loss: nothing is left to measure. "
+            "Give data with other labels, or a loss with another ignore_index."
+        )
 
 
 def refuse_self_changing_layers(model: nn.Module) -> None:
@@ -48,13 +88,22 @@ def refuse_self_changing_layers(model: nn.Module) -> None:
             )
 
 
-def _random_parts(problem: Problem) -> str:
+def _active_parts(problem: Problem) -> list[str]:
+    """Modules that drop at random in the problem's mode."""
     with left_as_found(problem.model, problem.mode):
-        active = [
-            name or type(module).__name__
-            for name, module in problem.model.named_modules()
-            if module.training and type(module).__name__.endswith(("Dropout", "DropPath", "Dropout1d", "Dropout2d", "Dropout3d"))
+        return [
+            name or type(module).__name__ for name, module in problem.model.named_modules() if module.training and _drops(module)
         ]
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether it is a dropout with a rate that leaves something to chance."""
+    if not (type(module).__name__.endswith(_DROPOUTS) or isinstance(module, nn.MultiheadAttention | nn.RNNBase)):
+        return False
+    return any(isinstance(rate, float | int) and 0 < rate < 1 for rate in (getattr(module, name, None) for name in _RATES))
+
+
+def _named(active: list[str]) -> str:
     if active:
         return f"Dropout is active in {', '.join(active[:5])}{', ...' if len(active) > 5 else ''}."
     return "Usual causes: dropout or noise in train mode, random augmentation inside the model, a state kept between calls."

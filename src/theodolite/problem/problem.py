@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from theodolite.errors import NonFiniteError
 from theodolite.problem import probe
-from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, join_trees, read_data
+from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, copy_model, left_as_found, unwrap
+from theodolite.problem.dependence import refuse_unseen_dependence
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.precision import KeepFloat64
+from theodolite.problem.random_states import random_states_kept
 from theodolite.problem.sampling import jackknife_error
-from theodolite.problem.second_order import first_order, second_order
+from theodolite.problem.second_order import first_order, refuse_special_gradients, second_order
 from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
 
 Mode = Literal["eval", "train"] | None
@@ -34,10 +36,12 @@ class Problem:
 
     Parameters
     ----------
-    model : any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper.
+    model : any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper. Of several tensors that it returns,
+        `.logits` or else the first floating one is its output, unless the loss accepts the whole structure.
     loss : `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face).
     data : `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping.
-    params : None (all that require grad), a glob or list of globs on names, or `(name, parameter) -> bool`.
+    params : None (all that require grad), a glob or list of globs on names, parameters of the model, or a predicate
+        `(name, parameter) -> bool`.
     mode : `"eval"`, `"train"` or None (as found), entered for each computation.
     batch_weight : overrides what a batch weighs: a function of the batch or one number per batch.
     target : key of the target in mapping batches.
@@ -66,8 +70,14 @@ class Problem:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            raise ValueError(
+                "model is compiled by torch.jit, which takes no other parameters. Pass the nn.Module it was made from."
+            )
         if loss is not None and not callable(loss):
             raise ValueError(f"loss must be a callable (output, target) -> scalar, or None. Got {type(loss).__name__}.")
+        if isinstance(loss, type):
+            raise ValueError(f"loss is the class {loss.__name__}: pass an instance of it, {loss.__name__}().")
         if mode not in ("eval", "train", None):
             raise ValueError(f"mode must be 'eval', 'train' or None (as found). Got {mode!r}.")
         self.model = unwrap(model)
@@ -75,17 +85,15 @@ class Problem:
         self.loss_function = loss
         self.mode = mode
         self.selection: Selection = select_parameters(self.model, params)
+        refuse_special_gradients(self.model, self.parameters)
         self.device = self._one_device()
         self._set_precision()
         self._call = ModelCall(self.model, loss)
         parse = BatchParser(own_loss=loss is None, target_key=target)
         self._parse, self._batch_weight = parse, batch_weight
-        own: Any = getattr(data, "generator", None)  # a shuffling loader draws from it, or from the global generator
-        before = own.get_state() if isinstance(own, torch.Generator) else None
-        with torch.random.fork_rng(devices=[]):
+        self._constant: set[int] = set()  # batches that were shown to be constant in the measured parameters
+        with random_states_kept(generators=generators_of(data)):
             self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
-        if before is not None:
-            own.set_state(before)
         probe.refuse_all_ignored(self)
         if check:
             self.check_repeatable()
@@ -114,7 +122,8 @@ class Problem:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the numbers should know about how they are computed."""
-        return ("half-precision parameters are measured through a float32 copy",) if self.half_precision else ()
+        half = ("half-precision parameters are measured through a float32 copy",) if self.half_precision else ()
+        return half if self._call.note is None else (*half, self._call.note)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -157,7 +166,7 @@ class Problem:
             tensors = self.tensors(leaves)
             for i, share, batch in self.iterate():
                 loss = self.evaluate(tensors, batch, i).loss
-                grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+                grads = self.gradients_of(loss, leaves, batch, i)
                 value += share * float(loss.detach().double())
                 total += share * join_like(grads, leaves).double()
         return value, total.to(self.dtype)
@@ -178,6 +187,18 @@ class Problem:
         if not bool(torch.isfinite(result.loss)):
             raise NonFiniteError(probe.first_bad_tensor(tensors, batch, result, index))
         return result
+
+    def gradients_of(
+        self, loss: Tensor, leaves: Sequence[Tensor], batch: Batch, index: int, *, create_graph: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of a batch's loss, None where it does not depend on a leaf, inside a `session`."""
+        grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if loss.requires_grad:
+            grads = torch.autograd.grad(loss, leaves, create_graph=create_graph, allow_unused=True)
+        if all(g is None for g in grads) and index not in self._constant:
+            refuse_unseen_dependence(self, batch, index)
+            self._constant.add(index)
+        return grads
 
     def output(self, tensors: dict[str, Tensor], batch: Batch, index: int, *, check: bool = True) -> Tensor:
         """The model's output for one batch, inside a `session`; the loss is not called. `check`: refuse NaN and inf."""
@@ -205,7 +226,7 @@ class Problem:
     def session(self, *, second: bool = True) -> Iterator[None]:
         """The state in which the model is called: its mode, exact arithmetic, twice differentiable if `second`."""
         with ExitStack() as stack:
-            stack.enter_context(left_as_found(self.model, self.mode))
+            stack.enter_context(left_as_found(self.model, self.mode, self.loss_function))
             stack.enter_context(torch.autocast(self.device.type, enabled=False))
             stack.enter_context(second_order() if second else first_order())
             if self._all_float64:
@@ -277,6 +298,7 @@ class Problem:
     def _copy(self) -> Problem:
         other = object.__new__(Problem)
         other.__dict__.update({k: v for k, v in self.__dict__.items() if k != "weighting"})
+        other._constant = set()
         return other
 
     def in_float64(self) -> Problem:

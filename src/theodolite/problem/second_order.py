@@ -5,7 +5,7 @@ Entered around the calls of the user's model; nothing of the model is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.errors import SecondOrderError
+from theodolite.problem.dependence import UNSEEN
 from theodolite.problem.plain_operations import PlainOperations
 from theodolite.problem.replacements import Replacements
 
@@ -88,13 +89,35 @@ def refuse_first_order_layers(model: nn.Module) -> None:
             )
 
 
+def refuse_special_gradients(model: nn.Module, measured: Sequence[nn.Parameter]) -> None:
+    """Name the embeddings among the measured whose backward gives a sparse tensor, or something else than the derivative."""
+    kept = {id(p) for p in measured}
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or id(module.weight) not in kept:
+            continue
+        for option, why in _SPECIAL_GRADIENTS.items():
+            if getattr(module, option):
+                raise ValueError(
+                    f"{name or 'the model'} is an embedding with {option}=True: {why}. Set its {option} = False before measuring "
+                    "(the function and the weights stay the same), or leave its weight out with params=."
+                )
+
+
+_SPECIAL_GRADIENTS = {
+    "sparse": "its gradient is a sparse tensor, which has no second derivative in torch",
+    "scale_grad_by_freq": "its backward divides by how often a row occurs, so it is not the gradient of the loss",
+}
+
+
 @contextmanager
 def plain_second_order_errors() -> Iterator[None]:
-    """The friendly form of torch's 'derivative not implemented'."""
+    """The friendly form of torch's 'derivative not implemented' and 'does not require grad'."""
     try:
         yield
     except RuntimeError as error:
         text = str(error)
+        if "does not require grad" in text:
+            raise ValueError(UNSEEN) from error
         if "not implemented" not in text or "deriv" not in text:
             raise
         raise SecondOrderError(

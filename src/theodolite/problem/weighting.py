@@ -8,14 +8,16 @@ the possible answers are tried on two parts of one batch: the whole must be thei
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import WeightingError
+from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.problem.batches import Batch, join_trees
 from theodolite.problem.tensors import map_tensors
 
@@ -54,10 +56,20 @@ def samples(batch: Batch) -> float:
     return float(target.shape[0] if isinstance(target, Tensor) and target.ndim else batch.size)
 
 
-def counts(batch: Batch) -> bool:
+def ignored_label(loss: Any) -> int:
+    """The label that a loss passes over: its own `ignore_index`, or torch's usual one.
+
+    >>> ignored_label(nn.CrossEntropyLoss(ignore_index=255)), ignored_label(None)
+    (255, -100)
+    """
+    own = getattr(loss, "ignore_index", None)
+    return int(own) if isinstance(own, Integral) else IGNORED
+
+
+def counts(batch: Batch, ignored: int = IGNORED) -> bool:
     """Whether a batch has a label that is not ignored."""
     target = batch.target
-    return not isinstance(target, Tensor) or target.is_floating_point() or bool((target != IGNORED).any())
+    return not isinstance(target, Tensor) or target.is_floating_point() or bool((target != ignored).any())
 
 
 def elements(batch: Batch) -> float:
@@ -69,9 +81,9 @@ def labels(batch: Batch, ignored: int = IGNORED) -> float:
     return float((batch.target != ignored).sum())
 
 
-def shifted_labels(batch: Batch) -> float:
+def shifted_labels(batch: Batch, ignored: int = IGNORED) -> float:
     """Labels that count when position t predicts position t + 1."""
-    return float((batch.target[..., 1:] != IGNORED).sum())
+    return float((batch.target[..., 1:] != ignored).sum())
 
 
 def known_weigher(loss: Any) -> tuple[str, Weigher] | None:
@@ -115,32 +127,52 @@ def reduction_of(loss: Any) -> str | None:
 def given_weights(batches: Iterable[Batch], count: int, batch_weight: BatchWeight) -> tuple[float, ...]:
     """Weights that the user gave: a number per batch, or a function of the batch."""
     if callable(batch_weight):
-        weights = tuple(float(batch_weight(b)) for b in batches)
-    elif isinstance(batch_weight, Iterable):
-        weights = tuple(float(w) for w in batch_weight)
+        weights = tuple(_number(batch_weight(b)) for b in batches)
+    elif isinstance(batch_weight, Iterable) and not isinstance(batch_weight, str | bytes | Mapping):
+        weights = tuple(_number(w) for w in batch_weight)
     else:
-        raise ValueError(f"batch_weight must be a function of the batch or one number per batch. Got {batch_weight!r}.")
+        raise _no_weight(batch_weight)
     if len(weights) != count:
         raise ValueError(f"batch_weight must give one weight per batch, {count}. Got {len(weights)}.")
     return check_weights(weights)
 
 
+def _number(weight: Any) -> float:
+    try:
+        return float(weight)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_weight(weight) from error
+
+
+def _no_weight(given: Any) -> ValueError:
+    return ValueError(
+        "batch_weight must be a function of the batch that returns a number, or one number per batch. "
+        f"Got {given!r}; for samples give lambda batch: batch.size."
+    )
+
+
 def check_weights(weights: tuple[float, ...]) -> tuple[float, ...]:
-    if any(not w >= 0 for w in weights) or not sum(weights) > 0:
-        raise ValueError(f"Batch weights must be non-negative with a positive sum. Got {weights[:10]}: are all labels ignored?")
+    bad = next((i for i, w in enumerate(weights) if not (math.isfinite(w) and w >= 0)), None)
+    if bad is not None:
+        raise ValueError(
+            f"Batch weights must be finite and non-negative. Batch {bad} weighs {weights[bad]}: give what its loss divides by "
+            "(samples, labels), or 0 to leave the batch out."
+        )
+    if not 0 < sum(weights) < math.inf:
+        raise ValueError(f"Batch weights must have a positive and finite sum. Got {weights[:10]}: are all labels ignored?")
     return weights
 
 
-def candidates(batch: Batch, *, own_loss: bool, causal: bool) -> dict[str, Weigher]:
+def candidates(batch: Batch, *, own_loss: bool, causal: bool, ignored: int = IGNORED) -> dict[str, Weigher]:
     """What a loss could divide by, the most likely first."""
     target = batch.target
     if not isinstance(target, Tensor):
         return {"samples": samples}
     if target.is_floating_point():
         return {"elements": elements, "samples": samples}
-    rules: dict[str, Weigher] = {"labels": labels, "elements": elements, "samples": samples}
+    rules: dict[str, Weigher] = {"labels": partial(labels, ignored=ignored), "elements": elements, "samples": samples}
     if own_loss and target.ndim >= 2:
-        shifted: dict[str, Weigher] = {"shifted labels": shifted_labels}
+        shifted: dict[str, Weigher] = {"shifted labels": partial(shifted_labels, ignored=ignored)}
         rules = {**shifted, **rules} if causal else {**rules, **shifted}
     return rules
 
@@ -188,7 +220,9 @@ def establish_weighting(problem: Problem, batch_weight: BatchWeight) -> Weightin
 def _recognise(problem: Problem) -> Weighting:
     first = next(iter(problem.data))
     name = type(problem.model).__name__
-    rules = candidates(first, own_loss=problem.loss_function is None, causal="CausalLM" in name or "LMHead" in name)
+    causal = "CausalLM" in name or "LMHead" in name
+    ignored = ignored_label(problem.loss_function)
+    rules = candidates(first, own_loss=problem.loss_function is None, causal=causal, ignored=ignored)
     if len(problem.data) == 1:
         return Weighting((1.0,), next(iter(rules)))
     table = [[weigh(b) for weigh in rules.values()] for b in problem.data]
@@ -201,7 +235,21 @@ def _recognise(problem: Problem) -> Weighting:
     for rule in fitting:
         if rule != "sum":
             return Weighting(check_weights(weights[rule]), rule)
+    _refuse_non_finite_losses(problem, ignored)
     raise unclear(weights)
+
+
+def _refuse_non_finite_losses(problem: Problem, ignored: int) -> None:
+    """Raise for the first batch whose loss is NaN or inf: no rule explains such a loss, so that is what to say."""
+    with problem.session(second=False), torch.no_grad():
+        tensors = problem.tensors(problem.leaves(grad=False))
+        for i, batch in enumerate(problem.data):
+            if counts(batch, ignored):
+                try:
+                    problem.evaluate(tensors, problem.placed(batch), i)
+                except NonFiniteError as error:
+                    remedy = "give it the weight 0 with Problem(..., batch_weight=...)"
+                    raise NonFiniteError(f"{error} If the loss ignores every label of this batch, {remedy}.") from None
 
 
 def _shares(weights: tuple[float, ...]) -> tuple[float, ...]:
@@ -213,12 +261,13 @@ def _fitting_rules(problem: Problem, rules: dict[str, Weigher]) -> list[str] | N
     """Rules that explain the joint loss of the first batch with each other one; None where none could be joined."""
     fitting: list[str] | None = None
     tolerance = 1e-9 if problem.dtype == torch.float64 else 3e-5
+    ignored = ignored_label(problem.loss_function)
     with problem.session(second=False), torch.no_grad():
         tensors = problem.tensors(problem.leaves(grad=False))
         anchor: Batch | None = None
         for batch in problem.data:
             # The first batch that counts is compared with itself cut in two, every other one with that first.
-            if anchor is None and counts(batch):
+            if anchor is None and counts(batch, ignored):
                 anchor = batch
                 parts = _halves(batch)
             else:

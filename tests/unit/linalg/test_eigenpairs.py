@@ -232,6 +232,34 @@ def test_a_start_that_is_no_warm_one_is_verified_in_full(start):
         check(matrix, values, pairs, 3, "largest")
 
 
+@pytest.mark.parametrize(
+    ("top", "k", "given", "edge"),
+    [
+        ([5.0, 5.0, 4.0, 3.0], 3, [0, 2, 3], 2.0),
+        ([5.0, 4.0, 4.0, 3.9], 3, [0, 1, 3], 3.5),
+        ([5.0, 5.0, 5.0, 5.0, 5.0, 4.0, 3.9], 5, [0, 1, 2, 3, 5], 3.5),
+    ],
+)
+def test_columns_that_lack_a_copy_are_not_believed(top, k, given, edge):
+    """Another solver may have missed a copy; its vectors are exact and still not the answer."""
+    values = torch.cat([torch.tensor(top), torch.linspace(0, edge, 400)]).double()
+    for seed in range(5):
+        matrix = random_symmetric(values, seed=seed)
+        vectors = torch.linalg.eigh(matrix).eigenvectors.flip(1)[:, given]
+        check(matrix, values, th.top_eigenpairs(matrix, k, start=vectors, seed=seed), k, "largest")
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+def test_a_start_from_the_wrong_part_of_the_spectrum_is_verified_in_full(which):
+    values = torch.cat([torch.tensor([5.0, 5.0, 5.0, 4.0, 3.5, -6.0, -6.0]), torch.linspace(-1, 1, 300)]).double()
+    matrix = random_symmetric(values)
+    inner = torch.linalg.eigh(matrix).eigenvectors[:, 100:106]
+    other = th.top_eigenpairs(matrix, 4, which="smallest" if which == "largest" else "largest")
+    rough = th.top_eigenpairs(matrix, 4, which=which, tol=0.3)
+    for start in (inner, other, rough, dataclasses.replace(rough, tol=1e-3, vectors=inner)):
+        check(matrix, values, th.top_eigenpairs(matrix, 4, which=which, start=start), 4, which)
+
+
 def test_neighbours_point_where_residuals_do_not():
     """A wanted vector mixed with one of a close value: its neighbour mends it in a step, its residual does not."""
     values = torch.cat([torch.tensor([10.0, 9.8]), torch.linspace(-4, 4, 298)]).double()
@@ -251,8 +279,9 @@ def test_the_vectors_of_a_living_result_bring_its_neighbours_along():
     before, after = digits_problems(0, nn.ReLU)
     pairs = th.top_eigenpairs(th.hessian(before), 3)
     op = th.hessian(after)
-    counts = [th.top_eigenpairs(op, 3, start=start).matvecs for start in (pairs, pairs.vectors, pairs.vectors.clone())]
-    assert counts[0] == counts[1] <= counts[2]
+    vectors = pairs.vectors
+    counts = [th.top_eigenpairs(op, 3, start=start).matvecs for start in (pairs, vectors, vectors.clone(), 2 * vectors)]
+    assert counts[0] == counts[1] == counts[2] < counts[3]
 
 
 def test_warm_starts_follow_a_training_run():

@@ -62,3 +62,66 @@ def test_uneven_batches_and_selection():
     torch.testing.assert_close(parts["0"].to_dense(), whole["0"].to_dense(), rtol=1e-10, atol=1e-12)
     with pytest.raises(ValueError, match="fits no layer"):
         th.layer_hessians(case.problem(), "nosuch")
+
+
+# The closed form of piecewise-linear stacks
+
+
+def stack(activation=nn.ReLU):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), activation(), nn.Linear(5, 5), activation(), nn.Linear(5, 4)).double()
+    return model, (torch.randn(7, 3).double(), torch.randint(4, (7,)))
+
+
+def farthest(model, loss, data):
+    """The largest error of a block over the largest number of the Hessian, and the route."""
+    dense = dense_hessian(lambda: loss(model(data[0]), data[1]), list(model.parameters()))
+    blocks = th.layer_hessians(th.Problem(model, loss, data))
+    errors = []
+    for name, block in blocks.items():
+        where = blocks.positions(name)
+        errors.append(float((block.to_dense() - dense[where][:, where]).abs().max()))
+    return max(errors) / float(dense.abs().max()), blocks.cost().route
+
+
+@pytest.mark.parametrize("slope", [0.3, 0.01])
+def test_a_slope_below_zero_has_the_precision_of_the_model(slope):
+    model, data = stack(lambda: nn.LeakyReLU(slope))
+    error, route = farthest(model, nn.CrossEntropyLoss(), data)
+    assert route.startswith("closed form")
+    assert error <= 1e-12
+
+
+def replace_forward(module):
+    plain = module.forward
+    module.forward = lambda *inputs: plain(*inputs).sin()
+
+
+@pytest.mark.parametrize("part", ["linear", "relu", "container", "loss"])
+def test_a_replaced_forward_gets_no_closed_form(part):
+    model, data = stack()
+    loss = nn.CrossEntropyLoss()
+    replace_forward({"linear": model[2], "relu": model[1], "container": model, "loss": loss}[part])
+    error, route = farthest(model, loss, data)
+    assert error <= 1e-12
+    assert route.startswith("double backward")
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook"])
+@pytest.mark.parametrize("everywhere", [True, False], ids=["all modules", "one module"])
+def test_hooks_get_no_closed_form(kind, everywhere):
+    model, data = stack()
+
+    def bend(module, *tensors):
+        last = tensors[-1][0] if isinstance(tensors[-1], tuple) else tensors[-1]
+        return last.sin() if isinstance(module, nn.Linear) else None
+
+    place = torch.nn.modules.module if everywhere else model[2]
+    handle = getattr(place, f"register_module_{kind}" if everywhere else f"register_{kind}")(bend)
+    try:
+        error, route = farthest(model, nn.CrossEntropyLoss(), data)
+    finally:
+        handle.remove()
+    assert error <= 1e-12
+    assert route.startswith("double backward")
+    assert farthest(model, nn.CrossEntropyLoss(), data)[1].startswith("closed form")

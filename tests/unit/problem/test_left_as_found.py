@@ -137,6 +137,92 @@ def test_dropout_is_found_before_a_wrong_number_appears():
     th.Problem(network(), LOSS, (X, Y), mode="train", check=False)
 
 
+def rare(rate: float = 0.02, kind: type[nn.Module] = nn.Dropout) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), kind(rate), nn.Linear(4, 3)).double()
+
+
+def rare_attention() -> nn.Module:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 1, dropout=0.02, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x[:, None], x[:, None], x[:, None])[0][:, 0, :3]
+
+    return Attends().double()
+
+
+@pytest.mark.parametrize("build", [rare, lambda: rare(kind=nn.AlphaDropout), rare_attention], ids=["plain", "alpha", "attention"])
+@pytest.mark.parametrize("seed", range(12))
+def test_rare_dropout_never_passes_by_luck(build, seed):
+    """At this rate two draws often agree: 19 of 50 seeds once passed."""
+    model = build()
+    torch.manual_seed(seed)
+    with pytest.raises(NotRepeatableError, match=r"Dropout is active in (1|attention)\. Remedy: mode='eval'"):
+        th.Problem(model, LOSS, (X[:6], Y[:6]), mode="train")
+
+
+def test_dropout_by_a_function_is_drawn_many_times():
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(4, 3).double()
+
+        def forward(self, x):
+            return self.body(nn.functional.dropout(x, 0.02, self.training))
+
+    model = Functional()
+    for seed in range(12):
+        torch.manual_seed(seed)
+        with pytest.raises(NotRepeatableError, match="Two identical evaluations differ"):
+            th.Problem(model, LOSS, (X[:6], Y[:6]), mode="train")
+
+
+class Reseeded(nn.Module):
+    """Random, but the same in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = rare(0.5)
+
+    def forward(self, x):
+        torch.manual_seed(7)
+        return self.body(x)
+
+
+class NeverCalled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.unused = nn.Linear(4, 3).double(), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class LayerDrop(nn.Module):
+    """Draws a number, as some language models do in train mode, and with the rate 0 never uses it; a dropout of rate 0 too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = rare(0.0)
+
+    def forward(self, x):
+        return self.body(x) if float(torch.rand([])) >= 0.0 else x
+
+
+@pytest.mark.parametrize("build", [lambda: rare(0.0), lambda: rare(1.0), NeverCalled, Reseeded, LayerDrop])
+def test_dropout_without_chance_is_accepted(build):
+    th.Problem(build(), LOSS, (X, Y), mode="train")
+
+
+def test_dropout_left_in_eval_mode_is_accepted():
+    model = rare(0.5).train()
+    model[1].eval()
+    th.Problem(model, LOSS, (X, Y), mode=None)
+
+
 def test_noise_inside_the_model_is_found():
     class Noisy(nn.Module):
         def __init__(self) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import theodolite as th
-from theodolite.errors import WeightingError
+from theodolite.errors import NonFiniteError, WeightingError
 
 
 def network(outputs: int = 3) -> nn.Module:
@@ -140,6 +140,73 @@ def test_all_labels_ignored_is_refused():
     nothing = torch.full((300,), -100)
     with pytest.raises((ValueError, ArithmeticError), match=r"ignored|nan|NaN"):
         th.Problem(network(), nn.CrossEntropyLoss(), (X, nothing)).loss()
+
+
+class OwnIgnored(nn.Module):
+    """A loss of no known type with a label of its own to ignore: the rule is found by trial."""
+
+    ignore_index = 255
+
+    def forward(self, z, y):
+        return F.cross_entropy(z, y, ignore_index=255)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(ignore_index=255), nn.NLLLoss(ignore_index=255), OwnIgnored()])
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+def test_a_batch_ignored_by_the_label_of_the_loss_weighs_nothing(loss, first):
+    model = nn.Sequential(network(), nn.LogSoftmax(1))
+    some = CLASSES.clone()
+    some[:20] = 255
+    empty, full, partly = (X[:7], torch.full((7,), 255)), (X, CLASSES), (X, some)
+    batches = [empty, partly, full] if first else [partly, full, empty]
+    truth = float(loss(model(torch.cat([X, X])), torch.cat([some, CLASSES])).detach())
+    problem = th.Problem(model, loss, batches)
+    assert problem.loss() == pytest.approx(truth, rel=1e-12)
+    assert problem.weighting.rule == "labels"
+    assert problem.weighty_batches == 2
+
+
+def test_all_labels_ignored_by_the_label_of_the_loss_is_said():
+    with pytest.raises(ValueError, match=r"Every label of the data is 255, which is ignored.*another ignore_index"):
+        th.Problem(network(), nn.CrossEntropyLoss(ignore_index=255), (X, torch.full((300,), 255)))
+
+
+def test_the_first_batch_that_counts_is_named_by_its_place():
+    nothing = torch.full((300,), -100)
+    with pytest.raises(NonFiniteError, match="The loss of batch 1 is inf"):
+        th.Problem(network(), lambda z, y: F.cross_entropy(z, y) / 0.0, [(X, nothing), (X, CLASSES)])
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ([1.0, float("inf")], r"finite and non-negative\. Batch 1 weighs inf: give"),
+        ([float("nan"), 1.0], r"finite and non-negative\. Batch 0 weighs nan"),
+        ([1.0, -2.0], r"finite and non-negative\. Batch 1 weighs -2\.0"),
+        (lambda batch: float("inf"), "Batch 0 weighs inf"),
+        ([0.0, 0.0], "positive and finite sum"),
+        ([1e308, 1e308], "positive and finite sum"),
+        ("samples", r"function of the batch.*one number per batch\. Got 'samples'; for samples give lambda batch: batch\.size"),
+        ("12", "one number per batch"),
+        ({0: 1.0, 1: 2.0}, "one number per batch"),
+        ([1.0, None], "one number per batch.* Got None"),
+        (lambda batch: "many", "returns a number.* Got 'many'"),
+    ],
+)
+def test_weights_that_are_no_weights_are_refused(weight, message):
+    problem = th.Problem(network(), nn.CrossEntropyLoss(), [(X, CLASSES), (X, CLASSES)], batch_weight=weight)
+    with pytest.raises(ValueError, match=message):
+        problem.loss()
+
+
+def test_a_loss_that_is_not_a_number_in_a_later_batch_is_named():
+    def breaks(z, y):
+        return F.cross_entropy(z, y) * (float("nan") if len(z) == 44 else 1.0)
+
+    with pytest.raises(NonFiniteError, match=r"The loss of batch 2 is nan.*batch_weight"):
+        th.Problem(network(), breaks, split(X, CLASSES)).loss()
+    kept = th.Problem(network(), breaks, split(X, CLASSES), batch_weight=[128, 128, 0])
+    assert kept.loss() == pytest.approx(float(F.cross_entropy(network()(X[:256]), CLASSES[:256]).detach()), rel=1e-12)
 
 
 def test_a_shuffling_loader_is_harmless():

@@ -1,0 +1,58 @@
+"""Stand-ins for slow functions compute the same, also at the ends of the number line."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import theodolite as th
+from theodolite.problem.replacements import Replacements
+from theodolite.testing import dense_hessian
+
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.tensor([0, 2, 1, 1, 0, 2])
+
+
+class Masked(nn.Module):
+    """Some units are switched off by -inf before the ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 4).double(), nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        off = torch.tensor([True, False, False, True])
+        return self.second(self.first(x).masked_fill(off, -math.inf).relu())
+
+
+@pytest.mark.parametrize("columns", [1, 5])
+def test_relu_of_minus_infinity_has_a_hessian(columns):
+    model = Masked()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (X, Y))
+    dense = dense_hessian(lambda: F.cross_entropy(model(X), Y), list(model.parameters()))
+    assert bool(torch.isfinite(dense).all())
+    v = torch.randn(problem.size, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(th.hessian(problem) @ v, dense @ v, rtol=1e-12, atol=1e-14)
+    assert float(dense.abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("relu", [torch.relu, Tensor.relu, F.relu])
+@pytest.mark.parametrize("odd", [0.0, -math.inf, math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_relu_is_relu(relu, odd, dtype):
+    x = torch.tensor([[-2.0, 0.0, 3.0, odd]], dtype=dtype).expand(2, 4)
+    with Replacements():
+        mine = relu(x)
+    torch.testing.assert_close(mine, relu(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_relu_inside_a_transform():
+    x = torch.tensor([[-1.0, 2.0, -math.inf], [1.0, 0.5, 3.0]])
+    with Replacements():
+        found = torch.func.vmap(torch.func.hessian(lambda row: torch.relu(row).pow(3).sum()))(x)
+    torch.testing.assert_close(found, torch.diag_embed(6 * x.clamp(min=0)))
