@@ -178,9 +178,9 @@ class Figure1(OverlapExperiment):
     factors of the models predict. Last the singular values of the first four eigenvectors as matrices.
 
     A first layer has the peak only where its inputs have a strong mean, as pixels that are not centred: γ₁/γ₂ is 30 for raw
-    CIFAR-10, 2 when it is standardised, 5 for standardised MNIST. On digits and MNIST the overlap keeps rising behind m, as the factors
-    predict. On raw CIFAR-10 it peaks somewhat below m, near the number of units that are active at all: at 0.8 to 0.9 of m
-    with the source's rate of 0.01 after 40 epochs or more, at 0.6 to 0.8 with fewer epochs or five times the rate.
+    CIFAR-10, 2 when it is standardised, 5 for standardised MNIST. On digits and MNIST the overlap keeps rising behind m, as
+    the factors predict. On raw CIFAR-10 it peaks somewhat below m, near the number of units that are active at all: at 0.8
+    to 0.9 of m with the source's rate of 0.01 after 40 epochs or more, at 0.6 to 0.8 with fewer epochs or five times the rate.
     """
 
     id = "hessian/figure-1"
