@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -16,3 +19,16 @@ def _seeded():
     torch.manual_seed(0)
     yield
     assert torch.get_default_dtype() == torch.float32
+
+
+class ByChapter(LoadScopeScheduling):
+    """Modules and classes stay on one worker, and so do the experiments of a chapter: they share trained networks."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        chapter = re.match(r"(.*test_registered.py::Test[A-Z][a-z]+)", scope)
+        return chapter.group(1) if chapter else scope
+
+
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> ByChapter:
+    return ByChapter(config, log)
