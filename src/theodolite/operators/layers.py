@@ -39,7 +39,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
         closed_form: bool = True,
     ) -> None:
         self.problem, self.bias, self.closed_form = problem, bias, closed_form
-        self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget)
+        self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget, closed_form=False)
         self._members = {layer.name: layer.members(bias=bias) for layer in match_layers(problem.selection, layers)}
         self._stack = LinearStack.of(problem) if closed_form and not bias else None
         self._graphs: GraphStore[BatchGraph] = GraphStore(problem, self._build, self._roots, keep=keep, budget=memory_budget)
@@ -116,7 +116,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
             if factors is not None:
                 return factors
             self._stack = None  # the data is no matrix of rows
-        return self._hessian.build(leaves, tensors, batch, index)
+        return self._hessian.trace(leaves, tensors, batch, index)
 
     def _roots(self, graph: BatchGraph) -> list[Tensor]:
         if isinstance(graph, StackFactors):

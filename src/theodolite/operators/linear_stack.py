@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as _torch_module
 
+from theodolite.operators.stacks import PIECEWISE_LINEAR, loss_derivatives, plain_stack
 from theodolite.problem import Batch, Problem
-
-#: More outputs than this make the stored derivatives costlier than a graph.
-MAX_OUTPUTS = 32
-
-_LOSSES = (nn.CrossEntropyLoss, nn.MSELoss)
 
 
 @dataclass(frozen=True)
@@ -48,17 +42,10 @@ class LinearStack:
     @classmethod
     def of(cls, problem: Problem) -> LinearStack | None:
         """The stack a problem consists of, or None where the closed form does not hold."""
-        modules = _flat_modules(problem.model)
-        if modules is None or type(problem.loss_function) not in _LOSSES or problem.half_precision:
-            return None
-        linear = [m for m in modules if isinstance(m, nn.Linear)]
-        if not linear or len({id(m) for m in linear}) < len(linear) or linear[-1].out_features > MAX_OUTPUTS:
-            return None
-        if not isinstance(modules[-1], nn.Linear) or _changed([*problem.model.modules(), problem.loss_function]):
+        modules = plain_stack(problem, PIECEWISE_LINEAR)
+        if modules is None:
             return None
         layers = [layer for layer in problem.layers.values() if layer.kind == "Linear"]
-        if len(layers) != len(linear) or any(len(layer.weights) != 1 for layer in layers):
-            return None  # some weights are not measured
         return cls(modules, {layer.name: layer.weights[0] for layer in layers})
 
     def factors(self, problem: Problem, batch: Batch) -> StackFactors | None:
@@ -70,7 +57,7 @@ class LinearStack:
             if output.ndim != 2 or any(x.ndim != 2 for x in inputs):
                 return None
             derivatives = self._derivatives(slopes, output)
-        curvature = _loss_curvature(problem, output, batch)
+        _, curvature = loss_derivatives(problem, output, batch)
         stack = [torch.stack([inputs[p] for p in group]) for group in self.groups]
         pulled = [torch.stack([derivatives[p] for p in group]) for group in self.groups]
         return StackFactors(stack, pulled, curvature)
@@ -83,7 +70,7 @@ class LinearStack:
             if isinstance(module, nn.Linear):
                 inputs.append(x)
                 slopes.append(None)
-            elif slopes and isinstance(module, nn.ReLU | nn.LeakyReLU):
+            elif slopes and isinstance(module, PIECEWISE_LINEAR):
                 # Numbers of x's own type: bare ones would make a float32 slope.
                 slope = torch.where(x > 0, x.new_ones(()), x.new_full((), getattr(module, "negative_slope", 0.0)))
                 earlier = slopes[-1]
@@ -135,32 +122,3 @@ def _multiply(x: Tensor, g: Tensor, a: Tensor, rows: Tensor) -> Tensor:
     u = (u.reshape(layers, b, k, c) @ a).reshape(layers * b, k, c)
     s = torch.bmm(u, flat).reshape(layers, b, k * m)
     return torch.bmm(s.transpose(1, 2), x).reshape(layers, k, m * n)
-
-
-def _flat_modules(model: nn.Module) -> list[nn.Module] | None:
-    """The modules of a (nested) Sequential made of Linear, ReLU, LeakyReLU, Identity and Flatten only."""
-    if type(model) is nn.Sequential:
-        parts = [_flat_modules(child) for child in model]
-        return None if any(p is None for p in parts) else [m for p in parts if p is not None for m in p]
-    if type(model) in (nn.ReLU, nn.LeakyReLU):
-        return None if getattr(model, "inplace", False) else [model]
-    if type(model) is nn.Flatten:
-        return [model] if (model.start_dim, model.end_dim) == (1, -1) else None
-    return [model] if type(model) in (nn.Linear, nn.Identity) else None
-
-
-def _changed(modules: list[Any]) -> bool:
-    """Whether a call does more than the class's own forward: hooks of the module or of all modules, a forward of its own."""
-    if _torch_module._global_forward_hooks or _torch_module._global_forward_pre_hooks:
-        return True
-    return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)
-
-
-def _loss_curvature(problem: Problem, output: Tensor, batch: Batch) -> Tensor:
-    """`∂²loss/∂z²` of each sample, (B, c, c): these losses are sums over samples, so one pass per output does."""
-    assert problem.loss_function is not None
-    with torch.enable_grad():
-        z = output.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(problem.loss_function(z, batch.target), z, create_graph=True)
-        columns = [torch.autograd.grad(gradient[:, j].sum(), z, retain_graph=True)[0] for j in range(z.shape[1])]
-    return torch.stack(columns, dim=1).detach()

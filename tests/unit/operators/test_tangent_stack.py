@@ -1,0 +1,203 @@
+"""Hessian products of linear stacks in closed form, against the dense Hessian by double backward in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import theodolite as th
+from theodolite.testing.dense import dense_hessian, finite_difference_product
+
+ACTIVATIONS = {
+    "relu": nn.ReLU(),
+    "leaky": nn.LeakyReLU(0.2),
+    "tanh": nn.Tanh(),
+    "sigmoid": nn.Sigmoid(),
+    "gelu": nn.GELU(),
+    "gelu by tanh": nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU(),
+    "softplus": nn.Softplus(beta=2.0),
+    "elu": nn.ELU(alpha=0.7),
+    "none": nn.Identity(),
+    "two in a row": nn.Sequential(nn.Tanh(), nn.LeakyReLU(0.3)),
+}
+STACK, TRACED = "closed form of a linear stack", "double backward"
+
+
+def stack(activation: nn.Module, *, bias: bool = True, outputs: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 5, bias=bias), activation, nn.Linear(5, 4), activation, nn.Linear(4, outputs, bias=bias)
+    ).double()
+
+
+def batches(*sizes: int, outputs: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(n, 2, 3, generator=generator, dtype=torch.float64),
+            torch.randint(outputs, (n,), generator=generator),
+        )
+        for n in sizes
+    ]
+
+
+def assert_exact(model, loss, data, route=STACK, params=None) -> None:
+    problem = th.Problem(model, loss, data, params=params)
+    op = th.hessian(problem)
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    truth = dense_hessian(lambda: loss(model(x), y), problem.parameters)
+    assert float((op.to_dense() - truth).norm()) <= 1e-12 * float(truth.norm())
+    v = torch.randn(problem.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    assert float((op @ v - truth @ v).norm()) <= 1e-12 * float((truth @ v).norm())
+    assert op.cost().route == f"{route}, kept graph"
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS.values(), ids=ACTIVATIONS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_equal_the_dense_hessian(activation, bias):
+    assert_exact(stack(activation, bias=bias), nn.CrossEntropyLoss(), batches(7, 4))
+
+
+def test_gelu_agrees_with_finite_differences():
+    """The dense truth is double backward too; a wrong second derivative of an activation would be in both."""
+    model = stack(nn.GELU())
+    ((x, y),) = batches(9)
+    problem = th.Problem(model, nn.CrossEntropyLoss(), [(x, y)])
+    v = torch.randn(problem.size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    expected = finite_difference_product(lambda: nn.functional.cross_entropy(model(x), y), problem.parameters, v)
+    assert float((th.hessian(problem) @ v - expected).norm()) <= 1e-8 * float(expected.norm())
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64), label_smoothing=0.1),
+        nn.CrossEntropyLoss(ignore_index=1),
+        nn.CrossEntropyLoss(reduction="sum"),
+    ],
+)
+def test_losses(loss):
+    assert_exact(stack(nn.Tanh()), loss, batches(8, 8, 3))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_mean_squared_error(reduction):
+    data = [(x, torch.randn(len(x), 3, generator=torch.Generator().manual_seed(4)).double()) for x, _ in batches(6, 3)]
+    assert_exact(stack(nn.Softplus()), nn.MSELoss(reduction=reduction), data)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 8, 19])
+def test_blocks_equal_single_products(columns):
+    problem = th.Problem(stack(nn.SiLU()), nn.CrossEntropyLoss(), batches(5, 6))
+    x = torch.randn(problem.size, columns, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    expected = torch.stack([th.hessian(problem, closed_form=False) @ column for column in x.T], dim=1)
+    torch.testing.assert_close(th.hessian(problem) @ x, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_single_linear_layer():
+    torch.manual_seed(0)
+    assert_exact(nn.Sequential(nn.Flatten(), nn.Linear(6, 3).double()), nn.CrossEntropyLoss(), batches(8))
+
+
+def test_activation_before_the_first_layer_and_a_stack_inside_a_stack():
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 3)))
+    assert_exact(nn.Sequential(nn.Flatten(), nn.Sigmoid(), inner).double(), nn.CrossEntropyLoss(), batches(8))
+
+
+def test_biases_left_out_have_no_place():
+    assert_exact(stack(nn.Tanh()), nn.CrossEntropyLoss(), batches(8), params="*weight")
+    assert_exact(stack(nn.Tanh()), nn.CrossEntropyLoss(), batches(8), params=["*weight", "3.bias"])
+
+
+def test_products_do_not_touch_vectors_or_the_model():
+    model = stack(nn.ReLU())
+    problem = th.Problem(model, nn.CrossEntropyLoss(), batches(8))
+    op = th.hessian(problem)
+    x = torch.randn(problem.size, 3, dtype=torch.float64)
+    kept, before = x.clone(), copy.deepcopy(model.state_dict())
+    first = op @ x
+    assert torch.equal(op @ x, first)
+    assert torch.equal(x, kept)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def _shared_bias() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    model[3].bias = model[1].bias
+    return model
+
+
+def _shared_weight() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    model[5].weight = model[3].weight
+    return model
+
+
+def _frozen_weight() -> nn.Module:
+    model = stack(nn.Tanh())
+    model[3].weight.requires_grad_(False)
+    return model
+
+
+def _lone_parameter() -> nn.Module:
+    model = stack(nn.Tanh())
+    model.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    return model
+
+
+def _hooked() -> nn.Module:
+    model = stack(nn.Tanh())
+    model[1].register_forward_hook(lambda module, args, out: 2.0 * out)
+    return model
+
+
+def _activation_last() -> nn.Module:
+    return nn.Sequential(stack(nn.Tanh()), nn.Tanh())
+
+
+class Doubled(nn.Tanh):
+    def forward(self, x):
+        return 2.0 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _shared_bias,
+        _shared_weight,
+        _frozen_weight,
+        _lone_parameter,
+        _hooked,
+        _activation_last,
+        lambda: stack(Doubled()),
+        lambda: stack(nn.Dropout(0.5)).eval(),
+        lambda: stack(nn.PReLU()),
+    ],
+    ids=["bias", "weight", "frozen", "lone", "hook", "activation last", "subclass", "dropout", "prelu"],
+)
+def test_what_is_no_plain_stack_is_traced(make):
+    torch.manual_seed(0)
+    assert_exact(make(), nn.CrossEntropyLoss(), batches(8), TRACED)
+
+
+def test_many_outputs_and_rows_of_tokens_are_traced():
+    assert_exact(stack(nn.Tanh(), outputs=40), nn.CrossEntropyLoss(), batches(8, outputs=40), TRACED)
+    torch.manual_seed(0)
+    tokens = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    data = [(x, torch.zeros(len(x), 2, 2, dtype=torch.float64)) for x, _ in batches(6)]  # (B, T, n) rows
+    assert_exact(tokens, nn.MSELoss(), data, TRACED)
+
+
+def test_a_changed_model_is_noticed():
+    model = stack(nn.ReLU())
+    op = th.hessian(th.Problem(model, nn.CrossEntropyLoss(), batches(8)))
+    v = torch.ones(op.shape[0], dtype=torch.float64)
+    op @ v
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    with pytest.raises(th.errors.StaleOperatorError):
+        op @ v
