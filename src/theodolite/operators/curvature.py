@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NumericalWarning, TheodoliteError
-from theodolite.operators.base import SYMMETRY_TOLERANCE, LinearOperator, symmetry_gap
+from theodolite.operators.base import SYMMETRY_TOLERANCE, LinearOperator, rows_of, symmetry_gap
 from theodolite.operators.graphs import Graph, GraphStore, Keep, batching_may_pay
 from theodolite.operators.snapshot import Snapshot
 from theodolite.problem import Batch, Problem
@@ -119,13 +119,13 @@ class CurvatureOperator(LinearOperator, Generic[Graph]):
     def roots(self, graph: Graph) -> list[Tensor]:
         """The tensors whose history the graph is."""
 
-    def _summed(self, x: Tensor, single: Callable[[Graph, Tensor], Tensor], block: Callable[[Graph, Tensor], Tensor]) -> Tensor:
-        """Σ_b share_b · product_b over the batches, accumulated in float64: (n, k) -> (m, k)."""
+    def _summed(self, x: Tensor, product: Callable[[Graph, Tensor], Tensor]) -> Tensor:
+        """Σ_b share_b · product_b over the batches, accumulated in float64: (n, k) -> (m, k); `product` maps rows to rows."""
         self.snapshot.check()
-        rows = x.T.contiguous()
+        rows = rows_of(x)
         total: Tensor | None = None
         for share, graph in self.graphs:
-            part = self.block_route.apply(lambda v, g=graph: single(g, v), lambda v, g=graph: block(g, v), rows)  # type: ignore[misc]
+            part = product(graph, rows)
             if share != 1.0 or total is not None:
                 part = part.double() * share
             total = part if total is None else total + part

@@ -104,13 +104,16 @@ class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
             pushed = graph.push(tangents, batched=batched)
             return graph.pull(leaves, graph.loss_curvature(pushed, batched=batched), batched=batched)
 
-        def single(graph: OutputGraph, v: Tensor) -> Tensor:
-            return join_like(product(graph, split_like(v, leaves), False), leaves)
+        def through(graph: OutputGraph, rows: Tensor) -> Tensor:
+            def single(v: Tensor) -> Tensor:
+                return join_like(product(graph, split_like(v, leaves), False), leaves)
 
-        def block(graph: OutputGraph, rows: Tensor) -> Tensor:
-            return join_like(product(graph, split_like(rows, leaves), True), leaves, len(rows))
+            def block(vs: Tensor) -> Tensor:
+                return join_like(product(graph, split_like(vs, leaves), True), leaves, len(vs))
 
-        return self._summed(x, single, block)
+            return self.block_route.apply(single, block, rows)
+
+        return self._summed(x, through)
 
     def trusted(self) -> Self:
         self._checked = True

@@ -56,6 +56,11 @@ class GraphStore(Generic[Graph]):
             return "recomputed graph" if self._full else "kept graph (not built yet)"
         return "kept graph" if len(self._kept) == total else f"kept graph for {len(self._kept)} of {total} batches"
 
+    @property
+    def keeping(self) -> bool:
+        """Whether what is built next may be kept."""
+        return not self._full
+
     def __iter__(self) -> Iterator[tuple[float, Graph]]:
         """(share, graph) of every batch, kept or built anew."""
         if len(self._kept) == self.problem.weighty_batches:

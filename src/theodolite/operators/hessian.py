@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from theodolite.operators.curvature import BlockRoute, CurvatureOperator
+from theodolite.operators.curvature import CHUNK, CurvatureOperator
 from theodolite.operators.graphs import Keep, backward
 from theodolite.operators.tangent_stack import StackPass, TangentStack
 from theodolite.problem import Batch, Problem, join_like, split_like
@@ -27,17 +28,16 @@ class HessianOperator(CurvatureOperator[Gradients | StackPass]):
         size = getattr(problem, "size", 0)
         super().__init__(problem, (size, size), symmetric=True, keep=keep, memory_budget=memory_budget, batched=batched)
         self.batched, self.closed_form = batched, closed_form
-        self._stack = TangentStack.of(problem) if closed_form else None
-        if self._stack is not None and batched is None:
-            self.block_route.batched = True  # nothing is traced, so there is no batching rule to prove
+        # What the closed form stores pays over several products only.
+        self._stack = TangentStack.of(problem) if closed_form and self.graphs.keeping else None
 
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients | StackPass:
-        if self._stack is not None:
+        if self._stack is not None and self.graphs.keeping:
             self.problem.evaluate(tensors, batch, index)  # for its checks
             known = self._stack.run(self.problem, batch)
             if known is not None:
                 return known
-            self._stack, self.block_route = None, BlockRoute(self.problem, batched=self.batched)  # no matrix of rows
+            self._stack = None  # the data is no matrix of rows
         return self.trace(leaves, tensors, batch, index)
 
     def trace(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients:
@@ -49,26 +49,29 @@ class HessianOperator(CurvatureOperator[Gradients | StackPass]):
         return graph.tensors() if isinstance(graph, StackPass) else [g for g in graph if g is not None]
 
     def _matmat(self, x: Tensor) -> Tensor:
-        return self._summed(x, self._single, self._block)
+        return self._summed(x, self._batch_product)
 
-    def _single(self, graph: Gradients | StackPass, v: Tensor) -> Tensor:
-        return self._block(graph, v[None])[0] if isinstance(graph, StackPass) else self._differentiate(graph, v)
-
-    def _block(self, graph: Gradients | StackPass, rows: Tensor) -> Tensor:
-        if not isinstance(graph, StackPass):
-            return self._differentiate(graph, rows, len(rows))
-        assert self._stack is not None
-        return self._stack.product(graph, rows)
-
-    def _differentiate(self, gradients: Gradients, v: Tensor, *rows: int) -> Tensor:
+    def _batch_product(self, graph: Gradients | StackPass, rows: Tensor) -> Tensor:
+        if isinstance(graph, StackPass):
+            assert self._stack is not None
+            parts = [self._stack.product(graph, chunk) for chunk in rows.split(1 if self.batched is False else CHUNK)]
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
         leaves = self.graphs.leaves
-        return join_like(backward(gradients, leaves, split_like(v, leaves), batched=bool(rows)), leaves, *rows)
+
+        def single(v: Tensor) -> Tensor:
+            return join_like(backward(graph, leaves, split_like(v, leaves), batched=False), leaves)
+
+        def block(vs: Tensor) -> Tensor:
+            return join_like(backward(graph, leaves, split_like(vs, leaves), batched=True), leaves, len(vs))
+
+        return self.block_route.apply(single, block, rows)
 
     def on(self, problem: Problem) -> HessianOperator:
         return HessianOperator(problem, keep="never", batched=False, closed_form=self.closed_form)
 
     def _kind(self) -> str:
-        return "closed form of a linear stack" if self._stack is not None else "double backward"
+        closed = self._stack is not None and (self.graphs.keeping or self.graphs.bytes > 0)
+        return "closed form of a linear stack" if closed else "double backward"
 
 
 def hessian(

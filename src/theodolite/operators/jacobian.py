@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from theodolite.operators.base import rows_of
 from theodolite.operators.curvature import CurvatureOperator
 from theodolite.operators.gauss_newton import OutputGraph, output_graph
 from theodolite.operators.graphs import Keep
@@ -31,7 +32,7 @@ class JacobianOperator(CurvatureOperator[OutputGraph]):
 
     def _matmat(self, x: Tensor) -> Tensor:
         self.snapshot.check()
-        leaves, rows = self.graphs.leaves, x.T.contiguous()
+        leaves, rows = self.graphs.leaves, rows_of(x)
         parts = []
         for _, graph in self.graphs:
 
@@ -48,7 +49,7 @@ class JacobianOperator(CurvatureOperator[OutputGraph]):
         self.snapshot.check()
         leaves = self.graphs.leaves
         total = torch.zeros(x.shape[1], self.shape[1], dtype=torch.float64, device=self.device)
-        pieces = x.T.contiguous().split(self.counts, dim=1)
+        pieces = rows_of(x).split(self.counts, dim=1)
         for (_, graph), rows in zip(self.graphs, pieces, strict=True):
 
             def single(u: Tensor, graph: OutputGraph = graph) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError
-from theodolite.operators.base import LinearOperator
+from theodolite.operators.base import LinearOperator, rows_of
 from theodolite.operators.curvature import BlockRoute, asymmetric_elsewhere
 from theodolite.operators.graphs import GraphStore, Keep, backward
 from theodolite.operators.hessian import Gradients, HessianOperator
@@ -75,7 +75,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
         """`products` without its checks."""
         self._hessian.snapshot.check()
         dtype, device = self._hessian.dtype, self._hessian.device
-        rows = {name: x.T.contiguous().to(dtype=dtype, device=device) for name, x in blocks.items()}
+        rows = {name: rows_of(x).to(dtype=dtype, device=device) for name, x in blocks.items()}
         totals: dict[str, Tensor] = {}
         for share, graph in self._graphs:
             for name, part in self._batch_products(graph, rows).items():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import theodolite as th
+from theodolite.operators.base import rows_of
 from theodolite.testing.dense import dense_hessian, finite_difference_product
 
 ACTIVATIONS = {
@@ -201,3 +202,36 @@ def test_a_changed_model_is_noticed():
         model[1].weight.add_(1.0)
     with pytest.raises(th.errors.StaleOperatorError):
         op @ v
+
+
+def test_what_is_not_kept_is_traced():
+    model, data = stack(nn.Tanh()), batches(8, 8)
+    problem = th.Problem(model, nn.CrossEntropyLoss(), data)
+    v = torch.ones(problem.size, dtype=torch.float64)
+    expected = th.hessian(problem, closed_form=False) @ v
+    never, tight = th.hessian(problem, keep="never"), th.hessian(problem, memory_budget=0)
+    for op in (never, tight):
+        for _ in range(2):
+            torch.testing.assert_close(op @ v, expected, rtol=1e-12, atol=1e-14)
+    assert never.cost().route == "double backward, recomputed graph"
+    assert tight.cost().route == "double backward, recomputed graph"
+
+
+def test_kept_for_some_batches_only():
+    problem = th.Problem(stack(nn.Tanh()), nn.CrossEntropyLoss(), batches(8, 8, 8))
+    whole = th.hessian(problem)
+    v = torch.ones(problem.size, dtype=torch.float64)
+    expected = whole @ v
+    part = th.hessian(problem, memory_budget=whole.cost().peak_bytes // 2)
+    for _ in range(2):
+        torch.testing.assert_close(part @ v, expected, rtol=1e-12, atol=1e-14)
+    assert part.cost().route == f"{STACK}, kept graph for 1 of 3 batches"
+
+
+@pytest.mark.parametrize("columns", [1, 2, 8, 16, 17])
+def test_columns_become_contiguous_rows(columns):
+    x = torch.arange(40.0 * columns).reshape(40, columns)
+    assert torch.equal(rows_of(x), x.T)
+    assert rows_of(x).is_contiguous()
+    rows = x.T.contiguous()
+    assert rows_of(rows.T).data_ptr() == rows.data_ptr()
