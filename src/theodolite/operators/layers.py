@@ -13,19 +13,20 @@ from theodolite.operators.curvature import BlockRoute, asymmetric_elsewhere
 from theodolite.operators.graphs import GraphStore, Keep, backward
 from theodolite.operators.hessian import Gradients, HessianOperator
 from theodolite.operators.linear_stack import LinearStack, StackFactors
+from theodolite.operators.tangent_stack import StackPass, TangentStack
 from theodolite.problem import Batch, Problem, join_like, match_layers, split_like
 from theodolite.problem.second_order import plain_second_order_errors
 from theodolite.results import Cost
 
-BatchGraph = Gradients | StackFactors
+BatchGraph = Gradients | StackFactors | StackPass
 
 
 class LayerHessians(Mapping[str, LinearOperator]):
     """Layer name -> operator of that layer's block; `products` multiplies several blocks at once.
 
-    Stacks of Linear and ReLU layers use the closed form of `linear_stack.py`. Every other model uses double
-    backward on one graph, where the second backward of a block runs only from the layer's own gradient to its
-    own weight. `closed_form=False` forces the latter.
+    Stacks of Linear and ReLU layers use the closed form of `linear_stack.py`, those with smooth activations that
+    of `tangent_stack.py`. Every other model uses double backward on one graph, where the second backward of a block
+    runs only from the layer's own gradient to its own weight. `closed_form=False` forces the latter.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
         self.problem, self.bias, self.closed_form = problem, bias, closed_form
         self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget, closed_form=False)
         self._members = {layer.name: layer.members(bias=bias) for layer in match_layers(problem.selection, layers)}
-        self._stack = LinearStack.of(problem) if closed_form and not bias else None
+        self._stack = (LinearStack.of(problem) or TangentStack.of(problem)) if closed_form and not bias else None
         self._graphs: GraphStore[BatchGraph] = GraphStore(problem, self._build, self._roots, keep=keep, budget=memory_budget)
         self._blocks = {name: LayerBlock(self, name, members) for name, members in self._members.items()}
         self._routes = {name: BlockRoute(problem, batched=None) for name in self._members}  # each layer proves its own
@@ -84,9 +85,9 @@ class LayerHessians(Mapping[str, LinearOperator]):
         return {name: (total if total.dtype == dtype else total.to(dtype)).T for name, total in totals.items()}
 
     def _batch_products(self, graph: BatchGraph, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if isinstance(graph, StackFactors):
+        if isinstance(graph, StackFactors | StackPass):
             assert self._stack is not None
-            return self._stack.products(graph, rows)
+            return self._stack.products(graph, rows)  # type: ignore[arg-type]  # what the stack itself has made
         with plain_second_order_errors():
             return {name: self._block_product(graph, name, vectors) for name, vectors in rows.items()}
 
@@ -112,16 +113,14 @@ class LayerHessians(Mapping[str, LinearOperator]):
     def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> BatchGraph:
         if self._stack is not None:
             self.problem.evaluate(tensors, batch, index)  # for its checks
-            factors = self._stack.factors(self.problem, batch)
-            if factors is not None:
-                return factors
+            known = self._stack.run(self.problem, batch)
+            if known is not None:
+                return known
             self._stack = None  # the data is no matrix of rows
         return self._hessian.trace(leaves, tensors, batch, index)
 
     def _roots(self, graph: BatchGraph) -> list[Tensor]:
-        if isinstance(graph, StackFactors):
-            return [*graph.inputs, *graph.derivatives, graph.curvature]
-        return self._hessian.roots(graph)
+        return graph.tensors() if isinstance(graph, StackFactors) else self._hessian.roots(graph)
 
     def cost(self) -> Cost:
         kind = "closed form of a linear stack" if self._stack is not None else "double backward"

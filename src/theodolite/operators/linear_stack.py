@@ -25,6 +25,9 @@ class StackFactors:
     derivatives: list[Tensor]
     curvature: Tensor
 
+    def tensors(self) -> list[Tensor]:
+        return [*self.inputs, *self.derivatives, self.curvature]
+
 
 class LinearStack:
     """The recipe for one problem: its linear layers in order, grouped by shape."""
@@ -48,7 +51,7 @@ class LinearStack:
         layers = [layer for layer in problem.layers.values() if layer.kind == "Linear"]
         return cls(modules, {layer.name: layer.weights[0] for layer in layers})
 
-    def factors(self, problem: Problem, batch: Batch) -> StackFactors | None:
+    def run(self, problem: Problem, batch: Batch) -> StackFactors | None:
         """Inputs and derivatives of every linear layer for one batch; None if the batch is no matrix of rows."""
         if len(batch.args) != 1 or batch.kwargs:
             return None

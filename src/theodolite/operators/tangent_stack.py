@@ -1,4 +1,4 @@
-"""Hessian products of linear stacks in closed form: tangents forward, then the derivative of the backward pass.
+"""Hessian and layer-block products of linear stacks in closed form: tangents forward, then the backward pass differentiated.
 
 With x the input of a layer, z = Wx + b, x⁺ = σ(z), δ = ∂loss/∂z and a dot for the derivative along v = (V, u):
 
@@ -6,10 +6,12 @@ With x the input of a layer, z = Wx + b, x⁺ = σ(z), δ = ∂loss/∂z and a d
 
 and the product has the parts δ̇ xᵀ + δ ẋᵀ and δ̇ (Pearlmutter 1994). x, σ', δ and (Wᵀδ)⁺ σ'' are stored once; each product
 is then nothing but matrix products, written straight into the flat result, for one vector or a block of them alike.
+For the diagonal blocks V is zero but in one layer: the tangents of all layers go up and down together in one pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +19,9 @@ from torch import Tensor, nn
 
 from theodolite.operators.stacks import PIECEWISE_LINEAR, SMOOTH, linear_layers, loss_derivatives, plain_stack
 from theodolite.problem import Batch, Problem
+
+#: Numbers that the tangents of a lockstep pass may hold at once, all layers together.
+LOCKSTEP_ROOM = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class StackPass:
 class _Part:
     """A linear layer's places in the flat vector: weight, and bias (empty where there is none or it is not measured)."""
 
+    name: str
     layer: nn.Linear
     weight: slice
     bias: slice | None
@@ -63,7 +69,7 @@ class TangentStack:
         places = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         layers = [layer for layer in problem.layers.values() if layer.kind == "Linear"]
         parts = [
-            _Part(module, places[layer.weights[0]], places[layer.biases[0]] if layer.biases else None)
+            _Part(layer.name, module, places[layer.weights[0]], places[layer.biases[0]] if layer.biases else None)
             for module, layer in zip(linear, layers, strict=True)
         ]
         measured = sum(part.layer.weight.numel() + (part.layer.out_features if part.bias else 0) for part in parts)
@@ -111,13 +117,58 @@ class TangentStack:
         with torch.no_grad():
             tangents, pre = self._tangents_forward(known, rows)
             out = torch.empty_like(rows)
-            # Every sample has its own curvature, so samples lead here.
-            dot = (pre[-1].transpose(0, 1) @ known.curvature).transpose(0, 1).contiguous()
+            dot = self._at_outputs(known, pre[-1])
             for i in range(len(self.parts) - 1, -1, -1):
                 self._write(out, i, known, dot, tangents[i])
                 if i:
-                    dot = self._pull(i, known, rows, dot, pre[i - 1])
+                    turned = known.deltas[i].expand(len(rows), -1, -1)
+                    pulled = self._pull(i, dot).baddbmm_(turned, _matrices(rows, self.parts[i]))
+                    dot = self._bend(i - 1, known, pulled, pre[i - 1])
         return out
+
+    def products(self, known: StackPass, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rows (k, m·n) per layer name -> rows of the products with that layer's diagonal block."""
+        rows = {i: blocks[part.name] for i, part in enumerate(self.parts) if part.name in blocks}
+        images: dict[int, list[Tensor]] = {i: [] for i in rows}
+        with torch.no_grad():
+            for some in _portions(rows, self._most(known)):
+                for i, image in self._lockstep(known, some).items():
+                    images[i].append(image)
+        return {self.parts[i].name: torch.cat(found) for i, found in images.items()}
+
+    def _most(self, known: StackPass) -> int:
+        """Vectors that may go through the layers together."""
+        return max(1, LOCKSTEP_ROOM // sum(delta.numel() for delta in known.deltas))
+
+    def _lockstep(self, known: StackPass, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """One pass for the vectors of all layers: those of a layer join going up, last in line, and leave going down."""
+        first, last = min(rows), len(self.parts) - 1
+        pre: dict[int, Tensor] = {}
+        moved: Tensor | None = None
+        for i in range(first, last + 1):
+            weight, x = self.parts[i].layer.weight, known.inputs[i]
+            here = [] if moved is None else [torch.mm(moved.flatten(0, 1), weight.T).view(len(moved), len(x), -1)]
+            if i in rows:
+                here.append(torch.bmm(x.expand(len(rows[i]), -1, -1), rows[i].view(-1, *weight.shape).transpose(1, 2)))
+            pre[i] = torch.cat(here) if len(here) > 1 else here[0]
+            slope = known.slopes[i]
+            moved = pre[i] if slope is None else pre[i] * slope
+        out: dict[int, Tensor] = {}
+        dot = self._at_outputs(known, pre[last])
+        for i in range(last, first - 1, -1):
+            if i in rows:
+                below = len(dot) - len(rows[i])
+                x = known.inputs[i].expand(len(rows[i]), -1, -1)
+                out[i] = torch.bmm(dot[below:].transpose(1, 2), x).flatten(1)
+                dot = dot[:below]
+            if i > first:
+                dot = self._bend(i - 1, known, self._pull(i, dot), pre[i - 1])
+        return out
+
+    @staticmethod
+    def _at_outputs(known: StackPass, z: Tensor) -> Tensor:
+        """δ̇ = A ż; every sample has its own curvature, so samples lead for a moment."""
+        return (z.transpose(0, 1) @ known.curvature).transpose(0, 1).contiguous()
 
     def _tangents_forward(self, known: StackPass, rows: Tensor) -> tuple[list[Tensor | None], list[Tensor]]:
         """ẋ of every layer's input (None: the data does not move) and ż."""
@@ -148,14 +199,33 @@ class TangentStack:
         if part.bias is not None:
             torch.sum(dot, 1, out=out[:, part.bias])
 
-    def _pull(self, i: int, known: StackPass, rows: Tensor, dot: Tensor, z: Tensor) -> Tensor:
-        """δ̇ of the layer below layer i; z is that layer's ż."""
-        part, k = self.parts[i], len(rows)
-        pulled = torch.mm(dot.flatten(0, 1), part.layer.weight).view(k, -1, part.layer.in_features)
-        pulled.baddbmm_(known.deltas[i].expand(k, -1, -1), _matrices(rows, part))
-        slope, bend = known.slopes[i - 1], known.bends[i - 1]
-        pulled = pulled if slope is None else pulled.mul_(slope)
+    def _pull(self, i: int, dot: Tensor) -> Tensor:
+        """Wᵀδ̇ of layer i, for every vector and sample."""
+        layer = self.parts[i].layer
+        return torch.mm(dot.flatten(0, 1), layer.weight).view(len(dot), -1, layer.in_features)
+
+    @staticmethod
+    def _bend(i: int, known: StackPass, pulled: Tensor, z: Tensor) -> Tensor:
+        """δ̇ of layer i from what came down to its activations (changed in place) and its ż."""
+        slope, bend = known.slopes[i], known.bends[i]
+        if slope is not None:
+            pulled.mul_(slope)
         return pulled if bend is None else pulled.addcmul_(bend.expand_as(z), z)
+
+
+def _portions(rows: Mapping[int, Tensor], most: int) -> Iterator[dict[int, Tensor]]:
+    """The rows of all layers, in the layers' order, in portions of at most `most` rows."""
+    portion: dict[int, Tensor] = {}
+    free = most
+    for i, vectors in rows.items():
+        while len(vectors):
+            portion[i], vectors = vectors[:free], vectors[free:]
+            free -= len(portion[i])
+            if free == 0:
+                yield portion
+                portion, free = {}, most
+    if portion:
+        yield portion
 
 
 def _matrices(rows: Tensor, part: _Part) -> Tensor:

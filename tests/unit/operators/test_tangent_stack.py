@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import theodolite as th
+from theodolite.operators import tangent_stack
 from theodolite.operators.base import rows_of
 from theodolite.testing.dense import dense_hessian, finite_difference_product
 
@@ -235,3 +236,24 @@ def test_columns_become_contiguous_rows(columns):
     assert rows_of(x).is_contiguous()
     rows = x.T.contiguous()
     assert rows_of(rows.T).data_ptr() == rows.data_ptr()
+
+
+@pytest.mark.parametrize("room", [1 << 24, 300, 1], ids=["together", "in portions", "one by one"])
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.GELU()])
+@pytest.mark.parametrize("layers", [None, ["3"], ["1", "5"]], ids=["all", "middle", "ends"])
+def test_layer_blocks_equal_those_of_the_dense_hessian(activation, layers, room, monkeypatch):
+    monkeypatch.setattr(tangent_stack, "LOCKSTEP_ROOM", room)
+    model, data = stack(activation), batches(7, 4)
+    problem = th.Problem(model, nn.CrossEntropyLoss(), data)
+    blocks = th.layer_hessians(problem, layers)
+    truth = th.hessian(problem, closed_form=False).to_dense()
+    generator = torch.Generator().manual_seed(6)
+    columns = {
+        name: torch.randn(block.shape[0], 1 + i, generator=generator, dtype=torch.float64)
+        for i, (name, block) in enumerate(reversed(list(blocks.items())))
+    }
+    assert blocks.cost().route.startswith(STACK)
+    for name, image in blocks.products(columns).items():
+        places = blocks.positions(name)
+        expected = truth[places][:, places] @ columns[name]
+        assert float((image - expected).norm()) <= 1e-12 * float(expected.norm())
