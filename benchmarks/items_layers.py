@@ -22,8 +22,8 @@ def weights(task: Task) -> dict[str, nn.Parameter]:
     return {name: p for name, p in task.model.named_parameters() if name.endswith("weight")}
 
 
-def ours_blocks(task: Task, vectors: Vectors) -> AllBlocks:
-    blocks = th.layer_hessians(peers.problem(task))
+def ours_blocks(task: Task, vectors: Vectors, **options: bool) -> AllBlocks:
+    blocks = th.layer_hessians(peers.problem(task), **options)
     columns = {name.removesuffix(".weight"): v[:, None] for name, v in vectors.items()}
     return lambda: [image[:, 0] for image in blocks.products(columns).values()]
 
@@ -79,6 +79,7 @@ def _kept_gradients(task: Task) -> tuple[list[nn.Parameter], tuple[Tensor, ...]]
 
 CONTENDERS: dict[str, Callable[[Task, Vectors], AllBlocks]] = {
     "ours": ours_blocks,
+    "ours, closed_form=False": partial(ours_blocks, closed_form=False),
     "curvlinops block_sizes=[1]*7": curvlinops_blocks,
     "eigenthings, an operator per layer": eigenthings_blocks,
     "kept graph, full second backward per layer": full_second_backward,

@@ -21,6 +21,7 @@ Contender = Callable[[Task, Tensor], Product]
 
 CONTENDERS: dict[str, Contender] = {
     "ours": peers.ours_product,
+    "ours, closed_form=False": partial(peers.ours_product, closed_form=False),
     "ours, keep='never'": partial(peers.ours_product, keep="never"),
     "curvlinops": peers.curvlinops_product,
     "eigenthings autograd": peers.eigenthings_product,
