@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
@@ -159,7 +160,8 @@ class LinearOperator(ABC):
 
     def _product(self, matmat: Any, x: Tensor) -> Tensor:
         columns = x[:, None] if x.ndim == 1 else x
-        out: Tensor = matmat(columns.detach().to(device=self.device, dtype=self.dtype))
+        with without_autocast(self.device):
+            out: Tensor = matmat(columns.detach().to(device=self.device, dtype=self.dtype))
         # The sum is the cheap witness; only if it fails is every entry looked at.
         if not bool(torch.isfinite(out.sum())) and not bool(torch.isfinite(out).all()):
             raise NonFiniteError(self._nonfinite_message(columns))
@@ -208,6 +210,11 @@ class LinearOperator(ABC):
         from theodolite.operators.kronecker import KroneckerOperator
 
         return KroneckerOperator(self, other)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Operators multiply in their own dtype, whatever surrounds the call."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def symmetry_gap(x: Tensor, ax: Tensor) -> float:

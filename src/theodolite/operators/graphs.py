@@ -57,6 +57,10 @@ class GraphStore(Generic[Graph]):
         return "kept graph" if len(self._kept) == total else f"kept graph for {len(self._kept)} of {total} batches"
 
     @property
+    def kept(self) -> list[Graph]:
+        return [graph for _, graph in self._kept.values()]
+
+    @property
     def keeping(self) -> bool:
         """Whether what is built next may be kept."""
         return not self._full
@@ -110,7 +114,9 @@ def graph_bytes(roots: Sequence[Tensor], *, without: Sequence[Tensor] = ()) -> i
 def _count(t: Tensor, storages: dict[int, int]) -> None:
     try:
         storage = t.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
+        # A batch may be a slice of a whole data set, and an expanded tensor is larger than what it holds.
+        size = min(storage.nbytes(), t.numel() * t.element_size())
+        storages[storage.data_ptr()] = max(size, storages.get(storage.data_ptr(), 0))
     except RuntimeError:  # wrapped by a functional transform: it has no storage of its own
         storages[-id(t)] = t.numel() * t.element_size()
 

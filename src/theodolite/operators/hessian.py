@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from theodolite.operators.curvature import CHUNK, CurvatureOperator
 from theodolite.operators.graphs import Keep, backward
-from theodolite.operators.tangent_stack import StackPass, TangentStack
+from theodolite.operators.stacks import run_stack
+from theodolite.operators.tangent_stack import StackPass
 from theodolite.problem import Batch, Problem, join_like, split_like
 
 Gradients = tuple[Tensor | None, ...]
@@ -28,17 +31,11 @@ class HessianOperator(CurvatureOperator[Gradients | StackPass]):
         size = getattr(problem, "size", 0)
         super().__init__(problem, (size, size), symmetric=True, keep=keep, memory_budget=memory_budget, batched=batched)
         self.batched, self.closed_form = batched, closed_form
-        # What the closed form stores pays over several products only.
-        self._stack = TangentStack.of(problem) if closed_form and self.graphs.keeping else None
 
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients | StackPass:
-        if self._stack is not None and self.graphs.keeping:
-            self.problem.evaluate(tensors, batch, index)  # for its checks
-            known = self._stack.run(self.problem, batch)
-            if known is not None:
-                return known
-            self._stack = None  # the data is no matrix of rows
-        return self.trace(leaves, tensors, batch, index)
+        # What the closed form stores pays over several products only.
+        run = run_stack(self.problem, tensors, batch, index) if self.closed_form and self.graphs.keeping else None
+        return self.trace(leaves, tensors, batch, index) if run is None else StackPass.of(run)
 
     def trace(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients:
         """The gradient of one batch with its graph."""
@@ -53,8 +50,7 @@ class HessianOperator(CurvatureOperator[Gradients | StackPass]):
 
     def _batch_product(self, graph: Gradients | StackPass, rows: Tensor) -> Tensor:
         if isinstance(graph, StackPass):
-            assert self._stack is not None
-            parts = [self._stack.product(graph, chunk) for chunk in rows.split(1 if self.batched is False else CHUNK)]
+            parts = [graph.product(chunk) for chunk in rows.split(1 if self.batched is False else CHUNK)]
             return torch.cat(parts) if len(parts) > 1 else parts[0]
         leaves = self.graphs.leaves
 
@@ -67,11 +63,20 @@ class HessianOperator(CurvatureOperator[Gradients | StackPass]):
         return self.block_route.apply(single, block, rows)
 
     def on(self, problem: Problem) -> HessianOperator:
-        return HessianOperator(problem, keep="never", batched=False, closed_form=self.closed_form)
+        return HessianOperator(problem, batched=False, closed_form=self.closed_form)
 
     def _kind(self) -> str:
-        closed = self._stack is not None and (self.graphs.keeping or self.graphs.bytes > 0)
-        return "closed form of a linear stack" if closed else "double backward"
+        return route_kind(self.graphs.kept, closed_form=self.closed_form and self.graphs.keeping)
+
+
+def route_kind(kept: Sequence[object], *, closed_form: bool) -> str:
+    """How products are made, from what is kept of the batches; `closed_form`: whether it is still to be tried."""
+    closed = sum(not isinstance(graph, tuple) for graph in kept)
+    if not kept:
+        return "closed form or double backward" if closed_form else "double backward"
+    if closed == 0:
+        return "double backward"
+    return "closed form of a linear stack" + (", else double backward" if closed < len(kept) else "")
 
 
 def hessian(

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError
-from theodolite.operators.base import LinearOperator, rows_of
+from theodolite.operators.base import LinearOperator, rows_of, without_autocast
 from theodolite.operators.curvature import BlockRoute, asymmetric_elsewhere
 from theodolite.operators.graphs import GraphStore, Keep, backward
-from theodolite.operators.hessian import Gradients, HessianOperator
-from theodolite.operators.linear_stack import LinearStack, StackFactors
-from theodolite.operators.tangent_stack import StackPass, TangentStack
+from theodolite.operators.hessian import Gradients, HessianOperator, route_kind
+from theodolite.operators.linear_stack import StackFactors
+from theodolite.operators.stacks import run_stack
+from theodolite.operators.tangent_stack import StackPass
 from theodolite.problem import Batch, Problem, join_like, match_layers, split_like
 from theodolite.problem.second_order import plain_second_order_errors
 from theodolite.results import Cost
@@ -42,7 +43,6 @@ class LayerHessians(Mapping[str, LinearOperator]):
         self.problem, self.bias, self.closed_form = problem, bias, closed_form
         self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget, closed_form=False)
         self._members = {layer.name: layer.members(bias=bias) for layer in match_layers(problem.selection, layers)}
-        self._stack = (LinearStack.of(problem) or TangentStack.of(problem)) if closed_form and not bias else None
         self._graphs: GraphStore[BatchGraph] = GraphStore(problem, self._build, self._roots, keep=keep, budget=memory_budget)
         self._blocks = {name: LayerBlock(self, name, members) for name, members in self._members.items()}
         self._routes = {name: BlockRoute(problem, batched=None) for name in self._members}  # each layer proves its own
@@ -65,7 +65,8 @@ class LayerHessians(Mapping[str, LinearOperator]):
         for name, x in blocks.items():
             self._blocks[name].check_operand(x, columns_only=True)
             self._blocks[name].check_symmetry()
-        images = self.multiply(blocks)
+        with without_autocast(self._hessian.device):
+            images = self.multiply(blocks)
         if not bool(torch.isfinite(torch.stack([image.sum() for image in images.values()])).all()):
             bad = next((name for name, image in images.items() if not bool(torch.isfinite(image).all())), None)
             if bad is not None:
@@ -86,8 +87,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
 
     def _batch_products(self, graph: BatchGraph, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if isinstance(graph, StackFactors | StackPass):
-            assert self._stack is not None
-            return self._stack.products(graph, rows)  # type: ignore[arg-type]  # what the stack itself has made
+            return graph.products(rows)
         with plain_second_order_errors():
             return {name: self._block_product(graph, name, vectors) for name, vectors in rows.items()}
 
@@ -111,19 +111,20 @@ class LayerHessians(Mapping[str, LinearOperator]):
         return self._routes[name].apply(single, block, rows)
 
     def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> BatchGraph:
-        if self._stack is not None:
-            self.problem.evaluate(tensors, batch, index)  # for its checks
-            known = self._stack.run(self.problem, batch)
-            if known is not None:
-                return known
-            self._stack = None  # the data is no matrix of rows
-        return self._hessian.trace(leaves, tensors, batch, index)
+        run = run_stack(self.problem, tensors, batch, index) if self._may_be_closed else None
+        if run is None:
+            return self._hessian.trace(leaves, tensors, batch, index)
+        return StackFactors.of(run) if run.piecewise_linear else StackPass.of(run)
+
+    @property
+    def _may_be_closed(self) -> bool:
+        return self.closed_form and not self.bias and self._graphs.keeping  # it pays over several products only
 
     def _roots(self, graph: BatchGraph) -> list[Tensor]:
         return graph.tensors() if isinstance(graph, StackFactors) else self._hessian.roots(graph)
 
     def cost(self) -> Cost:
-        kind = "closed form of a linear stack" if self._stack is not None else "double backward"
+        kind = route_kind(self._graphs.kept, closed_form=self._may_be_closed)
         return Cost(route=f"{kind}, {self._graphs.route}", peak_bytes=self._graphs.bytes, notes=self.problem.notes)
 
     def __repr__(self) -> str:

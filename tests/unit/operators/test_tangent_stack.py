@@ -161,6 +161,28 @@ def _activation_last() -> nn.Module:
     return nn.Sequential(stack(nn.Tanh()), nn.Tanh())
 
 
+def _extra_bias() -> nn.Module:
+    """As many numbers as the stack has, but not the same ones."""
+    model = stack(nn.Tanh())
+    model[1].bias.requires_grad_(False)
+    model[1].register_parameter("bias2", nn.Parameter(torch.ones(5, dtype=torch.float64)))
+    return model
+
+
+def _extra_weight() -> nn.Module:
+    model = stack(nn.Tanh())
+    model[1].weight.requires_grad_(False)
+    model[1].register_parameter("mask", nn.Parameter(torch.ones(5, 6, dtype=torch.float64)))
+    return model
+
+
+def _unused_child() -> nn.Module:
+    model = stack(nn.Tanh())
+    model[1].requires_grad_(False)
+    model[1].extra = nn.Linear(6, 5).double()
+    return model
+
+
 class Doubled(nn.Tanh):
     def forward(self, x):
         return 2.0 * super().forward(x)
@@ -175,11 +197,27 @@ class Doubled(nn.Tanh):
         _lone_parameter,
         _hooked,
         _activation_last,
+        _extra_bias,
+        _extra_weight,
+        _unused_child,
         lambda: stack(Doubled()),
         lambda: stack(nn.Dropout(0.5)).eval(),
         lambda: stack(nn.PReLU()),
     ],
-    ids=["bias", "weight", "frozen", "lone", "hook", "activation last", "subclass", "dropout", "prelu"],
+    ids=[
+        "bias",
+        "weight",
+        "frozen",
+        "lone",
+        "hook",
+        "activation last",
+        "bias2",
+        "mask",
+        "child",
+        "subclass",
+        "dropout",
+        "prelu",
+    ],
 )
 def test_what_is_no_plain_stack_is_traced(make):
     torch.manual_seed(0)
@@ -252,8 +290,126 @@ def test_layer_blocks_equal_those_of_the_dense_hessian(activation, layers, room,
         name: torch.randn(block.shape[0], 1 + i, generator=generator, dtype=torch.float64)
         for i, (name, block) in enumerate(reversed(list(blocks.items())))
     }
-    assert blocks.cost().route.startswith(STACK)
     for name, image in blocks.products(columns).items():
         places = blocks.positions(name)
         expected = truth[places][:, places] @ columns[name]
         assert float((image - expected).norm()) <= 1e-12 * float(expected.norm())
+    assert blocks.cost().route == f"{STACK}, kept graph"
+
+
+@pytest.mark.parametrize("measure", [lambda p: th.hessian(p), lambda p: th.layer_hessians(p)["1"]], ids=["hessian", "layer"])
+def test_data_changed_in_place_are_noticed(measure):
+    ((x, y),) = batches(8)
+    op = measure(th.Problem(stack(nn.Tanh()), nn.CrossEntropyLoss(), [(x, y)]))
+    v = torch.ones(op.shape[0], dtype=torch.float64)
+    op @ v
+    x.mul_(2.0)
+    with pytest.raises(th.errors.StaleOperatorError, match="data were changed"):
+        op @ v
+
+
+def test_data_made_in_inference_mode():
+    ((x, y),) = batches(8)
+    with torch.inference_mode():
+        data = [(x + 0.0, y)]
+    expected = th.hessian(th.Problem(stack(nn.Tanh()), nn.CrossEntropyLoss(), batches(8))).to_dense()
+    assert torch.equal(th.hessian(th.Problem(stack(nn.Tanh()), nn.CrossEntropyLoss(), data)).to_dense(), expected)
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU()])
+def test_flatten_between_the_layers(activation):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), activation, nn.Flatten(), nn.Linear(8, 3)).double()
+    assert_exact(model, nn.CrossEntropyLoss(), batches(6), TRACED)  # tokens: (B, T, n)
+    problem = th.Problem(model, nn.CrossEntropyLoss(), batches(6))
+    truth = th.hessian(problem).to_dense()
+    for name, block in th.layer_hessians(problem).items():
+        places = problem.selection.positions(problem.layers[name].weights)
+        torch.testing.assert_close(block.to_dense(), truth[places][:, places], rtol=1e-10, atol=1e-12)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), activation, nn.Flatten(), nn.Linear(4, 3)).double()
+    assert_exact(flat, nn.CrossEntropyLoss(), batches(6))
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU()])
+def test_batches_of_different_form(activation):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), activation, nn.Linear(4, 3)).double()
+    ((x, y),) = batches(6)
+    data = [(x[:, 0], y), {"input": x[:, 1], "labels": y}]
+    both = th.Problem(model, nn.CrossEntropyLoss(), data)
+    alike = th.Problem(model, nn.CrossEntropyLoss(), [(x[:, 0], y), (x[:, 1], y)])
+    op, truth = th.hessian(both), th.hessian(alike).to_dense()
+    for _ in range(2):
+        torch.testing.assert_close(op.to_dense(), truth, rtol=1e-11, atol=1e-13)
+    assert op.cost().route == f"{STACK}, else double backward, kept graph"
+    for name, block in th.layer_hessians(both).items():
+        places = both.selection.positions(both.layers[name].weights)
+        for _ in range(2):
+            torch.testing.assert_close(block.to_dense(), truth[places][:, places], rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_are_traced(register):
+    model = stack(nn.Tanh())
+    scale = (lambda m, gi, go: (0.5 * gi[0],)) if "pre" not in register else (lambda m, go: (0.5 * go[0],))
+    getattr(model[2], register)(scale)
+    problem = th.Problem(model, nn.CrossEntropyLoss(), batches(8))
+    op = th.hessian(problem).trusted()
+    op @ torch.ones(problem.size, dtype=torch.float64)
+    assert op.cost().route == f"{TRACED}, kept graph"
+
+
+def test_a_model_changed_before_the_first_product_is_measured_as_it_is():
+    v = torch.ones(74, dtype=torch.float64)
+    model = stack(nn.Tanh())
+    op = th.hessian(th.Problem(model, nn.CrossEntropyLoss(), batches(8)))
+    model[2] = nn.Softplus()
+    expected = th.hessian(th.Problem(model, nn.CrossEntropyLoss(), batches(8)), closed_form=False) @ v
+    torch.testing.assert_close(op @ v, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_a_forward_replaced_in_the_class_is_traced(monkeypatch):
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: 1.5 * plain(self, x))
+    assert_exact(stack(nn.Tanh()), nn.CrossEntropyLoss(), batches(8), TRACED)
+
+
+@pytest.mark.parametrize("closed_form", [True, False])
+def test_autocast_around_the_call_changes_nothing(closed_form):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 2))
+    data = [(torch.randn(20, 30), torch.randint(2, (20,)))]
+    problem = th.Problem(model, nn.CrossEntropyLoss(), data)
+    v = torch.randn(problem.size)
+    expected = th.hessian(problem, closed_form=closed_form) @ v
+    blocks = {name: torch.ones(block.shape[0], 1) for name, block in th.layer_hessians(problem).items()}
+    layerwise = th.layer_hessians(problem, closed_form=closed_form).products(blocks)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(th.hessian(problem, closed_form=closed_form) @ v, expected)
+        inside = th.layer_hessians(problem, closed_form=closed_form).products(blocks)
+    assert all(torch.equal(inside[name], layerwise[name]) for name in blocks)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layer_without_units():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 0), nn.Tanh(), nn.Linear(0, 3)).double()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), batches(8))
+    expected = th.hessian(problem, closed_form=False).to_dense()
+    torch.testing.assert_close(th.hessian(problem).to_dense(), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_vectors_that_require_grad_give_plain_images():
+    problem = th.Problem(stack(nn.ReLU()), nn.CrossEntropyLoss(), batches(8))
+    images = th.layer_hessians(problem).products({"1": torch.ones(30, 1, dtype=torch.float64, requires_grad=True)})
+    assert not images["1"].requires_grad
+
+
+def test_a_slice_of_a_data_set_counts_as_a_slice():
+    x, y = torch.randn(1000, 6, dtype=torch.float64), torch.randint(3, (1000,))
+    model = nn.Sequential(nn.Linear(6, 2), nn.Tanh(), nn.Linear(2, 3)).double()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), [(x[i : i + 10], y[i : i + 10]) for i in range(0, 1000, 10)])
+    for closed_form in (True, False):
+        op = th.hessian(problem, closed_form=closed_form)
+        op @ torch.ones(problem.size, dtype=torch.float64)
+        assert op.cost().peak_bytes < 20 * x.numel() * 8
