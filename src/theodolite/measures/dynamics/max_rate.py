@@ -23,6 +23,8 @@ AT_ONCE = 7
 NEIGHBOURS = (-0.3, -0.15, -0.08, -0.04, -0.02, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
 #: Rounds in which the upper end may be doubled.
 DOUBLINGS = 6
+#: Where an edge is not sharp, rates so many times as far away as the farthest one on the wrong side are tried as well.
+BEYOND = (1.2, 1.4, 1.7, 2.0, 2.5, 3.0)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -114,7 +116,7 @@ def find_max_learning_rate(
             advance(1)
         if math.isfinite(top):
             search.converge([rate for share in NEIGHBOURS if not bottom <= (rate := bottom * (1 + share)) <= top])
-    error = search.disagreement(bottom, top)
+    error = search.extent(bottom, top)
     return MaximumRate(
         value=bottom,
         error=error,
@@ -159,6 +161,20 @@ class _Search:
         good = [True, *self.converge(rates[1:-1]), False]
         first_bad = good.index(False)
         return rates[first_bad - 1], rates[first_bad]
+
+    def extent(self, bottom: float, top: float) -> float:
+        """`disagreement`, once rates up to three times as far away hold no more of it: what is wrong at 15 % may go on beyond."""
+        error = self.disagreement(bottom, top)
+        for _ in range(DOUBLINGS):
+            if not top - bottom < error < math.inf:
+                break
+            around = [bottom + side * share * error for side in (-1, 1) for share in BEYOND]
+            self.converge([rate for rate in around if rate > 0])
+            wider = self.disagreement(bottom, top)
+            if wider == error:
+                break
+            error = wider
+        return error
 
     def disagreement(self, bottom: float, top: float) -> float:
         """How far from `bottom` the farthest rate on the wrong side of the edge is; the width of the bracket at least."""
