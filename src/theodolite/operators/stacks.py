@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
 from theodolite.problem import Batch, Problem
+from theodolite.problem.elementwise import derivatives
 
 #: More outputs than this make the stored curvature of the loss costlier than a graph.
 MAX_OUTPUTS = 32
@@ -150,15 +151,8 @@ def _activate(modules: list[nn.Module], z: Tensor) -> tuple[Tensor, Tensor | Non
     active = [m for m in modules if isinstance(m, PIECEWISE_LINEAR + SMOOTH)]  # what else there is leaves rows alone
     if not active:
         return z, None, None
-    with torch.enable_grad():
-        start = z.detach().requires_grad_()
-        x = start
-        for module in active:
-            x = module(x)
-        smooth = any(isinstance(m, SMOOTH) for m in active)
-        (slope,) = torch.autograd.grad(x.sum(), start, create_graph=smooth)
-        second = torch.autograd.grad(slope.sum(), start)[0] if smooth else None
-    return x.detach(), slope.detach(), second
+    values, slope, second = derivatives(nn.Sequential(*active), z)
+    return values, slope, second if any(isinstance(m, SMOOTH) for m in active) else None
 
 
 def _loss_derivatives(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+from theodolite.problem.elementwise import twice_differentiable
+
 Geometry = tuple[list[int], list[int], list[int], bool, list[int], int]
 
 _convolve: Any = torch.ops.aten.convolution
@@ -20,7 +22,7 @@ _convolve_backward: Any = torch.ops.aten.convolution_backward
 
 
 class Replacements(TorchFunctionMode):
-    """Swaps functions whose own double backward is slow (convolutions, ReLU) or wrong (`_weight_norm`)."""
+    """Swaps functions whose own double backward is slow (convolutions, ReLU, GELU, SiLU) or wrong (`_weight_norm`)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -30,6 +32,8 @@ class Replacements(TorchFunctionMode):
                 return _Convolution.apply(*call)
         elif func in _RELU and not (len(args) > 1 or kwargs.get("inplace")):
             return _relu(*args, **{k: v for k, v in kwargs.items() if k == "input"})
+        elif func in _SMOOTH and _traced(args) and not kwargs.get("inplace") and len(args) == 1:
+            return twice_differentiable(lambda z: func(z, **kwargs), args[0])
         elif func is torch._weight_norm:
             return weight_norm(*args, **kwargs)
         return func(*args, **kwargs)
@@ -40,6 +44,13 @@ def inside_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def _traced(args: tuple[Any, ...]) -> bool:
+    """Whether a call on a plain tensor is recorded for differentiation."""
+    plain = bool(args) and type(args[0]) in (Tensor, nn.Parameter)
+    return plain and args[0].requires_grad and torch.is_grad_enabled() and not inside_transform()
+
+
+_SMOOTH = {nn.functional.gelu, nn.functional.silu}
 _RELU = {torch.relu, Tensor.relu, nn.functional.relu}
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
