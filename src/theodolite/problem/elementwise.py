@@ -44,21 +44,24 @@ class _Elementwise(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _ElementwiseBackward.apply(grads[0], *ctx.saved_tensors), None
+        z, slope, second = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return grads[0] * slope, None
+        return _ElementwiseBackward.apply(grads[0], z, slope, second), None
 
 
 class _ElementwiseBackward(Function):
-    """(g, z) -> g σ'(z)."""
+    """(g, z) -> g σ'(z), with derivatives σ'(z) and g σ''(z)."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, z: Tensor, slope: Tensor, second: Tensor) -> Tensor:
-        ctx.save_for_backward(g, slope, second)
+        ctx.save_for_backward(slope, g * second)
         return g * slope
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        if torch.is_grad_enabled():  # create_graph: torch's own once_differentiable lets some of these pass
+        if torch.is_grad_enabled():  # create_graph
             raise RuntimeError("The graph of a Hessian product holds two derivatives of GELU and SiLU, not three.")
-        g, slope, second = ctx.saved_tensors
+        slope, bend = ctx.saved_tensors
         need_g, need_z = ctx.needs_input_grad[:2]
-        return grads[0] * slope if need_g else None, grads[0] * g * second if need_z else None, None, None
+        return grads[0] * slope if need_g else None, grads[0] * bend if need_z else None, None, None
