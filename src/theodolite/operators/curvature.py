@@ -50,7 +50,7 @@ class BlockRoute:
         expected = single(trial[0])
         try:
             got = block(trial)[0]
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:  # no batching rule, or no room: the single product above has shown that the model itself is sound
             return False
         tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
         return float((got - expected).norm()) <= tolerance * float(expected.norm())

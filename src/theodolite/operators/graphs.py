@@ -96,7 +96,7 @@ def graph_bytes(roots: Sequence[Tensor], *, without: Sequence[Tensor] = ()) -> i
     """Memory of all tensors that an autograd history holds, each storage once."""
     skip = {t.untyped_storage().data_ptr() for t in without}
     seen: set[Node] = set()
-    storages: dict[int, int] = {}
+    storages: Storages = {}
     stack = [t.grad_fn for t in roots if t.grad_fn is not None]
     for t in roots:
         _count(t, storages)
@@ -108,17 +108,22 @@ def graph_bytes(roots: Sequence[Tensor], *, without: Sequence[Tensor] = ()) -> i
         for t in _saved_tensors(node):
             _count(t, storages)
         stack.extend(child for child, _ in node.next_functions if child is not None)
-    return sum(size for place, size in storages.items() if place not in skip)
+    # A batch may be a slice of a whole data set, and an expanded tensor is larger than what it holds.
+    return sum(min(whole, sum(parts.values())) for place, (whole, parts) in storages.items() if place not in skip)
 
 
-def _count(t: Tensor, storages: dict[int, int]) -> None:
+#: Of each storage its size, and the bytes of every part of it that was met, by place and form.
+Storages = dict[int, tuple[int, dict[object, int]]]
+
+
+def _count(t: Tensor, storages: Storages) -> None:
+    size = t.numel() * t.element_size()
     try:
         storage = t.untyped_storage()
-        # A batch may be a slice of a whole data set, and an expanded tensor is larger than what it holds.
-        size = min(storage.nbytes(), t.numel() * t.element_size())
-        storages[storage.data_ptr()] = max(size, storages.get(storage.data_ptr(), 0))
+        _, parts = storages.setdefault(storage.data_ptr(), (storage.nbytes(), {}))
+        parts[t.storage_offset(), t.shape, t.stride()] = size
     except RuntimeError:  # wrapped by a functional transform: it has no storage of its own
-        storages[-id(t)] = t.numel() * t.element_size()
+        storages[-id(t)] = (size, {None: size})
 
 
 _SAVED: dict[type, tuple[str, ...]] = {}

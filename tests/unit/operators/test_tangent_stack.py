@@ -403,13 +403,3 @@ def test_vectors_that_require_grad_give_plain_images():
     problem = th.Problem(stack(nn.ReLU()), nn.CrossEntropyLoss(), batches(8))
     images = th.layer_hessians(problem).products({"1": torch.ones(30, 1, dtype=torch.float64, requires_grad=True)})
     assert not images["1"].requires_grad
-
-
-def test_a_slice_of_a_data_set_counts_as_a_slice():
-    x, y = torch.randn(1000, 6, dtype=torch.float64), torch.randint(3, (1000,))
-    model = nn.Sequential(nn.Linear(6, 2), nn.Tanh(), nn.Linear(2, 3)).double()
-    problem = th.Problem(model, nn.CrossEntropyLoss(), [(x[i : i + 10], y[i : i + 10]) for i in range(0, 1000, 10)])
-    for closed_form in (True, False):
-        op = th.hessian(problem, closed_form=closed_form)
-        op @ torch.ones(problem.size, dtype=torch.float64)
-        assert op.cost().peak_bytes < 20 * x.numel() * 8
