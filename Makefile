@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: survey reproduce test lint bench docs clean
+.PHONY: survey reproduce test golden lint bench docs clean
 
 # Trains the embedded example, surveys it, prints the findings and writes survey/index.html.
 # SURVEY="--model mymodule:build --data mymodule:data" surveys your own model instead.
@@ -17,6 +17,10 @@ reproduce: $(VENV)/installed
 
 test: $(VENV)/installed-test lint
 	$(BIN)/python -m pytest
+
+# Golden results in golden/: recorded by the first call, compared by every later one (rm -r golden starts anew).
+golden: $(VENV)/installed-test
+	$(BIN)/python tools/golden.py $(if $(wildcard golden/*.json),compare,record) golden $(GOLDEN)
 
 lint: $(VENV)/installed-test
 	$(BIN)/python -m ruff check .
