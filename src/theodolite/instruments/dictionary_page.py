@@ -31,11 +31,11 @@ def dictionary_page(
     for finding in findings:
         by_section.setdefault(finding.instrument, []).append(finding)
     sections = [
-        _prediction(study, by_section),
-        *([_choice(study, by_section)] if study.choice is not None else []),
-        _atoms(study, by_section, patch_shape, feature_names),
-        _usage(study),
-        _learning(study, by_section),
+        _prediction_section(study, by_section),
+        *([_choice_section(study, by_section)] if study.choice is not None else []),
+        _atoms_section(study, by_section, patch_shape, feature_names),
+        _usage_section(study),
+        _learning_section(study, by_section),
     ]
     return SurveyPage(
         title=name,
@@ -61,7 +61,7 @@ def _facts(study: DictionaryStudy) -> dict[str, str]:
     }
 
 
-def _prediction(study: DictionaryStudy, found: Found) -> Section:
+def _prediction_section(study: DictionaryStudy, found: Found) -> Section:
     from theodolite.report import Section
 
     rows: list[Row] = []
@@ -94,7 +94,7 @@ def _prediction(study: DictionaryStudy, found: Found) -> Section:
     )
 
 
-def _choice(study: DictionaryStudy, found: Found) -> Section:
+def _choice_section(study: DictionaryStudy, found: Found) -> Section:
     from theodolite import plots
     from theodolite.report import Section
 
@@ -114,7 +114,7 @@ def _choice(study: DictionaryStudy, found: Found) -> Section:
     )
 
 
-def _atoms(study: DictionaryStudy, found: Found, shape: Sequence[int] | None, names: Sequence[str] | None) -> Section:
+def _atoms_section(study: DictionaryStudy, found: Found, shape: Sequence[int] | None, names: Sequence[str] | None) -> Section:
     from theodolite import plots
     from theodolite.report import Section
 
@@ -138,7 +138,7 @@ def _atoms(study: DictionaryStudy, found: Found, shape: Sequence[int] | None, na
     )
 
 
-def _usage(study: DictionaryStudy) -> Section:
+def _usage_section(study: DictionaryStudy) -> Section:
     from theodolite import plots
     from theodolite.report import Section
 
@@ -154,7 +154,7 @@ def _usage(study: DictionaryStudy) -> Section:
     )
 
 
-def _learning(study: DictionaryStudy, found: Found) -> Section:
+def _learning_section(study: DictionaryStudy, found: Found) -> Section:
     from theodolite import plots
     from theodolite.report import Section
 

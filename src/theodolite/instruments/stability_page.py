@@ -33,12 +33,12 @@ def stability_page(result: StabilityResult, findings: Sequence[Finding], name: s
     for finding in findings:
         by_section.setdefault(finding.instrument, []).append(finding)
     alive = any(math.isfinite(row["stab"]) for row in result.table)
-    makers = [_stability, _gap, _distance, *([_growth] if _steps(result) else []), *([_trials] if len(result.trials) > 1 else [])]
+    makers = [_stability_section, _gap_section, _distance_section, *([_growth_section] if _steps(result) else []), *([_trials_section] if len(result.trials) > 1 else [])]
     sections = [make(result, by_section) for make in makers] if alive else []
     return SurveyPage(
         title=name,
         findings=findings,
-        sections=[*sections, *_paths(result, by_section), _checks(result, by_section)],
+        sections=[*sections, *_path_sections(result, by_section), _checks_section(result, by_section)],
         kind="stability",
         part="section",
         facts={**facts, **_facts(result)},
@@ -86,7 +86,7 @@ def _sizes_table(result: StabilityResult, columns: Mapping[str, tuple[str, Reduc
     return rows
 
 
-def _stability(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _stability_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
     from theodolite.report import Section
 
     return Section(
@@ -116,7 +116,7 @@ def _stability(result: StabilityResult, found: Mapping[str, list[Finding]]) -> S
     )
 
 
-def _gap(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _gap_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
     from theodolite.plots.stability import LABELS
     from theodolite.report import Section
 
@@ -142,7 +142,7 @@ def _gap(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section
     )
 
 
-def _distance(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _distance_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
     from theodolite.report import Section
 
     return Section(
@@ -176,7 +176,7 @@ def _steps(result: StabilityResult) -> list[int]:
     return steps if len(steps) > 1 else []
 
 
-def _growth(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _growth_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
     from theodolite import plots
     from theodolite.report import Section
 
@@ -211,7 +211,7 @@ def _growth(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Sect
     )
 
 
-def _trials(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _trials_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
     from theodolite.report import Section
 
     each = [result.explains(trial=trial) for trial in result.trials]
@@ -230,7 +230,7 @@ def _trials(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Sect
     )  # fmt: skip
 
 
-def _paths(result: StabilityResult, found: Mapping[str, list[Finding]]) -> list[Section]:
+def _path_sections(result: StabilityResult, found: Mapping[str, list[Finding]]) -> list[Section]:
     """A picture per size; the finding stands with the largest."""
     from theodolite import plots
     from theodolite.plots.linear_path import linear_path_panels
@@ -267,7 +267,7 @@ def _size_of(name: str) -> int:
     return int(next(part for part in name.split(", ") if part.startswith("m ")).removeprefix("m "))
 
 
-def _checks(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _checks_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
     from theodolite.report import Section
 
     return Section(
