@@ -29,6 +29,7 @@ FLOORS = [
     ["testing"],
     ["report"],
     ["instruments"],
+    ["analyses"],
     ["cli"],
 ]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}

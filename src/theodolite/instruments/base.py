@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.sounding import Sounding, Work, quickest, sound
+from theodolite.instruments.timings import Sounding, Work, quickest, sound
 from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Finding, Result, Row, Severity
@@ -110,6 +110,7 @@ class Instrument(ABC):
     question: ClassVar[str]
     how: ClassVar[str]
     source: ClassVar[str] = ""
+    order: ClassVar[float] = 1000  # instruments run in ascending order; ours have multiples of 10
     needs: ClassVar[tuple[str, ...]] = ()
     efforts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     first: ClassVar[bool] = False  # runs before anything is timed; if it finds something critical, nothing else runs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from theodolite.instruments.base import Instrument, Site
-from theodolite.instruments.sounding import Work
+from theodolite.instruments.timings import Work
 from theodolite.results import Result, Row
 
 

@@ -8,10 +8,16 @@ import torch.nn.functional as F
 from torch import nn
 
 import theodolite as th
+from theodolite.analyses.anchors import write_anchors
 from theodolite.instruments import registry
-from theodolite.instruments.anchors import anchor_findings, certificate_needs, head_of, is_language_model, positions_per_sample
-from theodolite.instruments.anchors_page import write_anchors
 from theodolite.instruments.base import Site
+from theodolite.instruments.language.anchors import (
+    anchor_findings,
+    certificate_needs,
+    head_of,
+    is_language_model,
+    positions_per_sample,
+)
 from theodolite.measures.anchors import probe_states
 from theodolite.models import bert, gpt
 

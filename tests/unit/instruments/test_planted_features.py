@@ -8,7 +8,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.instruments import registry
-from theodolite.instruments.features import look
+from theodolite.instruments.features.features import look
 from theodolite.measures.features import agop
 from theodolite.results import Severity
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from theodolite.instruments.stability import LABELS, stability_findings, write_stability
+from theodolite.analyses.stability import LABELS, stability_findings, write_stability
 from theodolite.measures.stability import LinearPath, StabilityResult
 from theodolite.results import Outcome, Severity, worst_first
 

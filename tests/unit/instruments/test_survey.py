@@ -12,8 +12,8 @@ from torch import nn
 import theodolite as th
 from theodolite.instruments import base, registry
 from theodolite.instruments.planning import Price, Step, fit, fit_memory
-from theodolite.instruments.sounding import Work, sound
-from theodolite.instruments.surveying import seconds_of
+from theodolite.instruments.survey_run import seconds_of
+from theodolite.instruments.timings import Work, sound
 from theodolite.results import Severity
 
 EVIL = "<script>alert(1)</script>"
@@ -288,7 +288,7 @@ def test_a_budget_lowers_efforts_before_it_drops_instruments():
 def test_what_seemed_too_dear_runs_after_all_if_there_is_time(monkeypatch):
     """A sounding on a busy machine overrates everything; the survey notices as it goes."""
     overrated = lambda self, work: 1000 * (work.gradients + work.products + work.block_products) * self.gradient  # noqa: E731
-    monkeypatch.setattr("theodolite.instruments.sounding.Sounding.seconds", overrated)
+    monkeypatch.setattr("theodolite.instruments.timings.Sounding.seconds", overrated)
     found = th.survey(problem(), lr=0.1, budget=60, only=["curvature", "negative", "trace"], progress=False)
     assert {row["instrument"]: row["state"] for row in found.plan} == dict.fromkeys(
         ["batches", "curvature", "negative", "trace"], "done"
