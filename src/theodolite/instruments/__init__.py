@@ -4,10 +4,12 @@ An instrument is one class: what it applies to, what it costs, how it runs, what
 `registry.py` finds them; other packages add theirs through the entry points `theodolite.instruments`.
 """
 
-from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.instruments.planning import Plan
 from theodolite.instruments.registry import names, register
 from theodolite.instruments.survey_run import Survey, plan_survey, survey
+
+Site = SurveyContext  # its name in instruments written for earlier versions
 
 __all__ = [
     "InapplicableError",
@@ -15,6 +17,7 @@ __all__ = [
     "Plan",
     "Site",
     "Survey",
+    "SurveyContext",
     "Work",
     "names",
     "plan_survey",

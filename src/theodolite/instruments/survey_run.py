@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError, ParameterSelectionError, nearest
-from theodolite.instruments.base import InapplicableError, Instrument, Site
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
 from theodolite.instruments.planning import Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
 from theodolite.operators.graphs import available_bytes
@@ -142,12 +142,12 @@ def plan_survey(
     seed: int = 0,
 ) -> Plan:
     """What `survey` would do with the same arguments, and what it would take; only a gradient and a few products are made."""
-    site = open_site(problem, loss, data, lr=lr, optimizer=optimizer, population=None, seed=seed)
-    if isinstance(site, Finding):
-        raise ValueError(site.sentence)
+    context = open_site(problem, loss, data, lr=lr, optimizer=optimizer, population=None, seed=seed)
+    if isinstance(context, Finding):
+        raise ValueError(context.sentence)
     began = time.perf_counter()
-    run = _Run(site, _chosen(only, site), seconds_of(budget), began)
-    return as_plan(site, run.prepare(), run.budget)
+    run = _Run(context, _chosen(only, context), seconds_of(budget), began)
+    return as_plan(context, run.prepare(), run.budget)
 
 
 def seconds_of(budget: Budget) -> float | None:
@@ -177,8 +177,8 @@ def open_site(
     optimizer: Optimizer | Callable[[Any], Optimizer] | None,
     population: int | None,
     seed: int,
-) -> Site | Finding:
-    """The site of a survey, or the finding that stands in its way."""
+) -> SurveyContext | Finding:
+    """The context of a survey, or the finding that stands in its way."""
     if lr is not None and not (isinstance(lr, int | float) and 0 < lr < math.inf):
         raise ValueError(f"lr must be positive, a finite number. Got {lr!r}.")
     if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, Optimizer):
@@ -196,7 +196,7 @@ def open_site(
             return not_finite(str(error))
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         optimizer = optimizer(problem.parameters)
-    return Site(problem, lr=lr, optimizer=optimizer, population=population, seed=seed)
+    return SurveyContext(problem, lr=lr, optimizer=optimizer, population=population, seed=seed)
 
 
 def not_finite(sentence: str) -> Finding:
@@ -225,10 +225,10 @@ def _build(model: nn.Module, loss: Any, data: Any, optimizer: Any) -> Problem:
         return Problem(model, loss, data, params="*")  # all frozen: the survey says so and measures them all the same
 
 
-def _chosen(only: Iterable[str] | None, site: Site) -> list[Instrument]:
+def _chosen(only: Iterable[str] | None, context: SurveyContext) -> list[Instrument]:
     everything = all_instruments()
     if only is None:
-        return [instrument for instrument in everything if instrument.concerns(site)]
+        return [instrument for instrument in everything if instrument.concerns(context)]
     known = {instrument.name for instrument in everything}
     wanted = {i.name for i in everything if i.first}
     pending = [only] if isinstance(only, str) else list(only)
@@ -243,8 +243,8 @@ def _chosen(only: Iterable[str] | None, site: Site) -> list[Instrument]:
     return [instrument for instrument in everything if instrument.name in wanted]
 
 
-def _facts(site: Site) -> dict[str, str]:
-    problem = site.problem
+def _facts(context: SurveyContext) -> dict[str, str]:
+    problem = context.problem
     loss = problem.loss_function
     layers = f"{len(problem.layers)} layer{'s' if len(problem.layers) > 1 else ''}"
     facts = {
@@ -255,8 +255,8 @@ def _facts(site: Site) -> dict[str, str]:
         "precision": "half, measured through a float32 copy"
         if problem.half_precision
         else str(problem.dtype).removeprefix("torch."),
-        "optimizer": "gradient descent" if site.optimizer is None else type(site.optimizer).__name__,
-        "learning rate": "not given, or 0" if site.lr is None else f"{site.lr:g}",
+        "optimizer": "gradient descent" if context.optimizer is None else type(context.optimizer).__name__,
+        "learning rate": "not given, or 0" if context.lr is None else f"{context.lr:g}",
     }
     return facts
 
@@ -264,8 +264,8 @@ def _facts(site: Site) -> dict[str, str]:
 class _Run:
     """The instruments at work, one after the other."""
 
-    def __init__(self, site: Site, instruments: Sequence[Instrument], budget: float | None, began: float) -> None:
-        self.site, self.instruments, self.budget, self.began = site, list(instruments), budget, began
+    def __init__(self, context: SurveyContext, instruments: Sequence[Instrument], budget: float | None, began: float) -> None:
+        self.context, self.instruments, self.budget, self.began = context, list(instruments), budget, began
         self.findings: list[Finding] = []
         self.rows: list[Row] = []
         self.peak_bytes = 0
@@ -286,8 +286,8 @@ class _Run:
             return [
                 Step(i, (), reason="nothing can be measured before that is repaired") for i in self.instruments if not i.first
             ]
-        room = MEMORY_SHARE * available_bytes(self.site.problem.device)
-        return fit(fit_memory(price_steps(self.site, self.instruments), room), self.left)
+        room = MEMORY_SHARE * available_bytes(self.context.problem.device)
+        return fit(fit_memory(price_steps(self.context, self.instruments), room), self.left)
 
     def all(self, begin: Stage) -> None:
         """Everything: the rows say what was expected, what it took, and what was left out."""
@@ -302,7 +302,7 @@ class _Run:
             self.rows.append({**row_of(step), "state": "done", "took": self._first[instrument.name]})
             return
         step = self._adjust(step, later)
-        lost = [name for name in instrument.needs if name not in self.site.results]
+        lost = [name for name in instrument.needs if name not in self.context.results]
         if not step.reason and lost:
             step = replace(step, reason=f"it needs {lost[0]}, which gave no result")
         if step.reason:
@@ -332,7 +332,7 @@ class _Run:
                     step, reason=f"beyond the budget: {max(0.0, left):.2g} s left of about {needed:.2g} s", deferred=False
                 )
             affordable = [len(step.prices) - 1]
-        self.site.allowance = spare
+        self.context.allowance = spare
         return replace(step, choice=affordable[0], reason="", deferred=False)
 
     def _measure(self, instrument: Instrument, effort: dict[str, Any]) -> tuple[str, str, float]:
@@ -340,9 +340,9 @@ class _Run:
         began = time.perf_counter()
         state, reason = "done", ""
         try:
-            result = instrument.run(self.site, **effort)
-            self.findings += instrument.findings(self.site, result)
-            self.site.results[instrument.name] = result
+            result = instrument.run(self.context, **effort)
+            self.findings += instrument.findings(self.context, result)
+            self.context.results[instrument.name] = result
             self.peak_bytes = max(self.peak_bytes, result.cost.peak_bytes)
             self.route = self.route or (result.cost.route if "graph" in result.cost.route else "")
         except InapplicableError as error:

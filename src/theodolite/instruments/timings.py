@@ -1,4 +1,4 @@
-"""A sounding: what a gradient and a Hessian product take here, so that a survey can be priced before it is made."""
+"""`Timings`: what a gradient and a Hessian product take here, so that a survey can be priced before it is made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PER_ENTRY = 9e-8
 
 @dataclass(frozen=True)
 class Work:
-    """What an instrument needs, in units that a sounding can price.
+    """What an instrument needs, in units that timings can price.
 
     `gradients` are passes forward and backward over the data, `products` Hessian products one at a time, `block_products`
     those made several at once, `seconds` anything else, `bytes` the memory beside kept graphs.
@@ -47,7 +47,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Sounding:
+class Timings:
     """Seconds of a gradient, of a first product with its set-up, of a later one, and of one in a block."""
 
     gradient: float
@@ -76,7 +76,7 @@ class Sounding:
         return self.seconds(work) / self.gradient
 
 
-def sound(problem: Problem) -> Sounding:
+def measure_timings(problem: Problem) -> Timings:
     """Time a gradient and Hessian products: on all the data where that is quick, else on a part, scaled up."""
     began = time.perf_counter()
     part, share = _part(problem)
@@ -88,7 +88,7 @@ def sound(problem: Problem) -> Sounding:
         setup, product, together = _time_products(op)
     except (SecondOrderError, SymmetryError) as error:
         refused, op = str(error), None
-    return Sounding(
+    return Timings(
         gradient=gradient / share,
         product=product / share,
         block_product=together / share / 8,

@@ -17,7 +17,7 @@ from theodolite.cli.loading import text as tokens
 from theodolite.cli.loading.batches import first_parts, raw_batches, top_label, with_inputs, with_targets
 from theodolite.cli.loading.datasets import Source, from_set, load_data
 from theodolite.cli.loading.losses import token_cross_entropy, word_of
-from theodolite.cli.loading.model_spec import Parts
+from theodolite.cli.loading.model_spec import ModelSpec
 from theodolite.cli.loading.module_attribute import listed, reason
 from theodolite.errors import nearest
 from theodolite.models import registry
@@ -51,7 +51,7 @@ def builder_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]
     raise ValueError(f"--model {name!r} must be the name of a built-in network, module:attribute, or hf:FOLDER. {hint}")
 
 
-def named_model(name: str, source: Source | None, wish: Wish) -> Parts:
+def named_model(name: str, source: Source | None, wish: Wish) -> ModelSpec:
     """The network called `name` on the data, or on data that suits it where there is none."""
     arguments, said = builder_of(name)
     if "vocabulary" in arguments:
@@ -73,7 +73,7 @@ def named_model(name: str, source: Source | None, wish: Wish) -> Parts:
 
 def _sized(
     name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source, wish: Wish, notes: tuple[str, ...]
-) -> Parts:
+) -> ModelSpec:
     """Build with the sizes of the data; images that are too small for the network are enlarged."""
     data, outputs = _targets(source, wish)
     flat = "inputs" in arguments
@@ -89,7 +89,7 @@ def _sized(
         model = _build(name, arguments, said, data, outputs, wish.seed)
         sides = "×".join(map(str, x.shape[2:]))
         notes = (*notes, f"the images were enlarged from {sides} to {SIDE}×{SIDE} pixels, because {name} needs that")
-    return Parts(
+    return ModelSpec(
         model,
         name,
         data,
@@ -142,7 +142,7 @@ def _is_there(name: str) -> bool:
     return True
 
 
-def _stored_resnet(name: str, source: Source | None, wish: Wish) -> Parts | None:
+def _stored_resnet(name: str, source: Source | None, wish: Wish) -> ModelSpec | None:
     """ResNet20 with its trained weights on CIFAR-10, where both are there and nothing else was asked for."""
     weights_name, data_name, mean, std = RESNET20
     if name != "ResNet20" or not wish.stored or (source is not None and (source.name != data_name or source.own)):
@@ -153,7 +153,7 @@ def _stored_resnet(name: str, source: Source | None, wish: Wish) -> Parts | None
     except data_sets.MissingDataError:
         return None
     shift, scale = (torch.tensor(v)[:, None, None] for v in (mean, std))
-    return Parts(
+    return ModelSpec(
         models.resnet20_from(weights),
         name,
         with_inputs(source.content, lambda x: (x - shift) / scale),
@@ -180,7 +180,7 @@ class _Vocabulary:
         return self.size - 1
 
 
-def token_model(name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source | None, wish: Wish) -> Parts:
+def token_model(name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source | None, wish: Wish) -> ModelSpec:
     """A language network on text (the next token, for BERT the hidden ones), or on token data of the user's own."""
     if source is not None and source.text is None:
         if source.documents is not None or source.content is None:
@@ -199,7 +199,7 @@ def token_model(name: str, arguments: dict[str, Any], said: dict[str, Any], sour
         weights, weight_notes = f"random, initialisation {model.initialisation}, seed {wish.seed}", _no_stored(name, wish)
     context = int(said.get("context", arguments["context"].default))
     data, population, notes = _token_data(source, words, context, masked, wish)
-    return Parts(
+    return ModelSpec(
         model,
         name,
         data,
@@ -253,7 +253,7 @@ def _vocabulary(
     return _Vocabulary(max(2, len(alphabet) + masked), tokens.character_encoder(alphabet), note)
 
 
-def _on_own_data(name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source, wish: Wish) -> Parts:
+def _on_own_data(name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source, wish: Wish) -> ModelSpec:
     """A vocabulary and a context that are large enough for the user's tokens."""
     found = [t for batch in raw_batches(source.content) for _, t in named_tensors(batch)]
     if not found or any(t.is_floating_point() or t.ndim < 2 for t in found):
@@ -268,7 +268,7 @@ def _on_own_data(name: str, arguments: dict[str, Any], said: dict[str, Any], sou
         "weights": f"random, initialisation {model.initialisation}, seed {wish.seed}",
         "data": source.origin,
     }
-    return Parts(
+    return ModelSpec(
         model, name, source.content, source.name, loss=token_cross_entropy, population=source.population, facts=facts,
         notes=source.notes,
     )  # fmt: skip

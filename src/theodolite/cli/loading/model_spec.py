@@ -17,7 +17,7 @@ from theodolite.problem import Batch, Problem
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelSpec:
     """A model with what belongs to it; `own_loss` where the model returns its own, `task` for Hugging Face models."""
 
     model: nn.Module
@@ -39,18 +39,18 @@ KEYS = ("model", "loss", "data", "optimizer", "lr")
 FORMS = "a torch.nn.Module, (model, loss), (model, loss, optimizer), a dict with the keys " + ", ".join(KEYS) + ", or a Problem"
 
 
-def own_model(target: str, seed: int) -> Parts:
+def own_model(target: str, seed: int) -> ModelSpec:
     """The module, problem or builder that `module:attribute` names; a builder is called, under the seed."""
     found = load_attribute(target, "--model", seed)
     built = isinstance(found, type) or (callable(found) and not isinstance(found, nn.Module))
     if built:
         found = call(target, found, seed)
-    parts = _understood(target, found)
+    spec = _understood(target, found)
     facts = {
-        "model": f"{type(parts.model).__name__} from {target}",
+        "model": f"{type(spec.model).__name__} from {target}",
         "weights": f"as {target} {'made' if built else 'holds'} them",
     }
-    return replace(parts, facts=facts)
+    return replace(spec, facts=facts)
 
 
 def returns_own_loss(model: nn.Module) -> bool:
@@ -60,7 +60,7 @@ def returns_own_loss(model: nn.Module) -> bool:
     return "labels" in parameters or (loose and hasattr(model, "config") and hasattr(model, "base_model"))
 
 
-def _understood(target: str, found: Any) -> Parts:
+def _understood(target: str, found: Any) -> ModelSpec:
     name = target.rpartition(":")[2]
     if isinstance(found, Problem):
         return _from_problem(name, found)
@@ -79,7 +79,7 @@ def _understood(target: str, found: Any) -> Parts:
     raise ValueError(f"--model {target!r} must give {FORMS}. It gave a {type(found).__name__}.")
 
 
-def _checked(target: str, name: str, parts: dict[str, Any]) -> Parts:
+def _checked(target: str, name: str, parts: dict[str, Any]) -> ModelSpec:
     model, loss, optimizer, lr = (parts.get(key) for key in ("model", "loss", "optimizer", "lr"))
     if not isinstance(model, nn.Module):
         raise ValueError(f"--model {target!r} must give {FORMS}. Its model is a {type(model).__name__}.")
@@ -93,13 +93,13 @@ def _checked(target: str, name: str, parts: dict[str, Any]) -> Parts:
         )
     check_rate(lr)
     own = loss is None and returns_own_loss(model)
-    return Parts(model, name, parts.get("data"), loss=loss, own_loss=own, optimizer=optimizer, lr=lr)
+    return ModelSpec(model, name, parts.get("data"), loss=loss, own_loss=own, optimizer=optimizer, lr=lr)
 
 
-def _from_problem(name: str, problem: Problem) -> Parts:
+def _from_problem(name: str, problem: Problem) -> ModelSpec:
     data = [_raw(batch, own_loss=problem.loss_function is None) for batch in problem.data]
     own = problem.loss_function is None
-    return Parts(problem.model, name, data, "its own", loss=problem.loss_function, own_loss=own, problem=problem)
+    return ModelSpec(problem.model, name, data, "its own", loss=problem.loss_function, own_loss=own, problem=problem)
 
 
 def _raw(batch: Batch, *, own_loss: bool) -> Any:

@@ -17,7 +17,7 @@ from theodolite.cli.loading import text as tokens
 from theodolite.cli.loading.batches import first_parts, in_batches, with_inputs, with_targets
 from theodolite.cli.loading.checkpoints import load_checkpoint
 from theodolite.cli.loading.datasets import DEFAULT_SAMPLES, Part, Source, from_value, load_data
-from theodolite.cli.loading.model_spec import Parts
+from theodolite.cli.loading.model_spec import ModelSpec
 from theodolite.cli.loading.module_attribute import names_code
 from theodolite.cli.loading.optimizers import load_state
 from theodolite.data import load
@@ -82,21 +82,21 @@ def load_subject(
     losses.word_of(loss)  # a wrong word shows before anything is loaded
     stored = pretrained and checkpoint is None
     with seeded(seed):
-        parts = _load_parts(model, data, loss, _Share(samples, seed, part, everything), stored)
+        spec = _load_spec(model, data, loss, _Share(samples, seed, part, everything), stored)
         state = None
         if checkpoint is not None:
-            state = load_checkpoint(parts.model, checkpoint).optimizer
-            fresh = tuple(n for n in parts.notes if not n.startswith("weights are random"))
-            parts = replace(parts, facts={**parts.facts, "weights": str(checkpoint)}, notes=fresh)
-            if state is not None and parts.optimizer is not None:
-                load_state(parts.optimizer, state)
-        parts = _with_loss(parts, loss)
-        parts = _tidied(parts, batch_size)
-    title = f"{parts.name} on {parts.data_name}" if parts.data_name else parts.name
-    facts = {**parts.facts, "loss": parts.facts.get("loss", losses.name_of(parts.loss))}
+            state = load_checkpoint(spec.model, checkpoint).optimizer
+            fresh = tuple(n for n in spec.notes if not n.startswith("weights are random"))
+            spec = replace(spec, facts={**spec.facts, "weights": str(checkpoint)}, notes=fresh)
+            if state is not None and spec.optimizer is not None:
+                load_state(spec.optimizer, state)
+        spec = _with_loss(spec, loss)
+        spec = _tidied(spec, batch_size)
+    title = f"{spec.name} on {spec.data_name}" if spec.data_name else spec.name
+    facts = {**spec.facts, "loss": spec.facts.get("loss", losses.name_of(spec.loss))}
     return Subject(
-        title, parts.model, parts.loss, parts.data, facts, tuple(dict.fromkeys(parts.notes)), parts.population,
-        parts.optimizer, parts.lr, parts.problem, state,
+        title, spec.model, spec.loss, spec.data, facts, tuple(dict.fromkeys(spec.notes)), spec.population,
+        spec.optimizer, spec.lr, spec.problem, state,
     )  # fmt: skip
 
 
@@ -123,12 +123,12 @@ class _Share:
         return ALL if self.samples is None and self.everything and source is not None else self.samples
 
 
-def _load_parts(model: str | None, data: str | None, loss: str | None, share: _Share, stored: bool) -> Parts:
+def _load_spec(model: str | None, data: str | None, loss: str | None, share: _Share, stored: bool) -> ModelSpec:
     if model is not None and model.startswith("hf:"):
         from theodolite.cli.loading.hugging_face import load_folder
 
         loaded = load_folder(model, share.seed)
-        return _hugging_parts(loaded, None if data is None else share.load(data, 16), share)
+        return _hugging_spec(loaded, None if data is None else share.load(data, 16), share)
     if model is not None and names_code(model):
         return _own_parts(model, data, share)
     from theodolite.cli.loading.built_in_models import Wish, named_model
@@ -138,11 +138,11 @@ def _load_parts(model: str | None, data: str | None, loss: str | None, share: _S
     if model is None:
         model = "GPT-small" if source is not None and source.text is not None else "F-40^2"
         notes = (f"the network is {model}, because no --model was given",)
-    parts = named_model(model, source, Wish(loss, share.count(source), share.seed, stored))
-    return replace(parts, notes=(*notes, *parts.notes))
+    spec = named_model(model, source, Wish(loss, share.count(source), share.seed, stored))
+    return replace(spec, notes=(*notes, *spec.notes))
 
 
-def _hugging_parts(loaded: Any, source: Source | None, share: _Share) -> Parts:
+def _hugging_spec(loaded: Any, source: Source | None, share: _Share) -> ModelSpec:
     from theodolite.cli.loading.hugging_face import HuggingData
 
     maker = HuggingData(loaded, share.count(source), share.seed)
@@ -154,81 +154,81 @@ def _hugging_parts(loaded: Any, source: Source | None, share: _Share) -> Parts:
         "data": f"random, seed {share.seed}" if source is None else source.origin,
     }
     name = "random images" if loaded.task == "images" else "random tokens"
-    return Parts(
+    return ModelSpec(
         loaded.model, loaded.name, content, name if source is None else source.name, own_loss=True, task=loaded.task,
         population=population, facts=facts, notes=(*loaded.notes, *(() if source is None else source.notes), *maker.notes),
     )  # fmt: skip
 
 
-def _own_parts(target: str, data: str | None, share: _Share) -> Parts:
+def _own_parts(target: str, data: str | None, share: _Share) -> ModelSpec:
     """The user's model on the data named, on the data it brought, or on random data if transformers knows its kind."""
     from theodolite.cli.loading.model_spec import own_model
 
-    parts = own_model(target, share.seed)
-    hugging = _as_hugging(parts) if parts.own_loss else None
+    spec = own_model(target, share.seed)
+    hugging = _as_hugging(spec) if spec.own_loss else None
     if data is not None:
         source = share.load(data, 16 if hugging is not None else DEFAULT_SAMPLES)
-    elif parts.data is not None:
-        source = from_value(parts.data, "its own data", share.samples, share.seed)
+    elif spec.data is not None:
+        source = from_value(spec.data, "its own data", share.samples, share.seed)
     elif hugging is not None:
         source = None
     else:
         raise ValueError(f"--model {target!r} brings no data: name some with --data, or return a dict with the key data.")
     if hugging is not None and (source is None or not source.own):
-        made = _hugging_parts(hugging, source, share)
-        facts = {**parts.facts, "data": made.facts["data"]}
+        made = _hugging_spec(hugging, source, share)
+        facts = {**spec.facts, "data": made.facts["data"]}
         return replace(
-            parts, data=made.data, data_name=made.data_name, task=made.task, population=made.population, facts=facts,
+            spec, data=made.data, data_name=made.data_name, task=made.task, population=made.population, facts=facts,
             notes=made.notes,
         )  # fmt: skip
     assert source is not None
     text = source.content is None
-    source = text_for_any_model(parts.model, source, share.count(source)) if text else fit_inputs(parts.model, source)
+    source = text_for_any_model(spec.model, source, share.count(source)) if text else fit_inputs(spec.model, source)
     untouched = data is None and source.population is None
     return replace(
-        parts, data=source.content, data_name="" if data is None else source.name, population=source.population,
-        problem=parts.problem if untouched else None, facts={**parts.facts, "data": source.origin}, notes=source.notes,
+        spec, data=source.content, data_name="" if data is None else source.name, population=source.population,
+        problem=spec.problem if untouched else None, facts={**spec.facts, "data": source.origin}, notes=source.notes,
     )  # fmt: skip
 
 
-def _as_hugging(parts: Parts) -> Any:
+def _as_hugging(spec: ModelSpec) -> Any:
     """The user's model as one of transformers' that we can make batches for, or None."""
-    if not hasattr(getattr(parts.model, "config", None), "get_text_config"):
+    if not hasattr(getattr(spec.model, "config", None), "get_text_config"):
         return None
     from theodolite.cli.loading.hugging_face import HuggingFaceModel, task_of
 
-    task = task_of(type(parts.model).__name__)
-    return None if task is None else HuggingFaceModel(parts.model, task, parts.name)
+    task = task_of(type(spec.model).__name__)
+    return None if task is None else HuggingFaceModel(spec.model, task, spec.name)
 
 
-def _with_loss(parts: Parts, word: str | None) -> Parts:
+def _with_loss(spec: ModelSpec, word: str | None) -> ModelSpec:
     """The loss by the word, by the builder, by the model itself, or by the targets, in this order."""
     plain = losses.word_of(word)
-    if word is not None and parts.own_loss and plain is not None:
+    if word is not None and spec.own_loss and plain is not None:
         if plain != "cross-entropy":
             raise ValueError(
-                f"--loss {word}: {type(parts.model).__name__} computes its own loss. Leave --loss out, or name module:attribute."
+                f"--loss {word}: {type(spec.model).__name__} computes its own loss. Leave --loss out, or name module:attribute."
             )
-        return replace(parts, notes=(*parts.notes, "cross-entropy is computed by the model itself, which knows its labels"))
-    if word is None and (parts.loss is not None or parts.own_loss):
-        return parts
-    target = first_parts(parts.data)[1]
+        return replace(spec, notes=(*spec.notes, "cross-entropy is computed by the model itself, which knows its labels"))
+    if word is None and (spec.loss is not None or spec.own_loss):
+        return spec
+    target = first_parts(spec.data)[1]
     if word is None:
         chosen, note = losses.inferred(target)
-        return replace(parts, loss=chosen, notes=(*parts.notes, note))
-    kept = parts.loss if plain == "cross-entropy" and parts.loss is losses.token_cross_entropy else None
-    changed = replace(parts, loss=kept or losses.loss_from(word, target), own_loss=False, problem=None)
+        return replace(spec, loss=chosen, notes=(*spec.notes, note))
+    kept = spec.loss if plain == "cross-entropy" and spec.loss is losses.token_cross_entropy else None
+    changed = replace(spec, loss=kept or losses.loss_from(word, target), own_loss=False, problem=None)
     if plain in losses.ELEMENTWISE:
         fitted, note = fit_targets(changed.model, changed.data)
         changed = replace(changed, data=fitted, notes=(*changed.notes, *((note,) if note else ())))
     return replace(changed, facts={**changed.facts, "loss": word})
 
 
-def _tidied(parts: Parts, batch_size: int | None) -> Parts:
+def _tidied(spec: ModelSpec, batch_size: int | None) -> ModelSpec:
     """The data in batches of the size asked for."""
     if batch_size is None:
-        return parts
-    return replace(parts, data=in_batches(parts.data, batch_size), problem=None)
+        return spec
+    return replace(spec, data=in_batches(spec.data, batch_size), problem=None)
 
 
 def trial(model: nn.Module, inputs: Any) -> Tensor | None:

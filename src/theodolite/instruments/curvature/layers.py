@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from theodolite.instruments.base import Instrument, Site, Work, listed
+from theodolite.instruments.base import Instrument, SurveyContext, Work, listed
 from theodolite.instruments.curvature.spectrum import basis_bytes
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.audit import BatchAudit
@@ -34,20 +34,20 @@ class Layers(Instrument):
     source = "Wu and others (2020), Dissecting Hessian: layer-wise structure and its eigenspaces."
     efforts = ({"k": 3}, {"k": 1})
 
-    def applies(self, site: Site) -> str:
-        return "" if len(site.problem.layers) > 1 else "the model has a single layer"
+    def applies(self, context: SurveyContext) -> str:
+        return "" if len(context.problem.layers) > 1 else "the model has a single layer"
 
-    def cost(self, site: Site, **effort: Any) -> Work:
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
         rounds = 18 + 12 * effort["k"]
-        count = len(site.problem.layers)
-        beside = 4e-4 * count + 3e-8 * site.problem.size  # each layer's solver
-        return Work(products=0.01, seconds=rounds * (site.layer_round + beside), bytes=basis_bytes(site, effort["k"]))
+        count = len(context.problem.layers)
+        beside = 4e-4 * count + 3e-8 * context.problem.size  # each layer's solver
+        return Work(products=0.01, seconds=rounds * (context.layer_round + beside), bytes=basis_bytes(context, effort["k"]))
 
-    def run(self, site: Site, **effort: Any) -> ResultMapping:
+    def run(self, context: SurveyContext, **effort: Any) -> ResultMapping:
         cap = None
-        if site.allowance is not None:
-            cap = max(6, int(site.allowance / max(site.layer_round + 4e-4 * len(site.problem.layers), 1e-9)))
-        return top_eigenpairs(site.layer_blocks, effort["k"], max_matvecs=cap, seed=site.seed, progress=False)
+        if context.allowance is not None:
+            cap = max(6, int(context.allowance / max(context.layer_round + 4e-4 * len(context.problem.layers), 1e-9)))
+        return top_eigenpairs(context.layer_blocks, effort["k"], max_matvecs=cap, seed=context.seed, progress=False)
 
     def rows(self, result: ResultMapping) -> list[Row]:
         return [
@@ -61,7 +61,7 @@ class Layers(Instrument):
             for name, pairs in result.items()
         ]
 
-    def findings(self, site: Site, result: ResultMapping) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: ResultMapping) -> list[Finding]:
         tops = {name: (float(pairs.values[0]), float(pairs.residuals[0])) for name, pairs in result.items()}
         sharpest = max(tops, key=lambda name: tops[name][0])
         flattest = min(tops, key=lambda name: tops[name][0])
@@ -69,7 +69,7 @@ class Layers(Instrument):
         fields = {"quantity": f"largest eigenvalue of the block of {sharpest}", "value": value, "error": error}
         if not value > 0:
             return [self.found(Severity.NOTE, "No layer's own block curves upwards.", label="sharpest layer", **fields)]
-        whole = site.results.get("curvature")
+        whole = context.results.get("curvature")
         share, advice = "", ""
         if isinstance(whole, Eigenpairs) and float(whole.values[0]) > 0:
             part = value / float(whole.values[0])
@@ -129,26 +129,28 @@ class Structure(Instrument):
     source = "Wu and others (2020), Dissecting Hessian: decoupling of the layer-wise Hessian."
     efforts = ({"k": 10}, {"k": 3})
 
-    def applies(self, site: Site) -> str:
-        recipes, _ = affine_layers(site.problem, list(site.problem.layers))
+    def applies(self, context: SurveyContext) -> str:
+        recipes, _ = affine_layers(context.problem, list(context.problem.layers))
         if not any(recipe.groups == 1 for recipe in recipes):
             return "no layer is a linear layer or a plain convolution"
         if len(recipes) > MOST_LAYERS:
             return f"there are {len(recipes)} layers; theodolite.hessian_structure(problem, layers) measures some of them"
-        if site.problem.weighting.rule == "sum" or site.problem.mode == "train":
+        if context.problem.weighting.rule == "sum" or context.problem.mode == "train":
             return "the factors are means over samples that do not depend on one another"
         return ""
 
-    def cost(self, site: Site, **effort: Any) -> Work:
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
         rounds = 40 + 8 * effort["k"]
-        count = len(site.problem.layers)
-        seconds = rounds * (site.layer_round + 5e-4 * count + 3e-8 * site.problem.size)
-        return Work(gradients=20.0, products=0.01, seconds=seconds, bytes=basis_bytes(site, effort["k"]))
+        count = len(context.problem.layers)
+        seconds = rounds * (context.layer_round + 5e-4 * count + 3e-8 * context.problem.size)
+        return Work(gradients=20.0, products=0.01, seconds=seconds, bytes=basis_bytes(context, effort["k"]))
 
-    def run(self, site: Site, **effort: Any) -> StructureReport:
-        audit = site.results.get("batches")
+    def run(self, context: SurveyContext, **effort: Any) -> StructureReport:
+        audit = context.results.get("batches")
         classes = audit.classes if isinstance(audit, BatchAudit) and 1 < audit.classes <= 100 else None
-        return hessian_structure(site.problem, k=effort["k"], tol=TOLERANCE, classes=classes, seed=site.seed, progress=False)
+        return hessian_structure(
+            context.problem, k=effort["k"], tol=TOLERANCE, classes=classes, seed=context.seed, progress=False
+        )
 
     def rows(self, result: StructureReport) -> list[Row]:
         keep = ("layer", "sharpness", "residual", "decoupling_error", "overlap", "rank_ratio")
@@ -156,7 +158,7 @@ class Structure(Instrument):
         names = {key: key for key in keep} | inputs
         return [{name: row[key] for name, key in names.items()} for row in result.rows()]
 
-    def findings(self, site: Site, result: StructureReport) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: StructureReport) -> list[Finding]:
         rows = result.rows()
         good = [row["layer"] for row in rows if row["decoupling_error"] <= TRUSTED]
         bad = [row["layer"] for row in rows if row["decoupling_error"] > DOUBTFUL]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.linalg import Density, Eigenpairs, TraceEstimate, spectral_density, top_eigenpairs, trace
 from theodolite.linalg.density import PROBE_BYTES
 from theodolite.linalg.eigenpairs import BASIS_BYTES
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def basis_bytes(site: Site, k: int) -> int:
+def basis_bytes(context: SurveyContext, k: int) -> int:
     """Memory of a solver's basis, which restarts rather than grow beyond its limit."""
-    return min(BASIS_BYTES, site.problem.size * (4 * k + 60) * 12)
+    return min(BASIS_BYTES, context.problem.size * (4 * k + 60) * 12)
 
 
-def eigen_work(site: Site, k: int, *, smallest: bool = False) -> Work:
+def eigen_work(context: SurveyContext, k: int, *, smallest: bool = False) -> Work:
     """What k eigenpairs take, verification included: the mean over networks of many kinds, good to a factor of 1.6.
 
     The lower end of a spectrum is crowded, so its pairs take longer.
     """
-    size, k = site.problem.size, min(k, site.problem.size)
+    size, k = context.problem.size, min(k, context.problem.size)
     products = 30.0 + 15 * k if smallest else 20.0 + 6 * k
-    return Work(products=min(size + 8.0, products), bytes=basis_bytes(site, k))
+    return Work(products=min(size + 8.0, products), bytes=basis_bytes(context, k))
 
 
 def eigen_rows(pairs: Eigenpairs) -> list[Row]:
@@ -57,17 +57,19 @@ class Curvature(Instrument):
     source = "Sagun and others (2017) and Papyan (2018): one sharp direction per class, less one, stands out of the bulk."
     efforts = ({"k": 12}, {"k": 5}, {"k": 1})
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        return eigen_work(site, effort["k"])
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        return eigen_work(context, effort["k"])
 
-    def run(self, site: Site, **effort: Any) -> Eigenpairs:
-        k = min(effort["k"], site.problem.size)
-        return top_eigenpairs(site.hessian, k, max_matvecs=site.affordable(500 + 100 * k), seed=site.seed, progress=False)
+    def run(self, context: SurveyContext, **effort: Any) -> Eigenpairs:
+        k = min(effort["k"], context.problem.size)
+        return top_eigenpairs(
+            context.hessian, k, max_matvecs=context.affordable(500 + 100 * k), seed=context.seed, progress=False
+        )
 
     def rows(self, result: Eigenpairs) -> list[Row]:
         return eigen_rows(result)
 
-    def findings(self, site: Site, result: Eigenpairs) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: Eigenpairs) -> list[Finding]:
         top, error = float(result.values[0]), float(result.residuals[0])
         fields: dict[str, Any] = {"quantity": "largest Hessian eigenvalue", "value": top, "error": error}
         if not result.converged:
@@ -79,10 +81,10 @@ class Curvature(Instrument):
         if top <= result.tol * result.scale:
             text = f"No direction curves upwards (largest eigenvalue {number(top, error)})."
             return [self.found(Severity.NOTE, text, label="no curvature", **fields)]
-        text = f"The sharpest direction has curvature {number(top, error)}{self._outliers(site, result)}."
+        text = f"The sharpest direction has curvature {number(top, error)}{self._outliers(context, result)}."
         return [self.found(Severity.NOTE, text, label="sharpness", **fields)]
 
-    def _outliers(self, site: Site, result: Eigenpairs) -> str:
+    def _outliers(self, context: SurveyContext, result: Eigenpairs) -> str:
         """How many eigenvalues stand out: those before the widest relative gap, if it is wide."""
         values = [v for v in result.values.tolist() if v > result.tol * result.scale]
         if len(values) < 4:
@@ -91,7 +93,7 @@ class Curvature(Instrument):
         place = max(range(len(gaps)), key=gaps.__getitem__)
         if gaps[place] < 1.5:
             return "; the eigenvalues below it follow without a gap"
-        audit = site.results.get("batches")
+        audit = context.results.get("batches")
         classes = audit.classes if isinstance(audit, BatchAudit) else 0
         known = f", as expected of {classes} classes" if classes == place + 2 else ""
         return (
@@ -114,24 +116,24 @@ class NegativeCurvature(Instrument):
     source = "Dauphin and others (2014): high-dimensional losses have saddles rather than bad minima."
     efforts = ({"k": 3}, {"k": 1})
 
-    def applies(self, site: Site) -> str:
-        return "" if site.problem.size > 1 else "there is only one parameter"
+    def applies(self, context: SurveyContext) -> str:
+        return "" if context.problem.size > 1 else "there is only one parameter"
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        return eigen_work(site, effort["k"], smallest=True)
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        return eigen_work(context, effort["k"], smallest=True)
 
-    def run(self, site: Site, **effort: Any) -> Eigenpairs:
-        k = min(effort["k"], site.problem.size)
-        cap = site.affordable(500 + 100 * k)
-        return top_eigenpairs(site.hessian, k, which="smallest", max_matvecs=cap, seed=site.seed, progress=False)
+    def run(self, context: SurveyContext, **effort: Any) -> Eigenpairs:
+        k = min(effort["k"], context.problem.size)
+        cap = context.affordable(500 + 100 * k)
+        return top_eigenpairs(context.hessian, k, which="smallest", max_matvecs=cap, seed=context.seed, progress=False)
 
     def rows(self, result: Eigenpairs) -> list[Row]:
         return eigen_rows(result)
 
-    def findings(self, site: Site, result: Eigenpairs) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: Eigenpairs) -> list[Finding]:
         low, error = float(result.values[-1]), float(result.residuals[-1])
         fields: dict[str, Any] = {"quantity": "smallest Hessian eigenvalue", "value": low, "error": error}
-        rounding = 20 * torch.finfo(site.problem.dtype).eps * result.scale
+        rounding = 20 * torch.finfo(context.problem.dtype).eps * result.scale
         if low >= -max(2 * error, rounding):
             sure = "" if result.converged else " as far as the search went"
             text = f"No direction curves downwards{sure}: the smallest eigenvalue is {number(low, error)}."
@@ -140,7 +142,7 @@ class NegativeCurvature(Instrument):
         if -low < result.tol * result.scale:
             text = f"The loss curves downwards very slightly: smallest eigenvalue {number(low, error)}, {share}."
             return [self.found(Severity.NOTE, text, label="negative curvature", **fields)]
-        if self._stationary(site, result):
+        if self._stationary(context, result):
             text = (
                 "This is a saddle: the gradient is nearly zero, but a direction curves downwards by "
                 f"{number(low, error)} ({share})."
@@ -152,10 +154,10 @@ class NegativeCurvature(Instrument):
         return [self.found(Severity.NOTE, text, label="negative curvature", advice=advice, **fields)]
 
     @staticmethod
-    def _stationary(site: Site, result: Eigenpairs) -> bool:
+    def _stationary(context: SurveyContext, result: Eigenpairs) -> bool:
         """Whether a step of the critical size would change the loss by less than a thousandth."""
-        square = float(site.gradient.double().square().sum())
-        return square / (2 * result.scale) <= 1e-3 * abs(site.problem.loss())
+        square = float(context.gradient.double().square().sum())
+        return square / (2 * result.scale) <= 1e-3 * abs(context.problem.loss())
 
 
 class GradientAlignment(Instrument):
@@ -169,19 +171,19 @@ class GradientAlignment(Instrument):
     source = "Gur-Ari, Roberts and Dyer (2018), Gradient Descent Happens in a Tiny Subspace."
     needs = ("curvature",)
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        return Work(gradients=0.0 if "gradient" in vars(site) else 1.0)
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        return Work(gradients=0.0 if "gradient" in vars(context) else 1.0)
 
-    def run(self, site: Site, **effort: Any) -> Alignment:
-        pairs = site.results["curvature"]
+    def run(self, context: SurveyContext, **effort: Any) -> Alignment:
+        pairs = context.results["curvature"]
         assert isinstance(pairs, Eigenpairs)
-        if not bool(site.gradient.any()):
+        if not bool(context.gradient.any()):
             raise InapplicableError("the gradient is zero and has no direction")
         if not float(pairs.values[0]) > pairs.tol * pairs.scale:
             raise InapplicableError("no direction curves upwards")
-        return gradient_alignment(site.gradient, pairs)
+        return gradient_alignment(context.gradient, pairs)
 
-    def findings(self, site: Site, result: Alignment) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: Alignment) -> list[Finding]:
         text = (
             f"{number(100 * result.fraction, 100 * result.error)} % of the squared gradient lies in the "
             f"{result.k} sharpest directions; "
@@ -220,20 +222,20 @@ class Trace(Instrument):
     source = "Meyer, Musco, Musco and Woodruff (2021), Hutch++: Optimal Stochastic Trace Estimation."
     efforts = ({"matvecs": 96}, {"matvecs": 30})
 
-    def applies(self, site: Site) -> str:
-        return "" if site.problem.size >= 6 else "there are so few parameters that the eigenvalues say it all"
+    def applies(self, context: SurveyContext) -> str:
+        return "" if context.problem.size >= 6 else "there are so few parameters that the eigenvalues say it all"
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        return Work(block_products=effort["matvecs"], bytes=site.problem.size * effort["matvecs"] * 8)
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        return Work(block_products=effort["matvecs"], bytes=context.problem.size * effort["matvecs"] * 8)
 
-    def run(self, site: Site, **effort: Any) -> TraceEstimate:
-        found: TraceEstimate = trace(site.hessian, matvecs=effort["matvecs"], seed=site.seed, progress=False)
+    def run(self, context: SurveyContext, **effort: Any) -> TraceEstimate:
+        found: TraceEstimate = trace(context.hessian, matvecs=effort["matvecs"], seed=context.seed, progress=False)
         return found
 
-    def findings(self, site: Site, result: TraceEstimate) -> list[Finding]:
-        mean = result.value / site.problem.size
+    def findings(self, context: SurveyContext, result: TraceEstimate) -> list[Finding]:
+        mean = result.value / context.problem.size
         text = f"The trace of the Hessian is {number(result.value, result.stderr)}, {mean:.2g} per parameter"
-        pairs = site.results.get("curvature")
+        pairs = context.results.get("curvature")
         if isinstance(pairs, Eigenpairs) and float(pairs.values[0]) > 0:
             text += f", {result.value / float(pairs.values[0]):.3g} times the sharpest direction"
         fields = {"quantity": "trace of the Hessian", "value": result.value, "error": result.stderr}
@@ -252,16 +254,16 @@ class Spectrum(Instrument):
     source = "Ghorbani, Krishnan and Xiao (2019); Golub and Welsch (1969) for the quadrature."
     efforts = ({"probes": 6, "steps": 32}, {"probes": 3, "steps": 20})
 
-    def applies(self, site: Site) -> str:
-        return "" if site.problem.size >= 10 else "there are so few parameters that the eigenvalues say it all"
+    def applies(self, context: SurveyContext) -> str:
+        return "" if context.problem.size >= 10 else "there are so few parameters that the eigenvalues say it all"
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        products = effort["probes"] * min(effort["steps"], site.problem.size)
-        orthogonal = 2.2e-10 * site.problem.size * products**2  # every vector against all before it, twice
-        return Work(block_products=products, seconds=orthogonal, bytes=min(PROBE_BYTES, site.problem.size * products * 8))
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        products = effort["probes"] * min(effort["steps"], context.problem.size)
+        orthogonal = 2.2e-10 * context.problem.size * products**2  # every vector against all before it, twice
+        return Work(block_products=products, seconds=orthogonal, bytes=min(PROBE_BYTES, context.problem.size * products * 8))
 
-    def run(self, site: Site, **effort: Any) -> Density:
-        found: Density = spectral_density(site.hessian, **effort, seed=site.seed, progress=False)
+    def run(self, context: SurveyContext, **effort: Any) -> Density:
+        found: Density = spectral_density(context.hessian, **effort, seed=context.seed, progress=False)
         return found
 
     def rows(self, result: Density) -> list[Row]:
@@ -275,12 +277,12 @@ class Spectrum(Instrument):
             rows.append({"from": low * top, "to": high * top, "share of directions": float(weights[inside].sum())})
         return rows
 
-    def findings(self, site: Site, result: Density) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: Density) -> list[Finding]:
         low, high = float(result.nodes.min()), float(result.nodes.max())
         mean = float((result.nodes * result.weights).sum())
         # The quadratic form of a random unit vector varies by 2 tr H² / n².
         square = float((result.nodes.square() * result.weights).sum())
-        error = math.sqrt(2 * square / (site.problem.size * result.probes))
+        error = math.sqrt(2 * square / (context.problem.size * result.probes))
         text = f"The spectrum reaches from {low:.3g} to {high:.3g}; the mean eigenvalue is {number(mean, error)}."
         return [self.found(Severity.NOTE, text, label="spectrum", quantity="mean eigenvalue", value=mean, error=error)]
 
@@ -302,18 +304,18 @@ class ConditionOfCurvature(Instrument):
     source = "Ghorbani and others (2019); a quadratic's slow directions need about λ₁/λ steps at the critical rate."
     needs = ("curvature", "density")
 
-    def cost(self, site: Site, **effort: Any) -> Work:
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
         return Work()
 
-    def run(self, site: Site, **effort: Any) -> Conditioning:
-        pairs, density = site.results["curvature"], site.results["density"]
+    def run(self, context: SurveyContext, **effort: Any) -> Conditioning:
+        pairs, density = context.results["curvature"], context.results["density"]
         assert isinstance(pairs, Eigenpairs)
         assert isinstance(density, Density)
         if not bool(pairs.values.any()):
             raise InapplicableError("the curvature is zero in every direction")
         return conditioning(pairs, density)
 
-    def findings(self, site: Site, result: Conditioning) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: Conditioning) -> list[Finding]:
         text = (
             f"{number(100 * result.flat, 100 * result.flat_error)} % of the {result.size} directions are flat, below "
             f"{100 * result.threshold:g} % of the sharpest; the curvature lives in about "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from theodolite.instruments.base import Instrument, Site, Work, listed
+from theodolite.instruments.base import Instrument, SurveyContext, Work, listed
 from theodolite.measures.audit import ParameterAudit, audit_parameters
 from theodolite.results import Finding, Severity
 
@@ -21,15 +21,15 @@ class Parameters(Instrument):
     )
     source = "A unit whose derivative is zero on all data gets no gradient; units that are equal get equal gradients."
 
-    def cost(self, site: Site, **effort: Any) -> Work:
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
         return Work(gradients=1.2)
 
-    def run(self, site: Site, **effort: Any) -> ParameterAudit:
-        return audit_parameters(site.problem)
+    def run(self, context: SurveyContext, **effort: Any) -> ParameterAudit:
+        return audit_parameters(context.problem)
 
-    def findings(self, site: Site, result: ParameterAudit) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: ParameterAudit) -> list[Finding]:
         found = [
-            *self._frozen(site, result),
+            *self._frozen(context, result),
             *self._dead(result),
             *self._duplicated(result),
             *self._unreached(result),
@@ -40,8 +40,8 @@ class Parameters(Instrument):
             found.append(self.found(Severity.GOOD, text, label="all can train"))
         return found
 
-    def _frozen(self, site: Site, result: ParameterAudit) -> list[Finding]:
-        total = sum(p.numel() for p in site.problem.model.parameters())
+    def _frozen(self, context: SurveyContext, result: ParameterAudit) -> list[Finding]:
+        total = sum(p.numel() for p in context.problem.model.parameters())
         if not result.frozen:
             return []
         share = result.frozen_count / total

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.base import Instrument, SurveyContext, Work
 from theodolite.measures.audit import BatchAudit, InputAudit, audit_batches, audit_inputs
 from theodolite.measures.audit.inputs import SAMPLES, has_main_input
 from theodolite.problem.tensors import named_tensors
@@ -29,13 +29,13 @@ class Batches(Instrument):
     source = "Floating-point arithmetic: NaN and infinity spread to everything they touch."
     first = True
 
-    def cost(self, site: Site, **effort: Any) -> Work:
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
         return Work(gradients=1.0)
 
-    def run(self, site: Site, **effort: Any) -> BatchAudit:
-        return audit_batches(site.problem)
+    def run(self, context: SurveyContext, **effort: Any) -> BatchAudit:
+        return audit_batches(context.problem)
 
-    def findings(self, site: Site, result: BatchAudit) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
         if result.bad:
             return [self.found(Severity.CRITICAL, text, label="not finite", advice=_ADVICE) for text in result.bad[:10]]
         count = len(result.batches)
@@ -65,11 +65,11 @@ class Weighting(Instrument):
     source = "A mean over batches is the mean over samples only if all batches weigh the same."
     needs = ("batches",)
 
-    def cost(self, site: Site, **effort: Any) -> Work:
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
         return Work()
 
-    def run(self, site: Site, **effort: Any) -> BatchAudit:
-        audit = site.results["batches"]
+    def run(self, context: SurveyContext, **effort: Any) -> BatchAudit:
+        audit = context.results["batches"]
         assert isinstance(audit, BatchAudit)
         return audit
 
@@ -87,8 +87,8 @@ class Weighting(Instrument):
             {"quantity": "classes seen", "value": result.classes},
         ]
 
-    def findings(self, site: Site, result: BatchAudit) -> list[Finding]:
-        found = [*self._uneven(result), *self._ignored(result), *self._classes(site, result)]
+    def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
+        found = [*self._uneven(result), *self._ignored(result), *self._classes(context, result)]
         return found or [self.found(Severity.GOOD, "Every sample weighs the same.", label="even")]
 
     def _uneven(self, result: BatchAudit) -> list[Finding]:
@@ -126,8 +126,8 @@ class Weighting(Instrument):
             )
         ]
 
-    def _classes(self, site: Site, result: BatchAudit) -> list[Finding]:
-        weights = getattr(site.problem.loss_function, "weight", None)
+    def _classes(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
+        weights = getattr(context.problem.loss_function, "weight", None)
         if isinstance(weights, Tensor) and weights.numel() > 1 and bool((weights != weights.flatten()[0]).any()):
             text = f"The loss weighs its classes, between {float(weights.min()):.3g} and {float(weights.max()):.3g}."
             spread = float(weights.max() / weights.min().clamp_min(1e-30))
@@ -159,20 +159,20 @@ class Inputs(Instrument):
     how = "Features of up to 2000 samples are centred and scaled; those without spread are constant, equal ones are duplicates."
     source = "Along the difference of the weights of two equal features the loss is flat, whatever the model."
 
-    def applies(self, site: Site) -> str:
-        if site.problem.samples < 3:
+    def applies(self, context: SurveyContext) -> str:
+        if context.problem.samples < 3:
             return "two samples do not tell which features vary"
-        return "" if has_main_input(site.problem) else "the data has no single floating-point input"
+        return "" if has_main_input(context.problem) else "the data has no single floating-point input"
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        first = next(iter(site.problem.data))
-        numbers = sum(t.numel() for _, t in named_tensors(first.inputs)) // first.size * min(SAMPLES, site.problem.samples)
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        first = next(iter(context.problem.data))
+        numbers = sum(t.numel() for _, t in named_tensors(first.inputs)) // first.size * min(SAMPLES, context.problem.samples)
         return Work(seconds=5e-8 * numbers, bytes=12 * numbers)
 
-    def run(self, site: Site, **effort: Any) -> InputAudit:
-        return audit_inputs(site.problem)
+    def run(self, context: SurveyContext, **effort: Any) -> InputAudit:
+        return audit_inputs(context.problem)
 
-    def findings(self, site: Site, result: InputAudit) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: InputAudit) -> list[Finding]:
         found = []
         if result.duplicated:
             first = " = ".join(map(str, result.duplicated[0][:4]))

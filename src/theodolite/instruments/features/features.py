@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import BatchCoupledError, TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, Site, Work, listed
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work, listed
 from theodolite.instruments.subset import of_samples, subset
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
 from theodolite.measures.features.movement import cannot_start_anew
@@ -129,17 +129,17 @@ class Features(Instrument):
     source = "Radhakrishnan and others (2024), the average gradient outer product; Zhu (2024), alignment and catapults."
     efforts = ({"samples": 400, "passes": 10}, {"samples": 100, "passes": 8}, {"samples": 30, "passes": 4})
 
-    def applies(self, site: Site) -> str:
+    def applies(self, context: SurveyContext) -> str:
         try:
-            site.problem.refuse_batch_coupling(QUANTITY)
-            subset(site.problem, 1)
-            look(site.problem)
+            context.problem.refuse_batch_coupling(QUANTITY)
+            subset(context.problem, 1)
+            look(context.problem)
         except (BatchCoupledError, ValueError) as error:  # the latter also where weights were given batch by batch
             return str(error)
         return ""
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        problem = site.problem
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        problem = context.problem
         seen = look(problem)
         count = min(problem.samples, seen.samples(effort["samples"], effort["passes"]))
         passes = min(effort["passes"], seen.outputs)
@@ -153,15 +153,15 @@ class Features(Instrument):
         gradients = 0.5 * times * (passes + 1) * count / problem.samples
         return Work(gradients=gradients, seconds=seconds, bytes=int(8 * count * passes * seen.numbers))
 
-    def run(self, site: Site, **effort: Any) -> FeaturesOfModel:
+    def run(self, context: SurveyContext, **effort: Any) -> FeaturesOfModel:
         try:
-            return measure_features(site.problem, **effort, seed=site.seed)
+            return measure_features(context.problem, **effort, seed=context.seed)
         except InapplicableError:
             raise
         except (TheodoliteError, NotImplementedError, ValueError) as error:  # outputs that hang together, a zero derivative
             raise InapplicableError(str(error)) from error
 
-    def findings(self, site: Site, result: FeaturesOfModel) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: FeaturesOfModel) -> list[Finding]:
         report = result.report
         advice = ""
         if report.top_share > ALONE and report.dim > 1:

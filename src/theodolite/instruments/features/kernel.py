@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.instruments.subset import of_samples, outputs_of, subset, unfit
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import CriticalRate, critical_learning_rate
@@ -189,12 +189,12 @@ class Kernel(Instrument):
     source = "Jacot and others (2018), the neural tangent kernel; PL*: Liu, Zhu and Belkin (2022)."
     efforts = ({"rows": 400}, {"rows": 150}, {"rows": 60})
 
-    def applies(self, site: Site) -> str:
-        return unfit(site.problem)
+    def applies(self, context: SurveyContext) -> str:
+        return unfit(context.problem)
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        rows, total = effort["rows"], site.problem.samples
-        outputs = outputs_of(site.problem)
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        rows, total = effort["rows"], context.problem.samples
+        outputs = outputs_of(context.problem)
         formed = rows // outputs >= min(FEW, total)
         share = min(total, rows // outputs if formed else BY_PRODUCTS) / total
         # A pull back for each output, or a search by products of two gradients each; then two searches for an eigenvalue.
@@ -203,21 +203,21 @@ class Kernel(Instrument):
         seconds = 0.08 + 5e-10 * size**3
         return Work(gradients=gradients, products=60.0 * share, seconds=seconds, bytes=40 * size**2)
 
-    def run(self, site: Site, **effort: Any) -> KernelReport:
+    def run(self, context: SurveyContext, **effort: Any) -> KernelReport:
         try:
-            return measure_kernel(site.problem, rows=effort["rows"], rate=site.lr, seed=site.seed)
+            return measure_kernel(context.problem, rows=effort["rows"], rate=context.lr, seed=context.seed)
         except (TheodoliteError, NotImplementedError) as error:  # a layer that cannot be differentiated so
             raise InapplicableError(str(error)) from error
 
-    def findings(self, site: Site, result: KernelReport) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: KernelReport) -> list[Finding]:
         advice = ""
         if result.formed and result.share > 0.5 and len(result.values) > 4:
             advice = "One direction of the outputs learns far faster than all others: centred inputs or a normalisation help."
         fields = {"quantity": "largest eigenvalue of the tangent kernel", "value": result.largest, "error": result.resolution}
         found = [self.found(Severity.NOTE, result.sentence(), label="tangent kernel", advice=advice, **fields)]
-        return [*found, *self._speed(site, result), *self._edges(result)]
+        return [*found, *self._speed(context, result), *self._edges(result)]
 
-    def _speed(self, site: Site, result: KernelReport) -> list[Finding]:
+    def _speed(self, context: SurveyContext, result: KernelReport) -> list[Finding]:
         """What the kernel promises for a squared loss."""
         pl = result.pl
         if pl is None:
@@ -232,7 +232,7 @@ class Kernel(Instrument):
                 "Some combinations of outputs cannot be fitted at first order: repeated samples, too few parameters, shut units."
             )
             return [self.found(Severity.NOTE, text, label="no PL condition", advice=advice, **fields)]
-        at = f"{'your' if site.lr is not None else 'a'} rate of {pl.rate:.3g}"
+        at = f"{'your' if context.lr is not None else 'a'} rate of {pl.rate:.3g}"
         text = f"On {result.where} the PL* condition holds with μ = {number(pl.mu, fields['error'])}"
         if pl.contraction >= 1:
             text += f", but at {at} a residual grows {pl.contraction:.3g}-fold a step while the kernel stays."

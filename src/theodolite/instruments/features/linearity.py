@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, Site, Work, listed
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work, listed
 from theodolite.instruments.subset import moving_subset, of_samples, outputs_of, subset, unfit
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate
 from theodolite.measures.dynamics.weight_linearity import LOOKS, OUTPUTS, RADII, TRUSTED, WeightLinearity, weight_linearity
@@ -46,28 +46,28 @@ class Linearity(Instrument):
         {"samples": 16, "rows": 40, "steps": 10},
     )
 
-    def applies(self, site: Site) -> str:
-        return unfit(site.problem)
+    def applies(self, context: SurveyContext) -> str:
+        return unfit(context.problem)
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        outputs = outputs_of(site.problem)
-        total = site.problem.samples
-        share, few = min(total, effort["samples"]) / total, _rows(site, effort["rows"]) / total
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        outputs = outputs_of(context.problem)
+        total = context.problem.samples
+        share, few = min(total, effort["samples"]) / total, _rows(context, effort["rows"]) / total
         kernels = (LOOKS + 2) * 2.0 * min(outputs, OUTPUTS) * few
         radii = 2 * len(RADII) * 1.5 * share
         seconds = 0.15 + 3e-3 * effort["steps"] + 20 * 5e-10 * effort["rows"] ** 3
-        size = 3 * 8 * site.problem.size
+        size = 3 * 8 * context.problem.size
         return Work(gradients=2.0 + kernels + radii + 1.2 * share * effort["steps"], seconds=seconds, bytes=size)
 
-    def run(self, site: Site, **effort: Any) -> WeightLinearity:
+    def run(self, context: SurveyContext, **effort: Any) -> WeightLinearity:
         try:
-            part = moving_subset(site.problem, effort["samples"])
-            rate = site.lr or _usual_rate(site)
-            if site.problem.weighting.rule == "sum":  # the same step as the sum over all the data makes
-                rate *= site.problem.samples / part.samples
-            optimizer = site.optimizer if site.lr is not None else None
-            few = subset(part, _rows(site, effort["rows"]))
-            return weight_linearity(part, rate, steps=effort["steps"], optimizer=optimizer, kernel_on=few, seed=site.seed)
+            part = moving_subset(context.problem, effort["samples"])
+            rate = context.lr or _usual_rate(context)
+            if context.problem.weighting.rule == "sum":  # the same step as the sum over all the data makes
+                rate *= context.problem.samples / part.samples
+            optimizer = context.optimizer if context.lr is not None else None
+            few = subset(part, _rows(context, effort["rows"]))
+            return weight_linearity(part, rate, steps=effort["steps"], optimizer=optimizer, kernel_on=few, seed=context.seed)
         except InapplicableError:
             raise
         except (TheodoliteError, NotImplementedError) as error:  # torch refuses to differentiate some layers in the ways needed
@@ -77,7 +77,7 @@ class Linearity(Instrument):
         names = {"step": "step", "loss": "loss", "drift": "kernel drift", "distance": "distance over ‖w‖"}
         return [{**{names[k]: row[k] for k in names}, "missed by the twin": row["missed"]} for row in result.path]
 
-    def findings(self, site: Site, result: WeightLinearity) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: WeightLinearity) -> list[Finding]:
         if result.linear:
             text = result.sentence()
             advice = (
@@ -85,11 +85,11 @@ class Linearity(Instrument):
             )
             fields = {"quantity": "largest share missed by the linear twin", "value": max(r["missed"] for r in result.misses)}
             return [self.found(Severity.NOTE, text, label="linear model", advice=advice, **fields)]
-        return [self._radius(site, result), self._regime(site, result), *self._bottleneck(result)]
+        return [self._radius(context, result), self._regime(context, result), *self._bottleneck(result)]
 
-    def _radius(self, site: Site, result: WeightLinearity) -> Finding:
+    def _radius(self, context: SurveyContext, result: WeightLinearity) -> Finding:
         end = result.path[-1]
-        whose = "your rate" if site.lr is not None else "half the critical rate"
+        whose = "your rate" if context.lr is not None else "half the critical rate"
         text = result.sentence()
         if end["step"]:
             text += (
@@ -101,10 +101,10 @@ class Linearity(Instrument):
         fields["value"] = radius if 0 < radius < math.inf else None
         return self.found(Severity.NOTE, text, label="linear radius", **fields)
 
-    def _regime(self, site: Site, result: WeightLinearity) -> Finding:
+    def _regime(self, context: SurveyContext, result: WeightLinearity) -> Finding:
         first, end = result.path[0], result.path[-1]
-        whose = "your rate" if site.lr is not None else "half the critical rate"
-        run = f"in {end['step']} steps at {whose} on {of_samples(result.samples, site.problem.samples)}"
+        whose = "your rate" if context.lr is not None else "half the critical rate"
+        run = f"in {end['step']} steps at {whose} on {of_samples(result.samples, context.problem.samples)}"
         drift = f"the tangent kernel changed by {number(100 * result.drift, 100 * result.drift_error)} % of its norm"
         fields: dict[str, Any] = {"quantity": "relative change of the tangent kernel", "value": result.drift}
         fields["error"] = result.drift_error
@@ -178,18 +178,18 @@ class Linearity(Instrument):
         return figure
 
 
-def _rows(site: Site, rows: int) -> int:
+def _rows(context: SurveyContext, rows: int) -> int:
     """As many samples as give a kernel of so many rows."""
-    return min(site.problem.samples, max(4, rows // min(outputs_of(site.problem), OUTPUTS)))
+    return min(context.problem.samples, max(4, rows // min(outputs_of(context.problem), OUTPUTS)))
 
 
-def _usual_rate(site: Site) -> float:
+def _usual_rate(context: SurveyContext) -> float:
     """Half the critical rate of plain descent, where the user named none."""
-    known = site.results.get("rate")
+    known = context.results.get("rate")
     if isinstance(known, Regime):
         known = known.critical
     if not isinstance(known, CriticalRate) or known.rule != "2/λ":
-        known = critical_learning_rate(site.problem, operator=site.hessian, tol=1e-2, seed=site.seed, progress=False)
+        known = critical_learning_rate(context.problem, operator=context.hessian, tol=1e-2, seed=context.seed, progress=False)
     if not math.isfinite(known.value):
         raise InapplicableError("no learning rate was named, and no direction curves upwards to choose one by")
     return known.value / 2

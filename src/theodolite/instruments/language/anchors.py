@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import NonFiniteError, NumericalWarning
-from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.instruments.subset import subset
 from theodolite.measures.anchors import AnchorProbe, OutputHead, anchor_probe, find_head
 from theodolite.measures.anchors.probe import ENOUGH
@@ -237,34 +237,34 @@ class Anchors(Instrument):
     source = SOURCE
     efforts = ({"positions": 16384}, {"positions": 4096}, {"positions": 1024})
 
-    def concerns(self, site: Site) -> bool:
+    def concerns(self, context: SurveyContext) -> bool:
         """Only for models that read tokens and have as many outputs as tokens."""
-        return is_language_model(site.problem)
+        return is_language_model(context.problem)
 
-    def applies(self, site: Site) -> str:
-        if not self.concerns(site):
+    def applies(self, context: SurveyContext) -> str:
+        if not self.concerns(context):
             return "the model is no language model: tokens in, a logit for each token of the vocabulary out"
         try:
-            subset(site.problem, 1)
-            head = head_of(site.problem)
+            subset(context.problem, 1)
+            head = head_of(context.problem)
         except (ValueError, TypeError) as error:  # no linear head, or weights were given batch by batch
             return str(error)
-        positions, needed = site.problem.samples * positions_per_sample(site.problem), FEWEST * head.weight.shape[1]
+        positions, needed = context.problem.samples * positions_per_sample(context.problem), FEWEST * head.weight.shape[1]
         if positions < needed:
             return f"{positions:.0f} positions are too few for {head.weight.shape[1]} dimensions: {needed} are needed"
         return ""
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        n, d = head_of(site.problem).weight.shape
-        positions = min(_wanted(effort["positions"], d), site.problem.samples * positions_per_sample(site.problem))
-        share = positions / (site.problem.samples * positions_per_sample(site.problem))
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        n, d = head_of(context.problem).weight.shape
+        positions = min(_wanted(effort["positions"], d), context.problem.samples * positions_per_sample(context.problem))
+        share = positions / (context.problem.samples * positions_per_sample(context.problem))
         # A logit takes about 15 ns beside its product; then the Gram matrices and the cosines of 100,000 pairs.
         seconds = 0.02 + positions * n * (1.5e-8 + 5e-11 * d) + 1e-10 * (positions + n) * d**2 + 3e-10 * d**3 + 4e-4 * d
         held = 4 * d * min(positions, 8192) + 3 * 4 * 2**22 + 5 * 8 * d**2
         return Work(gradients=0.4 * share, seconds=seconds, bytes=int(held))
 
-    def run(self, site: Site, **effort: Any) -> AnchorProbe:
-        problem = site.problem
+    def run(self, context: SurveyContext, **effort: Any) -> AnchorProbe:
+        problem = context.problem
         d = head_of(problem).weight.shape[1]
         per_sample = positions_per_sample(problem)
         part = subset(problem, max(1, math.ceil(_wanted(effort["positions"], d) / per_sample)))
@@ -274,11 +274,11 @@ class Anchors(Instrument):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericalWarning)  # the same stands in the notes
-                return anchor_probe(problem.model, batches, seed=site.seed)
+                return anchor_probe(problem.model, batches, seed=context.seed)
         except (NonFiniteError, ValueError) as error:
             raise InapplicableError(str(error)) from error
 
-    def findings(self, site: Site, result: AnchorProbe) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: AnchorProbe) -> list[Finding]:
         return anchor_findings(result)
 
     def figure(self, results: Mapping[str, Any]) -> Figure:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.measures.audit import BatchAudit
 from theodolite.measures.dynamics import BatchCriticalRates, GradientNoise, Proportion, batch_critical_rates, gradient_noise
 from theodolite.measures.dynamics.stability_laws import stability_law
@@ -32,16 +32,16 @@ class Noise(Instrument):
     source = "McCandlish, Kaplan, Amodei and others (2018), An Empirical Model of Large-Batch Training."
     efforts = ({"groups": 32}, {"groups": 8})
 
-    def applies(self, site: Site) -> str:
-        return "" if site.problem.samples > 1 or len(site.problem.data) > 1 else "there is only one sample"
+    def applies(self, context: SurveyContext) -> str:
+        return "" if context.problem.samples > 1 or len(context.problem.data) > 1 else "there is only one sample"
 
-    def cost(self, site: Site, **effort: Any) -> Work:
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
         small = 1e-3 * effort["groups"]  # small groups use the machine badly
-        return Work(gradients=2.5, seconds=small + 2e-8 * site.problem.size * effort["groups"])
+        return Work(gradients=2.5, seconds=small + 2e-8 * context.problem.size * effort["groups"])
 
-    def run(self, site: Site, **effort: Any) -> GradientNoise:
+    def run(self, context: SurveyContext, **effort: Any) -> GradientNoise:
         try:
-            return gradient_noise(site.problem, groups=effort["groups"], gradient=site.gradient, seed=site.seed)
+            return gradient_noise(context.problem, groups=effort["groups"], gradient=context.gradient, seed=context.seed)
         except ValueError as error:
             raise InapplicableError(str(error)) from error
 
@@ -53,13 +53,13 @@ class Noise(Instrument):
             {"quantity": "noise scale in samples", "value": result.noise_scale, "error": result.noise_scale_error},
         ]
 
-    def findings(self, site: Site, result: GradientNoise) -> list[Finding]:
-        return [self._loss(site, result), *self._noise(site, result)]
+    def findings(self, context: SurveyContext, result: GradientNoise) -> list[Finding]:
+        return [self._loss(context, result), *self._noise(context, result)]
 
-    def _loss(self, site: Site, result: GradientNoise) -> Finding:
+    def _loss(self, context: SurveyContext, result: GradientNoise) -> Finding:
         text = f"The loss is {number(result.loss, result.loss_error)}"
         fields: dict[str, Any] = {"quantity": "loss", "value": result.loss, "error": result.loss_error}
-        guess = _guessing(site)
+        guess = _guessing(context)
         if guess is None:
             return self.found(Severity.NOTE, f"{text}.", label="loss", **fields)
         if result.loss > guess - 2 * result.loss_error - 0.02 * guess:
@@ -70,7 +70,7 @@ class Noise(Instrument):
             Severity.GOOD, f"{text}; predicting the frequencies of the classes would give {guess:.4g}.", label="loss", **fields
         )
 
-    def _noise(self, site: Site, result: GradientNoise) -> list[Finding]:
+    def _noise(self, context: SurveyContext, result: GradientNoise) -> list[Finding]:
         length = number(result.norm, result.norm_error)
         fields = {"quantity": "gradient norm", "value": result.norm, "error": result.norm_error}
         if result.norm <= 1e-12 * max(1.0, abs(result.loss)):
@@ -84,7 +84,7 @@ class Noise(Instrument):
             return [
                 self.found(Severity.NOTE, text, label="gradient lost in noise", advice="Average over more samples.", **fields)
             ]
-        text = f"The gradient has norm {length}; its noise scale is {_scale(result)}{_against(site, result)}."
+        text = f"The gradient has norm {length}; its noise scale is {_scale(result)}{_against(context, result)}."
         advice = "Batches far below the noise scale mostly average noise; batches far above it repeat what is known."
         fields = {"quantity": "noise scale in samples", "value": result.noise_scale, "error": result.noise_scale_error}
         return [self.found(Severity.NOTE, text, label="noise scale", advice=advice, **fields)]
@@ -110,9 +110,9 @@ def _scale(result: GradientNoise) -> str:
     return f"{number(result.noise_scale, result.noise_scale_error)} samples"
 
 
-def _guessing(site: Site) -> float | None:
+def _guessing(context: SurveyContext) -> float | None:
     """The cross-entropy of predicting the class frequencies; None where the loss is another or weighs the classes."""
-    loss, audit = site.problem.loss_function, site.results.get("batches")
+    loss, audit = context.problem.loss_function, context.results.get("batches")
     if not isinstance(loss, nn.CrossEntropyLoss) or loss.weight is not None or loss.label_smoothing:
         return None
     if not isinstance(audit, BatchAudit) or audit.classes < 2:
@@ -120,11 +120,11 @@ def _guessing(site: Site) -> float | None:
     return audit.label_entropy * (audit.labels if loss.reduction == "sum" else 1)
 
 
-def _against(site: Site, result: GradientNoise) -> str:
+def _against(context: SurveyContext, result: GradientNoise) -> str:
     """The noise scale beside the user's own batches."""
-    if len(site.problem.data) < 2:
+    if len(context.problem.data) < 2:
         return ""
-    size = sorted(batch.size for batch in site.problem.data)[len(site.problem.data) // 2]
+    size = sorted(batch.size for batch in context.problem.data)[len(context.problem.data) // 2]
     ratio = result.noise_scale / size
     word = "noise wins" if ratio > 2 else "signal wins" if ratio < 0.5 else "both count"
     return f", {ratio:.2g} times your batches of {size} ({word})"
@@ -150,52 +150,52 @@ class Spikes(Instrument):
     source = "Zhu and others (2023), catapults in SGD: spikes in the training loss."
     efforts = ({"batches": 100}, {"batches": 30}, {"batches": 10})
 
-    def applies(self, site: Site) -> str:
-        if site.lr is None:
+    def applies(self, context: SurveyContext) -> str:
+        if context.lr is None:
             return "no learning rate was given to compare with (lr=, --lr, or an optimizer)"
-        if site.problem.samples < 2:
+        if context.problem.samples < 2:
             return "there is one sample only, so every step sees all the data"
         try:
-            stability_law(site.optimizer, site.problem)
+            stability_law(context.optimizer, context.problem)
         except ValueError as error:
             return str(error)
         return ""
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        samples, size = site.problem.samples, _size(site)
-        batches = effort["batches"] if size else min(effort["batches"], len(site.problem.data))
-        share = batches * (size or samples / len(site.problem.data)) / samples
-        return Work(gradients=5.0 + 4 * share, products=8 * share, seconds=0.02 * batches, bytes=24 * site.problem.size)
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        samples, size = context.problem.samples, _size(context)
+        batches = effort["batches"] if size else min(effort["batches"], len(context.problem.data))
+        share = batches * (size or samples / len(context.problem.data)) / samples
+        return Work(gradients=5.0 + 4 * share, products=8 * share, seconds=0.02 * batches, bytes=24 * context.problem.size)
 
-    def run(self, site: Site, **effort: Any) -> BatchCriticalRates:
+    def run(self, context: SurveyContext, **effort: Any) -> BatchCriticalRates:
         try:
             found = batch_critical_rates(
-                site.problem,
-                optimizer=site.optimizer,
-                own=_size(site) is None,
-                batch_size=_size(site),
+                context.problem,
+                optimizer=context.optimizer,
+                own=_size(context) is None,
+                batch_size=_size(context),
                 batches=effort["batches"],
-                seed=site.seed,
+                seed=context.seed,
             )
         except (TheodoliteError, NotImplementedError) as error:
             raise InapplicableError(str(error)) from error
-        assert site.lr is not None  # `applies` looked
+        assert context.lr is not None  # `applies` looked
         # The rate asked about may differ from the optimizer's own.
-        share = Proportion(int((found.rates < site.lr).sum()), len(found.rates))
-        return replace(found, rate=site.lr, below=share.value, below_error=share.error)
+        share = Proportion(int((found.rates < context.lr).sum()), len(found.rates))
+        return replace(found, rate=context.lr, below=share.value, below_error=share.error)
 
     def rows(self, result: BatchCriticalRates) -> list[Row]:
         names = {0.0: "smallest", 0.05: "5 %", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.95: "95 %", 1.0: "largest"}
         return [{"share of batches": name, "critical rate at most": result.quantile(q)} for q, name in names.items()]
 
-    def findings(self, site: Site, result: BatchCriticalRates) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: BatchCriticalRates) -> list[Finding]:
         assert result.below is not None and result.below_error is not None and result.rate is not None  # noqa: PT018
         count = len(result.rates)
         hits = round(result.below * count)
-        if _size(site):
+        if _size(context):
             looked = f"{count} random batches of {result.batch_size}"
         else:
-            looked = f"{'all' if count == len(site.problem.data) else 'a random choice of'} {count} batches"
+            looked = f"{'all' if count == len(context.problem.data) else 'a random choice of'} {count} batches"
         lowest, middle = number(result.quantile(0.0)), number(result.median)
         fields: dict[str, Any] = {
             "quantity": "share of batches whose critical rate is exceeded",
@@ -231,6 +231,6 @@ class Spikes(Instrument):
         return plots.reference(axes, x=result.rate, label="your rate")
 
 
-def _size(site: Site) -> int | None:
+def _size(context: SurveyContext) -> int | None:
     """The size of random batches, None where the data comes in batches of its own."""
-    return min(USUAL, site.problem.samples // 2) if len(site.problem.data) == 1 else None
+    return min(USUAL, context.problem.samples // 2) if len(context.problem.data) == 1 else None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from theodolite.instruments.base import Instrument, Site, Work
+from theodolite.instruments.base import Instrument, SurveyContext, Work
 from theodolite.instruments.curvature.spectrum import basis_bytes
 from theodolite.linalg import Eigenpairs
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate, expected_regime
@@ -44,46 +44,46 @@ class Rate(Instrument):
     )
     efforts = ({"steps": 60}, {"steps": 20}, {"steps": 0})
 
-    def applies(self, site: Site) -> str:
+    def applies(self, context: SurveyContext) -> str:
         try:
-            stability_law(site.optimizer, site.problem)
+            stability_law(context.optimizer, context.problem)
         except ValueError as error:
             return str(error)
         return ""
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        steps = effort["steps"] if site.lr is not None else 0
-        products = min(40.0 if _reshaped(site) else 20.0, site.problem.size + 8.0)
-        work = Work(gradients=10 + 1.15 * steps, products=products, bytes=basis_bytes(site, 1))
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        steps = effort["steps"] if context.lr is not None else 0
+        products = min(40.0 if _reshaped(context) else 20.0, context.problem.size + 8.0)
+        work = Work(gradients=10 + 1.15 * steps, products=products, bytes=basis_bytes(context, 1))
         # The sampling error measures five times again, on four fifths of the data.
-        return work + Work(gradients=5 * 12, products=4 * products) if self._sampling(site, effort) else work
+        return work + Work(gradients=5 * 12, products=4 * products) if self._sampling(context, effort) else work
 
     @staticmethod
-    def _sampling(site: Site, effort: Mapping[str, Any]) -> bool:
-        return site.population is not None and effort["steps"] == 60
+    def _sampling(context: SurveyContext, effort: Mapping[str, Any]) -> bool:
+        return context.population is not None and effort["steps"] == 60
 
-    def run(self, site: Site, **effort: Any) -> CriticalRate | Regime:
-        pairs = site.results.get("curvature")
-        plain = isinstance(pairs, Eigenpairs) and pairs.converged and not _reshaped(site)
+    def run(self, context: SurveyContext, **effort: Any) -> CriticalRate | Regime:
+        pairs = context.results.get("curvature")
+        plain = isinstance(pairs, Eigenpairs) and pairs.converged and not _reshaped(context)
         critical = critical_learning_rate(
-            site.problem,
-            optimizer=site.optimizer,
-            operator=site.hessian,
+            context.problem,
+            optimizer=context.optimizer,
+            operator=context.hessian,
             start=pairs.vectors[:, :1] if plain and isinstance(pairs, Eigenpairs) else None,
-            population=site.population if self._sampling(site, effort) else None,
-            max_matvecs=site.affordable(600),
-            seed=site.seed,
+            population=context.population if self._sampling(context, effort) else None,
+            max_matvecs=context.affordable(600),
+            seed=context.seed,
             progress=False,
         )
-        if site.lr is None:
+        if context.lr is None:
             return critical
         return expected_regime(
-            site.problem,
-            site.lr,
-            optimizer=site.optimizer,
+            context.problem,
+            context.lr,
+            optimizer=context.optimizer,
             critical=critical,
             steps=effort["steps"],
-            seed=site.seed,
+            seed=context.seed,
             progress=False,
         )
 
@@ -98,7 +98,7 @@ class Rate(Instrument):
         }
         return [{"optimizer": k, "critical rate": f * critical.value, "error": f * critical.error} for k, f in factors.items()]
 
-    def findings(self, site: Site, result: CriticalRate | Regime) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: CriticalRate | Regime) -> list[Finding]:
         critical = result.critical if isinstance(result, Regime) else result
         fields: dict[str, Any] = {
             "headline": True,
@@ -146,9 +146,9 @@ class Rate(Instrument):
         return plots.reference(axes, y=result.losses[0], label="start")
 
 
-def _reshaped(site: Site) -> bool:
+def _reshaped(context: SurveyContext) -> bool:
     """Whether the optimizer's matrix is not the Hessian itself (up to a shift)."""
-    return site.optimizer is not None and "adam" in type(site.optimizer).__name__.lower()
+    return context.optimizer is not None and "adam" in type(context.optimizer).__name__.lower()
 
 
 def _name(critical: CriticalRate, *, small: bool = False) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.instruments.subset import moving_subset, of_samples, subset, unfit
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import CriticalRate, catapult_sweep, classify_run, critical_learning_rate
@@ -238,38 +238,38 @@ class Regimes(Instrument):
         {"rates": 6, "steps": 25, "samples": 64},
     )
 
-    def applies(self, site: Site) -> str:
-        return unfit(site.problem)
+    def applies(self, context: SurveyContext) -> str:
+        return unfit(context.problem)
 
-    def cost(self, site: Site, **effort: Any) -> Work:
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
         runs = effort["rates"] * effort["steps"]
-        share = _samples(site, effort["samples"]) / site.problem.samples
-        plain = _plain(site)
+        share = _samples(context, effort["samples"]) / context.problem.samples
+        plain = _plain(context)
         aside = 2e-4 if plain else 2e-3  # seconds of the interpreter for each step of each run
-        twin = 6.0 if plain and effort["rates"] == max(GRIDS) and _squared(site) else 1.0
-        size = 16 * effort["rates"] * site.problem.size
+        twin = 6.0 if plain and effort["rates"] == max(GRIDS) and _squared(context) else 1.0
+        size = 16 * effort["rates"] * context.problem.size
         gradients = 1.2 * runs * share * twin
         return Work(gradients=gradients, products=60.0 * share, seconds=0.1 + aside * runs * twin**0.5, bytes=size)
 
-    def run(self, site: Site, **effort: Any) -> RegimeDiagram:
-        optimizer, instead = site.optimizer, ""
+    def run(self, context: SurveyContext, **effort: Any) -> RegimeDiagram:
+        optimizer, instead = context.optimizer, ""
         try:
-            stability_law(optimizer, site.problem)
+            stability_law(optimizer, context.problem)
         except ValueError as error:
             optimizer, instead = None, str(error)
         try:
-            part = moving_subset(site.problem, _samples(site, effort["samples"]))
-            if part.half_precision and _plain(site):  # small steps get lost in half precision
+            part = moving_subset(context.problem, _samples(context, effort["samples"]))
+            if part.half_precision and _plain(context):  # small steps get lost in half precision
                 part, optimizer = part.in_float64(), None
             full = effort["rates"] == max(GRIDS)
             found = regime_diagram(
                 part,
                 GRIDS[effort["rates"]],
                 steps=effort["steps"],
-                rate=None if instead else site.lr,
+                rate=None if instead else context.lr,
                 optimizer=optimizer,
-                twin=full and _squared(site),
-                seed=site.seed,
+                twin=full and _squared(context),
+                seed=context.seed,
             )
         except (TheodoliteError, NotImplementedError) as error:
             raise InapplicableError(str(error)) from error
@@ -280,10 +280,10 @@ class Regimes(Instrument):
         losses = {"peak_loss": "highest loss", "final_loss": f"loss after {result.steps} steps"}
         return [{name: row[key] for key, name in {**names, **losses}.items()} for row in result.runs]
 
-    def findings(self, site: Site, result: RegimeDiagram) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: RegimeDiagram) -> list[Finding]:
         critical = result.critical
         name = critical.optimizer
-        samples = of_samples(result.samples, site.problem.samples)
+        samples = of_samples(result.samples, context.problem.samples)
         edge = f"the critical rate of {name}, {number(critical.value, critical.error)} on {samples}"
         aside = (
             f" The diagram is that of plain gradient descent, because there is no law for yours: {result.instead}"
@@ -355,19 +355,19 @@ def _gap(result: RegimeDiagram, ratio: float) -> float | None:
     return gap if math.isfinite(gap) else None
 
 
-def _samples(site: Site, most: int) -> int:
+def _samples(context: SurveyContext, most: int) -> int:
     """A sum over a part of the data has another scale, so it is taken whole."""
-    total = site.problem.samples
-    return total if site.problem.weighting.rule == "sum" else min(total, most)
+    total = context.problem.samples
+    return total if context.problem.weighting.rule == "sum" else min(total, most)
 
 
-def _plain(site: Site) -> bool:
+def _plain(context: SurveyContext) -> bool:
     try:
-        return stability_law(site.optimizer, site.problem).rule == "2/λ"
+        return stability_law(context.optimizer, context.problem).rule == "2/λ"
     except ValueError:
         return True
 
 
-def _squared(site: Site) -> bool:
+def _squared(context: SurveyContext) -> bool:
     """Whether the loss is a squared one, by a look at a few samples."""
-    return squared_loss_curvature(subset(site.problem, 8)) is not None
+    return squared_loss_curvature(subset(context.problem, 8)) is not None
