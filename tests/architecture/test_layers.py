@@ -76,15 +76,15 @@ def test_every_room_has_a_floor():
 
 
 def test_linalg_knows_nothing_of_networks():
-    for path in (PACKAGE / "linalg").glob("*.py"):
+    for path in (PACKAGE / "linalg").rglob("*.py"):
         assert not any(module.startswith(("theodolite.problem", "torch.nn")) for module in imports_of(path)), path.name
 
 
 def test_no_numpy_on_the_hot_paths():
     """Everything runs where the parameters live; NumPy is met by the bridge to SciPy and where its random state is kept."""
     for room in ("problem", "operators", "linalg"):
-        for path in (PACKAGE / room).glob("*.py"):
-            if path.name in ("scipy_bridge.py", "random_states.py"):
+        for path in (PACKAGE / room).rglob("*.py"):
+            if path.name in ("scipy_bridge.py", "state_guard.py"):
                 continue
             text = path.read_text()
             assert "numpy" not in text, f"{path.name} mentions numpy"
@@ -116,7 +116,7 @@ def test_every_public_name_is_documented():
 
 
 def test_no_folder_is_named_like_a_function():
-    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir()}
+    rooms = {p.name for room in (PACKAGE, PACKAGE / "operators") for p in room.iterdir() if p.is_dir()}
     assert not rooms & set(th._HOME)
 
 
@@ -130,4 +130,16 @@ def test_only_runners_name_an_engine():
 
 def test_help_imports_no_torch():
     code = "import sys; import theodolite.cli.app; raise SystemExit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["hessian", "gauss_newton", "jacobian", "layer_hessians", "tangent_kernel", "kronecker_factors"])
+def test_a_module_named_like_a_function_does_not_hide_it(name):
+    """`theodolite.operators.hessian` is the function, whichever of the room's modules is imported first or last."""
+    code = (
+        "import importlib, pkgutil, types, theodolite.operators as room\n"
+        "modules = [m.name for m in pkgutil.walk_packages(room.__path__, 'theodolite.operators.')]\n"
+        "[importlib.import_module(m) for m in reversed(modules)]\n"
+        f"raise SystemExit(isinstance(room.{name}, types.ModuleType))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

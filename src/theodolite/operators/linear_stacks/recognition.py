@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
 from theodolite.problem import Batch, Problem
-from theodolite.problem.elementwise import derivatives
+from theodolite.problem.derivatives.exact_derivatives import derivatives
 
 #: More outputs than this make the stored curvature of the loss costlier than a graph.
 MAX_OUTPUTS = 32

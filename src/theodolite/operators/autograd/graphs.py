@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from theodolite.problem import Batch, Problem
-from theodolite.problem.second_order import plain_second_order_errors, refuse_first_order_layers
+from theodolite.problem.derivatives.second_order import plain_second_order_errors, refuse_first_order_layers
 
 Keep = Literal["auto", "always", "never"]
 Graph = TypeVar("Graph")
@@ -51,7 +51,7 @@ class GraphStore(Generic[Graph]):
 
     @property
     def route(self) -> str:
-        total = self.problem.weighty_batches
+        total = self.problem.num_weighted_batches
         if not self._kept:
             return "recomputed graph" if self._full else "kept graph (not built yet)"
         return "kept graph" if len(self._kept) == total else f"kept graph for {len(self._kept)} of {total} batches"
@@ -67,7 +67,7 @@ class GraphStore(Generic[Graph]):
 
     def __iter__(self) -> Iterator[tuple[float, Graph]]:
         """(share, graph) of every batch, kept or built anew."""
-        if len(self._kept) == self.problem.weighty_batches:
+        if len(self._kept) == self.problem.num_weighted_batches:
             yield from self._kept.values()
             return
         for i, share, batch in self.problem.iterate():

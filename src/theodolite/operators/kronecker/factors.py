@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.operators.algebra import DenseOperator, KroneckerOperator
 from theodolite.operators.base import LinearOperator
-from theodolite.operators.dense import DenseOperator
-from theodolite.operators.kronecker import KroneckerOperator
 from theodolite.results import Result, Row
 
 

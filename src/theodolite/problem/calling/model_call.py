@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from theodolite.errors import TheodoliteError
-from theodolite.problem.attributes import attributes_kept
 from theodolite.problem.batches import Batch
-from theodolite.problem.random_states import random_states_kept
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import ELEMENTWISE
 
@@ -51,43 +48,6 @@ def copy_model(model: nn.Module) -> nn.Module:
         if isinstance(t, Tensor) and t.grad_fn is not None
     }
     return copy.deepcopy(model, loose)
-
-
-class _Measuring(threading.local):
-    depth = 0
-
-
-_MEASURING = _Measuring()
-
-
-def being_measured() -> bool:
-    """Whether the calls of a model that are under way belong to a measurement and not to its training."""
-    return _MEASURING.depth > 0
-
-
-@contextmanager
-def left_as_found(model: nn.Module, mode: str | None, loss: Loss = None) -> Iterator[None]:
-    """Enter eval or train mode; on the way out restore the modes and attributes of all modules and the random states.
-
-    Parameters and buffers of the model are never touched: it is always called with stand-ins for both. A loss that is a module
-    gets stand-ins for its buffers here. Where a trainer has wrapped `forward` into mixed precision, the plain one is called.
-    """
-    losses = list(loss.modules()) if isinstance(loss, nn.Module) else []
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with random_states_kept(devices), attributes_kept([*model.modules(), *losses]):
-        _MEASURING.depth += 1
-        try:
-            if mode is not None:
-                model.train(mode == "train")
-            for module in model.modules():
-                if {"forward", "_original_forward"} <= vars(module).keys():
-                    module.forward = cast(Any, module._original_forward)
-            with torch.inference_mode(False):
-                for module in losses:
-                    module._buffers.update({name: b.clone() for name, b in module._buffers.items() if b is not None})
-            yield
-        finally:
-            _MEASURING.depth -= 1
 
 
 class ModelCall:

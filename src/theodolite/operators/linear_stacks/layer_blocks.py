@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.operators.stacks import StackRun
+from theodolite.operators.linear_stacks.recognition import StackRun
 
 
 @dataclass(frozen=True)

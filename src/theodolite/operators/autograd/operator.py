@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Generic
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from theodolite.errors import NumericalWarning, TheodoliteError
+from theodolite.errors import NumericalWarning, StaleOperatorError, TheodoliteError
+from theodolite.operators.autograd.graphs import Graph, GraphStore, Keep, batching_may_pay
 from theodolite.operators.base import SYMMETRY_TOLERANCE, LinearOperator, rows_of, symmetry_gap
-from theodolite.operators.graphs import Graph, GraphStore, Keep, batching_may_pay
-from theodolite.operators.snapshot import Snapshot
 from theodolite.problem import Batch, Problem
 from theodolite.results import Cost
 
@@ -85,7 +84,7 @@ def asymmetric_elsewhere(problem: Problem, make: Callable[[Problem], LinearOpera
     return False
 
 
-class CurvatureOperator(LinearOperator, Generic[Graph]):
+class AutogradOperator(LinearOperator, Generic[Graph]):
     """An operator made of one autograd graph per batch.
 
     Subclasses build the graph of a batch and differentiate it; `keep` forces the choice between keeping graphs
@@ -144,3 +143,60 @@ class CurvatureOperator(LinearOperator, Generic[Graph]):
 
     def _kind(self) -> str:
         return "double backward"
+
+
+#: Entries of each tensor that are looked at; a change by way of `.data` leaves no version behind.
+SAMPLE = 128
+
+
+class Snapshot:
+    """Remembers versions, places and sampled values of a model's parameters and buffers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        # The dictionaries rather than the tensors: a replaced parameter must be noticed too.
+        self._places = [
+            (owner, name) for module in model.modules() for owner in (module._parameters, module._buffers) for name in owner
+        ]
+        tensors = self._tensors()
+        self._stamps = [(t._version, t.data_ptr()) for t in tensors]
+        self._samples = _grouped([_sample(t) for t in tensors if t.is_floating_point() and t.numel()])
+        self._values = [_bits(group) for group in self._samples]
+
+    def check(self) -> None:
+        """Raise if anything changed."""
+        stamps = [(t._version, t.data_ptr()) for t in self._tensors()]
+        if stamps != self._stamps or not all(map(torch.equal, map(_bits, self._samples), self._values)):
+            raise StaleOperatorError(
+                "The model's parameters or buffers changed after this operator was built (an optimizer step, load_state_dict, "
+                "a move to another device). An operator is a snapshot: build a new one from the same Problem."
+            )
+
+    def _tensors(self) -> list[Tensor]:
+        found = (owner.get(name) for owner, name in self._places)
+        return [t for t in found if t is not None]
+
+
+def _sample(t: Tensor) -> Tensor:
+    """A flat view of at most about `SAMPLE` entries, spread over the tensor; it follows the tensor's memory."""
+    t = t.detach()
+    if t.is_contiguous():
+        return t.view(-1)[:: max(1, t.numel() // SAMPLE)]
+    while t.ndim > 1:
+        t = t.select(0, t.shape[0] // 2)
+    return t[:SAMPLE] if t.ndim else t[None]
+
+
+def _grouped(samples: list[Tensor]) -> list[list[Tensor]]:
+    """By dtype and device, so that each group can be joined."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for t in samples:
+        groups.setdefault((t.dtype, t.device), []).append(t)
+    return list(groups.values())
+
+
+def _bits(group: list[Tensor]) -> Tensor:
+    """The samples side by side as whole numbers: NaN must equal itself."""
+    return torch.cat(group).view(_WHOLE[group[0].element_size()])
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

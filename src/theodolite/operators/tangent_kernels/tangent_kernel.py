@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.operators.autograd.graphs import Keep, available_bytes
 from theodolite.operators.base import LinearOperator
-from theodolite.operators.graphs import Keep, available_bytes
 from theodolite.operators.jacobian import JacobianOperator, jacobian
-from theodolite.operators.kernel.blocks import Block, BlockMaker
+from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import bytes_of
 from theodolite.results import Cost

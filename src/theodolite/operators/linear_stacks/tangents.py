@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import StaleOperatorError
-from theodolite.operators.stacks import StackLayer, StackRun
+from theodolite.operators.linear_stacks.recognition import StackLayer, StackRun
 
 #: Numbers that the tangents of a lockstep pass may hold at once, all layers together.
 LOCKSTEP_ROOM = 1 << 24

@@ -1,11 +1,9 @@
-"""Stand-ins for functions whose own double backward is slow or wrong, used while a graph is built.
-
-Each computes the same function; only its derivatives are written out by hand.
-"""
+"""Functions whose own double backward is slow or wrong, their derivatives written out by hand; used while a graph is built."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,15 +11,13 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from theodolite.problem.elementwise import twice_differentiable
-
 Geometry = tuple[list[int], list[int], list[int], bool, list[int], int]
 
 _convolve: Any = torch.ops.aten.convolution
 _convolve_backward: Any = torch.ops.aten.convolution_backward
 
 
-class Replacements(TorchFunctionMode):
+class ExactDerivatives(TorchFunctionMode):
     """Swaps functions whose own double backward is slow (convolutions, ReLU, GELU, SiLU) or wrong (`_weight_norm`)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -150,3 +146,60 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """`g v / ‖v‖`; the fused kernel's double backward is wrong by tens of percent in torch 2.13."""
     others = [d for d in range(v.ndim) if d != dim % v.ndim] if dim != -1 else list(range(v.ndim))
     return v * (g / v.square().sum(dim=others, keepdim=True).sqrt())
+
+
+def derivatives(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """σ(z), σ'(z), σ''(z) of a function that acts on each entry alone.
+
+    >>> derivatives(torch.square, torch.tensor([3.0]))
+    (tensor([9.]), tensor([6.]), tensor([2.]))
+    """
+    with torch.enable_grad():
+        start = z.detach().requires_grad_()
+        values = function(start)
+        (slope,) = torch.autograd.grad(values.sum(), start, create_graph=True)
+        second = torch.autograd.grad(slope.sum(), start)[0] if slope.requires_grad else torch.zeros_like(slope)
+    return values.detach(), slope.detach(), second
+
+
+def twice_differentiable(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """`function(z)` whose first and second derivatives in z are known; asking for a third raises.
+
+    torch writes the double backward of GELU and SiLU as a dozen operations on temporaries, an eighth of a product of a small GPT.
+    """
+    values: Tensor = _Elementwise.apply(z, derivatives(function, z))
+    return values
+
+
+class _Elementwise(Function):
+    """z, with (σ(z), σ'(z), σ''(z)) known -> σ(z)."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, known: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        values, slope, second = known
+        ctx.save_for_backward(z, slope, second)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        z, slope, second = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return grads[0] * slope, None
+        return _ElementwiseBackward.apply(grads[0], z, slope, second), None
+
+
+class _ElementwiseBackward(Function):
+    """(g, z) -> g σ'(z), with derivatives σ'(z) and g σ''(z)."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, z: Tensor, slope: Tensor, second: Tensor) -> Tensor:
+        ctx.save_for_backward(slope, g * second)
+        return g * slope
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():  # create_graph
+            raise RuntimeError("The graph of a Hessian product holds two derivatives of GELU and SiLU, not three.")
+        slope, bend = ctx.saved_tensors
+        need_g, need_z = ctx.needs_input_grad[:2]
+        return grads[0] * slope if need_g else None, grads[0] * bend if need_z else None, None, None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.problem.replacements import Replacements
+from theodolite.problem.derivatives.exact_derivatives import ExactDerivatives
 from theodolite.testing import dense_hessian
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -46,14 +46,14 @@ def test_relu_of_minus_infinity_has_a_hessian(columns):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_relu_is_relu(relu, odd, dtype):
     x = torch.tensor([[-2.0, 0.0, 3.0, odd]], dtype=dtype).expand(2, 4)
-    with Replacements():
+    with ExactDerivatives():
         mine = relu(x)
     torch.testing.assert_close(mine, relu(x), rtol=0, atol=0, equal_nan=True)
 
 
 def test_relu_inside_a_transform():
     x = torch.tensor([[-1.0, 2.0, -math.inf], [1.0, 0.5, 3.0]])
-    with Replacements():
+    with ExactDerivatives():
         found = torch.func.vmap(torch.func.hessian(lambda row: torch.relu(row).pow(3).sum()))(x)
     torch.testing.assert_close(found, torch.diag_embed(6 * x.clamp(min=0)))
 
@@ -105,7 +105,7 @@ def test_smooth_functions_agree_with_torch(function, dtype):
         return [y, first, *torch.autograd.grad(first, (x, g), v)]
 
     expected = both_derivatives()
-    with Replacements():
+    with ExactDerivatives():
         found = both_derivatives()
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-7)
@@ -113,7 +113,7 @@ def test_smooth_functions_agree_with_torch(function, dtype):
 
 def test_a_third_derivative_is_refused_rather_than_wrong():
     x = torch.tensor([0.3], requires_grad=True)
-    with Replacements():
+    with ExactDerivatives():
         y = F.gelu(x)
     (first,) = torch.autograd.grad(y, x, create_graph=True)
     assert float(torch.autograd.grad(first, x, retain_graph=True)[0]) == pytest.approx(0.7284, abs=1e-3)  # φ(x)(2 - x²)
@@ -124,6 +124,6 @@ def test_a_third_derivative_is_refused_rather_than_wrong():
 def test_smooth_functions_inside_a_transform():
     x = torch.tensor([[-1.0, 2.0], [0.5, 3.0]])
     expected = torch.func.vmap(torch.func.grad(lambda row: F.gelu(row).pow(3).sum()))(x)
-    with Replacements():
+    with ExactDerivatives():
         found = torch.func.vmap(torch.func.grad(lambda row: F.gelu(row).pow(3).sum()))(x)
     torch.testing.assert_close(found, expected)

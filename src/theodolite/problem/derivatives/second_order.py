@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.errors import SecondOrderError
-from theodolite.problem.dependence import UNSEEN
-from theodolite.problem.plain_operations import PlainOperations
-from theodolite.problem.replacements import Replacements
+from theodolite.problem.derivatives.exact_derivatives import ExactDerivatives
+from theodolite.problem.derivatives.unfused_layers import UnfusedLayers
+from theodolite.problem.probe import UNSEEN
 
 
 @contextmanager
@@ -35,14 +35,14 @@ def first_order() -> Iterator[None]:
 @contextmanager
 def second_order() -> Iterator[None]:
     """Also attention by the kernel that has second derivatives, and fast exact double backward of convolutions."""
-    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), Replacements():
+    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), ExactDerivatives():
         yield
 
 
 @contextmanager
 def functional_transforms() -> Iterator[None]:
     """For `torch.func` transforms of a model: layers in a form that they differentiate rightly, also twice."""
-    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), PlainOperations():
+    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), UnfusedLayers():
         yield
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from theodolite.problem.replacements import weight_norm
+from theodolite.problem.derivatives.exact_derivatives import weight_norm
 
 
-class PlainOperations(TorchFunctionMode):
+class UnfusedLayers(TorchFunctionMode):
     """Swaps fused normalisations and activations for sums, products, roots and exponentials."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError
+from theodolite.operators.autograd.graphs import GraphStore, Keep, backward
+from theodolite.operators.autograd.operator import BlockRoute, asymmetric_elsewhere
 from theodolite.operators.base import LinearOperator, rows_of, without_autocast
-from theodolite.operators.curvature import BlockRoute, asymmetric_elsewhere
-from theodolite.operators.graphs import GraphStore, Keep, backward
 from theodolite.operators.hessian import Gradients, HessianOperator, route_kind
-from theodolite.operators.linear_stack import StackFactors
-from theodolite.operators.stacks import run_stack
-from theodolite.operators.tangent_stack import StackPass
+from theodolite.operators.linear_stacks.layer_blocks import StackFactors
+from theodolite.operators.linear_stacks.recognition import run_stack
+from theodolite.operators.linear_stacks.tangents import StackPass
 from theodolite.problem import Batch, Problem, join_like, match_layers, split_like
-from theodolite.problem.second_order import plain_second_order_errors
+from theodolite.problem.derivatives.second_order import plain_second_order_errors
 from theodolite.results import Cost
 
 BatchGraph = Gradients | StackFactors | StackPass
@@ -25,8 +25,8 @@ BatchGraph = Gradients | StackFactors | StackPass
 class LayerHessians(Mapping[str, LinearOperator]):
     """Layer name -> operator of that layer's block; `products` multiplies several blocks at once.
 
-    Stacks of Linear and ReLU layers use the closed form of `linear_stack.py`, those with smooth activations that
-    of `tangent_stack.py`. Every other model uses double backward on one graph, where the second backward of a block
+    Stacks of Linear and ReLU layers use the closed form of `linear_stacks.layer_blocks`, those with smooth activations that
+    of `linear_stacks.tangents`. Every other model uses double backward on one graph, where the second backward of a block
     runs only from the layer's own gradient to its own weight. `closed_form=False` forces the latter.
     """
 
@@ -113,7 +113,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
     def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> BatchGraph:
         run = run_stack(self.problem, tensors, batch, index) if self._may_be_closed else None
         if run is None:
-            return self._hessian.trace(leaves, tensors, batch, index)
+            return self._hessian.build_graph(leaves, tensors, batch, index)
         return StackFactors.of(run) if run.piecewise_linear else StackPass.of(run)
 
     @property

@@ -1,6 +1,6 @@
 """The tangent kernel: inner products of per-sample gradients."""
 
-from theodolite.operators.kernel.tangent_kernel import (
+from theodolite.operators.tangent_kernels.tangent_kernel import (
     TangentKernelOperator,
     as_problem,
     tangent_kernel,

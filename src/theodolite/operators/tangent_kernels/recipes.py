@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from theodolite.operators.factors.affine import AffineLayer, affine_layer
-from theodolite.operators.kernel.features import Features, Rows, Tokens, affine_features
+from theodolite.operators.kronecker.affine import AffineLayer, affine_layer
+from theodolite.operators.tangent_kernels.features import Features, Rows, Tokens, affine_features
 
 #: What was pulled back to each call of a module, (c, *output.shape) -> features of these c outputs.
 Form = Callable[[list[Tensor]], Features]
