@@ -10,7 +10,7 @@ from theodolite.instruments.curvature.spectrum import basis_bytes
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.audit import BatchAudit
 from theodolite.measures.hessian import StructureReport, hessian_structure
-from theodolite.operators.factors import affine_layers
+from theodolite.operators.kronecker import affine_layers
 from theodolite.results import Finding, ResultMapping, Row, Severity, number
 
 if TYPE_CHECKING:
