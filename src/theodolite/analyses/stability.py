@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from theodolite.analyses.path import SOURCE as PATH_SOURCE
 from theodolite.measures.stability import StabilityResult
+from theodolite.measures.stability.explanation import BOUND_RATE, MARKED, SIZES
 from theodolite.measures.stability.power_law import PowerFit, signed
-from theodolite.measures.stability.reading import BOUND_RATE, MARKED, SIZES
 from theodolite.results import Finding, Row, Severity
 
 if TYPE_CHECKING:

@@ -22,11 +22,9 @@ from theodolite.cli.loading.module_attribute import load_attribute, names_code
 from theodolite.cli.loading.optimizers import WORDS, make_optimizer
 from theodolite.cli.loading.subject import Subject, load_subject
 from theodolite.errors import NotRepeatableError
-from theodolite.measures.stability.arguments import StabilityConfig, Stopping, check_loss
-from theodolite.measures.stability.coupled import Bench, Recipe, compare_pairs, null_swap
-from theodolite.measures.stability.linear_path import POINTS, LinearPath
-from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps
-from theodolite.measures.stability.pools import read_pool
+from theodolite.measures.mode_connectivity.linear_path import POINTS, LinearPath
+from theodolite.measures.stability.config import StabilityConfig, Stopping, check_loss
+from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps, read_pool
 from theodolite.measures.stability.study import (
     CHECK_STEPS,
     Measured,
@@ -36,6 +34,7 @@ from theodolite.measures.stability.study import (
     measure_size,
     with_length,
 )
+from theodolite.measures.stability.training_pairs import Bench, Recipe, compare_pairs, null_swap
 from theodolite.results import Cost, Outcome, Row
 
 MODEL, DATA, MOMENTUM = "F-48^2", "digits", 0.9  # the embedded example
