@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.operators.kronecker import affine_layers
-from theodolite.operators.kronecker.affine import AffineLayer, Capture, capturing
+from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.problem import Problem, match_layers
+from theodolite.problem.activations import Capture, capturing
 
 
 def weight_product(weights: Sequence[Tensor], rates: Sequence[Tensor] | None = None) -> Tensor:
