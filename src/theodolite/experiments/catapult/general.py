@@ -18,8 +18,8 @@ from theodolite.experiments.catapult.samples import features
 from theodolite.experiments.catapult.starts import draw_quadratic, words
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.dynamics.quadratic import descend, gated_kernel, unit_sigma
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.measures.quadratic_models import descend, gated_kernel, unit_sigma
+from theodolite.measures.quadratic_models.models import gates
 from theodolite.models import ntk_fcn
 from theodolite.results import Row
 

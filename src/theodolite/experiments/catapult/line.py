@@ -14,7 +14,7 @@ from theodolite.data.generators import mixture_1d
 from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Measured, Reported
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.dynamics.quadratic import (
+from theodolite.measures.quadratic_models import (
     Descent,
     SignClasses,
     class_eigenvalues,
