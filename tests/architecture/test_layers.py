@@ -1,22 +1,19 @@
-"""The house: imports only point down, hot paths stay in torch, importing stays light."""
+"""The house: imports only point down, each outside thing is named in one room, hot paths stay in torch."""
 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import theodolite as th
 
-PACKAGE = Path(th.__file__).parent
+from .reading import PACKAGE, home_of, imports_of, names_in, room_of, sources
 
 # Lowest first; rooms on one line may not import each other.
 FLOORS = [
-    ["errors", "files", "progress"],
+    ["errors", "files", "progress", "arguments", "text"],
     ["results"],
     ["problem"],
     ["operators"],
@@ -34,100 +31,162 @@ FLOORS = [
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-
-
 def violations(root: Path) -> list[str]:
-    found = []
-    for path in root.rglob("*.py"):
-        parts = path.relative_to(root).with_suffix("").parts
-        if parts == ("__init__",):
+    """Each import that does not point down."""
+    found = set()
+    for path in sources(root):
+        here = room_of(path, root)
+        if here == "__init__":
             continue  # the table of contents sees everything
-        here = parts[0]
-        for module in imports_of(path):
-            names = module.split(".")
-            if names[0] != "theodolite" or len(names) < 2 or names[1] == here:
-                continue
-            if FLOOR[names[1]] >= FLOOR[here]:
-                found.append(f"{path.relative_to(root)} imports {module}")
-    return found
+        for module in imports_of(path, root):
+            package, _, rest = module.partition(".")
+            there = rest.split(".")[0]
+            if package == "theodolite" and there in FLOOR and there != here and FLOOR[there] >= FLOOR[here]:
+                found.add(f"{path.relative_to(root).as_posix()} imports {module}")
+    return sorted(found)
 
 
 def test_imports_only_point_down():
     assert violations(PACKAGE) == []
 
 
-def test_the_test_of_imports_can_fail(tmp_path):
-    (tmp_path / "problem").mkdir()
-    (tmp_path / "problem" / "bad.py").write_text("from theodolite.linalg import trace\n")
-    assert violations(tmp_path) == ["problem/bad.py imports theodolite.linalg"]
+PLANTED = {
+    "problem/plain.py": ("from theodolite.linalg import trace", "theodolite.linalg.trace"),
+    "problem/whole.py": ("import theodolite.linalg.trace", "theodolite.linalg.trace"),
+    "results/room.py": ("from theodolite import plots", "theodolite.plots"),
+    "problem/renamed.py": ("from theodolite import plots as p, errors", "theodolite.plots"),
+    "problem/exported.py": ("from theodolite import hessian", home_of("hessian")),
+    "problem/attribute.py": ("import theodolite as th\nth.hessian", home_of("hessian")),
+    "problem/path.py": ("import theodolite.errors\ntheodolite.plots.curves", "theodolite.plots"),
+    "problem/relative.py": ("from ..linalg import trace", "theodolite.linalg.trace"),
+    "problem/relative_room.py": ("from .. import linalg", "theodolite.linalg"),
+    "problem/deep/relative.py": ("from ...linalg.trace import trace", "theodolite.linalg.trace.trace"),
+    "problem/deep/er/file.py": ("from theodolite.cli import app", "theodolite.cli.app"),
+    "linalg/late.py": ("def f():\n    from theodolite.training import train", "theodolite.training.train"),
+    "linalg/types.py": (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from theodolite.monitors import Monitor",
+        "theodolite.monitors.Monitor",
+    ),
+    "linalg/by_name.py": ('import importlib\nimportlib.import_module("theodolite.data")', "theodolite.data"),
+    "models/beside.py": ("from theodolite.data import load", "theodolite.data.load"),
+}
+
+
+@pytest.mark.parametrize("file", PLANTED)
+def test_a_planted_violation_is_found(file, tmp_path):
+    code, target = PLANTED[file]
+    for room in ("plots", "linalg", "errors", "data"):  # a bare name is a room where there is one
+        (tmp_path / room).mkdir()
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(code + "\n")
+    assert violations(tmp_path) == [f"{file} imports {target}"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from theodolite import __version__",
+        "from theodolite.results import Result\nfrom . import beside\nfrom .deep import other\nfrom .. import errors",
+        "from theodolite import Problem, Result, errors",
+        "import torch\nfrom torch import linalg\nlinalg.norm",
+    ],
+)
+def test_what_is_allowed_is_not_reported(code, tmp_path):
+    (tmp_path / "operators").mkdir()
+    (tmp_path / "errors.py").write_text("")
+    (tmp_path / "operators" / "good.py").write_text(code + "\n")
+    assert violations(tmp_path) == []
 
 
 def test_every_room_has_a_floor():
-    rooms = {
-        p.name if p.is_dir() else p.stem for p in PACKAGE.iterdir() if p.suffix in ("", ".py") and not p.name.startswith("_")
-    }
-    assert rooms - {"py"} <= set(FLOOR)
-
-
-def test_linalg_knows_nothing_of_networks():
-    for path in (PACKAGE / "linalg").glob("*.py"):
-        assert not any(module.startswith(("theodolite.problem", "torch.nn")) for module in imports_of(path)), path.name
-
-
-def test_no_numpy_on_the_hot_paths():
-    """Everything runs where the parameters live; NumPy is met by the bridge to SciPy and where its random state is kept."""
-    for room in ("problem", "operators", "linalg"):
-        for path in (PACKAGE / room).glob("*.py"):
-            if path.name in ("scipy_bridge.py", "random_states.py"):
-                continue
-            text = path.read_text()
-            assert "numpy" not in text, f"{path.name} mentions numpy"
-
-
-def test_nothing_prints():
-    for path in PACKAGE.rglob("*.py"):
-        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-        assert not any(isinstance(c.func, ast.Name) and c.func.id == "print" for c in calls), path
-
-
-@pytest.mark.parametrize("module", ["torch", "matplotlib", "pandas", "sklearn"])
-def test_importing_theodolite_is_light(module):
-    code = f"import theodolite, sys; raise SystemExit({module!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_table_of_contents_is_complete():
-    for name in th.__all__:
-        assert getattr(th, name) is not None
-    assert set(th.__all__) <= set(dir(th))
-    with pytest.raises(AttributeError, match="nosuch"):
-        th.nosuch  # noqa: B018
-
-
-def test_every_public_name_is_documented():
-    for name in th.__all__:
-        assert (getattr(th, name).__doc__ or "").strip(), name
+    rooms = {p.stem for p in PACKAGE.iterdir() if (p.is_dir() or p.suffix == ".py") and not p.name.startswith("_")}
+    assert rooms <= set(FLOOR)
 
 
 def test_no_folder_is_named_like_a_function():
-    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir()}
-    assert not rooms & set(th._HOME)
+    rooms = {p.name for room in (PACKAGE, PACKAGE / "operators") for p in room.iterdir() if p.is_dir()}
+    functions = {name for name in th.__all__ if not isinstance(getattr(th, name), type(th))}
+    assert not rooms & functions
+
+
+@pytest.mark.xfail(reason="instruments, models and two chapters are being sorted into folders")
+def test_no_flat_folder_is_crowded():
+    """More than twenty files side by side show no structure."""
+    folders = {path.parent for path in sources()}
+    crowded = {f.relative_to(PACKAGE).as_posix(): n for f in folders if (n := len(list(f.glob("*.py")))) > 20}
+    assert crowded == {}
+
+
+# What each room may know
+
+
+def test_linalg_knows_nothing_of_networks():
+    for path in sources(PACKAGE / "linalg"):
+        assert not any(module.startswith(("theodolite.problem", "torch.nn")) for module in imports_of(path)), path
+
+
+#: The bridge to SciPy, and where NumPy's random state is kept.
+MEETS_NUMPY = {"scipy_bridge.py", "state_guard.py"}
+
+
+def test_no_numpy_on_the_hot_paths():
+    """Everything runs where the parameters live."""
+    for room in ("problem", "operators", "linalg"):
+        for path in sources(PACKAGE / room):
+            if path.name not in MEETS_NUMPY:
+                assert "numpy" not in path.read_text(encoding="utf-8"), f"{path} mentions numpy"
 
 
 def test_only_runners_name_an_engine():
     """`joblib`, `ray` and their like are imported in one room."""
     engines = ("joblib", "ray", "dask", "submitit", "multiprocessing", "concurrent")
-    for path in PACKAGE.rglob("*.py"):
-        if path.relative_to(PACKAGE).parts[0] != "runners":
+    for path in sources():
+        if room_of(path) != "runners":
             assert not any(module.split(".")[0] in engines for module in imports_of(path)), path
 
 
-def test_help_imports_no_torch():
-    code = "import sys; import theodolite.cli.app; raise SystemExit('torch' in sys.modules or 'matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+#: Frameworks that own the training loop or its log, and the names by which transformers' trainer is known.
+TRAINERS = ("lightning", "pytorch_lightning", "torch.utils.tensorboard", "tensorboard", "tensorboardX", "wandb", "mlflow")
+TRAINER_NAMES = {"Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments", "SummaryWriter"}
+
+
+def names_a_trainer(path: Path, root: Path = PACKAGE) -> bool:
+    modules = list(imports_of(path, root))
+    if any(module == name or module.startswith(f"{name}.") for module in modules for name in TRAINERS):
+        return True
+    uses = any(module.split(".")[0] == "transformers" for module in modules)
+    return uses and bool(names_in(ast.parse(path.read_text(encoding="utf-8"))) & TRAINER_NAMES)
+
+
+def test_only_adapters_name_a_trainer():
+    found = {path.relative_to(PACKAGE) for path in sources() if names_a_trainer(path)}
+    assert [path for path in found if path.parts[:2] != ("monitors", "adapters")] == []
+    assert len(found) >= 3  # Lightning, transformers, TensorBoard
+
+
+@pytest.mark.parametrize(
+    ("code", "guilty"),
+    [
+        ("import lightning.pytorch as pl", True),
+        ("def f():\n    from torch.utils.tensorboard import SummaryWriter", True),
+        ("from transformers import TrainerCallback", True),
+        ("import transformers\nclass Mine(transformers.TrainerCallback): ...", True),
+        ("from transformers import AutoTokenizer", False),
+        ("class Trainer: ...", False),
+    ],
+)
+def test_a_planted_trainer_is_found(code, guilty, tmp_path):
+    (tmp_path / "file.py").write_text(code + "\n")
+    assert names_a_trainer(tmp_path / "file.py", tmp_path) is guilty
+
+
+def test_nothing_prints():
+    for path in sources():
+        calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
+        assert not any(isinstance(c.func, ast.Name) and c.func.id == "print" for c in calls), path
+
+
+@pytest.mark.xfail(reason="problem/second_order.py is being rewritten")
+def test_nothing_is_mocked_outside_of_tests():
+    for path in sources():
+        assert not any(module.startswith("unittest") for module in imports_of(path)), path

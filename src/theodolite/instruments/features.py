@@ -14,9 +14,9 @@ from theodolite.errors import BatchCoupledError, TheodoliteError
 from theodolite.instruments.base import InapplicableError, Instrument, Site, Work, listed
 from theodolite.instruments.subset import of_samples, subset
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
+from theodolite.measures.features.gradients import QUANTITY
 from theodolite.measures.features.movement import cannot_start_anew
 from theodolite.measures.features.report import DENSE
-from theodolite.measures.features.source import QUANTITY
 from theodolite.problem import Problem
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity

@@ -15,7 +15,7 @@ from theodolite.experiments.anchors.tasks import anchor_of, frequent_words, stat
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
 from theodolite.experiments.stability.laws import Measure, chosen
-from theodolite.measures.anchors.attacks import (
+from theodolite.measures.anchors.transfer.attacks import (
     Shift,
     rare_word_kl,
     rare_word_module,
@@ -23,8 +23,8 @@ from theodolite.measures.anchors.attacks import (
     shifted_module,
     silencing_shift,
 )
-from theodolite.measures.anchors.log_linear import kl_divergence
-from theodolite.measures.anchors.readout import anchored_logits, compare_readouts
+from theodolite.measures.anchors.transfer.log_linear import kl_divergence
+from theodolite.measures.anchors.transfer.readout import anchored_logits, compare_readouts
 from theodolite.models.language import GPT
 from theodolite.results import Row
 

@@ -17,8 +17,8 @@ from theodolite.experiments.anchors.tasks import Task, anchor_of, frequent_words
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
 from theodolite.experiments.stability.laws import Measure, chosen
-from theodolite.measures.anchors.log_linear import LogLinear
-from theodolite.measures.anchors.transfer import transfer_certificate
+from theodolite.measures.anchors.transfer.certificate import transfer_certificate
+from theodolite.measures.anchors.transfer.log_linear import LogLinear
 from theodolite.results import Row
 
 if TYPE_CHECKING:

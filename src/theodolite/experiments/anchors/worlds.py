@@ -12,7 +12,7 @@ from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
 from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.anchors import anchor_clusters, probe_states
-from theodolite.measures.anchors.bulk import log_bulk_partition
+from theodolite.measures.anchors.probing.bulk import log_bulk_partition
 from theodolite.results import Row
 
 if TYPE_CHECKING:

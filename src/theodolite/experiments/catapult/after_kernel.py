@@ -14,8 +14,8 @@ from theodolite.experiments.catapult.sweeping import NAMES, Panel, network
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
 from theodolite.experiments.lab.datasets import Source, two_classes
-from theodolite.measures.dynamics.quadratic import descend, gated_kernel
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.measures.quadratic_models import descend, gated_kernel
+from theodolite.measures.quadratic_models.models import gates
 from theodolite.results import Row
 
 if TYPE_CHECKING:

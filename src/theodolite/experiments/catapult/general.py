@@ -18,8 +18,8 @@ from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
 from theodolite.experiments.lab.datasets import features
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.dynamics.quadratic import descend, gated_kernel, unit_sigma
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.measures.quadratic_models import descend, gated_kernel, unit_sigma
+from theodolite.measures.quadratic_models.models import gates
 from theodolite.models import ntk_fcn
 from theodolite.results import Row
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from theodolite.data.generators import mixture_1d
 from theodolite.experiments import Claim, Figure, Study, at_least, at_most, between, equal, measured, rows, sizes
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.dynamics.quadratic import (
+from theodolite.measures.quadratic_models import (
     Descent,
     SignClasses,
     class_eigenvalues,

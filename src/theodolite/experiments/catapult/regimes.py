@@ -12,8 +12,8 @@ import torch
 from theodolite.experiments.catapult.starts import draw, draw_quadratic, words
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
-from theodolite.measures.dynamics.quadratic import Orbit, descend, gated_kernel, one_example, unit_sigma
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.measures.quadratic_models import Orbit, descend, gated_kernel, one_example, unit_sigma
+from theodolite.measures.quadratic_models.models import gates
 from theodolite.results import Row
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from theodolite.experiments.catapult.sweeping import Panel, network, with_origin
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
 from theodolite.experiments.lab.datasets import Source, two_classes
-from theodolite.measures.dynamics.quadratic.top_direction import top_direction
 from theodolite.measures.kernel import quadratize
+from theodolite.measures.quadratic_models.models import top_direction
 from theodolite.operators import tangent_kernel
 from theodolite.results import Row
 

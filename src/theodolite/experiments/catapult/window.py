@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from theodolite.experiments.catapult.starts import draw
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
-from theodolite.measures.dynamics.quadratic import displacement, largest_rate, one_example
+from theodolite.measures.quadratic_models import displacement, largest_rate, one_example
 from theodolite.results import Row
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from theodolite.experiments.hessian.measuring import (
     setup_of,
 )
 from theodolite.experiments.hessian.networks import ALTERNATIVES, Setup
-from theodolite.measures.hessian.matricised import matricised
+from theodolite.measures.hessian.kronecker_structure import matricised
 from theodolite.results import Row
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import ARCHITECTURES
 from theodolite.experiments.linearity.scaling import hessian_rows
 from theodolite.experiments.linearity.scaling_claims import medians, slope
-from theodolite.measures.kernel import dag_width
+from theodolite.measures.linearity import dag_width
 from theodolite.results import Row
 
 if TYPE_CHECKING:

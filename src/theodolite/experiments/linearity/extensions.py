@@ -15,7 +15,7 @@ from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import built, gaussian_inputs
 from theodolite.experiments.linearity.ensembles import Ensemble
 from theodolite.experiments.linearity.scaling_claims import log_slope
-from theodolite.measures.kernel import hessian_norm
+from theodolite.measures.linearity import hessian_norm
 from theodolite.models.attention import SelfAttention
 from theodolite.models.ntk_layers import NTKLinear, ntk_parameterise
 from theodolite.problem import Problem

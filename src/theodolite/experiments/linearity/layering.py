@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
-from theodolite.measures.kernel import Graph, dag_width
+from theodolite.measures.linearity import Graph, dag_width
 from theodolite.results import Row
 
 if TYPE_CHECKING:

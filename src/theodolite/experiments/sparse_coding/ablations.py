@@ -15,8 +15,8 @@ from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setti
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, least, mean_of
 from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary import objective_and_gradient
+from theodolite.measures.dictionary.hidden import hidden_count, visible_masks
 from theodolite.measures.dictionary.learning import Objective
-from theodolite.measures.dictionary.masks import hidden_count, visible_masks
 from theodolite.results import Row
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from theodolite.experiments.sparse_coding.planted import OBJECTIVES
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, mean_of
 from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary import LearningSettings, hidden_error, learn_dictionaries
-from theodolite.measures.dictionary.initial import initial_dictionary
+from theodolite.measures.dictionary.learning import initial_dictionary
 from theodolite.results import Row
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from theodolite.experiments.stability.configurations import Setting
 from theodolite.experiments.stability.laws import Measure, chosen, delta, reading
 from theodolite.experiments.stability.pair_figures import DEEP_STUDY, DEPARTS, Cell, grid
 from theodolite.experiments.stability.trained_pairs import measured, stopped
-from theodolite.measures.stability.arguments import STOPPING
+from theodolite.measures.stability.config import STOPPING
 from theodolite.results import Row
 
 if TYPE_CHECKING:
