@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.networks import Setup, problem_of, trained
 from theodolite.measures.hessian import Clusters, firing_rates, logit_clusters, outlier_count, weight_product
 from theodolite.operators import kronecker_factors
@@ -66,7 +66,7 @@ class Figure20(Experiment):
 
     id = "hessian/figure-20"
     source = "002, appendix F.1, Figures 20 and 21; 000, section C.7.4"
-    reproduces = ["002 Figure 20", "002 Figure 21"]
+    item = ("wu-zhu-2020 Figure 20", "wu-zhu-2020 Figure 21")
     sizes = {
         "tiny": Params(setups=(Setup("F-200^2"),), seeds=2),
         "laptop": Params(
@@ -181,7 +181,7 @@ class Figure20(Experiment):
             yield {"kind": "eigenvalue", **shared, "index": index, "value": value}
         yield from _points(shared, groups)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         network = rows[0]["network"]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.data import load
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.settings_expected import CONVOLUTIONS, DATA_SETS, PARAMETERS, TABLES
 from theodolite.models import build, count_parameters
 from theodolite.problem.activations import recorded_calls
@@ -70,7 +70,7 @@ class Table2(Experiment):
 
     id = "hessian/table-2"
     source = SOURCE
-    reproduces = ["002 Table 2", "000 Table C.1"]
+    item = ("wu-zhu-2020 Table 2", "wu-2023 Table C.1")
     sizes = {
         "tiny": DataParams(data=("digits",)),
         "laptop": DataParams(data=("digits", "mnist", "cifar10", "cifar100")),
@@ -142,7 +142,7 @@ class Table2(Experiment):
             "mean": float(scaled.double().mean((0, 2, 3)).abs().max()),
         }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(3.4, 3.0))
@@ -257,7 +257,14 @@ class Table3(Experiment):
 
     id = "hessian/table-3"
     source = SOURCE
-    reproduces = ["002 Table 3", "002 Table 4", "002 Table 5", "000 Table C.2", "000 Table C.3", "000 Table C.4"]
+    item = (
+        "wu-zhu-2020 Table 3",
+        "wu-zhu-2020 Table 4",
+        "wu-zhu-2020 Table 5",
+        "wu-2023 Table C.2",
+        "wu-2023 Table C.3",
+        "wu-2023 Table C.4",
+    )
     sizes = {
         "tiny": NetworkParams(networks=("F-200^2", "LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "VGG11-W32", "ResNet18-W48")),
         "laptop": NetworkParams(networks=tuple(PARAMETERS)),
@@ -336,7 +343,7 @@ class Table3(Experiment):
             "bias": max(float(m.bias.detach().abs().max()) for m in layers if m.bias is not None),
         }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         modules = [{**row, "size": _volume(row)} for row in rows if row["kind"] == "module" and row["network"] in TABLES]
