@@ -1,8 +1,9 @@
-"""Two classes of images, texts and spoken digits to train and test on, and what stands in where the files are not there."""
+"""Data sets for experiments, and what stands in where their files are not there."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,25 @@ from theodolite.data.generators import two_class_images
 
 #: "files": the real set or an error; "either": the stand-in where its files are not there; "stand-in": never the files.
 Source = Literal["files", "either", "stand-in"]
+
+Found = TypeVar("Found")
+
+
+def load_or(load: Callable[[], Found], stand_in: Callable[[], Found], source: Source = "either") -> Found:
+    """What `load` finds; where files are missing and `source` allows it, what `stand_in` makes.
+
+    >>> load_or(lambda: "files", lambda: "generated", "stand-in")
+    'generated'
+    """
+    if source == "stand-in":
+        return stand_in()
+    try:
+        return load()
+    except MissingDataError:
+        if source == "files":
+            raise
+        return stand_in()
+
 
 #: Pairs of classes. Airplane and bird, digits 0 and 2 of SVHN and 1 and 3 of FSDD are the source's; the others are not stated.
 CLASSES: dict[str, tuple[int, int]] = {"mnist": (0, 2), "cifar10": (0, 2), "svhn": (0, 2), "fsdd": (1, 3), "ag_news": (0, 1)}
@@ -69,12 +89,14 @@ def _points(name: str, count: int, side: int, source: Source, seed: int) -> tupl
     """All there is of the pair: inputs, labels 0 and 1, and the origin."""
     if name not in CLASSES:
         raise ValueError(f"name must be one of {', '.join(CLASSES)}. Got {name!r}.")
-    if source != "stand-in":
-        try:
-            return *_joined(_read(name), CLASSES[name], side), name
-        except MissingDataError:
-            if source == "files":
-                raise
+
+    def from_files() -> tuple[Tensor, Tensor, str]:
+        return *_joined(_read(name), CLASSES[name], side), name
+
+    return load_or(from_files, lambda: _stand_in(name, count, side, seed), source)
+
+
+def _stand_in(name: str, count: int, side: int, seed: int) -> tuple[Tensor, Tensor, str]:
     stand_in = STAND_INS[name]
     if stand_in == "digits":
         return *_joined(data.load("digits"), CLASSES[name], side), "digits of scikit-learn"
