@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from theodolite.cli.output import plain
-from theodolite.data.files import read_arrays
+from theodolite.data.readers import read_arrays
 from theodolite.files import write_whole
 from theodolite.instruments.dictionary_study import DictionaryPlan, DictionaryStudy, Learner, encode
 from theodolite.measures.dictionary import DictionaryChoice, LearnerState, SparseCodes

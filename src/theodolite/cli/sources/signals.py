@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from theodolite.cli.sources.words import listed, reason
-from theodolite.data.files import blaming, read_arrays
+from theodolite.data.readers import blaming, read_arrays
 from theodolite.errors import nearest
 
 if TYPE_CHECKING:
