@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.sparse_coding.overrealization import TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, planted, rows_of
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, least, mean_of
@@ -174,7 +174,7 @@ class Ablations(Experiment):
         else:
             yield from ({"part": job["part"], **row} for row in gradient_norms(Setting(**job["setting"]), job["seed"]))
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         trained = chosen(rows, part="training")
