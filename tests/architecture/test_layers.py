@@ -26,6 +26,7 @@ FLOORS = [
     ["testing"],
     ["report"],
     ["instruments"],
+    ["analyses"],
     ["cli"],
 ]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}

@@ -15,6 +15,7 @@ from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.settings_expected import CONVOLUTIONS, DATA_SETS, PARAMETERS, TABLES
 from theodolite.models import build, count_parameters
+from theodolite.problem.activations import recorded_calls
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -187,21 +188,19 @@ IMAGE = (3, 32, 32)
 def modules_of(network: str, seed: int) -> tuple[nn.Module, list[Row]]:
     """The network, and a row for each of its modules in the order they are called: what goes in and what comes out."""
     model = build(network, seed=seed).eval()
-    seen: list[Row] = []
-
-    def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, arguments: Any, output: Tensor) -> None:
-            shapes = {**_sizes("in", arguments[0].shape[1:]), **_sizes("out", output.shape[1:])}
-            seen.append({"name": name, "module": type(module).__name__, "place": len(seen) + 1, **shapes})
-
-        return hook
-
-    for name, module in model.named_modules():
-        if not list(module.children()):
-            module.register_forward_hook(note(name))
-    with torch.no_grad():
+    leaves = {name: module for name, module in model.named_modules() if not list(module.children())}
+    with recorded_calls(leaves) as calls, torch.no_grad():
         model(torch.zeros(1, *INPUTS.get(network, IMAGE)))
-    return model, seen
+    return model, [
+        {
+            "name": call.name,
+            "module": type(call.module).__name__,
+            "place": place,
+            **_sizes("in", call.input.shape[1:]),
+            **_sizes("out", call.output.shape[1:]),
+        }
+        for place, call in enumerate(calls, 1)
+    ]
 
 
 def _sizes(prefix: str, shape: Any) -> dict[str, int]:

@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from theodolite.errors import BatchCoupledError, nearest
 from theodolite.operators.tangent_kernels.tangent_kernel import CHECKED
 from theodolite.problem import Batch, Problem
+from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.tensors import map_tensors, named_tensors
 
 QUANTITY = "An average gradient outer product"
@@ -163,19 +164,16 @@ def _watched(module: nn.Module, name: str) -> Iterator[list[Tensor]]:
     """Collects what the module returns, made a leaf where no graph leads to it."""
     seen: list[Tensor] = []
 
-    def watch(_: nn.Module, __: Any, output: Any) -> Any:
-        first = next((t for _, t in named_tensors(output) if t.is_floating_point()), None)
+    def watch(call: Call) -> Any:
+        first = next((t for _, t in named_tensors(call.output) if t.is_floating_point()), None)
         if first is None or first.ndim < 2:
             raise ValueError(f"at={name!r} must return a floating tensor (samples, ..., features).")
         place = first if first.requires_grad else first.detach().requires_grad_()
         seen.append(place)
-        return map_tensors(lambda t: place if t is first else t, output)
+        return map_tensors(lambda t: place if t is first else t, call.output)
 
-    handle = module.register_forward_hook(watch)
-    try:
+    with Hooks({name: module}, watch):
         yield seen
-    finally:
-        handle.remove()
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.operators.kronecker import LayerPass, affine_layers, visit_batches
-from theodolite.operators.kronecker.affine import AffineLayer, Capture, capturing
+from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT
 from theodolite.problem import Problem, match_layers
+from theodolite.problem.activations import Capture, capturing
 from theodolite.results import Cost, Outcome, Result, Row
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.errors import NumericalWarning, nearest
+from theodolite.problem.activations import Call, Hooks, recorded_calls
 from theodolite.problem.calling import main_output, unwrap
 from theodolite.problem.tensors import named_tensors
 
@@ -67,20 +68,17 @@ def _catching(module: nn.Module, last: int | None = None) -> Iterator[list[Tenso
     """Catch what enters the module, call by call (None: no states), and end the forward pass at call `last`, if given."""
     caught: list[Tensor | None] = []
 
-    def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caught.append(_entering(args, kwargs))
+    def catch(call: Call) -> None:
+        caught.append(_entering(call))
         if last is not None and len(caught) > last:
             raise _HeadReached
 
-    handle = module.register_forward_pre_hook(catch, with_kwargs=True, prepend=False)
-    try:
+    with Hooks({"head": module}, catch, before=True):
         yield caught
-    finally:
-        handle.remove()
 
 
-def _entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    return next((t for _, t in named_tensors((args, kwargs)) if t.is_floating_point()), None)
+def _entering(call: Call) -> Tensor | None:
+    return next((t for _, t in named_tensors((call.args, call.kwargs)) if t.is_floating_point()), None)
 
 
 def call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,29 +154,18 @@ def announced_head(model: nn.Module) -> nn.Module | None:
 
 def _searched(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[nn.Module, list[Tensor | None], Tensor]:
     """The last linear layer whose output has the shape of the model's, best if it is the same numbers; its inputs; the logits."""
-    seen: list[tuple[str, nn.Module, Tensor | None, Tensor]] = []
-    handles = [
-        module.register_forward_hook(
-            lambda m, args, kwargs, output, name=name: seen.append((name, m, _entering(args, kwargs), output)), with_kwargs=True
-        )
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
+    with recorded_calls({name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}) as seen:
         logits = main_output(call(model, args, kwargs))
-    finally:
-        for handle in handles:
-            handle.remove()
-    fitting = [one for one in seen if one[3].shape[-1] == logits.shape[-1] and one[3].numel() == logits.numel()]
+    fitting = [one for one in seen if one.output.shape[-1] == logits.shape[-1] and one.output.numel() == logits.numel()]
     if not fitting:
-        last = ", ".join(f"{name!r} {tuple(output.shape)}" for name, _, _, output in seen[-3:]) or "none"
+        last = ", ".join(f"{one.name!r} {tuple(one.output.shape)}" for one in seen[-3:]) or "none"
         raise ValueError(
             f"{type(model).__name__} has no linear output head: its output is {tuple(logits.shape)}, and the linear layers "
             f"called last gave {last}. {REMEDY}"
         )
-    same = [one for one in fitting if torch.equal(one[3].reshape(logits.shape), logits)]
-    module = (same or fitting)[-1][1]
-    return module, [states for _, one, states, _ in seen if one is module], logits
+    same = [one for one in fitting if torch.equal(one.output.reshape(logits.shape), logits)]
+    module = (same or fitting)[-1].module
+    return module, [_entering(one) for one in seen if one.module is module], logits
 
 
 class _Law(NamedTuple):
