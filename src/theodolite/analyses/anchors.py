@@ -67,7 +67,7 @@ def _in(section: str, findings: Sequence[Finding]) -> list[Finding]:
 
 def _errors(probe: AnchorProbe) -> Section:
     from theodolite import plots
-    from theodolite.plots.anchor_probe import plot_anchor_errors
+    from theodolite.plots.anchors import plot_anchor_errors
 
     return Section(
         name="anchor",
@@ -90,7 +90,7 @@ def _errors(probe: AnchorProbe) -> Section:
 
 def _partitions(probe: AnchorProbe) -> Section:
     from theodolite import plots
-    from theodolite.plots.anchor_probe import plot_log_partitions
+    from theodolite.plots.anchors import plot_log_partitions
 
     names = {"mean": "mean", "variance": "variance", "low": "smallest", "high": "largest", "mass_mean": "bulk mass"}
     names |= {"mass_1": "bulk mass, 1 % below", "mass_min": "smallest bulk mass"}
@@ -127,7 +127,7 @@ def _clusters(probe: AnchorProbe) -> Section:
 
 def _atoms(probe: AnchorProbe) -> Section:
     from theodolite import plots
-    from theodolite.plots.anchor_probe import plot_atom_geometry
+    from theodolite.plots.anchors import plot_atom_geometry
 
     assert probe.geometry is not None
     return Section(
