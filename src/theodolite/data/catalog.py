@@ -9,7 +9,7 @@ from theodolite.data import readers_audio, readers_folders, readers_images, read
 from theodolite.data.base import DataError, UnknownDataError
 from theodolite.data.entry import Entry, File, Form
 from theodolite.data.files import read_arrays
-from theodolite.errors import nearest
+from theodolite.text import nearest
 
 GROUP = "theodolite.data"  # entry points of other packages: the name of a data set -> an Entry
 

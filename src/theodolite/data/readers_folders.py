@@ -10,7 +10,7 @@ from torch import Tensor
 
 from theodolite.data.base import DamagedDataError, Dataset
 from theodolite.data.files import blaming, read_text
-from theodolite.errors import nearest
+from theodolite.text import nearest
 
 Labelled = tuple[Path, int]
 SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -16,7 +16,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def check_heads(dim: int, heads: int) -> None:
     """Raise where the heads do not share the width evenly."""
     if dim % heads:
-        raise ValueError(f"heads must divide dim; got {heads} heads for dim {dim}.")
+        raise ValueError(f"heads must divide dim. Got {heads} heads for dim {dim}.")
 
 
 class SelfAttention(nn.Module):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import construct
 
 
@@ -29,7 +29,7 @@ def cnn(
     >>> sum(p.numel() for p in cnn((16, 32), channels=1).parameters())  # 160 + 4640 + 330
     5130
     """
-    check_positive(classes=classes, channels=channels, kernel=kernel, stride=stride, **_each(widths))
+    positive_integers(classes=classes, channels=channels, kernel=kernel, stride=stride, **_each(widths))
     if not widths:
         raise ValueError("widths must name at least one convolution.")
 

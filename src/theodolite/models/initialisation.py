@@ -26,7 +26,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from theodolite.models.choices import choose
+from theodolite.arguments import entry
 from theodolite.models.ntk_layers import ntk_layers, ntk_parameterise
 
 M = TypeVar("M", bound=nn.Module)
@@ -61,7 +61,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 def construct(make: Callable[[], M], init: str, seed: int | None, accepted: Sequence[str] = LAYER_INITS) -> M:
     """Build a model under a seed and initialise it; a wrong name is found before anything is built."""
-    choose("init", init, {name: name for name in accepted})
+    entry("init", init, {name: name for name in accepted})
     with seeded(seed):
         model = make()
         return named(model, init) if init == "torch" else initialise(model, init)
@@ -76,10 +76,10 @@ def initialise(model: M, init: str, *, residuals: int | None = None) -> M:
     >>> initialise(nn.Linear(3, 3), "kaiming_normal").bias.tolist()
     [0.0, 0.0, 0.0]
     """
-    rule = choose("init", init, _RULES)
+    rule = entry("init", init, _RULES)
     scaled = ntk_layers(model)
     if scaled and init != "ntk":
-        raise ValueError(f"init must be 'ntk' for a network with NTK layers, whose scale is in the forward pass; got {init!r}.")
+        raise ValueError(f"init must be 'ntk' for a network with NTK layers, whose scale is in the forward pass. Got {init!r}.")
     for layer in scaled:
         layer.reset_parameters()
     if init == "ntk":

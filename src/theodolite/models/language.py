@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.attention import Block, check_heads
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import TOKEN_INITS, construct
 
 
 def positions_of(ids: Tensor, context: int) -> Tensor:
     """0..T−1 for ids (B, T), which must fit into the context."""
     if ids.ndim != 2 or ids.is_floating_point():
-        raise ValueError(f"ids must be whole numbers of shape (batch, tokens); got {ids.dtype} of shape {tuple(ids.shape)}.")
+        raise ValueError(f"ids must be whole numbers of shape (batch, tokens). Got {ids.dtype} of shape {tuple(ids.shape)}.")
     if ids.shape[1] > context:
         raise ValueError(f"{ids.shape[1]} tokens do not fit into a context of {context}.")
     return torch.arange(ids.shape[1], device=ids.device)
@@ -66,7 +66,7 @@ def gpt(
     168192
     """
     hidden = 4 * dim if hidden is None else hidden
-    check_positive(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
+    positive_integers(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
     check_heads(dim, heads)
     return construct(lambda: GPT(vocabulary, context, dim, depth, heads, hidden, tied, activation), init, seed, TOKEN_INITS)
 
@@ -124,7 +124,7 @@ def bert(
     64996
     """
     hidden = 4 * dim if hidden is None else hidden
-    check_positive(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
+    positive_integers(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
     check_heads(dim, heads)
     return construct(
         lambda: BERT(vocabulary, context, dim, depth, heads, hidden, norm_first, activation), init, seed, TOKEN_INITS

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import construct
 
 Image = tuple[int, int, int]  # channels, height, width
@@ -35,7 +35,7 @@ def lenet5(
     >>> sum(p.numel() for p in lenet5().parameters())  # 456 + 2416 + 48120 + 10164 + 850
     62006
     """
-    check_positive(classes=classes, conv1=conv1, conv2=conv2, fc1=fc1, fc2=fc2)
+    positive_integers(classes=classes, conv1=conv1, conv2=conv2, fc1=fc1, fc2=fc2)
     convolutions = [(conv1, 5, 2), (conv2, 5, 2)]
     return construct(lambda: _network(image, convolutions, [fc1, fc2], classes, activation, batchnorm), init, seed)
 
@@ -56,7 +56,7 @@ def lenet_mini(
     >>> sum(p.numel() for p in lenet_mini().parameters())  # 40 + 136 + 792 + 400 + 170
     1538
     """
-    check_positive(classes=classes)
+    positive_integers(classes=classes)
     convolutions = [(4, 3, 2), (8, 2, 1)]
     return construct(lambda: _network(image, convolutions, [24, 16], classes, activation, batchnorm), init, seed)
 

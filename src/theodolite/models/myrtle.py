@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import construct
 
 
@@ -29,7 +29,7 @@ def myrtle5(
     >>> sum(p.numel() for p in myrtle5(64).parameters())  # 27·64 + 3·9·64² + 10·64
     112960
     """
-    check_positive(width=width, classes=classes, channels=channels)
+    positive_integers(width=width, classes=classes, channels=channels)
 
     def make() -> nn.Sequential:
         modules: OrderedDict[str, nn.Module] = OrderedDict()

@@ -66,7 +66,7 @@ class NTKConv(nn.Module):
     ) -> None:
         super().__init__()
         if len(kernel) not in (1, 2):
-            raise ValueError(f"kernel must have one or two sizes; got {kernel!r}.")
+            raise ValueError(f"kernel must have one or two sizes. Got {kernel!r}.")
         self.kernel, self.stride, self.padding = kernel, stride, padding
         self.scale = (in_channels * math.prod(kernel)) ** -0.5
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *kernel))

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import nearest
 from theodolite.models.initialisation import named
 from theodolite.models.llama import Llama, llama_from_config
 from theodolite.models.resnet import CifarResNet, resnet20
+from theodolite.text import nearest
 
 M = TypeVar("M", bound=nn.Module)
 

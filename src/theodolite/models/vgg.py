@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import construct
 
 #: Channels of conv1..conv8 at full width.
@@ -32,7 +32,7 @@ def vgg11(
     >>> sum(p.numel() for p in vgg11(48).parameters())  # 28·48 + 7·(9·48² + 48) + 10·48 + 10
     147322
     """
-    check_positive(classes=classes, channels=channels, width=1 if width is None else width)
+    positive_integers(classes=classes, channels=channels, width=1 if width is None else width)
     widths = FULL_WIDTHS if width is None else (width,) * 8
 
     def make() -> nn.Sequential:

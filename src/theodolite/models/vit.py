@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.attention import Block, check_heads
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import LAYER_INITS, construct
 
 
@@ -54,9 +54,9 @@ def vision_transformer(
     >>> sum(p.numel() for p in model.parameters())  # patches 320, token 64, positions 17·64, block 12·64² + 13·64, ...
     52234
     """
-    check_positive(patch=patch, dim=dim, depth=depth, heads=heads, classes=classes)
+    positive_integers(patch=patch, dim=dim, depth=depth, heads=heads, classes=classes)
     check_heads(dim, heads)
     if image[1] % patch or image[2] % patch:
-        raise ValueError(f"patch must divide the image; got patch {patch} for {image[1]}×{image[2]} pixels.")
+        raise ValueError(f"patch must divide the image. Got patch {patch} for {image[1]}×{image[2]} pixels.")
     hidden = round(mlp_ratio * dim)
     return construct(lambda: ViT(image, patch, dim, depth, heads, hidden, classes), init, seed, (*LAYER_INITS, "normal_0.02"))

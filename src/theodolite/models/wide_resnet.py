@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from theodolite.models.choices import check_positive, normalisation
+from theodolite.arguments import positive_integers
+from theodolite.models.choices import normalisation
 from theodolite.models.initialisation import construct
 
 
@@ -76,7 +77,7 @@ def wrn(
     >>> sum(p.numel() for p in wrn(10, 2).parameters())  # 304 k
     304394
     """
-    check_positive(k=k, classes=classes, channels=channels)
+    positive_integers(k=k, classes=classes, channels=channels)
     if not isinstance(depth, int) or depth < 10 or (depth - 4) % 6:
-        raise ValueError(f"depth must be 6n + 4 (10, 16, 22, 28, ...); got {depth!r}.")
+        raise ValueError(f"depth must be 6n + 4 (10, 16, 22, 28, ...). Got {depth!r}.")
     return construct(lambda: WideResNet((depth - 4) // 6, k, classes, channels, norm, bias), init, seed)

@@ -17,9 +17,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.errors import nearest
 from theodolite.progress import counting
 from theodolite.results import Row
+from theodolite.text import nearest
 
 Job = Mapping[str, Any]
 Task = Callable[[Job], Row | Iterable[Row]]

@@ -21,11 +21,11 @@ from theodolite.analyses.dictionary_study import DictionaryPlan, DictionaryStudy
 from theodolite.cli.loading.module_attribute import listed, reason
 from theodolite.cli.terminal import plain
 from theodolite.data.files import blaming, read_arrays
-from theodolite.errors import nearest
 from theodolite.files import write_whole
 from theodolite.measures.dictionary import DictionaryChoice, LearnerState, SparseCodes
 from theodolite.measures.dictionary.learning import Objective
 from theodolite.results import Outcome, Row
+from theodolite.text import nearest
 
 if TYPE_CHECKING:
     import pandas

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.cli.loading.module_attribute import call, listed, load_attribute, names_code
-from theodolite.errors import nearest
+from theodolite.text import nearest
 
 Loss = Callable[[Any, Any], Tensor]
 

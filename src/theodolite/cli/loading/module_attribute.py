@@ -13,8 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from theodolite.errors import TheodoliteError, nearest
+from theodolite.errors import TheodoliteError
 from theodolite.models.initialisation import seeded
+from theodolite.text import nearest
 
 
 def names_code(word: str) -> bool:

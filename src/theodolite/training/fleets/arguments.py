@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from theodolite.arguments import integer
 from theodolite.training.schedules import Schedule, as_schedule
 
 AnySchedule = Schedule | Mapping[int, float] | float | None
@@ -62,7 +63,7 @@ def as_length(steps: int | None, epochs: int | None, batches: int) -> int:
         raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
     for name, value in (("steps", steps), ("epochs", epochs)):
         if value is not None:
-            _check_count(name, value)
+            integer(name, value, least=1)
     return steps if steps is not None else (epochs or 0) * batches
 
 
@@ -71,14 +72,9 @@ def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[in
     if when is None:
         return set()
     if isinstance(when, int):
-        _check_count(name, when)
+        integer(name, when, least=1)
         return set(range(0, length, when))
     for step in when:
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= length:
             raise ValueError(f"{name} must list steps of the run, 0..{length}. Got {step!r}.")
     return set(when)
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer. Got {value!r}.")

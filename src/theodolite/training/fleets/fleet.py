@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.arguments import either
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -96,8 +97,7 @@ class Fleet:
         bitwise: bool = False,
         target: str = "labels",
     ) -> None:
-        if mode not in ("train", "eval"):
-            raise ValueError(f"mode must be 'train' or 'eval'. Got {mode!r}.")
+        either("mode", mode, ("train", "eval"))
         if not memory > 0:
             raise ValueError(f"memory must be a positive number of bytes. Got {memory!r}.")
         self._memory, self._bitwise = memory, bitwise
