@@ -22,7 +22,7 @@ from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.problem import Problem
 from theodolite.progress import Stage, stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, worst_first
-from theodolite.text import nearest
+from theodolite.text import nearest, plural
 
 Budget = float | str | None
 _NOT_GIVEN: Any = object()
@@ -247,7 +247,7 @@ def _chosen(only: Iterable[str] | None, context: SurveyContext) -> list[Instrume
 def _facts(context: SurveyContext) -> dict[str, str]:
     problem = context.problem
     loss = problem.loss_function
-    layers = f"{len(problem.layers)} layer{'s' if len(problem.layers) > 1 else ''}"
+    layers = plural(len(problem.layers), "layer")
     facts = {
         "parameters": f"{problem.size:,} in {layers}".replace(",", " "),
         "loss": "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from theodolite.models.initialisation import named
 from theodolite.models.llama import Llama, llama_from_config
 from theodolite.models.resnet import CifarResNet, resnet20
-from theodolite.text import nearest
+from theodolite.text import listed, nearest
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -51,19 +51,13 @@ def _check(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     ]
     faults = []
     if missing:
-        faults.append(f"missing {_listed(missing)}")
+        faults.append(f"missing {listed(missing, 5)}")
     if unexpected:
-        faults.append(f"unexpected {_listed(unexpected)} (nearest: {', '.join(nearest(unexpected[0], own, count=1))})")
+        faults.append(f"unexpected {listed(unexpected, 5)} (nearest: {', '.join(nearest(unexpected[0], own, count=1))})")
     if misfits:
-        faults.append(f"wrong shapes: {_listed(misfits)}")
+        faults.append(f"wrong shapes: {listed(misfits, 5)}")
     if faults:
         raise ValueError(f"The weights do not fit the model: {'; '.join(faults)}.")
-
-
-def _listed(names: Iterable[str], most: int = 5) -> str:
-    names = list(names)
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def resnet20_from(weights: Mapping[str, Tensor]) -> CifarResNet:
