@@ -23,9 +23,9 @@ FLOORS = [
     ["monitors", "plots", "models", "data"],
     ["runners"],
     ["experiments"],
-    ["testing"],
     ["report"],
     ["instruments"],
+    ["testing"],  # contracts for authors of all that is below
     ["cli"],
 ]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
