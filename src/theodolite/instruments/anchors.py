@@ -17,7 +17,7 @@ from theodolite.measures.anchors import AnchorProbe, OutputHead, anchor_probe, f
 from theodolite.measures.anchors.probe import ENOUGH
 from theodolite.measures.anchors.reading import read, windows_for
 from theodolite.problem import Batch, Problem
-from theodolite.problem.calling import left_as_found
+from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Finding, Row, Severity
 

@@ -18,7 +18,7 @@ from theodolite.measures.dynamics import CriticalRate, critical_learning_rate
 from theodolite.measures.kernel import PLReport, pl_report, squared_loss_curvature
 from theodolite.measures.kernel.drift import Kernels, kernel_of
 from theodolite.operators import LinearOperator, tangent_kernel_operator
-from theodolite.operators.dense import DenseOperator
+from theodolite.operators.algebra import DenseOperator
 from theodolite.problem import Problem
 from theodolite.results import Cost, Finding, Result, Row, Severity, number
 

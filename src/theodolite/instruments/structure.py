@@ -9,7 +9,7 @@ from theodolite.instruments.base import Instrument, Site, Work, listed
 from theodolite.instruments.curvature import basis_bytes
 from theodolite.measures.audit import BatchAudit
 from theodolite.measures.hessian import StructureReport, hessian_structure
-from theodolite.operators.factors import affine_layers
+from theodolite.operators.kronecker import affine_layers
 from theodolite.results import Finding, Row, Severity
 
 if TYPE_CHECKING:

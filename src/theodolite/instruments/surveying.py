@@ -18,7 +18,7 @@ from theodolite.errors import NonFiniteError, ParameterSelectionError, nearest
 from theodolite.instruments.base import InapplicableError, Instrument, Site
 from theodolite.instruments.planning import Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
-from theodolite.operators.graphs import available_bytes
+from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.problem import Problem
 from theodolite.progress import Stage, stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, worst_first

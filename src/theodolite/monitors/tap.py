@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.problem.calling import being_measured
+from theodolite.problem.state_guard import being_measured
 from theodolite.problem.tensors import named_tensors
 
 #: The argument by which a trainer asks for a loss that is to be summed over the batches of a step; it is not data.

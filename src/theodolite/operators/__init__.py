@@ -1,17 +1,22 @@
 """L2: matrices known by their action."""
 
-from theodolite.operators.algebra import IdentityOperator, ProductOperator
+from theodolite.operators.algebra import (
+    CongruentOperator,
+    DenseOperator,
+    DiagonalOperator,
+    IdentityOperator,
+    KroneckerOperator,
+    ProductOperator,
+    congruent,
+)
 from theodolite.operators.base import LinearOperator
-from theodolite.operators.dense import DenseOperator
-from theodolite.operators.diagonal import CongruentOperator, DiagonalOperator, congruent
-from theodolite.operators.factors import KroneckerEigenpairs, KroneckerFactors, kronecker_factors
 from theodolite.operators.gauss_newton import GaussNewtonOperator, gauss_newton
 from theodolite.operators.hessian import HessianOperator, hessian
 from theodolite.operators.jacobian import JacobianOperator, jacobian
-from theodolite.operators.kernel import TangentKernelOperator, tangent_kernel, tangent_kernel_operator
-from theodolite.operators.kronecker import KroneckerOperator
-from theodolite.operators.layers import LayerHessians, layer_hessians
+from theodolite.operators.kronecker import KroneckerEigenpairs, KroneckerFactors, kronecker_factors
+from theodolite.operators.layer_hessians import LayerHessians, layer_hessians
 from theodolite.operators.scipy_bridge import as_operator
+from theodolite.operators.tangent_kernels import TangentKernelOperator, tangent_kernel, tangent_kernel_operator
 
 __all__ = [
     "CongruentOperator",

@@ -1,10 +1,11 @@
-"""Sums, scalings, products and transposes of operators."""
+"""Matrices that are there, and sums, scalings, products, transposes and Kronecker products of operators."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from theodolite.errors import NonFiniteError
 from theodolite.operators.base import LinearOperator
 from theodolite.results import Cost
 
@@ -127,3 +128,144 @@ class IdentityOperator(LinearOperator):
 
     def _matmat(self, x: Tensor) -> Tensor:
         return x.clone()
+
+
+class DenseOperator(LinearOperator):
+    """An explicit matrix behind the operator interface.
+
+    >>> import torch
+    >>> op = DenseOperator(torch.diag(torch.tensor([3.0, 1.0])))
+    >>> op @ torch.tensor([1.0, 1.0])
+    tensor([3., 1.])
+    >>> op.symmetric
+    True
+    """
+
+    def __init__(self, matrix: Tensor, *, symmetric: bool | None = None) -> None:
+        if matrix.ndim != 2:
+            raise ValueError(f"DenseOperator takes a matrix. Got a tensor of shape {tuple(matrix.shape)}.")
+        matrix = matrix.detach()
+        if not matrix.is_floating_point():
+            raise ValueError(f"DenseOperator takes a floating-point matrix. Got {matrix.dtype}.")
+        if matrix.numel() == 0:
+            raise ValueError(f"DenseOperator takes a matrix with entries. Got shape {tuple(matrix.shape)}.")
+        matrix = matrix.to_dense() if matrix.layout != torch.strided else matrix
+        if not bool(torch.isfinite(matrix).all()):
+            raise NonFiniteError("The matrix holds NaN or inf.")
+        if symmetric is None:
+            symmetric = is_symmetric(matrix)
+        rows, columns = matrix.shape
+        super().__init__((rows, columns), dtype=matrix.dtype, device=matrix.device, symmetric=symmetric)
+        self.matrix = matrix
+
+    def _matmat(self, x: Tensor) -> Tensor:
+        return self.matrix @ x
+
+    def _rmatmat(self, x: Tensor) -> Tensor:
+        return self.matrix.T @ x
+
+    def to_dense(self) -> Tensor:
+        return self.matrix.clone()
+
+    def cost(self) -> Cost:
+        return Cost(route="dense matrix", peak_bytes=self.matrix.numel() * self.matrix.element_size())
+
+
+def is_symmetric(matrix: Tensor) -> bool:
+    """Whether a matrix is symmetric to the rounding of its dtype."""
+    if matrix.shape[0] != matrix.shape[1]:
+        return False
+    tolerance = 1e-10 if matrix.dtype.itemsize == 8 else 1e-4
+    return float((matrix - matrix.T).abs().max()) <= tolerance * float(matrix.abs().max())
+
+
+class DiagonalOperator(LinearOperator):
+    """`diag(d)` for a vector d.
+
+    >>> import torch
+    >>> DiagonalOperator(torch.tensor([2.0, 3.0]).double()) @ torch.ones(2).double()
+    tensor([2., 3.], dtype=torch.float64)
+    """
+
+    def __init__(self, diagonal: Tensor) -> None:
+        if diagonal.ndim != 1:
+            raise ValueError(f"diagonal must be a vector. Got shape {tuple(diagonal.shape)}.")
+        n = diagonal.shape[0]
+        super().__init__((n, n), dtype=diagonal.dtype, device=diagonal.device, symmetric=True, probe=False)
+        self.diagonal = diagonal
+
+    def _matmat(self, x: Tensor) -> Tensor:
+        return self.diagonal[:, None] * x
+
+
+class CongruentOperator(LinearOperator):
+    """`S A S` with S diagonal; symmetric where A is."""
+
+    def __init__(self, op: LinearOperator, scale: DiagonalOperator) -> None:
+        if op.shape != scale.shape:
+            raise ValueError(f"Shapes {op.shape} and {scale.shape} do not fit.")
+        super().__init__(op.shape, dtype=op.dtype, device=op.device, symmetric=op.symmetric, probe=False)
+        self.op, self.scale = op, scale
+
+    def _matmat(self, x: Tensor) -> Tensor:
+        return self.scale @ (self.op @ (self.scale @ x))
+
+    def _rmatmat(self, x: Tensor) -> Tensor:
+        return self.scale @ self.op.rmatmul(self.scale @ x)
+
+    def cost(self) -> Cost:
+        return joint_cost(" in ", self.op)
+
+
+def congruent(op: LinearOperator, scale: Tensor) -> CongruentOperator:
+    """`diag(s) A diag(s)`, never formed; with `s = 1/sqrt(p)` it has the eigenvalues of `P⁻¹A`.
+
+    >>> import torch
+    >>> from theodolite.operators import as_operator
+    >>> congruent(as_operator(torch.ones(2, 2).double()), torch.tensor([1.0, 3.0]).double()).to_dense()
+    tensor([[1., 3.],
+            [3., 9.]], dtype=torch.float64)
+    """
+    return CongruentOperator(op, DiagonalOperator(scale))
+
+
+class KroneckerOperator(LinearOperator):
+    """`A ⊗ B`, with `(A ⊗ B) vec(X) = vec(A X Bᵀ)` for row-major vec.
+
+    Row-major is torch's own order: for a weight W of shape (m, n) the flat index of `W[i, j]` is `i*n + j`.
+
+    >>> from theodolite.operators import DenseOperator
+    >>> a, b = torch.tensor([[2.0]]), torch.tensor([[1.0, 2.0], [2.0, 5.0]])
+    >>> KroneckerOperator(DenseOperator(a), DenseOperator(b)).to_dense()
+    tensor([[ 2.,  4.],
+            [ 4., 10.]])
+    """
+
+    def __init__(self, a: LinearOperator, b: LinearOperator) -> None:
+        super().__init__(
+            (a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]),
+            dtype=torch.promote_types(a.dtype, b.dtype),
+            device=a.device,
+            symmetric=a.symmetric and b.symmetric,
+            probe=False,
+        )
+        self.a, self.b = a, b
+
+    def _matmat(self, x: Tensor) -> Tensor:
+        return _apply(x, self.a.shape[1], self.b.shape[1], self.a.__matmul__, self.b.__matmul__)
+
+    def _rmatmat(self, x: Tensor) -> Tensor:
+        return _apply(x, self.a.shape[0], self.b.shape[0], self.a.rmatmul, self.b.rmatmul)
+
+    def cost(self) -> Cost:
+        return joint_cost(" ⊗ ", self.a, self.b)
+
+
+def _apply(x: Tensor, rows: int, columns: int, a: object, b: object) -> Tensor:
+    k = x.shape[1]
+    x = x.reshape(rows, columns * k)
+    x = a(x)  # type: ignore[operator]  # (m_a, columns * k)
+    m = x.shape[0]
+    x = x.reshape(m, columns, k).transpose(0, 1).reshape(columns, m * k)
+    x = b(x)  # type: ignore[operator]  # (m_b, m_a * k)
+    return x.reshape(-1, m, k).transpose(0, 1).reshape(-1, k)

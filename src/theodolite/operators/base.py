@@ -207,7 +207,7 @@ class LinearOperator(ABC):
 
     def kron(self, other: LinearOperator) -> LinearOperator:
         """The Kronecker product `self ⊗ other`, never formed."""
-        from theodolite.operators.kronecker import KroneckerOperator
+        from theodolite.operators.algebra import KroneckerOperator
 
         return KroneckerOperator(self, other)
 

@@ -8,8 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from theodolite.operators.curvature import CurvatureOperator
-from theodolite.operators.graphs import Keep, backward
+from theodolite.operators.autograd.graphs import Keep, backward
+from theodolite.operators.autograd.operator import AutogradOperator
 from theodolite.problem import Batch, Problem, join_like, split_like
 
 
@@ -68,7 +68,7 @@ def refuse_other_ways(who: str, leaves: list[Tensor], output: Tensor, loss_gradi
         )
 
 
-class GaussNewtonOperator(CurvatureOperator[OutputGraph]):
+class GaussNewtonOperator(AutogradOperator[OutputGraph]):
     """`G = Σ_b share_b Jᵀ (∇²_z loss_b) J`. Made by `theodolite.gauss_newton`."""
 
     def __init__(

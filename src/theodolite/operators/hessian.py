@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from theodolite.operators.curvature import CHUNK, CurvatureOperator
-from theodolite.operators.graphs import Keep, backward
-from theodolite.operators.stacks import run_stack
-from theodolite.operators.tangent_stack import StackPass
+from theodolite.operators.autograd.graphs import Keep, backward
+from theodolite.operators.autograd.operator import CHUNK, AutogradOperator
+from theodolite.operators.linear_stacks.recognition import run_stack
+from theodolite.operators.linear_stacks.tangents import StackPass
 from theodolite.problem import Batch, Problem, join_like, split_like
 
 Gradients = tuple[Tensor | None, ...]
 
 
-class HessianOperator(CurvatureOperator[Gradients | StackPass]):
+class HessianOperator(AutogradOperator[Gradients | StackPass]):
     """`H = ∇² Σ_b share_b loss_b` on the flat parameters. Made by `theodolite.hessian`."""
 
     def __init__(
@@ -35,9 +35,9 @@ class HessianOperator(CurvatureOperator[Gradients | StackPass]):
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients | StackPass:
         # What the closed form stores pays over several products only.
         run = run_stack(self.problem, tensors, batch, index) if self.closed_form and self.graphs.keeping else None
-        return self.trace(leaves, tensors, batch, index) if run is None else StackPass.of(run)
+        return self.build_graph(leaves, tensors, batch, index) if run is None else StackPass.of(run)
 
-    def trace(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients:
+    def build_graph(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients:
         """The gradient of one batch with its graph."""
         loss = self.problem.evaluate(tensors, batch, index).loss
         return self.problem.gradients_of(loss, leaves, batch, index, create_graph=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from theodolite.operators.autograd.graphs import Keep
+from theodolite.operators.autograd.operator import AutogradOperator
 from theodolite.operators.base import rows_of
-from theodolite.operators.curvature import CurvatureOperator
 from theodolite.operators.gauss_newton import OutputGraph, output_graph
-from theodolite.operators.graphs import Keep
 from theodolite.problem import Batch, Problem, join_like, split_like
 
 
-class JacobianOperator(CurvatureOperator[OutputGraph]):
+class JacobianOperator(AutogradOperator[OutputGraph]):
     """`J` of shape (outputs of all samples, parameters), sample-major. Made by `theodolite.jacobian`."""
 
     def __init__(

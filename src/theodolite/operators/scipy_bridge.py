@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from theodolite.operators.algebra import DenseOperator
 from theodolite.operators.base import LinearOperator
-from theodolite.operators.dense import DenseOperator
 from theodolite.results import Cost
 
 _TORCH_DTYPE = {np.dtype("float32"): torch.float32, np.dtype("float64"): torch.float64}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError, NotRepeatableError
-from theodolite.problem.random_states import random_states_kept
+from theodolite.problem.state_guard import random_states_kept
 from theodolite.problem.tensors import bytes_of, map_tensors, named_tensors
 
 #: Data up to this many bytes is held in memory.

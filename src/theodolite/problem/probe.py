@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from theodolite.errors import BatchCoupledError, NotRepeatableError
 from theodolite.problem.batches import Batch
-from theodolite.problem.calling import Evaluation, left_as_found
+from theodolite.problem.calling import Evaluation
+from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import counts, ignored_label
 
 if TYPE_CHECKING:
+    from theodolite.problem.batches import Batch
     from theodolite.problem.problem import Problem
 
 
@@ -133,3 +135,30 @@ def first_bad_tensor(tensors: dict[str, Tensor], batch: Batch, result: Evaluatio
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             return f"The loss of batch {index} is {loss}: {name} is the first tensor with NaN or inf."
     return f"The loss of batch {index} is {loss}, although the output is finite: look at the loss function and its targets."
+
+
+UNSEEN = (
+    "The objective does not depend on the measured parameters through autograd, so its derivatives would all be zero. "
+    "Usual causes: .detach(), .item() or torch.no_grad() in the model or the loss, or a loss of decisions (argmax, rounding). "
+    "Remedy: keep the way from the parameters to the loss differentiable, or measure other parameters with params=."
+)
+
+
+def refuse_unseen_dependence(problem: Problem, batch: Batch, index: int) -> None:
+    """Raise if the loss of a batch without a gradient changes when the measured parameters do.
+
+    One that stays the same is constant in them (a batch may not use them all): its derivatives are truly zero.
+    """
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        leaves = problem.leaves(grad=False)
+        here, there = (problem.raw_loss(problem.tensors(at), batch) for at in (leaves, [_shaken(p, generator) for p in leaves]))
+    if not abs(there - here) <= 1e-5 * max(abs(here), 1e-30):
+        raise ValueError(
+            f"{UNSEEN} (Batch {index}: the loss moves from {here:.4g} to {there:.4g} when the parameters are shaken.)"
+        )
+
+
+def _shaken(p: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p)
+    return p + 0.3 * noise * (p.square().mean().sqrt() + 1e-2)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from theodolite.errors import NonFiniteError
 from theodolite.problem import probe
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
-from theodolite.problem.calling import Evaluation, Loss, ModelCall, copy_model, left_as_found, unwrap
-from theodolite.problem.dependence import refuse_unseen_dependence
+from theodolite.problem.calling import Evaluation, Loss, ModelCall, copy_model, unwrap
+from theodolite.problem.calling.precision import KeepFloat64
+from theodolite.problem.derivatives.second_order import first_order, refuse_special_gradients, second_order
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
-from theodolite.problem.precision import KeepFloat64
-from theodolite.problem.random_states import random_states_kept
+from theodolite.problem.probe import refuse_unseen_dependence
 from theodolite.problem.sampling import jackknife_error
-from theodolite.problem.second_order import first_order, refuse_special_gradients, second_order
+from theodolite.problem.state_guard import left_as_found, random_states_kept
 from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
 
 Mode = Literal["eval", "train"] | None
@@ -240,7 +240,7 @@ class Problem:
                 yield i, share, self.placed(batch)
 
     @property
-    def weighty_batches(self) -> int:
+    def num_weighted_batches(self) -> int:
         """How many batches count: one whose labels are all ignored weighs nothing and is passed over."""
         return sum(share > 0.0 for share in self.weighting.shares)
 

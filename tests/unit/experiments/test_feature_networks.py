@@ -10,7 +10,7 @@ from theodolite.experiments.catapult_features.feature_networks import StackedNet
 from theodolite.experiments.catapult_features.feature_tasks import agops
 from theodolite.measures.features import agop
 from theodolite.models import fcn, ntk_cnn, ntk_fcn
-from theodolite.operators.kernel import tangent_kernel
+from theodolite.operators.tangent_kernels import tangent_kernel
 from theodolite.problem import Problem
 
 REPLICAS, SAMPLES = 3, 7

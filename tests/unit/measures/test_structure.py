@@ -17,7 +17,7 @@ from theodolite.measures.hessian.full_approximation import full_hessian_approxim
 from theodolite.measures.hessian.matricised import correspondence, kronecker_overlap, rank_ratios
 from theodolite.measures.hessian.overlap_law import outlier_count, predicted_overlap, rank_one_count
 from theodolite.measures.hessian.weight_products import firing_rates, sharp_subspace, weight_product
-from theodolite.operators.factors import factors_of, kronecker_factors
+from theodolite.operators.kronecker import factors_of, kronecker_factors
 
 
 def haar(n: int, generator: torch.Generator) -> Tensor:

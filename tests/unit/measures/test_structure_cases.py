@@ -14,7 +14,7 @@ from theodolite.measures.hessian.full_approximation import full_hessian_approxim
 from theodolite.measures.hessian.matricised import matricised
 from theodolite.measures.hessian.overlap_law import outlier_count, predicted_overlap
 from theodolite.measures.hessian.weight_products import firing_rates
-from theodolite.operators.factors import factors_of, kronecker_factors
+from theodolite.operators.kronecker import factors_of, kronecker_factors
 
 LOSS = nn.CrossEntropyLoss()
 

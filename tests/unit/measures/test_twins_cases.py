@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import theodolite as th
 from theodolite.measures.kernel.expansion import taylor
-from theodolite.problem.second_order import functional_transforms
+from theodolite.problem.derivatives.second_order import functional_transforms
 
 
 def numbers(*shape: int, seed: int = 1) -> Tensor:

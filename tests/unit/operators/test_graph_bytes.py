@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.operators.graphs import graph_bytes
+from theodolite.operators.autograd.graphs import graph_bytes
 
 
 def test_a_slice_of_a_data_set_counts_as_a_slice():

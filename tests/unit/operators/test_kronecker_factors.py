@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.operators.factors import factors_of, kronecker_factors
+from theodolite.operators.kronecker import factors_of, kronecker_factors
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -138,7 +138,7 @@ def test_a_grouped_block_is_the_part_of_the_full_one_that_exists():
     output, input_ = root @ root.T, other @ other.T
     full = torch.kron(output, input_)
     kept = torch.cat([i * g * n + (i // (m // g)) * n + torch.arange(n) for i in range(m)])
-    from theodolite.operators.factors.kronecker_factors import GroupedKroneckerOperator
+    from theodolite.operators.kronecker.factors import GroupedKroneckerOperator
 
     assert torch.allclose(GroupedKroneckerOperator(output, input_, g).to_dense(), full[kept][:, kept], atol=1e-12)
 

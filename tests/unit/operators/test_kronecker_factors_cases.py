@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import theodolite as th
-from theodolite.operators.factors import kronecker_factors
+from theodolite.operators.kronecker import kronecker_factors
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -371,7 +371,7 @@ def test_the_model_is_as_found_while_an_error_is_still_held():
 
 def test_check_13_the_exact_identity_of_a_convolution_with_several_patches():
     """H(w) = (I ⊗ X) M (I ⊗ Xᵀ) with M the Hessian in all outputs, on a CNN with P > 1."""
-    from theodolite.operators.factors.affine import affine_layer
+    from theodolite.operators.kronecker.affine import affine_layer
 
     model = nn.Sequential(nn.Conv2d(2, 3, 2, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4))
     x, y = torch.randn(5, 2, 5, 5), torch.arange(5) % 4

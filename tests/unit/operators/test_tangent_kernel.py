@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.errors import BatchCoupledError, NotRepeatableError
 from theodolite.models import ntk_cnn, ntk_fcn
-from theodolite.operators.kernel.blocks import BlockMaker
-from theodolite.operators.kernel.features import Features, Outer, Positions, Rows, Tokens, affine_features
-from theodolite.operators.kernel.tangent_kernel import as_problem
+from theodolite.operators.tangent_kernels.blocks import BlockMaker
+from theodolite.operators.tangent_kernels.features import Features, Outer, Positions, Rows, Tokens, affine_features
+from theodolite.operators.tangent_kernels.tangent_kernel import as_problem
 from theodolite.testing import OperatorContract
 
 
@@ -212,7 +212,7 @@ def test_blocks_of_samples_make_the_same_kernel(name: str, budget: int | None, m
     import sys
 
     model, x, kernel = made(name)
-    monkeypatch.setattr(sys.modules["theodolite.operators.kernel.tangent_kernel"], "SAMPLES", 2)
+    monkeypatch.setattr(sys.modules["theodolite.operators.tangent_kernels.tangent_kernel"], "SAMPLES", 2)
     assert_close(th.tangent_kernel(model, x, memory_budget=budget), kernel)
     c = len(kernel) // len(x)
     assert_close(th.tangent_kernel(model, x, x[:3], memory_budget=budget), kernel[:, : 3 * c])

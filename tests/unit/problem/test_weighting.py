@@ -163,7 +163,7 @@ def test_a_batch_ignored_by_the_label_of_the_loss_weighs_nothing(loss, first):
     problem = th.Problem(model, loss, batches)
     assert problem.loss() == pytest.approx(truth, rel=1e-12)
     assert problem.weighting.rule == "labels"
-    assert problem.weighty_batches == 2
+    assert problem.num_weighted_batches == 2
 
 
 def test_all_labels_ignored_by_the_label_of_the_loss_is_said():

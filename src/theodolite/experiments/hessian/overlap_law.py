@@ -27,7 +27,7 @@ from theodolite.experiments.hessian.overlap import (
 )
 from theodolite.measures.hessian import correspondence, predicted_overlap, rank_one_count
 from theodolite.operators import KroneckerFactors
-from theodolite.operators.factors import factors_of
+from theodolite.operators.kronecker import factors_of
 from theodolite.results import Row
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from theodolite.measures.anchors.probe import AnchorProbe, new_stream, summarise
 from theodolite.measures.anchors.reading import read, windows_for
 from theodolite.measures.anchors.source import Reading, Source
 from theodolite.measures.anchors.stream import ProbeStream
-from theodolite.problem.calling import left_as_found, unwrap
+from theodolite.problem.calling import unwrap
+from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import map_tensors, named_tensors
 from theodolite.progress import counting
 

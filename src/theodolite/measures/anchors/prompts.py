@@ -18,7 +18,8 @@ from theodolite.measures.anchors.reading import context_length, model_kind, toke
 from theodolite.measures.anchors.readout import anchored_logits, label_ids, thresholded_score
 from theodolite.measures.anchors.source import check_ids
 from theodolite.measures.anchors.transfer import check_coefficients, fit_anchor
-from theodolite.problem.calling import left_as_found, unwrap
+from theodolite.problem.calling import unwrap
+from theodolite.problem.state_guard import left_as_found
 from theodolite.progress import counting
 from theodolite.results import Result, Row
 

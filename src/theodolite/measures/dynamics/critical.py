@@ -27,7 +27,7 @@ from theodolite.operators import (
     hessian,
     tangent_kernel_operator,
 )
-from theodolite.operators.diagonal import DiagonalOperator
+from theodolite.operators.algebra import DiagonalOperator
 from theodolite.problem import Problem
 from theodolite.results import Cost, Result, Row
 

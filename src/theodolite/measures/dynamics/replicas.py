@@ -18,7 +18,7 @@ Factory = Callable[[int], nn.Module]
 def whole_data(problem: Problem) -> Any:
     """`joined_data` for training on it: refused where the loss of the joined batch is not the objective of the problem."""
     data = joined_data(problem)
-    if problem.weighty_batches < 2:
+    if problem.num_weighted_batches < 2:
         return data
     given = problem.weighting.rule == "given"
     ours = problem.loss()
@@ -27,7 +27,7 @@ def whole_data(problem: Problem) -> Any:
     if given or not abs(whole - ours) <= 8 * eps + 1e3 * eps * max(abs(whole), abs(ours)):
         why = "it has a batch_weight of its own" if given else f"its loss is {ours:.6g}, that of the joined batches {whole:.6g}"
         raise ValueError(
-            f"Runs at many rates train on all {problem.weighty_batches} batches joined into one, and the objective of this "
+            f"Runs at many rates train on all {problem.num_weighted_batches} batches joined into one, and the objective of this "
             f"problem is another: {why}. Give the data as one batch, with any weights inside the loss."
         )
     return data

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.operators import LinearOperator
-from theodolite.operators.diagonal import DiagonalOperator, congruent
+from theodolite.operators.algebra import DiagonalOperator, congruent
 from theodolite.problem import Problem
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from theodolite.measures.features.gradients import Settings, chunks
 from theodolite.measures.features.source import as_source
-from theodolite.operators.graphs import available_bytes
+from theodolite.operators.autograd.graphs import available_bytes
 
 #: From this many input coordinates on, only one half of the symmetric matrix is multiplied out, in blocks of this size.
 BLOCK = 512

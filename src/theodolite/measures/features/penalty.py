@@ -10,7 +10,7 @@ from torch import Tensor
 from theodolite.measures.features.gradients import Settings, cotangents, pulled_back
 from theodolite.measures.features.source import QUANTITY, Point, as_source, batches_of
 from theodolite.problem import Problem
-from theodolite.problem.second_order import plain_second_order_errors, refuse_first_order_layers
+from theodolite.problem.derivatives.second_order import plain_second_order_errors, refuse_first_order_layers
 
 Norm = Literal["frobenius", "trace", "nuclear", "spectral"]
 _NORMS = ("frobenius", "trace", "nuclear", "spectral")

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from theodolite.errors import BatchCoupledError, nearest
-from theodolite.operators.kernel.tangent_kernel import CHECKED
+from theodolite.operators.tangent_kernels.tangent_kernel import CHECKED
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import map_tensors, named_tensors
 

@@ -25,7 +25,7 @@ def autocorrelation(factors: KroneckerFactors) -> Autocorrelation:
 
     γ₁ >= ‖μ‖² because μ̂ is a test vector, and γ₂ <= ‖Σ‖ by interlacing; so γ₁/γ₂ >= ‖μ‖²/‖Σ‖, always.
 
-    >>> from theodolite.operators.factors import factors_of
+    >>> from theodolite.operators.kronecker import factors_of
     >>> mean = torch.tensor([2.0, 0.0]).double()
     >>> found = autocorrelation(factors_of(torch.eye(1).double(), torch.outer(mean, mean) + 0.5 * torch.eye(2).double(), mean))
     >>> found.squared_dot, found.ratio, found.bound

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from theodolite.operators.factors import LayerPass, affine_layers, visit_batches
-from theodolite.operators.factors.affine import AffineLayer
-from theodolite.operators.factors.curvature import SoftmaxCurvature
+from theodolite.operators.kronecker import LayerPass, affine_layers, visit_batches
+from theodolite.operators.kronecker.affine import AffineLayer
+from theodolite.operators.kronecker.loss_curvature import SoftmaxCurvature
 from theodolite.problem import Problem, match_layers
 
 #: The means of all groups may take so many bytes.

@@ -13,7 +13,7 @@ def decoupling_error(
 
     >>> import torch
     >>> from theodolite.operators import DenseOperator
-    >>> from theodolite.operators.factors import factors_of
+    >>> from theodolite.operators.kronecker import factors_of
     >>> factors = factors_of(torch.eye(2).double(), torch.eye(3).double())
     >>> round(decoupling_error(DenseOperator(torch.eye(6).double() * 2), factors), 6)
     0.5

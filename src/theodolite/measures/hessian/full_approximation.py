@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from theodolite.operators.factors import LayerPass, affine_layers, visit_batches
-from theodolite.operators.factors.affine import AffineLayer
-from theodolite.operators.factors.curvature import EXACT_PASSES, FLAT
+from theodolite.operators.kronecker import LayerPass, affine_layers, visit_batches
+from theodolite.operators.kronecker.affine import AffineLayer
+from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT
 from theodolite.problem import Problem
 from theodolite.results import Cost, Outcome, Result, Row
 

@@ -11,7 +11,7 @@ from theodolite.operators import KroneckerFactors
 def rank_one_count(factors: KroneckerFactors) -> int:
     """K*: how many leading eigenvectors of the Kronecker product have the form u_i ⊗ v₁, i.e. `τ_i γ₁ > τ₁ γ₂`.
 
-    >>> from theodolite.operators.factors import factors_of
+    >>> from theodolite.operators.kronecker import factors_of
     >>> flat = torch.diag(torch.tensor([1.0, 0.9, 0.8, 0.05])).double()
     >>> rank_one_count(factors_of(flat, torch.diag(torch.tensor([1.0, 0.1])).double()))
     3

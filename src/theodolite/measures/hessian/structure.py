@@ -14,8 +14,8 @@ from theodolite.measures.hessian.decoupling import relative_norm
 from theodolite.measures.hessian.matricised import Correspondence, correspondence, kronecker_overlap, rank_ratios
 from theodolite.measures.hessian.overlap_law import outlier_count, rank_one_count
 from theodolite.operators import KroneckerFactors, LinearOperator, kronecker_factors, layer_hessians
-from theodolite.operators.factors import FactorMode
-from theodolite.operators.layers import LayerHessians
+from theodolite.operators.kronecker import FactorMode
+from theodolite.operators.layer_hessians import LayerHessians
 from theodolite.problem import Problem
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row, number
 

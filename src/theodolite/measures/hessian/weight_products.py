@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from theodolite.operators.factors import affine_layers
-from theodolite.operators.factors.affine import AffineLayer, Capture, capturing
+from theodolite.operators.kronecker import affine_layers
+from theodolite.operators.kronecker.affine import AffineLayer, Capture, capturing
 from theodolite.problem import Problem, match_layers
 
 

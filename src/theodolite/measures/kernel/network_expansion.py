@@ -16,7 +16,7 @@ from theodolite.measures.kernel.expansion import Function, Named, second_order_t
 from theodolite.measures.kernel.gates import Recorded, Replayed
 from theodolite.measures.kernel.jets import Jet, jets_for
 from theodolite.problem.calling import main_output
-from theodolite.problem.second_order import functional_transforms
+from theodolite.problem.derivatives.second_order import functional_transforms
 from theodolite.problem.tensors import map_tensors, named_tensors
 
 #: Samples that the choice of a route is tried on, at least.

@@ -13,7 +13,7 @@ from theodolite.measures.kernel.expansion import Named
 from theodolite.measures.kernel.network_expansion import Call, NetworkExpansion
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model, unwrap
-from theodolite.problem.replacements import inside_transform
+from theodolite.problem.derivatives.exact_derivatives import inside_transform
 from theodolite.problem.tensors import named_tensors
 
 _COUPLED = (nn.modules.batchnorm._BatchNorm,)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from theodolite.problem.answers import right_answers
+from theodolite.problem.accuracy import right_answers
 
 #: Quantiles of the differences of losses, by the name of their column.
 QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "q999": 0.999}

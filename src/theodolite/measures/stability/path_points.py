@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from theodolite.problem import Problem
-from theodolite.problem.answers import answers, right_answers
+from theodolite.problem.accuracy import answers, right_answers
 from theodolite.problem.calling import Evaluation, Loss, ModelCall
 
 BatchNormPolicy = Literal["interpolate", "recompute", "batch"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from theodolite.problem.answers import right_answers
+from theodolite.problem.accuracy import right_answers
 from theodolite.training.fleets.data import FleetFeed
 from theodolite.training.fleets.routes import LoopRoute, Route
 from theodolite.training.fleets.state import FleetState

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.unit.measures.stability.solutions import direct, permuted
 from theodolite.measures.stability.linear_path import linear_path
 from theodolite.measures.stability.path_states import interpolate_states
-from theodolite.problem.answers import right_answers
+from theodolite.problem.accuracy import right_answers
 
 
 def test_forms_of_states(tmp_path, solution, data):

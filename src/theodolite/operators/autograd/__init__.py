@@ -1,0 +1,1 @@
+"""Operators made of autograd graphs, kept alive between products while they fit in memory."""

@@ -1,0 +1,191 @@
+"""The tangent kernel `J Jᵀ` of a network at its current weights: which outputs move together in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.operators.autograd.graphs import Keep, available_bytes
+from theodolite.operators.base import LinearOperator
+from theodolite.operators.jacobian import JacobianOperator, jacobian
+from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker
+from theodolite.problem import Batch, Problem
+from theodolite.problem.tensors import bytes_of
+from theodolite.results import Cost
+
+#: Samples whose gradients are made at once.
+SAMPLES = 256
+#: Samples of a bare module's inputs that are evaluated twice, to see whether the model repeats itself.
+CHECKED = 8
+
+
+def tangent_kernel(
+    model_or_problem: nn.Module | Problem,
+    inputs: Any = None,
+    other: Any = None,
+    *,
+    outputs: Iterable[int] | int | None = None,
+    memory_budget: int | None = None,
+) -> Tensor:
+    """`K[(i, a), (k, b)] = ⟨∇f_a(x_i), ∇f_b(x_k)⟩` over the measured parameters, as an (n c) × (n' c) matrix, sample-major.
+
+    Gradients are never written out where a layer makes that unnecessary: those of a linear layer are outer products, so
+    its share of the kernel is the entry-wise product of two small Gram matrices. Each such form is checked against plain
+    backward; what has none (recurrent layers, weights used twice) is treated sample by sample.
+
+    Parameters
+    ----------
+    model_or_problem : a module (measured in eval mode, parameters that require grad) or a Problem (its mode and parameters).
+    inputs : what the model is called with: a tensor, a tuple of arguments, a mapping; None means the problem's own.
+    other : inputs for the columns; None means the same as for the rows.
+    outputs : which outputs of a sample, counted in the flattened output; None means all.
+    memory_budget : bytes for gradients, a quarter of what is free by default; where they do not fit, samples are taken in smaller
+        blocks and gradients made again for each pair of blocks.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False).double()
+    >>> tangent_kernel(model, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double())
+    tensor([[ 5., 11.],
+            [11., 25.]], dtype=torch.float64)
+    """
+    problem = as_problem(model_or_problem, inputs)
+    problem.refuse_batch_coupling("A tangent kernel")
+    maker = BlockMaker(problem, outputs)
+    whole = list(problem.data) if inputs is None else [problem.batch_of(inputs)]
+    budget = available_bytes(problem.device) // 4 if memory_budget is None else memory_budget
+    width = _block_size(maker, whole[0], budget)
+    if other is not None:
+        return _between(maker, _cut(whole, width), _cut([problem.batch_of(other)], width), budget)
+    return _symmetric(maker, _cut(whole, width), budget)
+
+
+def _block_size(maker: BlockMaker, batch: Batch, budget: int) -> int:
+    """Samples whose gradients fit twice into the budget; judged by one sample, unless even written out they would fit."""
+    first, problem = maker.problem.placed(batch.part(slice(0, 1))), maker.problem
+    with problem.session(second=False), torch.no_grad():
+        outputs = problem.output(problem.tensors(problem.leaves(grad=False)), first, 0)
+    most = min(SAMPLES, batch.size) * outputs.numel() * (problem.size + bytes_of(first.args) // 4) * outputs.element_size()
+    if 2 * most <= budget or batch.size == 1:
+        return SAMPLES
+    return max(1, min(SAMPLES, budget // (2 * max(1, maker.make(first, 0).bytes()))))
+
+
+def _cut(whole: list[Batch], width: int) -> list[Batch]:
+    """Batches of at most `width` samples."""
+    return [
+        batch.part(slice(start, start + width)) if batch.size > width else batch
+        for batch in whole
+        for start in range(0, batch.size, width)
+    ]
+
+
+def _between(maker: BlockMaker, rows: list[Batch], columns: list[Batch], budget: int) -> Tensor:
+    store = _Store(maker, columns, budget)
+    found = []
+    for i, batch in enumerate(rows):
+        block = maker.make(maker.problem.placed(batch), i)
+        found.append(torch.cat([block.gram(one) for _, one in store.blocks()], dim=1))
+    return torch.cat(found)
+
+
+def _symmetric(maker: BlockMaker, batches: list[Batch], budget: int) -> Tensor:
+    store = _Store(maker, batches, budget)
+    parts: list[list[Tensor]] = [[] for _ in batches]
+    for i in range(len(batches)):
+        block = store.block(i)
+        parts[i] = [parts[j][i].T for j in range(i)] + [block.gram(one) for _, one in store.blocks(start=i)]
+    return torch.cat([torch.cat(row, dim=1) for row in parts])
+
+
+class _Store:
+    """Blocks of the columns, kept while they fit and made again where they do not."""
+
+    def __init__(self, maker: BlockMaker, batches: list[Batch], budget: int) -> None:
+        self.maker, self.batches, self.left = maker, batches, budget
+        self._kept: dict[int, Block] = {}
+
+    def block(self, i: int) -> Block:
+        if i in self._kept:
+            return self._kept[i]
+        block = self.maker.make(self.maker.problem.placed(self.batches[i]), i)
+        if block.bytes() <= self.left:
+            self._kept[i] = block
+            self.left -= block.bytes()
+        return block
+
+    def blocks(self, start: int = 0) -> Iterator[tuple[int, Block]]:
+        return ((i, self.block(i)) for i in range(start, len(self.batches)))
+
+
+class TangentKernelOperator(LinearOperator):
+    """`J Jᵀ` known by its products: one pull back and one push forward. Made by `theodolite.tangent_kernel_operator`.
+
+    With `metric`, one positive number per parameter, it is `J diag(metric) Jᵀ`: the kernel of a preconditioned descent.
+    """
+
+    def __init__(self, jacobian: JacobianOperator, metric: Tensor | None = None) -> None:
+        size = jacobian.shape[0]
+        super().__init__((size, size), dtype=jacobian.dtype, device=jacobian.device, symmetric=True)
+        self.jacobian = jacobian
+        self.metric = None if metric is None else metric.to(jacobian.device, jacobian.dtype)[:, None]
+
+    def _matmat(self, x: Tensor) -> Tensor:
+        pulled = self.jacobian._rmatmat(x)
+        return self.jacobian._matmat(pulled if self.metric is None else pulled * self.metric)
+
+    def cost(self) -> Cost:
+        return self.jacobian.cost()
+
+
+def tangent_kernel_operator(
+    model_or_problem: nn.Module | Problem,
+    inputs: Any = None,
+    *,
+    metric: Tensor | None = None,
+    keep: Keep = "auto",
+    memory_budget: int | None = None,
+) -> TangentKernelOperator:
+    """The tangent kernel for many samples, never formed: each product costs about two gradients.
+
+    `metric` (one positive number per parameter) gives `J diag(metric) Jᵀ`, the kernel of a preconditioned descent.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False).double()
+    >>> op = tangent_kernel_operator(model, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double())
+    >>> op @ torch.tensor([1.0, 0.0]).double()
+    tensor([ 5., 11.], dtype=torch.float64)
+    """
+    problem = as_problem(model_or_problem, inputs)
+    if isinstance(model_or_problem, Problem) and inputs is not None:
+        problem = Problem(
+            problem.model,
+            _sum_of_outputs,
+            [(inputs, torch.zeros(1))],
+            params=list(problem.names),
+            mode=problem.mode,
+            batch_weight=_samples,
+        )
+    return TangentKernelOperator(jacobian(problem, keep=keep, memory_budget=memory_budget), metric)
+
+
+def as_problem(model_or_problem: nn.Module | Problem, inputs: Any) -> Problem:
+    """A problem as it is; a bare module on `inputs` in eval mode, with a loss that nobody looks at."""
+    if isinstance(model_or_problem, Problem):
+        return model_or_problem
+    if not isinstance(model_or_problem, nn.Module):
+        raise ValueError(f"Expected a torch.nn.Module or a Problem. Got {type(model_or_problem).__name__}.")
+    if inputs is None:
+        raise ValueError("inputs is missing: a bare module needs the inputs at which its kernel is taken.")
+    problem = Problem(model_or_problem, _sum_of_outputs, [(inputs, torch.zeros(1))], batch_weight=_samples, check=False)
+    batch = next(iter(problem.data))
+    problem.with_batches([batch.part(slice(0, CHECKED))] if batch.size > CHECKED else [batch]).check_repeatable()
+    return problem
+
+
+def _sum_of_outputs(output: Any, target: Any) -> Tensor:
+    return output.sum()  # type: ignore[no-any-return]
+
+
+def _samples(batch: Batch) -> float:
+    return float(batch.size)
