@@ -38,17 +38,16 @@ class ResultContract:
         assert result.schema >= 1
 
     def test_rows_are_tidy(self) -> None:
-        """One flat dictionary per observation, all with the same columns, and the same each time."""
+        """One flat dictionary per observation, with the columns of the first one, and the same each time."""
         result = self.make()
         rows = result.rows()
-        assert rows
         assert all(isinstance(name, str) and name for row in rows for name in row)
         unfit = {f"{k}: {type(v).__name__}" for row in rows for k, v in row.items() if not _is_plain(v)}
         assert unfit == set()
-        assert {tuple(row) for row in rows} == {tuple(rows[0])}
+        assert all(set(row) <= set(rows[0]) for row in rows)
         assert same(rows, result.rows())
         frame = result.to_frame()
-        assert list(frame.columns) == list(rows[0])
+        assert list(frame.columns) == list(rows[0] if rows else ())
         assert len(frame) == len(rows)
 
     def test_the_sentence_can_be_read(self) -> None:
@@ -59,7 +58,7 @@ class ResultContract:
         assert str(result) == sentence
         assert repr(result).startswith(f"<{type(result).__name__}: ")
         assert sentence in repr(result)
-        assert "<table>" in result._repr_html_()
+        assert ("<table>" in result._repr_html_()) == bool(result.rows())
 
     def test_saving_and_loading_gives_the_same(self, tmp_path: Path) -> None:
         result = self.make()

@@ -10,10 +10,17 @@ from torch import Tensor
 
 import theodolite as th
 from tests.unit.cases import make, mlp, mlp_tanh_mse
-from theodolite.operators import DenseOperator, KroneckerOperator, LinearOperator, ProductOperator, as_operator
-from theodolite.operators.algebra import IdentityOperator
-from theodolite.operators.diagonal import DiagonalOperator, congruent
-from theodolite.operators.factors.kronecker_factors import GroupedKroneckerOperator
+from theodolite.operators import (
+    DenseOperator,
+    DiagonalOperator,
+    IdentityOperator,
+    KroneckerOperator,
+    LinearOperator,
+    ProductOperator,
+    as_operator,
+    congruent,
+)
+from theodolite.operators.kronecker.factors import GroupedKroneckerOperator
 from theodolite.testing import OperatorContract, dense_gauss_newton, dense_hessian, known_problems, random_symmetric
 
 
