@@ -97,17 +97,19 @@ if TYPE_CHECKING:
         predicted_overlap as predicted_overlap,
         track_eigenpairs as track_eigenpairs,
     )
-    from theodolite.measures.kernel import (
+    from theodolite.measures.linearity import (
         Graph as Graph,
         LinearityReport as LinearityReport,
         dag_width as dag_width,
         hessian_norm as hessian_norm,
         in_degree_report as in_degree_report,
+        linearity as linearity,
+        linearity_deviation as linearity_deviation,
+    )
+    from theodolite.measures.kernel import (
         kernel_drift as kernel_drift,
         linearize as linearize,
         quadratize as quadratize,
-        linearity as linearity,
-        linearity_deviation as linearity_deviation,
         pl_report as pl_report,
     )
     from theodolite.monitors import (
@@ -152,19 +154,18 @@ if TYPE_CHECKING:
     )
     from theodolite.measures.stability import (
         Explanation as Explanation,
-        LinearPath as LinearPath,
         PowerFit as PowerFit,
         StabilityResult as StabilityResult,
         convex_bounds as convex_bounds,
         explains as explains,
         fit_power_law as fit_power_law,
         fv_bound as fv_bound,
-        linear_path as linear_path,
         make_pair as make_pair,
         slope_windows as slope_windows,
         stability as stability,
         visiting_steps as visiting_steps,
     )
+    from theodolite.measures.mode_connectivity import LinearPath as LinearPath, linear_path as linear_path
     from theodolite.training import Fleet as Fleet, FleetTrace as FleetTrace, Trace as Trace, train as train
 
 __version__ = "0.1.0"
@@ -226,19 +227,16 @@ _CONTENTS = {
         "conditioning",
     ],
     # how linear a model is in its weights, and what that promises
-    "theodolite.measures.kernel": [
+    "theodolite.measures.linearity": [
         "linearity",
         "LinearityReport",
         "hessian_norm",
         "linearity_deviation",
-        "kernel_drift",
-        "linearize",
-        "quadratize",
-        "pl_report",
         "in_degree_report",
         "dag_width",
         "Graph",
     ],
+    "theodolite.measures.kernel": ["kernel_drift", "linearize", "quadratize", "pl_report"],
     # what a model looks at in its inputs
     "theodolite.measures.features": ["agop", "AGOP", "agop_alignment", "agop_penalty"],
     # a training run watched from inside its loop, and rates that follow what is seen
@@ -249,8 +247,6 @@ _CONTENTS = {
     "theodolite.measures.stability": [
         "stability",
         "StabilityResult",
-        "linear_path",
-        "LinearPath",
         "make_pair",
         "visiting_steps",
         "fit_power_law",
@@ -261,6 +257,7 @@ _CONTENTS = {
         "fv_bound",
         "convex_bounds",
     ],
+    "theodolite.measures.mode_connectivity": ["linear_path", "LinearPath"],
     # whether a language model's output layer has an anchor vector, and what follows for downstream tasks
     "theodolite.measures.anchors": [
         "anchor_probe",

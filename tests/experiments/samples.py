@@ -40,7 +40,7 @@ class Right(Experiment):
         yield {"seed": job["seed"], "part": 0, "value": float(draw.mean()), "norm": float((matrix.T @ matrix).norm())}
         yield {"seed": job["seed"], "part": 1, "value": float(draw.median()), "draw": draw}
 
-    def figure(self, rows: list[Row]) -> Any:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         return plots.curves(rows, "seed", "value", by="part").figure
@@ -85,7 +85,7 @@ class Undrawn(Right):
 
     id = "samples/undrawn"
 
-    def figure(self, rows: list[Row]) -> Any:
+    def draw(self, rows: list[Row]) -> Any:
         raise RuntimeError("no ink")
 
 

@@ -132,7 +132,7 @@ def dictionary(
 def _study(signals: Signals, plan: DictionaryPlan, folder: Folder, *, resume: bool) -> DictionaryStudy:
     """Everything is checked before the folder is touched."""
     from theodolite.instruments.dictionary_study import study_dictionary
-    from theodolite.measures.dictionary.selection import split_signals
+    from theodolite.measures.dictionary.estimator import split_signals
 
     values = signals.values
     plan.check(len(split_signals(values, plan.held_out, plan.seed)[0]), values.shape[1])

@@ -42,7 +42,7 @@ def path(
 
     from theodolite.cli.sources import load_subject
     from theodolite.instruments.linear_path import write_path
-    from theodolite.measures.stability.linear_path import path_between
+    from theodolite.measures.mode_connectivity.linear_path import path_between
     from theodolite.problem import Problem
 
     if points < 2 or not low < high:

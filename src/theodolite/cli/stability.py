@@ -133,9 +133,9 @@ def _check_folder(out: Path, *, may_exist: bool) -> None:
 
 
 def _check_crew(crew: dict[str, Any]) -> None:
-    from theodolite.runners.engines import check_engine
+    from theodolite.runners import Engine
 
-    check_engine(**crew)
+    Engine.of(**crew)
 
 
 def _run_folder(out: Path) -> Path:
@@ -190,6 +190,7 @@ def _run(plan: Plan, study: Study, out: Path, crew: dict[str, Any], *, resume: b
         owners=(measure_job, *plan.words.owners()),
         resume=resume,
         fresh=fresh,
+        update=True,  # a model that was edited is another model
         **crew,
     )
 

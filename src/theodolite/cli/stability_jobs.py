@@ -14,9 +14,8 @@ from torch import Tensor
 
 from theodolite.cli.sources.study import Study, StudyWords, check_data_stays, job_of, load_study, words_of
 from theodolite.errors import NotRepeatableError
-from theodolite.measures.stability.arguments import StabilityConfig, check_loss
-from theodolite.measures.stability.coupled import Bench, Recipe, compare_pairs, null_swap
-from theodolite.measures.stability.linear_path import POINTS, LinearPath
+from theodolite.measures.mode_connectivity.linear_path import POINTS, LinearPath
+from theodolite.measures.stability.config import StabilityConfig, check_loss
 from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps
 from theodolite.measures.stability.study import (
     CHECK_STEPS,
@@ -26,6 +25,7 @@ from theodolite.measures.stability.study import (
     measure_size,
     with_length,
 )
+from theodolite.measures.stability.training_pairs import Bench, Recipe, compare_pairs, null_swap
 from theodolite.results import Cost, Outcome, Row
 
 SIZES, LARGEST = 4, 0.8  # default: so many sizes, each twice the one before, up to this share of the pool

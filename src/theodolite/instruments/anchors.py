@@ -14,8 +14,8 @@ from theodolite.errors import NonFiniteError, NumericalWarning
 from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
 from theodolite.instruments.subset import subset
 from theodolite.measures.anchors import AnchorProbe, OutputHead, anchor_probe, find_head
-from theodolite.measures.anchors.probe import ENOUGH
-from theodolite.measures.anchors.reading import read, windows_for
+from theodolite.measures.anchors.probing.inputs import read, windows_for
+from theodolite.measures.anchors.probing.probe import ENOUGH
 from theodolite.problem import Batch, Problem
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import named_tensors

@@ -15,8 +15,8 @@ import torch
 from theodolite.instruments.base import listed
 from theodolite.instruments.linear_path import path_finding, path_section
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
-from theodolite.measures.stability.linear_path import LinearPath, path_between
-from theodolite.measures.stability.path_points import BatchNormPolicy
+from theodolite.measures.mode_connectivity.linear_path import LinearPath, path_between
+from theodolite.measures.mode_connectivity.points import BatchNormPolicy
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import named_tensors
 from theodolite.progress import Stage, stages

@@ -16,12 +16,18 @@ from torch import Tensor
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dictionary import DictionaryChoice, HiddenError, choose_dictionary, hidden_error
 from theodolite.measures.dictionary.decoding import Decoder, decode
-from theodolite.measures.dictionary.initial import initial_dictionary, start_seeds
-from theodolite.measures.dictionary.learning import LearnerState, LearningSettings, Objective, learn_dictionaries
-from theodolite.measures.dictionary.masks import hidden_count
+from theodolite.measures.dictionary.estimator import split_signals
+from theodolite.measures.dictionary.hidden import hidden_count
+from theodolite.measures.dictionary.learning import (
+    LearnerState,
+    LearningSettings,
+    Objective,
+    initial_dictionary,
+    learn_dictionaries,
+    start_seeds,
+)
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
-from theodolite.measures.dictionary.selection import split_signals
-from theodolite.measures.dictionary.usage import AtomUsage, atom_usage
+from theodolite.measures.dictionary.structure import AtomUsage, atom_usage
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 

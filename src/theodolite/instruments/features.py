@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from theodolite.errors import BatchCoupledError, TheodoliteError
 from theodolite.instruments.base import InapplicableError, Instrument, Site, Work, listed
 from theodolite.instruments.subset import of_samples, subset
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
+from theodolite.measures.features.gradients import QUANTITY
 from theodolite.measures.features.movement import cannot_start_anew
 from theodolite.measures.features.report import DENSE
-from theodolite.measures.features.source import QUANTITY
 from theodolite.problem import Problem
+from theodolite.problem.activations import recorded_calls
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
 
@@ -92,28 +94,20 @@ def look(problem: Problem) -> Look:
     """The inputs where they are numbers; else the embedding that turns tokens into numbers."""
     batch = next(iter(problem.data))
     first = problem.placed(batch.part(slice(0, 2)) if batch.size > 2 else batch)
-    calls: dict[str, list[Tensor]] = {}
     embeddings = {name: m for name, m in problem.model.named_modules() if isinstance(m, nn.Embedding) and name}
-    handles = [
-        m.register_forward_hook(lambda _, __, out, name=name: calls.setdefault(name, []).append(out))
-        for name, m in embeddings.items()
-    ]
-    try:
-        with problem.session(second=False), torch.no_grad():
-            outputs = problem.output(problem.tensors(problem.leaves(grad=False)), first, 0).numel() // first.size
-    finally:
-        for handle in handles:
-            handle.remove()
+    with recorded_calls(embeddings) as calls, problem.session(second=False), torch.no_grad():
+        outputs = problem.output(problem.tensors(problem.leaves(grad=False)), first, 0).numel() // first.size
     floating = [t for _, t in named_tensors(first.inputs) if t.is_floating_point() and t.ndim and t.shape[0] == first.size]
     if floating:
         numbers = sum(t.numel() for t in floating) // first.size
         return Look(None, numbers, numbers, outputs)
     # Positions are embedded too, but without a sample dimension, or after the tokens.
-    fit = [(name, outs[0]) for name, outs in calls.items() if len(outs) == 1 and outs[0].shape[0] == first.size]
+    times = Counter(call.name for call in calls)
+    fit = [call for call in calls if times[call.name] == 1 and call.output.shape[0] == first.size]
     if not fit:
         raise InapplicableError("the inputs are not numbers, and no embedding turns each sample into some")
-    name, out = fit[0]
-    return Look(name, out.numel() // first.size, out.shape[-1], outputs)
+    out = fit[0].output
+    return Look(fit[0].name, out.numel() // first.size, out.shape[-1], outputs)
 
 
 class Features(Instrument):

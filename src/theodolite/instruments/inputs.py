@@ -6,7 +6,7 @@ from typing import Any
 
 from theodolite.instruments.base import Instrument, Site, Work
 from theodolite.measures.audit import InputAudit, audit_inputs
-from theodolite.measures.audit.inputs import SAMPLES, has_main_input
+from theodolite.measures.audit.data import SAMPLES, has_main_input
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Finding, Severity
 

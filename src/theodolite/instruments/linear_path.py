@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from theodolite.measures.stability.linear_path import LinearPath
+from theodolite.measures.mode_connectivity.linear_path import LinearPath
 from theodolite.results import Finding, Severity
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 from theodolite.measures.stability import StabilityResult
+from theodolite.measures.stability.explanation import BOUND_RATE, MARKED, SIZES
 from theodolite.measures.stability.power_law import PowerFit, signed
-from theodolite.measures.stability.reading import BOUND_RATE, MARKED, SIZES
 from theodolite.results import Finding, Row, Severity
 
 SOURCE = "Karp (2024), thesis, chapter 2: empirical uniform stability of stochastic gradient descent."

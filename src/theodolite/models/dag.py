@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.measures.kernel.graph import Graph
-from theodolite.measures.kernel.width import WidthReport, dag_width
+from theodolite.measures.linearity.graph import Graph
+from theodolite.measures.linearity.in_degree import WidthReport, dag_width
 from theodolite.models.choices import activation as make_activation
 from theodolite.models.initialisation import named, seeded
 

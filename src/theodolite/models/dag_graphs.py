@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from theodolite.measures.kernel.graph import Graph
+from theodolite.measures.linearity.graph import Graph
 from theodolite.models.choices import check_positive
 
 

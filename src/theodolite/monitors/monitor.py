@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.measures.dynamics.match import MatchTable
+from theodolite.measures.dynamics.spikes import MatchTable
 from theodolite.monitors.casebook import Casebook
 from theodolite.monitors.diagnosis import Spike, finding_of
 from theodolite.monitors.inspector import Inspector

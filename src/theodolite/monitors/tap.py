@@ -8,28 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.state_guard import being_measured
 from theodolite.problem.tensors import named_tensors
 
 #: The argument by which a trainer asks for a loss that is to be summed over the batches of a step; it is not data.
 _SUMMED = "num_items_in_batch"
-
-
-class _Hook:
-    """A hook that is dropped, not copied, when the model is copied or pickled."""
-
-    def __init__(self, tap: Tap | None, method: str) -> None:
-        self.tap, self.method = tap, method
-
-    def __call__(self, *args: Any) -> None:
-        if self.tap is not None:
-            getattr(self.tap, self.method)(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
-        return _Hook(None, self.method)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, (None, self.method)
 
 
 class Tap:
@@ -47,16 +31,17 @@ class Tap:
         self.output: Any = None
         self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.target: Any = None
-        self._handles = [model.register_forward_hook(_Hook(self, "heard"), with_kwargs=True)]
+        self._hooks = [Hooks({"model": model}, self.heard)]
         if isinstance(loss, nn.Module):
-            self._handles.append(loss.register_forward_hook(_Hook(self, "judged"), with_kwargs=True))
+            self._hooks.append(Hooks({"loss": loss}, self.judged))
 
-    def heard(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def heard(self, call: Call) -> None:
         """A call of the model."""
         if not self._listens():
             return
-        self.call = args, {k: v for k, v in kwargs.items() if k != _SUMMED}
-        self._summed = kwargs.get(_SUMMED) is not None
+        self.call = call.args, {k: v for k, v in call.kwargs.items() if k != _SUMMED}
+        self._summed = call.kwargs.get(_SUMMED) is not None
+        output = call.output
         if self.loss is not None:
             self.output = output
             return
@@ -64,12 +49,12 @@ class Tap:
         if isinstance(own, Tensor):
             self.losses.append(own.detach())
 
-    def judged(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def judged(self, call: Call) -> None:
         """A call of the loss."""
-        if not self._listens() or not isinstance(output, Tensor):
+        if not self._listens() or not isinstance(call.output, Tensor):
             return
-        self.losses.append(output.detach().float().mean())
-        self.target = args[1] if len(args) >= 2 else kwargs.get("target", self.target)
+        self.losses.append(call.output.detach().float().mean())
+        self.target = call.args[1] if len(call.args) >= 2 else call.kwargs.get("target", self.target)
 
     def _listens(self) -> bool:
         """Not to measurements, nor to validation: without gradients, or in eval mode where training is not."""
@@ -101,5 +86,5 @@ class Tap:
 
     def close(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+        for hooks in self._hooks:
+            hooks.close()

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from theodolite.measures.stability.path_barriers import Barrier, accuracy_barrier, loss_barrier
+from theodolite.measures.mode_connectivity.linear_path import Barrier, accuracy_barrier, loss_barrier
 from theodolite.plots.curves import curves
 from theodolite.plots.dressing import note
 from theodolite.plots.panels import panels

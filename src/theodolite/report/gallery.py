@@ -114,7 +114,7 @@ def card(run: ExperimentRun, base: Path | None = None, number: int = 0) -> Card:
 
     svg = error = ""
     try:
-        svg = to_svg(run.experiment.figure(run.rows), prefix=f"figure-{number}")
+        svg = to_svg(run.experiment.draw(run.rows), prefix=f"figure-{number}")
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"
     parameters = run.settings["parameters"]  # those of the run: the code may say something else by now

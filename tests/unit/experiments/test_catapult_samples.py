@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from theodolite.data import MissingDataError
-from theodolite.experiments.catapult.samples import CLASSES, features, two_classes
+from theodolite.experiments.lab.datasets import CLASSES, features, two_classes
 
 
 @pytest.mark.parametrize("name", CLASSES)

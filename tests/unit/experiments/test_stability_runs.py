@@ -15,7 +15,7 @@ from theodolite.experiments.stability.deep import Figure22
 from theodolite.experiments.stability.pair_figures import DEEP_STUDY
 from theodolite.experiments.stability.seed_trials import FigureA2, FigureA5
 from theodolite.experiments.stability.trained_pairs import measured, own_task, profiles, short_run, stopped
-from theodolite.measures.stability.visits import visiting_steps
+from theodolite.measures.stability.pairs import visiting_steps
 from theodolite.runners.store import plain
 
 SHORT = replace(TINY[0], steps=8, tested=100)

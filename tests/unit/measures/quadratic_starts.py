@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 import theodolite as th
-from theodolite.measures.dynamics.quadratic import (
-    Orbit,
-    gated_kernel,
-    gated_output,
-    one_example,
-)
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.measures.quadratic_models import Orbit, gated_kernel, gated_output, one_example
+from theodolite.measures.quadratic_models.models import gates
 
 Y = 1.0
 

@@ -15,8 +15,8 @@ from theodolite.experiments.catapult.best_loss import Figure34
 from theodolite.experiments.catapult.critical_rate import CriticalRate
 from theodolite.experiments.catapult.sweeping import NAMES
 from theodolite.experiments.catapult.top_eigenvector import FigureB2, FigureB3
-from theodolite.measures.dynamics.quadratic import GatedBilinear
 from theodolite.measures.dynamics.sweep import kernel_norm
+from theodolite.measures.quadratic_models import GatedBilinear
 from theodolite.models import ntk_cnn, ntk_fcn
 
 

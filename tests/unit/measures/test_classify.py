@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import theodolite as th
-from theodolite.measures.dynamics.classify import classify_losses
-from theodolite.measures.dynamics.regime import classify
+from theodolite.measures.dynamics.regimes import classify, classify_losses
 
 
 def trace(loss, *, final=None, **columns) -> th.Trace:

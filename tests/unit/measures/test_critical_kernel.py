@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.measures.dynamics.quadratic import GatedBilinear
+from theodolite.measures.quadratic_models import GatedBilinear
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

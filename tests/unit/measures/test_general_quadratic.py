@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from tests.unit.measures.quadratic_starts import Y, draw, inputs, orbits, words
-from theodolite.measures.dynamics.quadratic import (
+from theodolite.measures.quadratic_models import (
     GatedBilinear,
     GeneralQuadratic,
     Orbit,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.unit.measures.quadratic_starts import draw
 from theodolite.data.generators import mixture_1d
-from theodolite.measures.dynamics.quadratic import (
+from theodolite.measures.quadratic_models import (
     GatedBilinear,
     class_eigenvalues,
     class_orbit,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from tests.unit.measures.quadratic_starts import Y, draw, inputs, orbits, start, words
-from theodolite.measures.dynamics.quadratic import (
+from theodolite.measures.quadratic_models import (
     GatedBilinear,
     descend,
     displacement,
@@ -23,7 +23,7 @@ from theodolite.measures.dynamics.quadratic import (
     one_example_step,
     reduced_step,
 )
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.measures.quadratic_models.models import gates
 
 
 def printed_form(u: Tensor, v: Tensor, u0: Tensor, v0: Tensor, x: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.measures.dynamics.replicas import whole_data
-from theodolite.measures.dynamics.trials import descend, run_trial
+from theodolite.measures.dynamics.trials import descend, run_trial, whole_data
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

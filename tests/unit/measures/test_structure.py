@@ -10,13 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.measures.hessian.autocorrelation import autocorrelation
+from theodolite.measures.hessian.approximations import firing_rates, full_hessian_approximation, sharp_subspace, weight_product
 from theodolite.measures.hessian.clusters import logit_clusters
-from theodolite.measures.hessian.decoupling import decoupling_error
-from theodolite.measures.hessian.full_approximation import full_hessian_approximation
-from theodolite.measures.hessian.matricised import correspondence, kronecker_overlap, rank_ratios
-from theodolite.measures.hessian.overlap_law import outlier_count, predicted_overlap, rank_one_count
-from theodolite.measures.hessian.weight_products import firing_rates, sharp_subspace, weight_product
+from theodolite.measures.hessian.kronecker_structure import (
+    autocorrelation,
+    correspondence,
+    decoupling_error,
+    kronecker_overlap,
+    outlier_count,
+    predicted_overlap,
+    rank_one_count,
+    rank_ratios,
+)
 from theodolite.operators.kronecker import factors_of, kronecker_factors
 
 

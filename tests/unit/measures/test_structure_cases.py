@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.measures.hessian.autocorrelation import autocorrelation
+from theodolite.measures.hessian.approximations import firing_rates, full_hessian_approximation
 from theodolite.measures.hessian.clusters import logit_clusters
-from theodolite.measures.hessian.decoupling import decoupling_error
-from theodolite.measures.hessian.full_approximation import full_hessian_approximation
-from theodolite.measures.hessian.matricised import matricised
-from theodolite.measures.hessian.overlap_law import outlier_count, predicted_overlap
-from theodolite.measures.hessian.weight_products import firing_rates
+from theodolite.measures.hessian.kronecker_structure import (
+    autocorrelation,
+    decoupling_error,
+    matricised,
+    outlier_count,
+    predicted_overlap,
+)
 from theodolite.operators.kronecker import factors_of, kronecker_factors
 
 LOSS = nn.CrossEntropyLoss()

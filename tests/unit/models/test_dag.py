@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import theodolite as th
-from theodolite.measures.kernel import Graph, layer_index
+from theodolite.measures.linearity import Graph, layer_index
 from theodolite.models import (
     cnn_graph,
     count_parameters,

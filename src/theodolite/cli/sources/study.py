@@ -21,10 +21,10 @@ from theodolite.cli.sources.own_models import own_model
 from theodolite.cli.sources.subject import Subject, load_subject
 from theodolite.cli.sources.words import load_attribute, names_code
 from theodolite.errors import NotRepeatableError
-from theodolite.measures.stability.arguments import Stopping
-from theodolite.measures.stability.coupled import Bench, Recipe
-from theodolite.measures.stability.pools import read_pool
+from theodolite.measures.stability.config import Stopping
+from theodolite.measures.stability.pairs import read_pool
 from theodolite.measures.stability.study import make_bench
+from theodolite.measures.stability.training_pairs import Bench, Recipe
 
 MODEL, DATA, MOMENTUM = "F-48^2", "digits", 0.9  # the embedded example
 RATE = 0.1  # of SGD where none is named

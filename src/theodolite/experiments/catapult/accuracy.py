@@ -16,7 +16,7 @@ class FigureB5(Sweep):
 
     id = "catapult/figure-B.5"
     source = "003, appendix B.14, Figure B.5"
-    reproduces = ("003 Figure B.5",)
+    item = "zhu-2024 Figure B.5"
     panels = (MNIST, AG_NEWS)
     column = "best_test_accuracy"
     claims = claims("003, Figure B.5", accuracy=True)
@@ -30,7 +30,7 @@ class FigureB6(Sweep):
 
     id = "catapult/figure-B.6"
     source = "003, appendix B.14, Figure B.6"
-    reproduces = ("003 Figure B.6",)
+    item = "zhu-2024 Figure B.6"
     panels = (CIFAR_SGD, SVHN_CNN)
     column = "best_test_accuracy"
     claims = claims("003, Figure B.6", accuracy=True)
@@ -44,7 +44,7 @@ class FigureB7(Sweep):
 
     id = "catapult/figure-B.7"
     source = "003, appendix B.14, Figure B.7"
-    reproduces = ("003 Figure B.7",)
+    item = "zhu-2024 Figure B.7"
     panels = (FSDD, CIFAR_CNN)
     column = "best_test_accuracy"
     claims = claims("003, Figure B.7", accuracy=True)
@@ -66,7 +66,7 @@ class FigureB8(Sweep):
 
     id = "catapult/figure-B.8"
     source = "003, appendix B.14, Figure B.8"
-    reproduces = ("003 Figure B.8",)
+    item = "zhu-2024 Figure B.8"
     panels = (Panel("cifar10", depth=3), Panel("svhn", depth=3))
     column = "best_test_accuracy"
     sizes = THREE_LAYERS
@@ -79,7 +79,7 @@ class FigureB9(Sweep):
 
     id = "catapult/figure-B.9"
     source = "003, appendix B.14, Figure B.9"
-    reproduces = ("003 Figure B.9",)
+    item = "zhu-2024 Figure B.9"
     panels = (Panel("fsdd", depth=3), Panel("ag_news", depth=3))
     column = "best_test_accuracy"
     sizes = THREE_LAYERS

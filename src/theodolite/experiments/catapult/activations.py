@@ -23,7 +23,7 @@ class FigureB10(Sweep):
 
     id = "catapult/figure-B.10"
     source = "003, appendix B.14, Figure B.10"
-    reproduces = ("003 Figure B.10",)
+    item = "zhu-2024 Figure B.10"
     panels = _both("ag_news")
     claims = claims("003, Figure B.10", also_at=1.2)
     sizes = SIZES
@@ -34,7 +34,7 @@ class FigureB11(Sweep):
 
     id = "catapult/figure-B.11"
     source = "003, appendix B.14, Figure B.11"
-    reproduces = ("003 Figure B.11",)
+    item = "zhu-2024 Figure B.11"
     panels = _both("fsdd")
     claims = claims("003, Figure B.11", also_at=1.2)
     sizes = SIZES
@@ -45,7 +45,7 @@ class FigureB12(Sweep):
 
     id = "catapult/figure-B.12"
     source = "003, appendix B.14, Figure B.12"
-    reproduces = ("003 Figure B.12",)
+    item = "zhu-2024 Figure B.12"
     panels = _both("cifar10", "cnn")
     claims = claims("003, Figure B.12", also_at=1.2)
     sizes = SIZES
@@ -56,7 +56,7 @@ class FigureB13(Sweep):
 
     id = "catapult/figure-B.13"
     source = "003, appendix B.14, Figure B.13"
-    reproduces = ("003 Figure B.13",)
+    item = "zhu-2024 Figure B.13"
     panels = _both("svhn", "cnn")
     claims = claims("003, Figure B.13", also_at=1.2)
     sizes = SIZES

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.catapult.samples import Source, two_classes
 from theodolite.experiments.catapult.sweeping import NAMES, Panel, network
 from theodolite.experiments.claims import Claim, Reported
-from theodolite.measures.dynamics.quadratic import descend, gated_kernel
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.lab.datasets import Source, two_classes
+from theodolite.measures.quadratic_models import descend, gated_kernel
+from theodolite.measures.quadratic_models.models import gates
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class AfterKernel(Experiment):
                 for when, kernel in (("start", first), ("end", last)):
                     yield {**shared, "when": when, "loss": loss[when], **as_a_kernel(kernel, y, n)}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         sets = list(dict.fromkeys(row["set"] for row in rows))

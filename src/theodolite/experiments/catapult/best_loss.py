@@ -23,7 +23,7 @@ class Figure32(Sweep):
 
     id = "catapult/figure-3.2"
     source = "003, section 3.1, Figure 3.2(b), and appendix B.14"
-    reproduces = ("003 Figure 3.2",)
+    item = "zhu-2024 Figure 3.2"
     panels = (Panel("cifar10"),)
     claims = claims("003, Figure 3.2")
     departs = f"The data set of Figure 3.2(b) is not named; ours is CIFAR-2. {Sweep.departs}"
@@ -38,6 +38,6 @@ class Figure34(Sweep):
 
     id = "catapult/figure-3.4"
     source = "003, section 3.4, Figure 3.4, and appendix B.14"
-    reproduces = ("003 Figure 3.4",)
+    item = "zhu-2024 Figure 3.4"
     panels = (MNIST, AG_NEWS, CIFAR_SGD, SVHN_CNN, FSDD, CIFAR_CNN)
     claims = claims("003, Figure 3.4")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.catapult.samples import Source, two_classes
 from theodolite.experiments.catapult.sweeping import Panel, network
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.lab.datasets import Source, two_classes
 from theodolite.measures.dynamics import critical_learning_rate
 from theodolite.problem import Problem
 from theodolite.results import Row
@@ -101,7 +101,7 @@ class CriticalRate(Experiment):
             "ratio": kernel / hessian,
         }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         shown = [{**row, "distance": abs(row["ratio"] - 1)} for row in rows]

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from theodolite import data
 from theodolite.data.generators import two_class_images
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.catapult.samples import features
 from theodolite.experiments.catapult.starts import draw_quadratic, words
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.lab.datasets import features
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.dynamics.quadratic import descend, gated_kernel, unit_sigma
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.measures.quadratic_models import descend, gated_kernel, unit_sigma
+from theodolite.measures.quadratic_models.models import gates
 from theodolite.models import ntk_fcn
 from theodolite.results import Row
 
@@ -132,7 +132,7 @@ class FigureB4(Experiment):
 
     id = "catapult/figure-B.4"
     source = "003, appendix B.14, Figure B.4"
-    reproduces = ["003 Figure B.4"]
+    item = "zhu-2024 Figure B.4"
     sizes = {
         "tiny": Params(),
         "laptop": Params(data="cifar10", widths=(256, 1024, 4096), network_steps=100, steps=2000),
@@ -250,7 +250,7 @@ class FigureB4(Experiment):
         for row in (_quadratic if job["part"] == "quadratic" else _network)(job):
             yield {"seed": job["seed"], **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(6, columns=3, size=(3.7, 2.9))

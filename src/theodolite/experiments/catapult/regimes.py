@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.catapult.starts import draw, draw_quadratic, words
 from theodolite.experiments.claims import Claim, Reported
-from theodolite.measures.dynamics.quadratic import Orbit, descend, gated_kernel, one_example, unit_sigma
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.experiments.figure import Experiment
+from theodolite.measures.quadratic_models import Orbit, descend, gated_kernel, one_example, unit_sigma
+from theodolite.measures.quadratic_models.models import gates
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Figure31(Experiment):
 
     id = "catapult/figure-3.1"
     source = "003, Figure 3.1 (an illustration); here measured"
-    reproduces = ["003 Figure 3.1"]
+    item = "zhu-2024 Figure 3.1"
     sizes = {
         "tiny": Params(draws=6, steps=150),
         "laptop": Params(10_000, 20, 1000, 4000),
@@ -107,7 +107,7 @@ class Figure31(Experiment):
                 "seed": job["seed"],
             }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(4, columns=2, size=(4.2, 2.6), share_x=True, share_y=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.dynamics.quadratic import Orbit, gated_kernel, gated_output
-from theodolite.measures.dynamics.quadratic.gated import gates
+from theodolite.measures.quadratic_models import Orbit, gated_kernel, gated_output
+from theodolite.measures.quadratic_models.models import gates
 
 
 class Start(NamedTuple):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.catapult.samples import CLASSES, Source, two_classes
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.lab.datasets import CLASSES, Source, two_classes
 from theodolite.measures.dynamics import catapult_sweep
 from theodolite.measures.dynamics.sweep import GRID
 from theodolite.models import ntk_cnn, ntk_fcn
@@ -122,7 +122,7 @@ class Sweep(Experiment):
         for row in sweep.rows():
             yield {"panel": panel.title, "data": points.origin, **row, "ratio": round(row["ratio"], 6)}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         titles = list(dict.fromkeys(row["panel"] for row in rows))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.catapult import theorems_parts as parts
 from theodolite.experiments.catapult.theorems_claims import CLAIMS
+from theodolite.experiments.figure import Experiment
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Theorems(Experiment):
         for row in PARTS[job["part"]](job):
             yield {"part": job["part"], "seed": job["seed"], **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         regimes = [{**row, "width": f"m = {row['m']:,}"} for row in rows if row["part"] == "regimes"]

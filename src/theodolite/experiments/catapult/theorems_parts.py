@@ -11,7 +11,7 @@ from torch import Tensor
 from theodolite.data.generators import mixture_1d
 from theodolite.experiments.catapult.starts import draw, words
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.dynamics.quadratic import (
+from theodolite.measures.quadratic_models import (
     Orbit,
     class_eigenvalues,
     class_orbit,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.catapult.samples import Source, two_classes
 from theodolite.experiments.catapult.sweeping import Panel, network, with_origin
 from theodolite.experiments.claims import Claim, Reported
-from theodolite.measures.dynamics.quadratic.top_direction import top_direction
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.lab.datasets import Source, two_classes
 from theodolite.measures.kernel import quadratize
+from theodolite.measures.quadratic_models.models import top_direction
 from theodolite.operators import tangent_kernel
 from theodolite.results import Row
 
@@ -164,7 +164,7 @@ class _TopEigenvector(Experiment):
         for row in descend_along_top(model, points.x.double(), points.y.double()[:, 0], job["ratio"], job["steps"]):
             yield {**shared, **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         first = [row for row in rows if row["seed"] == min(r["seed"] for r in rows)]
@@ -234,7 +234,7 @@ class FigureB2(_TopEigenvector):
 
     id = "catapult/figure-B.2"
     source = "003, appendix B.14, Figure B.2"
-    reproduces = ("003 Figure B.2",)
+    item = "zhu-2024 Figure B.2"
     quadratic = True
     claims = _claims("003, Figure B.2")
 
@@ -247,6 +247,6 @@ class FigureB3(_TopEigenvector):
 
     id = "catapult/figure-B.3"
     source = "003, appendix B.14, Figure B.3"
-    reproduces = ("003 Figure B.3",)
+    item = "zhu-2024 Figure B.3"
     quadratic = False
     claims = _claims("003, Figure B.3")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.catapult.starts import draw
 from theodolite.experiments.claims import Claim, Reported
-from theodolite.measures.dynamics.quadratic import displacement, largest_rate, one_example
+from theodolite.experiments.figure import Experiment
+from theodolite.measures.quadratic_models import displacement, largest_rate, one_example
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Window(Experiment):
             way = displacement(orbit, 1 / m)[-1]
             yield {"kind": "travel", "m": m, "ratio": ratio, "distance": median(way.tolist()), "seed": job["seed"]}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, (left, middle, right) = plots.panels(3)

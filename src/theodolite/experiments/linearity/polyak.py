@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments.base import Experiment
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import INPUTS, gaussian_inputs
 from theodolite.experiments.linearity.descent import descend
 from theodolite.experiments.linearity.ensembles import Ensemble, added, hessian_norms, norms
@@ -91,7 +91,7 @@ class PolyakLojasiewicz(Experiment):
         for row in parts[job["part"]](job):
             yield {"part": job["part"], **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         widths = {row["m"] for row in rows if row["part"] == "path" and row["hidden"] == 1}

@@ -121,7 +121,7 @@ class Figure22(RecoveryFigure):
 
     id = "sparse-coding/figure-2.2"
     source = "000, section 2.4.2, Figure 2.2"
-    reproduces = ("000 Figure 2.2",)
+    item = "wu-2023 Figure 2.2"
     axis = ("dim", "dimension d (p = 2d, p' = 4d)")
     reported = TABLE
     sizes = {

@@ -112,7 +112,7 @@ class Figure23(RecoveryFigure):
 
     id = "sparse-coding/figure-2.3"
     source = "000, section 2.4.3, Figure 2.3"
-    reproduces = ("000 Figure 2.3",)
+    item = "wu-2023 Figure 2.3"
     axis = ("noise", "standard deviation of the noise")
     reported = TABLE
     sizes = {

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.sparse_coding.baselines import TINY_FLEET
 from theodolite.experiments.sparse_coding.overrealization import FULL, TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, planted, rows_of
@@ -155,7 +155,7 @@ class Score(Experiment):
         for row in found.rows():
             yield {"part": job["part"], "atoms": setting.atoms, "true_sparsity": setting.sparsity, **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(4.2, 3.4))

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.experiments.claims import Claim, Measured, Reported
+from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.query import Measured
 from theodolite.experiments.sparse_coding.recovery_figures import least
 from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.results import Row

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from theodolite import data
 from theodolite.data import MissingDataError
 from theodolite.data.generators import gaussian_classes, gaussian_mixture
-from theodolite.experiments.catapult.samples import Source
-from theodolite.measures.stability.coupled import Bench, Recipe
+from theodolite.experiments.lab.datasets import Source
 from theodolite.measures.stability.study import make_bench
+from theodolite.measures.stability.training_pairs import Bench, Recipe
 from theodolite.models import fcn, resnet20
 
 LOGISTIC = "logistic regression"

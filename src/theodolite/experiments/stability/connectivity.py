@@ -8,8 +8,8 @@ from itertools import product
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.stability.configurations import DEEP, Setting
 from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.experiments.stability.pair_figures import DEEP_STUDY, DEPARTS, named
@@ -110,7 +110,7 @@ class Connectivity(Experiment):
         found = profiles(Setting.of(job["setting"]), job["trial"], job["m"], job["pairs"])
         yield from ({**row, "size": job["size"]} for row in found)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         columns = list(product(self.configurations, self.trials))
@@ -128,7 +128,7 @@ class Figure24(Connectivity):
 
     id = "stability/figure-2.4"
     source = "004, section 2.4.2, Figure 2.4"
-    reproduces = ("004 Figure 2.4",)
+    item = "karp-2024 Figure 2.4"
     claims = tuple(claim for end in ("smallest", "largest") for claim in _main_claims(end))
 
 
@@ -137,7 +137,7 @@ class FigureA14(Connectivity):
 
     id = "stability/figure-A.14"
     source = "004, appendix A.3, Figure A.14"
-    reproduces = ("004 Figure A.14",)
+    item = "karp-2024 Figure A.14"
     configurations = ("1a",)
     trials = (1, 2)
     claims = tuple(
@@ -150,7 +150,7 @@ class FigureA15(Connectivity):
 
     id = "stability/figure-A.15"
     source = "004, appendix A.3, Figure A.15"
-    reproduces = ("004 Figure A.15",)
+    item = "karp-2024 Figure A.15"
     configurations = ("2a",)
     trials = (1, 2)
     claims = tuple(

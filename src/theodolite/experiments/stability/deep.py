@@ -68,7 +68,7 @@ class Figure22(PairFigure):
 
     id = "stability/figure-2.2"
     source = "004, section 2.3.2, Figure 2.2"
-    reproduces = ("004 Figure 2.2",)
+    item = "karp-2024 Figure 2.2"
     claims = tuple(claim for name in DEEP for claim in _main_claims(name))
 
 
@@ -105,10 +105,10 @@ class Figure23(PairFigure):
 
     id = "stability/figure-2.3"
     source = "004, section 2.4.1, Figure 2.3"
-    reproduces = ("004 Figure 2.3",)
+    item = "karp-2024 Figure 2.3"
     configurations = (*DEEP, LOGISTIC)
     sizes = {size: Params((study, REGRESSION[size])) for size, study in DEEP_STUDY.items()}
     claims = tuple(claim for name in DEEP for claim in _distance_claims(name))
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         return grid([[Cell(chosen(rows, configuration=name), "dist", named(name, rows)) for name in self.configurations]])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from theodolite.experiments.claims import Measured
+from theodolite.experiments.query import Measured
 from theodolite.measures.stability import Explanation, PowerFit, explains, fit_power_law
 from theodolite.results import Row
 

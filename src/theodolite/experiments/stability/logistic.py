@@ -51,7 +51,7 @@ class Figure21(PairFigure):
 
     id = "stability/figure-2.1"
     source = "004, section 2.3.1, Figure 2.1"
-    reproduces = ("004 Figure 2.1",)
+    item = "karp-2024 Figure 2.1"
     sizes = {size: Params((study,)) for size, study in REGRESSION.items()}
     configurations = (LOGISTIC,)
     times = ("T/4", "T/2", "T")
@@ -128,6 +128,6 @@ class Figure21(PairFigure):
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         yield from with_bounds(list(super().run(job)), Setting.of(job["setting"]), job["m"], job["pairs"])
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         end, title = chosen(rows, **AT_THE_END), named(LOGISTIC, rows)
         return grid([[Cell(end, quantity, "" if i else title) for i, quantity in enumerate(self.quantities)]])

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from theodolite.experiments.base import Experiment
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.stability.configurations import DEEP, LAPTOP, LOGISTIC_SIZES, PAPER, TINY, Setting
 from theodolite.experiments.stability.laws import chosen
 from theodolite.experiments.stability.trained_pairs import measured
@@ -91,7 +91,7 @@ class PairFigure(Experiment):
             if time in self.times and row["pair"] < job["shown"]:
                 yield {**row, "time": time}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         """A line of panels for each configuration, a column for each quantity."""
         lines = [
             [Cell(chosen(rows, configuration=name), quantity, named(name, rows)) for quantity in self.quantities]
@@ -105,7 +105,7 @@ class TrialsFigure(PairFigure):
 
     trials = TRIALS
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         columns = [(f"{named(self.configurations[0], rows)}, trial {t + 1}", t) for t in self.trials]
         return grid([[Cell(chosen(rows, trial=t), q, title) for title, t in columns] for q in self.quantities])
 

@@ -22,7 +22,7 @@ class ParametersFigure(PairFigure):
 
     trials = TRIALS
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         def cell(name: str, trial: int) -> Cell:
             return Cell(
                 chosen(rows, configuration=name, trial=trial), self.quantities[0], f"{named(name, rows)}, trial {trial + 1}"
@@ -36,7 +36,7 @@ class FigureA11(ParametersFigure):
 
     id = "stability/figure-A.11"
     source = "004, appendix A.3, Figure A.11"
-    reproduces = ("004 Figure A.11",)
+    item = "karp-2024 Figure A.11"
     quantities = ("dist",)
     claims = tuple(
         Claim(
@@ -56,7 +56,7 @@ class FigureA12(ParametersFigure):
 
     id = "stability/figure-A.12"
     source = "004, appendix A.3, Figure A.12"
-    reproduces = ("004 Figure A.12",)
+    item = "karp-2024 Figure A.12"
     quantities = ("norm_S",)
     claims = tuple(
         Claim(
@@ -104,6 +104,6 @@ class FigureA13(ParametersFigure):
 
     id = "stability/figure-A.13"
     source = "004, appendix A.3, Figure A.13"
-    reproduces = ("004 Figure A.13",)
+    item = "karp-2024 Figure A.13"
     quantities = ("ndist",)
     claims = tuple(claim for name in DEEP for claim in _normalised_claims(name))

@@ -56,7 +56,7 @@ class FigureA2(TrialsFigure):
 
     id = "stability/figure-A.2"
     source = "004, appendix A.2, Figure A.2"
-    reproduces = ("004 Figure A.2",)
+    item = "karp-2024 Figure A.2"
     configurations = ("1a",)
     claims = seeds_claims("1a", "004, Figure A.2")
 
@@ -66,7 +66,7 @@ class FigureA3(TrialsFigure):
 
     id = "stability/figure-A.3"
     source = "004, appendix A.2, Figure A.3"
-    reproduces = ("004 Figure A.3",)
+    item = "karp-2024 Figure A.3"
     configurations = ("2a",)
     claims = seeds_claims("2a", "004, Figure A.3")
 
@@ -76,7 +76,7 @@ class FigureA4(TrialsFigure):
 
     id = "stability/figure-A.4"
     source = "004, appendix A.2, Figure A.4"
-    reproduces = ("004 Figure A.4",)
+    item = "karp-2024 Figure A.4"
     configurations = ("2b",)
     claims = seeds_claims("2b", "004, Figure A.4")
 
@@ -93,7 +93,7 @@ class FigureA5(EarlyFigure):
 
     id = "stability/figure-A.5"
     source = "004, appendix A.2, Figure A.5"
-    reproduces = ("004 Figure A.5",)
+    item = "karp-2024 Figure A.5"
     configurations = ("1a",)
     claims = time_claims("1a", "T/2", "004, Figure A.5")
 
@@ -103,7 +103,7 @@ class FigureA6(EarlyFigure):
 
     id = "stability/figure-A.6"
     source = "004, appendix A.2, Figure A.6"
-    reproduces = ("004 Figure A.6",)
+    item = "karp-2024 Figure A.6"
     configurations = ("2a",)
     claims = time_claims("2a", "T/2", "004, Figure A.6")
 
@@ -113,7 +113,7 @@ class FigureA7(EarlyFigure):
 
     id = "stability/figure-A.7"
     source = "004, appendix A.2, Figure A.7"
-    reproduces = ("004 Figure A.7",)
+    item = "karp-2024 Figure A.7"
     configurations = ("2b",)
     claims = time_claims("2b", "T/2", "004, Figure A.7")
 
@@ -130,7 +130,7 @@ class FigureA8(LateFigure):
 
     id = "stability/figure-A.8"
     source = "004, appendix A.2, Figure A.8"
-    reproduces = ("004 Figure A.8",)
+    item = "karp-2024 Figure A.8"
     configurations = ("1a",)
     claims = time_claims("1a", "3T/2", "004, Figure A.8")
 
@@ -140,7 +140,7 @@ class FigureA9(LateFigure):
 
     id = "stability/figure-A.9"
     source = "004, appendix A.2, Figure A.9"
-    reproduces = ("004 Figure A.9",)
+    item = "karp-2024 Figure A.9"
     configurations = ("2a",)
     claims = time_claims("2a", "3T/2", "004, Figure A.9")
 
@@ -150,6 +150,6 @@ class FigureA10(LateFigure):
 
     id = "stability/figure-A.10"
     source = "004, appendix A.2, Figure A.10"
-    reproduces = ("004 Figure A.10",)
+    item = "karp-2024 Figure A.10"
     configurations = ("2b",)
     claims = time_claims("2b", "3T/2", "004, Figure A.10")

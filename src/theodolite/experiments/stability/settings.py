@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.catapult.samples import Source
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.lab.datasets import Source
 from theodolite.experiments.stability.configurations import CONFIGURATIONS, DEEP, Setting
 from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.experiments.stability.trained_pairs import short_run
@@ -81,7 +81,7 @@ class Table21(Experiment):
 
     id = "stability/table-2.1"
     source = "004, section 2.2, Table 2.1"
-    reproduces = ("004 Table 2.1",)
+    item = "karp-2024 Table 2.1"
     sizes = {
         "tiny": Params(width=4, steps=16, m=64, pairs=1, batch=16, tested=64, data="digits"),
         "laptop": Params(width=16, steps=20, m=512, pairs=1, batch=None, tested=500),
@@ -146,7 +146,7 @@ class Table21(Experiment):
         for row in short_run(short, job["trial"], job["m"], job["pairs"]):
             yield {"kind": "run", **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, (left, right) = plots.panels(2, size=(4.6, 3.2))

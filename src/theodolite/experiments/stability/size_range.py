@@ -72,7 +72,7 @@ class FigureA1(PairFigure):
 
     id = "stability/figure-A.1"
     source = "004, appendix A.1, Figure A.1"
-    reproduces = ("004 Figure A.1",)
+    item = "karp-2024 Figure A.1"
     configurations = ("1a",)
     times = TIMES
     quantities = ("gap_loss",)
@@ -86,7 +86,7 @@ class FigureA1(PairFigure):
     departs = f"{DEPARTS} The source does not list its sizes below 15,000."
     claims = tuple(claim for time in TIMES for claim in _claims(time))
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         def cell(time: str, log: bool) -> Cell:
             return Cell(chosen(rows, time=time), "gap_loss", f"{named('1a', rows)} at {time}", log, window=log)
 

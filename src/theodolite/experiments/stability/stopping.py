@@ -8,13 +8,13 @@ from itertools import product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.stability.configurations import Setting
 from theodolite.experiments.stability.laws import Measure, chosen, delta, reading
 from theodolite.experiments.stability.pair_figures import DEEP_STUDY, DEPARTS, Cell, grid
 from theodolite.experiments.stability.trained_pairs import measured, stopped
-from theodolite.measures.stability.arguments import STOPPING
+from theodolite.measures.stability.config import STOPPING
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class StoppingRules(Experiment):
             rows = list(stopped(setting, job["m"], job["shown"], job["rule"], job["epochs"], job["loss_target"]))
         yield from ({**row, "rule": job["rule"]} for row in rows if row["pair"] < job["shown"])
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         def line(rule: str) -> list[Cell]:
             mine = chosen(rows, rule=rule)
             title = f"by {rule.replace('_', ' ')} ({mine[0]['data']})"

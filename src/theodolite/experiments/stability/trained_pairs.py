@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from theodolite.experiments.stability.configurations import Setting, Task, recipe_of, task_of
-from theodolite.measures.stability.arguments import StabilityConfig, Stopping
+from theodolite.measures.stability.config import StabilityConfig, Stopping
 from theodolite.measures.stability.study import Measured, measure_size, with_length
 from theodolite.results import Row
 

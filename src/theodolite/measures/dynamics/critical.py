@@ -15,9 +15,8 @@ from torch.optim import SGD, Optimizer
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.dynamics.trials import run_trial
-from theodolite.measures.kernel.differences import TRIAL_SEEDS, third_difference, trial_step
+from theodolite.measures.kernel.quadratic_checks import TRIAL_SEEDS, squared_loss_curvature, third_difference, trial_step
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, require_problem
-from theodolite.measures.kernel.squared_loss import squared_loss_curvature
 from theodolite.operators import (
     GaussNewtonOperator,
     HessianOperator,

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from theodolite.errors import nearest
-from theodolite.measures.stability.arguments import (
+from theodolite.measures.mode_connectivity.linear_path import LinearPath, linear_path
+from theodolite.measures.mode_connectivity.points import BatchNormPolicy
+from theodolite.measures.stability.config import (
     StabilityConfig,
     Stopping,
     check_checkpoints,
@@ -21,16 +23,13 @@ from theodolite.measures.stability.arguments import (
     read_config,
     read_length,
     read_settings,
+    settings_of,
     whole,
 )
-from theodolite.measures.stability.coupled import Bench, Recipe, null_swap, train_pairs
-from theodolite.measures.stability.linear_path import LinearPath, linear_path
-from theodolite.measures.stability.pairs import Swap, draw_swaps
-from theodolite.measures.stability.path_points import BatchNormPolicy
-from theodolite.measures.stability.pools import read_pool
+from theodolite.measures.stability.explanation import Explanation, explains, known
+from theodolite.measures.stability.pairs import Swap, draw_swaps, read_pool
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law
-from theodolite.measures.stability.reading import Explanation, explains, known
-from theodolite.measures.stability.settings import settings_of
+from theodolite.measures.stability.training_pairs import Bench, Recipe, null_swap, train_pairs
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.training import Fleet, FleetTrace
 

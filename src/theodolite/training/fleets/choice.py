@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.calling import Loss
 from theodolite.problem.tensors import bytes_of
 from theodolite.training.fleets.crew import Crew, equal_bits
@@ -122,16 +123,13 @@ def _convolution_work(module: nn.Module) -> Iterator[list[int]]:
     """Multiplications of each call of a convolution."""
     work: list[int] = []
 
-    def note(convolution: nn.Module, args: Any, output: Tensor) -> None:
-        assert isinstance(convolution, _ConvNd)
-        work.append(output.numel() * convolution.weight[0].numel())
+    def note(call: Call) -> None:
+        assert isinstance(call.module, _ConvNd)
+        work.append(call.output.numel() * call.module.weight[0].numel())
 
-    handles = [part.register_forward_hook(note) for part in module.modules() if isinstance(part, _ConvNd)]
-    try:
+    convolutions = {name: part for name, part in module.named_modules() if isinstance(part, _ConvNd)}
+    with Hooks(convolutions, note, in_copies=True):
         yield work
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _trouble(route: VmapRoute, crew: Crew, chunk: int, batch: FleetBatch, single: tuple[Tensor, Gradients], bitwise: bool) -> str:

@@ -149,7 +149,7 @@ class TestScore:
     def test_equals_a_plain_sum(self, signals: Any) -> None:
         atoms = planted_dictionary(20, 16)
         report = th.hidden_error(signals, atoms, 2, hidden_fraction=0.25, masks=3, seed=7)
-        from theodolite.measures.dictionary.masks import visible_masks
+        from theodolite.measures.dictionary.hidden import visible_masks
 
         total = 0.0
         for step in range(3):
@@ -269,7 +269,7 @@ def test_rows_without_any_entry_have_zero_codes() -> None:
 
 
 def test_score_with_missing_values_is_a_plain_mean_over_what_is_there() -> None:
-    from theodolite.measures.dictionary.masks import visible_masks
+    from theodolite.measures.dictionary.hidden import visible_masks
 
     atoms = planted_dictionary(20, 16)
     signals = planted_samples(atoms, 60, 2, noise=0.1).signals

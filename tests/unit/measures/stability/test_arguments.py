@@ -13,8 +13,9 @@ from torch.nn import functional
 
 import theodolite as th
 from tests.unit.measures.stability.test_study import LOSS, TEST, TRAIN, X, Y, line, small, study
-from theodolite.measures.stability import coupled, example_losses
-from theodolite.measures.stability.metrics import mean
+from theodolite.measures.stability import example_losses
+from theodolite.measures.stability import training_pairs as coupled
+from theodolite.measures.stability.training_pairs import mean
 
 G = torch.Generator().manual_seed(4)
 LOGITS, LABELS = torch.randn(30, 4, generator=G).double(), torch.randint(0, 4, (30,), generator=G)

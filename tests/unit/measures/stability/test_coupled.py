@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from tests.unit.measures.stability.test_study import LOSS, TEST, TRAIN, X, Y, small, study
-from theodolite.measures.stability import coupled, example_losses
-from theodolite.measures.stability.coupled import Recipe
+from theodolite.measures.stability import example_losses
+from theodolite.measures.stability import training_pairs as coupled
 from theodolite.measures.stability.pairs import draw_swaps
 from theodolite.measures.stability.study import make_bench
+from theodolite.measures.stability.training_pairs import Recipe
 from theodolite.results import Outcome
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -15,9 +15,8 @@ from torch.nn import functional
 import theodolite as th
 from tests.unit.measures.stability.solutions import blobs, direct, mlp, permuted, train
 from theodolite.errors import NonFiniteError
-from theodolite.measures.stability.linear_path import LinearPath, linear_path
-from theodolite.measures.stability.path_barriers import accuracy_barrier, loss_barrier, loss_excess
-from theodolite.measures.stability.path_states import interpolate_states
+from theodolite.measures.mode_connectivity.linear_path import LinearPath, accuracy_barrier, linear_path, loss_barrier, loss_excess
+from theodolite.measures.mode_connectivity.points import interpolate_states
 
 
 def test_check_08_the_grid_and_its_ends(solution, data, test_data):

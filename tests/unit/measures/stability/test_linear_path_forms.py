@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.unit.measures.stability.solutions import direct, permuted
-from theodolite.measures.stability.linear_path import linear_path
-from theodolite.measures.stability.path_states import interpolate_states
+from theodolite.measures.mode_connectivity.linear_path import linear_path
+from theodolite.measures.mode_connectivity.points import interpolate_states
 from theodolite.problem.accuracy import right_answers
 
 
