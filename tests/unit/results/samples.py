@@ -16,7 +16,7 @@ from theodolite.data.generators.word_models import exact_anchor_world
 from theodolite.instruments.dictionary_study import DictionaryPlan, study_dictionary
 from theodolite.measures.anchors import anchored_logits, compare_prompts, compare_readouts
 from theodolite.measures.dictionary import LearningSettings, atom_matches, learn_dictionaries, reconstruction_loss
-from theodolite.measures.dictionary.usage import atom_usage
+from theodolite.measures.dictionary.structure import atom_usage
 from theodolite.measures.dynamics import match_table, split_loss
 from theodolite.models import fcn_graph
 from theodolite.results import Result
