@@ -54,11 +54,10 @@ if TYPE_CHECKING:
         tangent_kernel as tangent_kernel,
         tangent_kernel_operator as tangent_kernel_operator,
     )
+    from theodolite.analyses.compare import Comparison as Comparison, compare as compare
     from theodolite.instruments import (
-        Comparison as Comparison,
         Plan as Plan,
         Survey as Survey,
-        compare as compare,
         plan_survey as plan_survey,
         survey as survey,
     )
@@ -293,7 +292,8 @@ _CONTENTS = {
     # what is there before anything is measured
     "theodolite.measures.audit": ["audit_batches", "audit_inputs", "audit_parameters"],
     # the main job
-    "theodolite.instruments": ["survey", "plan_survey", "compare", "Survey", "Plan", "Comparison"],
+    "theodolite.analyses.compare": ["compare", "Comparison"],
+    "theodolite.instruments": ["survey", "plan_survey", "Survey", "Plan"],
     # training runs and their traces
     "theodolite.training": ["train", "Trace", "Fleet", "FleetTrace"],
     # what comes back

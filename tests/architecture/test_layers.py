@@ -25,6 +25,7 @@ FLOORS = [
     ["experiments"],
     ["report"],
     ["instruments"],
+    ["analyses"],
     ["testing"],  # contracts for authors of all that is below
     ["cli"],
 ]

@@ -11,7 +11,7 @@ import torch
 
 import theodolite as th
 from theodolite.cli import main
-from theodolite.cli.sources import language_models as sources
+from theodolite.cli.loading import language_models as sources
 
 transformers = pytest.importorskip("transformers")
 

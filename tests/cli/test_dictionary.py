@@ -11,9 +11,9 @@ import pandas
 import pytest
 from scipy import sparse
 
-import theodolite.instruments.dictionary_study as study
+import theodolite.analyses.dictionary_study as study
 from theodolite.cli import main
-from theodolite.cli.sources import signals as source
+from theodolite.cli.loading import dictionary_files as source
 from theodolite.data.generators import planted_dictionary, planted_samples
 from theodolite.measures.dictionary import MaskedDictionaryLearning, choose_dictionary
 from theodolite.measures.dictionary.estimator import split_signals

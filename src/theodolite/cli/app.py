@@ -13,14 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-from theodolite.cli import data
-from theodolite.cli.anchors import anchors
-from theodolite.cli.compare import compare
-from theodolite.cli.dictionary import dictionary
-from theodolite.cli.path import path
-from theodolite.cli.stability import stability
-from theodolite.cli.survey import survey
-from theodolite.cli.watch import watch
+from theodolite.cli.commands import data
+from theodolite.cli.commands.anchors import anchors
+from theodolite.cli.commands.compare import compare
+from theodolite.cli.commands.dictionary import dictionary
+from theodolite.cli.commands.path import path
+from theodolite.cli.commands.stability import stability
+from theodolite.cli.commands.survey import survey
+from theodolite.cli.commands.watch import watch
 from theodolite.errors import TheodoliteError
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ from theodolite.report import Section, SurveyPage
 from theodolite.results import Row
 
 if TYPE_CHECKING:
-    from theodolite.instruments.surveying import Survey
+    from theodolite.instruments.survey_run import Survey
 
 
 def page_of(survey: Survey) -> SurveyPage:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry
-from theodolite.plots.dressing import label_axes, labelled, legend, make_headroom, note, note_not_positive, set_scales
+from theodolite.plots.axes_style import label_axes, labelled, legend, make_headroom, note, note_not_positive, set_scales
 from theodolite.plots.panels import panels
 from theodolite.plots.references import reference, span
 from theodolite.plots.spectra import eigenvalues, histogram

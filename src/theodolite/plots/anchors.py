@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from theodolite.plots.dressing import label_axes, labelled, legend, legend_title, set_scales
+from theodolite.plots.axes_style import label_axes, labelled, legend, legend_title, set_scales
 from theodolite.plots.style import looks, new_axes, style
 from theodolite.plots.tables import By, groups, label_of, numbers, read
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from theodolite.plots.dressing import (
+from theodolite.plots.axes_style import (
     label_axes,
     labelled,
     legend,

@@ -12,7 +12,7 @@ from matplotlib.colors import Colormap, LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from theodolite.plots.dressing import label_axes, note, note_not_positive, set_log_labels
+from theodolite.plots.axes_style import label_axes, note, note_not_positive, set_log_labels
 from theodolite.plots.style import DIVERGING, SEQUENTIAL, new_axes, style
 from theodolite.plots.tables import Array, finite, groups, is_number, label_of, numbers, positive, read, words
 

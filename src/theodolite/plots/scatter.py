@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from theodolite.plots.dressing import (
+from theodolite.plots.axes_style import (
     check_log,
     label_axes,
     labelled,

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from theodolite.measures.stability.explanation import of_one_checkpoint
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law, signed, slope_windows
-from theodolite.plots.dressing import (
+from theodolite.plots.axes_style import (
     label_axes,
     labelled,
     legend,

@@ -3,7 +3,7 @@
 class TestWidths(InstrumentContract):
     labels = frozenset({"bottleneck", "even widths"})       # all that its documentation explains
     def make(self):
-        return Widths(), Site(small_problem, lr=0.1)
+        return Widths(), SurveyContext(small_problem, lr=0.1)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from theodolite.instruments import Instrument, Site, Work, names
+from theodolite.instruments import Instrument, SurveyContext, Work, names
 from theodolite.instruments.registry import get
 from theodolite.results import Finding, Result, Severity
 from theodolite.testing.equality import model_state, same
@@ -24,7 +24,7 @@ class Measured:
     """One run of an instrument, with the state of the model before and after it."""
 
     instrument: Instrument
-    site: Site
+    context: SurveyContext
     refusal: str
     works: list[Work]
     result: Result | None
@@ -44,7 +44,7 @@ class InstrumentContract:
     _measured: ClassVar[Measured | None] = None
 
     @abstractmethod
-    def make(self) -> tuple[Instrument, Site]:
+    def make(self) -> tuple[Instrument, SurveyContext]:
         """The instrument and the small problem it is tried on."""
 
     @property
@@ -56,17 +56,17 @@ class InstrumentContract:
         return done
 
     def _measure(self) -> Measured:
-        instrument, site = self.make()
-        before = model_state(site.problem.model)
-        refusal = instrument.applies(site)
+        instrument, context = self.make()
+        before = model_state(context.problem.model)
+        refusal = instrument.applies(context)
         result, findings, works = None, [], []
         if not refusal:
             for name in instrument.needs:
-                run_with_needs(get(name), site)
-            works = [instrument.cost(site, **effort) for effort in instrument.efforts]
-            result = site.results[instrument.name] = instrument.run(site, **instrument.efforts[-1])
-            findings = instrument.findings(site, result)
-        return Measured(instrument, site, refusal, works, result, findings, before, model_state(site.problem.model))
+                run_with_needs(get(name), context)
+            works = [instrument.cost(context, **effort) for effort in instrument.efforts]
+            result = context.results[instrument.name] = instrument.run(context, **instrument.efforts[-1])
+            findings = instrument.findings(context, result)
+        return Measured(instrument, context, refusal, works, result, findings, before, model_state(context.problem.model))
 
     def test_it_states_its_question(self) -> None:
         instrument = self.measured.instrument
@@ -80,13 +80,13 @@ class InstrumentContract:
     def test_it_applies_or_says_why_not(self) -> None:
         done = self.measured
         assert isinstance(done.refusal, str)
-        assert isinstance(done.instrument.concerns(done.site), bool)
+        assert isinstance(done.instrument.concerns(done.context), bool)
         assert done.refusal or done.result is not None
 
     def test_every_effort_has_its_price(self) -> None:
         for work in self.measured.works:
             assert isinstance(work, Work)
-            seconds = self.measured.site.sounding.seconds(work)
+            seconds = self.measured.context.timings.seconds(work)
             assert math.isfinite(seconds)
             assert seconds >= 0
 
@@ -116,7 +116,7 @@ class InstrumentContract:
         import matplotlib.pyplot as plt
         from matplotlib.artist import Artist
 
-        picture = done.instrument.figure(done.site.results)
+        picture = done.instrument.figure(done.context.results)
         assert picture is None or isinstance(picture, Artist)
         plt.close("all")
 
@@ -125,9 +125,9 @@ class InstrumentContract:
         assert changed == []
 
 
-def run_with_needs(instrument: Instrument, site: Site) -> None:
-    """Put the instrument's result, and those it needs, into `site.results`, each at its cheapest effort."""
+def run_with_needs(instrument: Instrument, context: SurveyContext) -> None:
+    """Put the instrument's result, and those it needs, into `context.results`, each at its cheapest effort."""
     for name in instrument.needs:
-        run_with_needs(get(name), site)
-    if instrument.name not in site.results:
-        site.results[instrument.name] = instrument.run(site, **instrument.efforts[-1])
+        run_with_needs(get(name), context)
+    if instrument.name not in context.results:
+        context.results[instrument.name] = instrument.run(context, **instrument.efforts[-1])

@@ -8,10 +8,16 @@ import torch.nn.functional as F
 from torch import nn
 
 import theodolite as th
+from theodolite.analyses.anchors import write_anchors
 from theodolite.instruments import registry
-from theodolite.instruments.anchors import anchor_findings, certificate_needs, head_of, is_language_model, positions_per_sample
-from theodolite.instruments.anchors_page import write_anchors
-from theodolite.instruments.base import Site
+from theodolite.instruments.base import SurveyContext
+from theodolite.instruments.language.anchors import (
+    anchor_findings,
+    certificate_needs,
+    head_of,
+    is_language_model,
+    positions_per_sample,
+)
 from theodolite.measures.anchors import probe_states
 from theodolite.models import bert, gpt
 
@@ -141,8 +147,8 @@ def test_hugging_face_batches_are_read():
 
 def test_efforts_get_cheaper_and_a_budget_may_leave_it_out():
     problem = language_problem()
-    instrument, site = registry.get("anchors"), Site(problem)
-    prices = [site.sounding.seconds(instrument.cost(site, **effort)) for effort in instrument.efforts]
+    instrument, context = registry.get("anchors"), SurveyContext(problem)
+    prices = [context.timings.seconds(instrument.cost(context, **effort)) for effort in instrument.efforts]
     assert prices == sorted(prices, reverse=True)
     assert all(price > 0 for price in prices)
     assert head_of(problem).weight.shape == (WORDS, 16)

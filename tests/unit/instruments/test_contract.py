@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.instruments import Site, names
+from theodolite.instruments import SurveyContext, names
 from theodolite.instruments.registry import get
 from theodolite.models.language import gpt
 from theodolite.testing import InstrumentContract
@@ -20,34 +20,34 @@ FINDINGS = Path(__file__).parents[3] / "docs" / "guide" / "findings.rst"
 LABELS = frozenset(re.findall(r"^   \* - ``([^`]+)``$", FINDINGS.read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
-def classifier() -> Site:
+def classifier() -> SurveyContext:
     """Two batches of different sizes, three classes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     x, y = torch.randn(40, 4), torch.randint(3, (40,))
-    return Site(th.Problem(model, nn.CrossEntropyLoss(), [(x[:25], y[:25]), (x[25:], y[25:])]), lr=0.1)
+    return SurveyContext(th.Problem(model, nn.CrossEntropyLoss(), [(x[:25], y[:25]), (x[25:], y[25:])]), lr=0.1)
 
 
-def regression() -> Site:
+def regression() -> SurveyContext:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 1)).double()
     x = torch.randn(30, 3).double()
     problem = th.Problem(model, nn.MSELoss(), (x, x[:, :1] * x[:, 1:2]))
-    return Site(problem, optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), population=1000)
+    return SurveyContext(problem, optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), population=1000)
 
 
-def language_model() -> Site:
+def language_model() -> SurveyContext:
     torch.manual_seed(0)
     tokens = torch.randint(20, (6, 9))
     loss = lambda z, y: nn.functional.cross_entropy(z.flatten(0, 1), y.flatten())  # noqa: E731
-    return Site(th.Problem(gpt(vocabulary=20, depth=1, dim=16), loss, (tokens[:, :-1], tokens[:, 1:])), lr=0.01)
+    return SurveyContext(th.Problem(gpt(vocabulary=20, depth=1, dim=16), loss, (tokens[:, :-1], tokens[:, 1:])), lr=0.01)
 
 
-PROBLEMS: dict[str, Callable[[], Site]] = {f.__name__: f for f in (classifier, regression, language_model)}
+PROBLEMS: dict[str, Callable[[], SurveyContext]] = {f.__name__: f for f in (classifier, regression, language_model)}
 
 
 def suite(instrument: str, problem: str) -> type[InstrumentContract]:
-    def make(self: InstrumentContract) -> tuple[th.instruments.Instrument, Site]:
+    def make(self: InstrumentContract) -> tuple[th.instruments.Instrument, SurveyContext]:
         torch.manual_seed(0)
         return get(instrument), PROBLEMS[problem]()
 

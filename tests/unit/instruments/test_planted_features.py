@@ -8,7 +8,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.instruments import registry
-from theodolite.instruments.features import look
+from theodolite.instruments.features.features import look
 from theodolite.measures.features import agop
 from theodolite.results import Severity
 
@@ -107,7 +107,7 @@ def test_where_it_does_not_apply_it_says_so():
     assert "no embedding" in str(row)
     coupled = nn.Sequential(nn.Linear(20, 4), nn.BatchNorm1d(4))
     problem = th.Problem(coupled, nn.CrossEntropyLoss(), quadrants(40), mode="train")
-    assert "normalises over the batch" in registry.get("features").applies(th.instruments.base.Site(problem))
+    assert "normalises over the batch" in registry.get("features").applies(th.instruments.base.SurveyContext(problem))
 
 
 def test_batch_norm_in_eval_mode_has_no_fresh_copy():
