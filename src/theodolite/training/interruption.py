@@ -1,9 +1,12 @@
-"""Training states on disk: safetensors for tensors, JSON for the rest, never pickle."""
+"""Runs that stop between two steps and go on where they were: Ctrl-C deferred, training states on disk."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,33 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from theodolite.files import write_whole
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C was pressed; a second press interrupts at once.
+
+    Only the main thread receives signals; elsewhere nothing is deferred.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    pressed: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# Training states on disk: safetensors for tensors, JSON for the rest, never pickle.
+
 
 #: The newest state; a kill while it is written leaves the one before.
 NAME = "checkpoint.safetensors"

@@ -25,7 +25,7 @@ EVALUATED_AT_ONCE, EVALUATED_BYTES = 2**15, 2**28
 Record = Callable[[int, Any], Mapping[str, Tensor]]
 
 
-class Gauges:
+class Recorder:
     """Columns that grow by one entry per measurement, NaN for replicas that are not there."""
 
     def __init__(self, replicas: int, measure: Mapping[str, Measure], test: FleetFeed | None, loss: Any) -> None:
@@ -36,11 +36,11 @@ class Gauges:
         self._looped: set[str] = set()
 
     @torch.no_grad()
-    def read(self, step: int, crews: Sequence[tuple[FleetState, Tensor | None]], route: Route) -> None:
+    def read(self, step: int, states: Sequence[tuple[FleetState, Tensor | None]], route: Route) -> None:
         """Measure the replicas of each state that do not rest."""
         self.steps.append(step)
         found: dict[str, Tensor] = {}
-        for state, resting in crews:
+        for state, resting in states:
             rows = torch.tensor(state.ids)
             awake = rows if resting is None else rows[~resting.cpu()]
             for name, value in self._values(state, route).items():

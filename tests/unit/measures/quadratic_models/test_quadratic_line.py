@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.measures.quadratic_starts import draw
+from tests.unit.measures.quadratic_models.quadratic_starts import draw
 from theodolite.data.generators import mixture_1d
 from theodolite.measures.quadratic_models import (
     GatedBilinear,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from tests.unit.measures.quadratic_starts import Y, draw, inputs, orbits, words
+from tests.unit.measures.quadratic_models.quadratic_starts import Y, draw, inputs, orbits, words
 from theodolite.measures.quadratic_models import (
     GatedBilinear,
     GeneralQuadratic,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import theodolite as th
-from tests.unit.measures.stability.solutions import blobs, direct, mlp, permuted, train
+from tests.unit.measures.mode_connectivity.solutions import blobs, direct, mlp, permuted, train
 from theodolite.errors import NonFiniteError
 from theodolite.measures.mode_connectivity.linear_path import LinearPath, accuracy_barrier, linear_path, loss_barrier, loss_excess
 from theodolite.measures.mode_connectivity.points import interpolate_states

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import theodolite as th
-from tests.unit.measures.quadratic_starts import Y, draw, inputs, orbits, start, words
+from tests.unit.measures.quadratic_models.quadratic_starts import Y, draw, inputs, orbits, start, words
 from theodolite.measures.quadratic_models import (
     GatedBilinear,
     descend,

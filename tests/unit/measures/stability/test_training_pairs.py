@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from tests.unit.measures.stability.test_study import LOSS, TEST, TRAIN, X, Y, small, study
-from theodolite.measures.stability import example_losses
-from theodolite.measures.stability import training_pairs as coupled
+from theodolite.measures.stability import example_losses, training_pairs
 from theodolite.measures.stability.pairs import draw_swaps
 from theodolite.measures.stability.study import make_bench
 from theodolite.measures.stability.training_pairs import Recipe
@@ -46,7 +45,7 @@ def test_other_examples_are_not_taken_for_the_evaluation_set():
 
 def test_pairs_compared_in_parts_have_the_numbers_of_one_part(monkeypatch):
     whole = study(sizes=[40], pairs=5, steps=12, checkpoints=[6])
-    monkeypatch.setattr(coupled, "HELD", 2 * 2 * 2 * (100 + 40))  # two pairs at once
+    monkeypatch.setattr(training_pairs, "HELD", 2 * 2 * 2 * (100 + 40))  # two pairs at once
     parts = study(sizes=[40], pairs=5, steps=12, checkpoints=[6])
     for row, wanted in zip(parts.rows(), whole.rows(), strict=True):
         assert row == pytest.approx(wanted, rel=1e-5, abs=1e-7)
@@ -76,8 +75,8 @@ def test_a_control_that_ends_apart_has_the_pairs_trained_anew(monkeypatch):
 
 def test_a_loss_target_waits_for_a_whole_epoch_with_the_incomplete_batch(monkeypatch):
     windows = []
-    rule = coupled.LossTarget
-    monkeypatch.setattr(coupled, "LossTarget", lambda target, batches: windows.append(batches) or rule(target, batches))
+    rule = training_pairs.LossTarget
+    monkeypatch.setattr(training_pairs, "LossTarget", lambda target, batches: windows.append(batches) or rule(target, batches))
     for drop_last, m in ((True, 23), (False, 23), (False, 20), (False, 3)):
         study(sizes=[m], pairs=1, steps=4, stop="train_loss", loss_target=1e-3, check_steps=0, drop_last=drop_last)
     assert windows == [2, 3, 2, 1]
@@ -103,13 +102,15 @@ def test_rows_before_a_divergence_are_kept():
 
 
 def test_a_pair_is_lost_from_the_checkpoint_at_which_its_loss_was_seen():
-    trace = coupled.FleetTrace(
+    trace = training_pairs.FleetTrace(
         loss=torch.zeros(5, 20), rates=torch.zeros(5), factors=torch.ones(1, 20), seeds=(0,) * 5, order_seeds=(0,) * 5,
         epoch=(0,) * 20, diverged_at=(None, 9, None, None, 3), stopped_at=(None,) * 5, measured_at=(), measured={},
     )  # fmt: skip
     swaps = draw_swaps(160, 100, 40, 2, 0)
     recipe = Recipe(small, "sgd", LOSS, 20, 10)
-    lost = {step: [row["diverged"] for row in coupled._placed([{}, {}], step, recipe, swaps, trace)] for step in (3, 8, 9, 20)}
+    lost = {
+        step: [row["diverged"] for row in training_pairs._placed([{}, {}], step, recipe, swaps, trace)] for step in (3, 8, 9, 20)
+    }
     assert lost == {3: [False, False], 8: [False, False], 9: [True, False], 20: [True, False]}
 
 

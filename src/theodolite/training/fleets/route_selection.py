@@ -15,9 +15,9 @@ from torch.nn.modules.conv import _ConvNd
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.calling import Loss
 from theodolite.problem.tensors import bytes_of
-from theodolite.training.fleets.crew import Crew, equal_bits
 from theodolite.training.fleets.data import FleetBatch
 from theodolite.training.fleets.routes import Gradient, Gradients, LoopRoute, Route, VmapRoute
+from theodolite.training.fleets.run import ReplicaStack, equal_bits
 from theodolite.training.fleets.state import FleetState
 
 RouteName = Literal["auto", "vmap", "loop"]
@@ -43,7 +43,7 @@ class Choice:
 
 def choose_route(
     want: RouteName,
-    crew: Crew,
+    replicas: ReplicaStack,
     loss: Loss,
     gradient: Gradient | None,
     batch: Callable[[slice], FleetBatch],
@@ -52,10 +52,10 @@ def choose_route(
     memory: float,
     bitwise: bool,
 ) -> Choice:
-    """The route for `batch`, a function of the replicas; `random` are their random states. No number of the crew changes."""
+    """The route for `batch`, a function of the replicas; `random` are their random states. No number of the replicas changes."""
     if want not in ("auto", "vmap", "loop"):
         raise ValueError(f"route must be 'auto', 'vmap' or 'loop'. Got {want!r}.")
-    state, module, everyone = crew.state, crew.state.module, crew.state.replicas
+    state, module, everyone = replicas.state, replicas.state.module, replicas.state.replicas
     own = batch(slice(0, 1))
     first = torch.zeros(1, dtype=torch.long, device=state.device)
     alone = LoopRoute(module, loss, gradient)
@@ -83,7 +83,7 @@ def choose_route(
         return by_loop("large convolutions are faster one replica after the other")
     vmap = VmapRoute(module, loss, gradient)
     chunk, notes = _chunk(everyone, memory, activations + samples + weights)
-    trouble = _trouble(vmap, crew, chunk, batch(slice(0, chunk)), single, bitwise)
+    trouble = _trouble(vmap, replicas, chunk, batch(slice(0, chunk)), single, bitwise)
     if trouble and want == "vmap":
         raise ValueError(f"route='vmap' does not work for this model: {trouble}. Use route='auto' or 'loop'.")
     return by_loop(f"vmap does not run this model: {trouble}") if trouble else Choice(vmap, chunk, each, notes)
@@ -132,15 +132,17 @@ def _convolution_work(module: nn.Module) -> Iterator[list[int]]:
         yield work
 
 
-def _trouble(route: VmapRoute, crew: Crew, chunk: int, batch: FleetBatch, single: tuple[Tensor, Gradients], bitwise: bool) -> str:
+def _trouble(
+    route: VmapRoute, replicas: ReplicaStack, chunk: int, batch: FleetBatch, single: tuple[Tensor, Gradients], bitwise: bool
+) -> str:
     """Why vmap cannot be used; empty if it gives the numbers of a replica alone."""
-    some = crew.chunk(slice(0, chunk))
+    some = replicas.chunk(slice(0, chunk))
     try:
         with quiet_vmap():
             losses, gradients = route(some.state.with_own_buffers(), batch)
             if bitwise and not equal_bits(some, route, batch):
                 return "replicas that see equal data do not stay bitwise equal"
-            crew.lay_out_like(gradients)
+            replicas.lay_out_like(gradients)
     except Exception as error:  # vmap raises many kinds
         cause = error.__cause__ or error
         return " ".join(str(cause).split())[:200] or type(cause).__name__

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 import theodolite as th
 from tests.unit.measures.stability.test_study import LOSS, TEST, TRAIN, X, Y, line, small, study
-from theodolite.measures.stability import example_losses
-from theodolite.measures.stability import training_pairs as coupled
+from theodolite.measures.stability import example_losses, training_pairs
 from theodolite.measures.stability.training_pairs import mean
 
 G = torch.Generator().manual_seed(4)
@@ -109,7 +108,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_losses_without_a_value_per_example_are_refused_before_training(options, message, monkeypatch):
-    monkeypatch.setattr(coupled.Recipe, "train", lambda *given, **more: pytest.fail("something was trained"))
+    monkeypatch.setattr(training_pairs.Recipe, "train", lambda *given, **more: pytest.fail("something was trained"))
     if "train" in options:
         options = {**options, "test": options["train"]}
     with pytest.raises(ValueError, match=message):

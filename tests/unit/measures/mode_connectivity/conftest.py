@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.measures.stability.solutions import blobs, mlp, train
+from tests.unit.measures.mode_connectivity.solutions import blobs, mlp, train
 
 
 @pytest.fixture(scope="module")

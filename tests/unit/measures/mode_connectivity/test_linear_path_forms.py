@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.unit.measures.stability.solutions import direct, permuted
+from tests.unit.measures.mode_connectivity.solutions import direct, permuted
 from theodolite.measures.mode_connectivity.linear_path import linear_path
 from theodolite.measures.mode_connectivity.points import interpolate_states
 from theodolite.problem.accuracy import right_answers
