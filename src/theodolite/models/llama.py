@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.arguments import positive_integers
-from theodolite.models.attention import check_heads, split_heads
 from theodolite.models.initialisation import TOKEN_INITS, construct
-from theodolite.models.language import positions_of
+from theodolite.models.transformers import check_heads, positions_of, split_heads
 
 
 def rotary_angles(positions: Tensor, size: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -28,8 +28,7 @@ from torch import nn
 
 from theodolite.arguments import entry, positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.initialisation import named, seeded
-from theodolite.models.ntk_layers import NTKConv, NTKLinear, ntk_layers
+from theodolite.models.initialisation import NTKConv, NTKLinear, named, ntk_layers, seeded
 
 # Name -> standard deviation of the weights.
 _STD = {"ntk": 1.0, "ntk_sign": 1.0, "ntk_small": 0.1}

@@ -21,9 +21,8 @@ from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss, ModelCall
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
-from theodolite.training.checkpoints import load_state, save_state
 from theodolite.training.feeding import Feed
-from theodolite.training.interrupts import deferred_interrupt
+from theodolite.training.interruption import deferred_interrupt, load_state, save_state
 from theodolite.training.schedules import Schedule, as_schedule
 from theodolite.training.trace import Trace
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import theodolite as th
-from theodolite.models.language import gpt
 from theodolite.models.resnet import cifar_resnet
+from theodolite.models.transformers import gpt
 
 STEPS = 8
 

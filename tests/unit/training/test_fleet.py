@@ -230,10 +230,10 @@ def test_accuracy_of_one_hot_and_signed_targets():
 
 
 def test_large_test_sets_are_evaluated_in_parts(monkeypatch):
-    from theodolite.training.fleets import measures as fleet_measures
+    from theodolite.training.fleets import recorder
 
     whole = th.Fleet(factory, 2, loss=nn.CrossEntropyLoss(), rate=0.1).train((X, LABELS), steps=1, test=(X, LABELS))
-    monkeypatch.setattr(fleet_measures, "EVALUATED_AT_ONCE", 10)
+    monkeypatch.setattr(recorder, "EVALUATED_AT_ONCE", 10)
     parts = th.Fleet(factory, 2, loss=nn.CrossEntropyLoss(), rate=0.1).train((X, LABELS), steps=1, test=(X, LABELS))
     torch.testing.assert_close(parts.test_loss, whole.test_loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(parts.test_accuracy, whole.test_accuracy)

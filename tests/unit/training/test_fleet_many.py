@@ -313,7 +313,7 @@ def test_evaluation_in_parts_gives_the_same_outputs(monkeypatch):
     fleet = fleet_of(normed)
     fleet.train((X, Y), steps=3, progress=False)
     whole = fleet.outputs((X, Y))
-    monkeypatch.setattr("theodolite.training.fleets.measures.EVALUATED_BYTES", 20_000)
+    monkeypatch.setattr("theodolite.training.fleets.recorder.EVALUATED_BYTES", 20_000)
     parts = []
     original = FleetFeed.parts
     monkeypatch.setattr(FleetFeed, "parts", lambda self, width: parts.append(width) or original(self, width))

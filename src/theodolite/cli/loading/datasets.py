@@ -15,7 +15,7 @@ from theodolite import data as data_sets
 from theodolite.cli.loading.batches import is_one_batch, take_samples
 from theodolite.cli.loading.checkpoints import read_file
 from theodolite.cli.loading.module_attribute import call, load_attribute, names_code
-from theodolite.data.files import read_arrays, read_text
+from theodolite.data.readers import read_arrays, read_text
 from theodolite.text import listed, nearest
 
 Part = Literal["train", "test"]

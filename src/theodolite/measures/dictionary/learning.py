@@ -19,7 +19,7 @@ from theodolite.measures.dictionary.hidden import Masks, check_masks, hidden_cou
 from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection, SparseCodes
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
-from theodolite.training.interrupts import deferred_interrupt
+from theodolite.training.interruption import deferred_interrupt
 
 Start = Literal["samples", "random"]
 
