@@ -75,7 +75,7 @@ class TestJacobian(OperatorContract):
         case = make(mlp_tanh_mse)
         z = case.output()
         rows = [torch.autograd.grad(v, case.parameters(), retain_graph=True) for v in z.flatten()]
-        return th.jacobian(case.problem()), torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+        return th.operators.jacobian(case.problem()), torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
 
 
 class TestLayerBlock(OperatorContract):
