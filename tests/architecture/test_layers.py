@@ -23,10 +23,10 @@ FLOORS = [
     ["monitors", "plots", "models", "data"],
     ["runners"],
     ["experiments"],
-    ["testing"],
     ["report"],
     ["instruments"],
     ["analyses"],
+    ["testing"],  # contracts for authors of all that is below
     ["cli"],
 ]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
