@@ -274,7 +274,7 @@ def track_eigenpairs(
 
         def look(step, model, batch, optimizer):
             if step % 50 == 0:
-                looks.append(th.track_eigenpairs(problem, [model], k=5, labels=[step], start=looks[-1]))
+                looks.append(th.measures.hessian.track_eigenpairs(problem, [model], k=5, labels=[step], start=looks[-1]))
 
         th.train(model, loss, data, optimizer, steps=1000, observe=look)
         looks[-1].rows()
