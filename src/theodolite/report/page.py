@@ -15,6 +15,7 @@ from typing import Any
 from theodolite.files import write_whole
 from theodolite.report.rendering import environment, slug
 from theodolite.results import Finding, Result, Row, Severity, number, worst_first
+from theodolite.text import plural
 
 SHOWN = 12  # rows of a table that are seen at once; the others unfold
 SPARE = 3  # no fold for this many rows or fewer
@@ -293,7 +294,7 @@ def _counts(findings: Sequence[Finding]) -> list[Badge]:
 def _states(sections: Sequence[Section], part: str) -> str:
     """How many instruments there were, and how many of them have nothing to show."""
     count = len(sections)
-    text = f"{count} {part}{'s' if count != 1 else ''}"
+    text = plural(count, part)
     rest = [(sum(section.state == state for section in sections), state) for state in ("failed", "skipped")]
     return ", ".join([text, *(f"{n} {state}" for n, state in rest if n)])
 
