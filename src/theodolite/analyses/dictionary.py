@@ -310,7 +310,7 @@ def _facts(study: DictionaryStudy) -> dict[str, str]:
         "judged on": f"{study.held_out} held-out signals",
         "hidden at a time": f"{study.hidden} of {study.dim} coordinates",
         "objective": " and ".join(study.judged),
-        **({} if study.offset is None else {"centred": f"less the mean signal, {study.mean_energy:.0%} of the energy"}),
+        **({} if study.offset is None else {"centred": f"minus the mean signal, {study.mean_energy:.0%} of the energy"}),
         "time": f"{study.cost.seconds:.3g} s",
     }
 
@@ -332,7 +332,7 @@ def _prediction_section(study: DictionaryStudy, found: Found) -> Section:
     return Section(
         name="prediction",
         title="What the dictionary predicts",
-        question="Does a code, read from a part of a signal, tell the rest?",
+        question="Does a code, read from a part of a signal, predict the rest?",
         findings=found.get("prediction", []),
         rows=rows,
         how=(

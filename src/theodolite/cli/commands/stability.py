@@ -82,7 +82,7 @@ def stability(
     Pairs of models are trained on sets that differ in one example, at several sizes. Without arguments a small network learns
     handwritten digits. Exit code 1 if a job failed or all pairs diverged.
     """
-    from theodolite.cli.loading.stability_study import Plan, StudyWords, check_sizes, default_sizes, open_study
+    from theodolite.cli.loading.stability_study import Plan, StudyOptions, check_sizes, default_sizes, open_study
     from theodolite.runners import Engine
 
     check_counts(pairs=pairs, trials=trials, batch_size=batch_size, samples=samples, steps=steps, epochs=epochs)
@@ -92,15 +92,15 @@ def stability(
     chosen = Engine.of(engine, workers, threads, address)
     wanted = None if sizes is None else whole_numbers("--sizes", sizes, least=1, example="200,400,800")
     looks = () if checkpoints is None else whole_numbers("--checkpoints", checkpoints, least=0, example="100,1000")
-    words = StudyWords(
+    options = StudyOptions(
         model, data, test, loss, weights, optimizer, lr, momentum, weight_decay, batch_size, samples,
         (steps or STEPS) if epochs is None else None, epochs, loss_target, seed,
     )  # fmt: skip
     with exit_when_interrupted("Interrupted. What had finished is kept; the same command with --resume goes on."):
-        study = open_study(words)
+        study = open_study(options)
         used = default_sizes(len(study.bench.train)) if wanted is None else wanted
         check_sizes(used, len(study.bench.train))
-        plan = Plan(words, used, pairs, trials, looks, paths)
+        plan = Plan(options, used, pairs, trials, looks, paths)
         _show_estimate(plan, study, chosen, dry_run=dry_run, as_json=as_json)
         summary = _run(plan, study, out, chosen, resume=resume, fresh=fresh)
     for record in summary.failures:
@@ -174,8 +174,8 @@ def _run(plan: Plan, study: Study, out: Path, engine: Engine, *, resume: bool, f
         plan.jobs(study),
         name="stability",
         folder=_run_folder(out),
-        settings=job_of(plan.words, sizes=list(plan.sizes), pairs=plan.pairs, trials=plan.trials),
-        owners=(measure_job, *plan.words.owners()),
+        settings=job_of(plan.options, sizes=list(plan.sizes), pairs=plan.pairs, trials=plan.trials),
+        owners=(measure_job, *plan.options.owners()),
         resume=resume,
         fresh=fresh,
         update=True,  # a model that was edited is another model

@@ -106,7 +106,7 @@ def _is_found_at(name: str, path: Path) -> bool:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return False
-    except (Exception, SystemExit):  # its package failed: the import tells in full
+    except (Exception, SystemExit):  # its package failed: the import says it in full
         return True
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path.resolve()
 

@@ -102,7 +102,7 @@ class Noise(Instrument):
 
 
 def _scale(result: GradientNoise) -> str:
-    """The noise scale with its error, or the admission that so few samples do not tell it."""
+    """The noise scale with its error, or the admission that so few samples do not show it."""
     if not result.noise > 0:
         return "0 samples: all samples have the same gradient"
     if result.noise_scale_error >= result.noise_scale:
