@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a claim, a job or a survey's check failed, 2 wrong usage o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -26,11 +27,10 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-for command in (survey, compare, path, stability, dictionary, anchors, watch):
-    app.command()(command)
-app.command("list")(experiments.list_)
-for command in (experiments.reproduce, experiments.report, experiments.info):
-    app.command()(command)
+_COMMANDS: tuple[Callable[..., None], ...] = (survey, compare, path, stability, dictionary, anchors, watch)
+_EXPERIMENTS: tuple[Callable[..., None], ...] = (experiments.list_, experiments.reproduce, experiments.report, experiments.info)
+for command in (*_COMMANDS, *_EXPERIMENTS):
+    app.command(command.__name__.strip("_"))(command)
 app.add_typer(data.app, name="data")
 
 

@@ -68,7 +68,7 @@ def reproduce(
 
     runs = []
     computations = Computations(out / "computations", fresh=fresh)
-    how = {"resume": resume or update, "fresh": fresh, "update": update}
+    how: dict[str, Any] = {"resume": resume or update, "fresh": fresh, "update": update}
     with exit_when_interrupted("Interrupted. What had finished is kept; the same command with --resume goes on."):
         names = _choose(ids, out, size.value, may_exist=resume or fresh or update)
         chosen = Engine.of(engine, workers, threads, address)
