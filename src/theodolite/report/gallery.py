@@ -113,9 +113,6 @@ def section_of(run: ExperimentRun, base: Path | None = None, number: int = 0) ->
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"
     parameters = run.settings["parameters"]  # those of the run: the code may say something else by now
-    failed: list[Note | Fold] = [
-        Fold(title=f"{record.error} · {record.job}", text=str(record.traceback)) for record in run.failures
-    ]
     return Section(
         name=f"{run.id}-{run.size}",
         title=run.experiment.title,
