@@ -13,12 +13,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
-# Matrix kernels must not depend on where a matrix starts in memory: replicas of a fleet that see equal data stay bitwise equal.
-# MKL reads this before its first product; it costs no measurable time.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 if TYPE_CHECKING:
     from theodolite import (

@@ -20,6 +20,7 @@ from theodolite.measures.stability.pairs import check_size
 from theodolite.measures.stability.training_pairs import Bench, Recipe, example_losses, label_weights, mean
 from theodolite.problem.weighting import IGNORED
 from theodolite.training import Fleet
+from theodolite.training.matrix_products import fix_matrix_products
 
 Stopping = Literal["updates", "epochs", "train_loss"]
 STOPPING: tuple[Stopping, ...] = ("updates", "epochs", "train_loss")
@@ -276,6 +277,7 @@ def settings_of(
         "batchnorm": config.batchnorm,
         "check_steps": config.check_steps,
         "threads": torch.get_num_threads(),
+        "matrix_products": fix_matrix_products(),
     }
     return {name: plain(value) for name, value in found.items()}
 
