@@ -25,7 +25,7 @@ from theodolite.measures.anchors.transfer.attacks import (
 )
 from theodolite.measures.anchors.transfer.log_linear import kl_divergence
 from theodolite.measures.anchors.transfer.readout import anchored_logits, compare_readouts
-from theodolite.models.language import GPT
+from theodolite.models.transformers import GPT
 from theodolite.results import Row
 
 if TYPE_CHECKING:
