@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from theodolite.data.generators import mixture_1d
-from theodolite.experiments import Claim, Figure, Study, at_least, at_most, between, equal, measured, rows, sizes
+from theodolite.experiments import Claim, Figure, Reported, Study, at_least, at_most, between, equal, measured, rows, sizes
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
     Descent,
@@ -146,9 +146,7 @@ EXACT = at_most(
     1e-8,
     "two effective examples stand for all points (largest relative distance of loss and kernel)",
     rows(kind="direct").max("gap"),
-    says="equality",
-    where="Zhu 2024, Proposition B.11.1",
-    read_from="theory",
+    reported=Reported("equality", "Zhu 2024, Proposition B.11.1", "theory"),
 )
 
 
@@ -238,8 +236,7 @@ class Figure33(LineFigure):
             1.0,
             "at 2.1 times the first threshold the model diverges (share)",
             runs(at="2.1").share(word="divergent"),
-            says="divergence above 4/λ₁",
-            where="Zhu 2024, appendix B.11",
+            reported=Reported("divergence above 4/λ₁", "Zhu 2024, appendix B.11"),
         ),
         EXACT,
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from theodolite import data
 from theodolite.data.generators import two_class_images
-from theodolite.experiments import Claim, Experiment, at_least, at_most, equal, relative, rows, sizes, within
+from theodolite.experiments import Claim, Experiment, Reported, at_least, at_most, equal, relative, rows, sizes, within
 from theodolite.experiments.lab.datasets import Source, features, load_or
 from theodolite.experiments.lab.fits import log_log_slope
 from theodolite.experiments.query import Value, select
@@ -223,7 +223,9 @@ def along_rates(rates: list[float], column: str, measure: Callable[[list[float]]
 #: Part (b): means over the starts by width at each rate, and by rate at each width, from small to large.
 peaks_by_width = networks.by("ratio").each(rows.by("width").each(rows.mean("peak")).reduce(smallest_factor))
 peaks_by_rate = networks.by("width").each(rows.by("ratio").each(rows.mean("peak")).reduce(smallest_factor))
-ends_by_width = networks.by("ratio").each(rows.by("width").each(rows.mean("end")).reduce(lambda found: abs(found[-1] - found[-2])))
+ends_by_width = networks.by("ratio").each(
+    rows.by("width").each(rows.mean("end")).reduce(lambda found: abs(found[-1] - found[-2]))
+)
 
 
 class FigureB4(Experiment):
@@ -291,9 +293,7 @@ class FigureB4(Experiment):
             1.0,
             "(a) at η = 4.2 every start diverges (share)",
             starts(rate=4.2).share(word="divergent"),
-            says="divergence",
-            where="Zhu 2024, section 3.3",
-            read_from="theory",
+            reported=Reported("divergence", "Zhu 2024, section 3.3", "theory"),
         ),
         equal(
             1.0,
@@ -452,35 +452,28 @@ class Window(Experiment):
             3.90,
             "F17: the upper end of the window, ηλ₀, smallest over the widths",
             upper_ends.min(),
-            says="4 − Θ(log m/√m)",
-            where="Zhu 2024, Theorem 3.3.1",
+            reported=Reported("4 − Θ(log m/√m)", "Zhu 2024, Theorem 3.3.1"),
         ),
         at_most(4.05, "F17: the same, largest", upper_ends.max(), says="4", where="Zhu 2024, Theorems 3.3.1 and B.7.1"),
         within(
             *(0.1, 0.5, "F17: within the window the weights travel by m^(1/2) (exponent)", travel(2.2, 2.5, 3.0)),
-            says="outside any ball of fixed radius",
-            where="Zhu 2024, Figure 3.2",
-            read_from="theory",
+            reported=Reported("outside any ball of fixed radius", "Zhu 2024, Figure 3.2", "theory"),
         ),
         within(
             *(0.1, 0.0, "F17: below it they travel as far at every width (exponent)", travel(1.0, 1.5)),
-            says="inside a ball of fixed radius",
-            where="Zhu 2024, Figure 3.2",
-            read_from="theory",
+            reported=Reported("inside a ball of fixed radius", "Zhu 2024, Figure 3.2", "theory"),
         ),
         at_least(
             0.95,
             "at m = 1000 and ηλ₀ = 3.95 the starts converge (share)",
             rows(kind="edge", m=1000, ratio=3.95).only("share"),
-            says="catapult",
-            where="Zhu 2024, Theorem 3.3.1",
+            reported=Reported("catapult", "Zhu 2024, Theorem 3.3.1"),
         ),
         equal(
             0.0,
             "at m = 1000 and ηλ₀ = 4.05 none does (share)",
             rows(kind="edge", m=1000, ratio=4.05).only("share"),
-            says="divergence",
-            where="Zhu 2024, Theorem B.7.1",
+            reported=Reported("divergence", "Zhu 2024, Theorem B.7.1"),
         ),
     )
 

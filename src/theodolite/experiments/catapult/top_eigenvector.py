@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments import Figure, Study, at_least, at_most, measured, rows, sizes
+from theodolite.experiments import Figure, Reported, Study, at_least, at_most, measured, rows, sizes
 from theodolite.experiments.catapult.sweeps import network, panel, panel_title, with_origin
 from theodolite.experiments.lab.datasets import two_classes
 from theodolite.experiments.query import Value, select, values_of
@@ -136,8 +136,7 @@ class TopEigenvectorFigure(Figure):
                 0.0,
                 f"{name} is positive while the loss is above 0.3 of its peak (smallest value)",
                 while_large(column),
-                says="remains positive when the loss is large",
-                where="Zhu 2024, appendix B.14",
+                reported=Reported("remains positive when the loss is large", "Zhu 2024, appendix B.14"),
             )
             for name, column in QUANTITIES.items()
         ),
@@ -145,8 +144,7 @@ class TopEigenvectorFigure(Figure):
             0.9,
             "the loss along the top eigenvector is nearly all of the loss at its peak (smallest share)",
             share_at_peak,
-            says="almost captures the spike",
-            where="Zhu 2024, appendix B.14",
+            reported=Reported("almost captures the spike", "Zhu 2024, appendix B.14"),
         ),
         at_least(
             1.05,
