@@ -13,7 +13,7 @@ from torch import nn
 
 from theodolite.experiments import Claim, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.lab.datasets import CLASSES, two_classes
-from theodolite.experiments.query import Column, select, values_of
+from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.measures.dynamics import catapult_sweep
 from theodolite.measures.dynamics.sweep import GRID
 from theodolite.models import ntk_cnn, ntk_fcn
@@ -142,7 +142,7 @@ def of_panels(measure: Callable[..., float], model: str) -> Column:
     return rows.by("panel").each(partial(measure, model=model))
 
 
-def converging(model: str, at: float) -> Any:
+def converging(model: str, at: float) -> Value:
     """Share of the runs at a supercritical rate that end below their first loss."""
     return rows(model=model, ratio=at).column(lambda row: row["final_loss"] < row["first_loss"]).mean()
 
@@ -178,9 +178,10 @@ def claims(*, accuracy: bool = False, also_at: float | None = None, **quadratic:
         text = f"{name} converges at 1.5 times the critical rate (share of the runs)"
         more = quadratic if model == "quadratic" else {}
         converge.append(equal(1.0, text, converging(model, 1.5), says="converges", **more))
-    for model, name in models.items() if also_at is not None else ():
-        text = f"{name} converges at {also_at} times the critical rate (share of the runs)"
-        converge.append(measured(text, converging(model, also_at)))
+    if also_at is not None:
+        for model, name in models.items():
+            text = f"{name} converges at {also_at} times the critical rate (share of the runs)"
+            converge.append(measured(text, converging(model, also_at)))
     return [*agree, *converge, *(larger_accuracy(models) if accuracy else smaller_loss(models))]
 
 

@@ -98,7 +98,7 @@ def while_large(column: str) -> Value:
 
     def smallest(run: list[Row]) -> float:
         large = LARGE * max(row["loss"] for row in run)
-        return min(row[column] for row in run if row[column] is not None and row["loss"] > large)
+        return min(float(row[column]) for row in run if row[column] is not None and row["loss"] > large)
 
     return runs.each(smallest).min()
 
