@@ -16,7 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 from theodolite.text import quoted
 
 T = TypeVar("T")
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: What `positive` accepts, where a tensor or a text may have been meant.
 A_NUMBER = "positive and finite, a number"
