@@ -58,12 +58,6 @@ KNOWN_FAILURES: dict[str, set[str]] = {
         "cycled masks do as well as random ones (difference of the errors)",
         "Adam trains faster than SGD (last loss of SGD at its best rate over Adam's, smaller of the objectives)",
     },
-    # 0.256, wanted 0.3; four pairs leave the exponent of 2a uncertain by 0.25.
-    "stability/figure-2.3": {"2a: in logistic regression the distance falls faster (difference of the exponents)"},
-    # One seed of three: after 80 updates 1a has hardly fitted its sets, and four pairs leave Δb uncertain by half a unit.
-    "stability/figure-A.5": {
-        "1a at T/2: stability falls more slowly than the gap (seed-trials of three with Δb of at least 0.05)",
-    },
 }
 
 #: Decided by the last bits: share 1.0 with reproducible matrix kernels, 0.83 (one run of six) with MKL's default ones.

@@ -18,8 +18,7 @@ from theodolite.experiments.linearity.ensembles import Ensemble
 from theodolite.experiments.linearity.polyak_claims import last_layer, spread_of_ways, widest
 from theodolite.experiments.linearity.scaling import hessian_rows
 from theodolite.experiments.linearity.scaling_claims import at_widest, ratio_at_widest, slope
-from theodolite.models.dag import DagNetwork
-from theodolite.models.dag_graphs import fcn_graph
+from theodolite.models.dag import DagNetwork, fcn_graph
 
 WIDTHS = (16, 64, 256)
 

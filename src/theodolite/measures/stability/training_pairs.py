@@ -17,7 +17,7 @@ from theodolite.measures.stability.pairs import Pool, Swap, batches_per_epoch, v
 from theodolite.problem.accuracy import right_answers
 from theodolite.results import Row
 from theodolite.training import Fleet, FleetTrace
-from theodolite.training.fleets.arguments import AnySchedule
+from theodolite.training.fleets.fleet import AnySchedule
 
 #: Quantiles of the differences of losses, by the name of their column.
 QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "q999": 0.999}
