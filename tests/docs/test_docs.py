@@ -102,7 +102,7 @@ def check_links(site: Path) -> None:
 def check_reference(site: Path) -> None:
     """Every public name has its place."""
     anchors = {anchor for path in (site / "reference").glob("*.html") for anchor in Links(path).anchors}
-    assert {f"theodolite.{name}" for name in th._HOME} <= anchors
+    assert {f"theodolite.{name}" for name in th._HOMES} <= anchors
     for room in th._ROOMS:
         assert (site / "reference" / f"theodolite.{room}.html").is_file()
 
@@ -187,7 +187,7 @@ def test_every_label_is_explained():
     assert {"dead layer", "catapult", "divergence expected", "failed"} <= known
     assert sorted(set(named)) == sorted(named), "a label stands twice"
     assert set(named) == known
-    severities = {severity.value for severity in th.Severity}
+    severities = {severity.value for severity in th.results.Severity}
     for _, severity, instrument in rows:
         assert set(severity.split(", ")) <= severities
         assert instrument in {*th.instruments.names(), "any"}

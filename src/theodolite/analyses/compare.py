@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from theodolite.analyses.path import path_finding, path_section
-from theodolite.instruments.base import listed
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
 from theodolite.measures.mode_connectivity.linear_path import LinearPath, path_between
 from theodolite.measures.mode_connectivity.points import BatchNormPolicy
@@ -21,6 +20,7 @@ from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import named_tensors
 from theodolite.progress import Stage, stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, number
+from theodolite.text import listed
 
 if TYPE_CHECKING:
     from theodolite.report import Section
@@ -79,7 +79,7 @@ class Comparison(Result):
             source=_SOURCE,
         )
         page = SurveyPage(
-            title=listed(list(self.models)),
+            title=listed(list(self.models), 4),
             findings=self.findings,
             sections=[*between, *sections, spectra],
             kind="comparison",

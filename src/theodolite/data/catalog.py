@@ -11,7 +11,7 @@ from typing import Any, Literal
 from theodolite.data import readers
 from theodolite.data.base import DataError, UnknownDataError
 from theodolite.data.readers import read_arrays
-from theodolite.errors import nearest
+from theodolite.text import nearest
 
 Kind = Literal["images", "text", "documents", "audio", "weights"]
 

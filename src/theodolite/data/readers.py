@@ -26,7 +26,7 @@ from torch import Tensor
 
 from theodolite.data.base import DamagedDataError, Dataset
 from theodolite.data.text import Documents, Text
-from theodolite.errors import nearest
+from theodolite.text import nearest
 
 Array = npt.NDArray[Any]
 

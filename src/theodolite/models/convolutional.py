@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import construct
 
 
@@ -29,7 +29,7 @@ def cnn(
     >>> sum(p.numel() for p in cnn((16, 32), channels=1).parameters())  # 160 + 4640 + 330
     5130
     """
-    check_positive(classes=classes, channels=channels, kernel=kernel, stride=stride, **_each(widths))
+    positive_integers(classes=classes, channels=channels, kernel=kernel, stride=stride, **_each(widths))
     if not widths:
         raise ValueError("widths must name at least one convolution.")
 
@@ -77,7 +77,7 @@ def lenet5(
     >>> sum(p.numel() for p in lenet5().parameters())  # 456 + 2416 + 48120 + 10164 + 850
     62006
     """
-    check_positive(classes=classes, conv1=conv1, conv2=conv2, fc1=fc1, fc2=fc2)
+    positive_integers(classes=classes, conv1=conv1, conv2=conv2, fc1=fc1, fc2=fc2)
     convolutions = [(conv1, 5, 2), (conv2, 5, 2)]
     return construct(lambda: _network(image, convolutions, [fc1, fc2], classes, activation, batchnorm), init, seed)
 
@@ -98,7 +98,7 @@ def lenet_mini(
     >>> sum(p.numel() for p in lenet_mini().parameters())  # 40 + 136 + 792 + 400 + 170
     1538
     """
-    check_positive(classes=classes)
+    positive_integers(classes=classes)
     convolutions = [(4, 3, 2), (8, 2, 1)]
     return construct(lambda: _network(image, convolutions, [24, 16], classes, activation, batchnorm), init, seed)
 
@@ -158,7 +158,7 @@ def myrtle5(
     >>> sum(p.numel() for p in myrtle5(64).parameters())  # 27·64 + 3·9·64² + 10·64
     112960
     """
-    check_positive(width=width, classes=classes, channels=channels)
+    positive_integers(width=width, classes=classes, channels=channels)
 
     def make() -> nn.Sequential:
         modules: OrderedDict[str, nn.Module] = OrderedDict()
@@ -200,7 +200,7 @@ def vgg11(
     >>> sum(p.numel() for p in vgg11(48).parameters())  # 28·48 + 7·(9·48² + 48) + 10·48 + 10
     147322
     """
-    check_positive(classes=classes, channels=channels, width=1 if width is None else width)
+    positive_integers(classes=classes, channels=channels, width=1 if width is None else width)
     widths = FULL_WIDTHS if width is None else (width,) * 8
 
     def make() -> nn.Sequential:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import positive_integers
 from theodolite.measures.linearity.graph import Graph
 from theodolite.measures.linearity.in_degree import WidthReport, dag_width
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import named, seeded
 
 # Graphs for `DagNetwork`: fully connected, dense, convolutional, and what can be done to them.
@@ -59,10 +59,10 @@ def cnn_graph(length: int, widths: Sequence[int], outputs: int = 1, *, channels:
     >>> len(graph.edges), int(graph.weight_of.max()) + 1  # (3·4 − 2)·2 + 8 edges, 3·2 + 8 weights
     (28, 14)
     """
-    check_positive(length=length, outputs=outputs, channels=channels, kernel=kernel)
+    positive_integers(length=length, outputs=outputs, channels=channels, kernel=kernel)
     if kernel % 2 == 0:
         raise ValueError(f"kernel must be odd. Got {kernel}.")
-    check_positive(**{f"widths[{i}]": w for i, w in enumerate(widths)})
+    positive_integers(**{f"widths[{i}]": w for i, w in enumerate(widths)})
     layers = _layers(channels * length, [w * length for w in widths], outputs)
     edges, weights, used = [], [], 0
     fan_in = torch.zeros(sum(map(len, layers)), dtype=torch.int64)
@@ -134,7 +134,7 @@ def with_bottlenecks(graph: Graph, layer: int, neurons: int, *, in_degree: int =
     chosen = graph.layer(layer)[:neurons]
     if len(chosen) < neurons:
         raise ValueError(f"Layer {layer} has {len(chosen)} neurons. Got neurons={neurons}.")
-    check_positive(neurons=neurons, in_degree=in_degree)
+    positive_integers(neurons=neurons, in_degree=in_degree)
     luck = torch.rand(len(graph.edges), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     narrow = torch.isin(graph.edges[:, 1], chosen)
     order = torch.argsort(graph.edges[narrow, 1].double() + luck[narrow])  # by neuron, shuffled within
@@ -162,7 +162,7 @@ def with_connections(graph: Graph, source: int, target: int) -> Graph:
 
 def _layers(inputs: int, widths: Sequence[int], outputs: int) -> list[Tensor]:
     """The vertices of each layer."""
-    check_positive(inputs=inputs, outputs=outputs, **{f"widths[{i}]": w for i, w in enumerate(widths)})
+    positive_integers(inputs=inputs, outputs=outputs, **{f"widths[{i}]": w for i, w in enumerate(widths)})
     sizes = [inputs, *widths, outputs]
     return list(torch.arange(sum(sizes)).split(sizes))
 

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.models.choices import choose
+from theodolite.arguments import entry
 
 # Layers in the NTK parameterisation: weights N(0, 1), the factor 1/√fan_in in the forward pass.
 #
@@ -88,7 +88,7 @@ class NTKConv(nn.Module):
     ) -> None:
         super().__init__()
         if len(kernel) not in (1, 2):
-            raise ValueError(f"kernel must have one or two sizes; got {kernel!r}.")
+            raise ValueError(f"kernel must have one or two sizes. Got {kernel!r}.")
         self.kernel, self.stride, self.padding = kernel, stride, padding
         self.scale = (in_channels * math.prod(kernel)) ** -0.5
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *kernel))
@@ -176,7 +176,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 def construct(make: Callable[[], M], init: str, seed: int | None, accepted: Sequence[str] = LAYER_INITS) -> M:
     """Build a model under a seed and initialise it; a wrong name is found before anything is built."""
-    choose("init", init, {name: name for name in accepted})
+    entry("init", init, {name: name for name in accepted})
     with seeded(seed):
         model = make()
         return named(model, init) if init == "torch" else initialise(model, init)
@@ -191,10 +191,10 @@ def initialise(model: M, init: str, *, residuals: int | None = None) -> M:
     >>> initialise(nn.Linear(3, 3), "kaiming_normal").bias.tolist()
     [0.0, 0.0, 0.0]
     """
-    rule = choose("init", init, _RULES)
+    rule = entry("init", init, _RULES)
     scaled = ntk_layers(model)
     if scaled and init != "ntk":
-        raise ValueError(f"init must be 'ntk' for a network with NTK layers, whose scale is in the forward pass; got {init!r}.")
+        raise ValueError(f"init must be 'ntk' for a network with NTK layers, whose scale is in the forward pass. Got {init!r}.")
     for layer in scaled:
         layer.reset_parameters()
     if init == "ntk":

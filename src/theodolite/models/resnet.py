@@ -7,8 +7,9 @@ import itertools
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive, normalisation
+from theodolite.models.choices import normalisation
 from theodolite.models.initialisation import construct
 
 
@@ -72,7 +73,7 @@ def resnet18(
     >>> sum(p.numel() for p in resnet18(64).parameters())  # 27·64 + 16·9·64² + 3·64² + 10·64 + 10
     604490
     """
-    check_positive(classes=classes, channels=channels, width=1 if width is None else width)
+    positive_integers(classes=classes, channels=channels, width=1 if width is None else width)
     widths = (64, 128, 256, 512) if width is None else (width, width, width, width)
     return construct(lambda: ResNet18(widths, classes, channels, activation, norm, bias), init, seed)
 
@@ -142,9 +143,9 @@ def cifar_resnet(
     >>> sum(p.numel() for p in cifar_resnet(20).parameters())
     269722
     """
-    check_positive(classes=classes, channels=channels, width=width)
+    positive_integers(classes=classes, channels=channels, width=width)
     if not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
-        raise ValueError(f"depth must be 6n + 2 (8, 14, 20, 26, 32, ...); got {depth!r}.")
+        raise ValueError(f"depth must be 6n + 2 (8, 14, 20, 26, 32, ...). Got {depth!r}.")
     return construct(lambda: CifarResNet((depth - 2) // 6, width, classes, channels, norm), init, seed)
 
 
@@ -236,7 +237,7 @@ def wrn(
     >>> sum(p.numel() for p in wrn(10, 2).parameters())  # 304 k
     304394
     """
-    check_positive(k=k, classes=classes, channels=channels)
+    positive_integers(k=k, classes=classes, channels=channels)
     if not isinstance(depth, int) or depth < 10 or (depth - 4) % 6:
-        raise ValueError(f"depth must be 6n + 4 (10, 16, 22, 28, ...); got {depth!r}.")
+        raise ValueError(f"depth must be 6n + 4 (10, 16, 22, 28, ...). Got {depth!r}.")
     return construct(lambda: WideResNet((depth - 4) // 6, k, classes, channels, norm, bias), init, seed)

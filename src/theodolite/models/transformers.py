@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import LAYER_INITS, TOKEN_INITS, construct
 
 
@@ -19,7 +19,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def check_heads(dim: int, heads: int) -> None:
     """Raise where the heads do not share the width evenly."""
     if dim % heads:
-        raise ValueError(f"heads must divide dim; got {heads} heads for dim {dim}.")
+        raise ValueError(f"heads must divide dim. Got {heads} heads for dim {dim}.")
 
 
 class SelfAttention(nn.Module):
@@ -92,7 +92,7 @@ class Block(nn.Module):
 def positions_of(ids: Tensor, context: int) -> Tensor:
     """0..T−1 for ids (B, T), which must fit into the context."""
     if ids.ndim != 2 or ids.is_floating_point():
-        raise ValueError(f"ids must be whole numbers of shape (batch, tokens); got {ids.dtype} of shape {tuple(ids.shape)}.")
+        raise ValueError(f"ids must be whole numbers of shape (batch, tokens). Got {ids.dtype} of shape {tuple(ids.shape)}.")
     if ids.shape[1] > context:
         raise ValueError(f"{ids.shape[1]} tokens do not fit into a context of {context}.")
     return torch.arange(ids.shape[1], device=ids.device)
@@ -144,7 +144,7 @@ def gpt(
     168192
     """
     hidden = 4 * dim if hidden is None else hidden
-    check_positive(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
+    positive_integers(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
     check_heads(dim, heads)
     return construct(lambda: GPT(vocabulary, context, dim, depth, heads, hidden, tied, activation), init, seed, TOKEN_INITS)
 
@@ -202,7 +202,7 @@ def bert(
     64996
     """
     hidden = 4 * dim if hidden is None else hidden
-    check_positive(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
+    positive_integers(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
     check_heads(dim, heads)
     return construct(
         lambda: BERT(vocabulary, context, dim, depth, heads, hidden, norm_first, activation), init, seed, TOKEN_INITS
@@ -256,9 +256,9 @@ def vision_transformer(
     >>> sum(p.numel() for p in model.parameters())  # patches 320, token 64, positions 17·64, block 12·64² + 13·64, ...
     52234
     """
-    check_positive(patch=patch, dim=dim, depth=depth, heads=heads, classes=classes)
+    positive_integers(patch=patch, dim=dim, depth=depth, heads=heads, classes=classes)
     check_heads(dim, heads)
     if image[1] % patch or image[2] % patch:
-        raise ValueError(f"patch must divide the image; got patch {patch} for {image[1]}×{image[2]} pixels.")
+        raise ValueError(f"patch must divide the image. Got patch {patch} for {image[1]}×{image[2]} pixels.")
     hidden = round(mlp_ratio * dim)
     return construct(lambda: ViT(image, patch, dim, depth, heads, hidden, classes), init, seed, (*LAYER_INITS, "normal_0.02"))

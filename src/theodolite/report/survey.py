@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from theodolite.files import write_whole
 from theodolite.report.pages import environment
 from theodolite.results import Finding, Row, Severity, number, worst_first
+from theodolite.text import plural
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -278,7 +279,7 @@ def _counts(findings: Sequence[Finding]) -> list[tuple[str, str]]:
 def _states(sections: Sequence[Section], part: str) -> str:
     """How many instruments there were, and how many of them have nothing to show."""
     count = len(sections)
-    text = f"{count} {part}{'s' if count != 1 else ''}"
+    text = plural(count, part)
     rest = [(sum(section.state == state for section in sections), state) for state in ("failed", "skipped")]
     return ", ".join([text, *(f"{n} {state}" for n, state in rest if n)])
 

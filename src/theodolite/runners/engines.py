@@ -17,9 +17,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.errors import nearest
+from theodolite.arguments import optional_integer
 from theodolite.progress import counting
 from theodolite.results import Row
+from theodolite.text import nearest
 
 Job = Mapping[str, Any]
 Task = Callable[[Job], Row | Iterable[Row]]
@@ -121,8 +122,7 @@ def check_engine(engine: Engine) -> None:
         near = nearest(engine.name, ENGINES, 1)[0]
         raise ValueError(f"engine must be one of {known}; the nearest is {near!r}. Got {engine.name!r}.")
     for name, value in (("workers", engine.workers), ("threads", engine.threads)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
+        optional_integer(name, value, least=1)
     if engine.name == "ray":
         from theodolite.runners.cluster import check_address, import_ray
 

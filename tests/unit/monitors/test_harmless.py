@@ -65,7 +65,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 def trained(
     case: str, optimizer: str, watch: bool, *, accumulate: int = 1, autocast: bool = False, budget: float | None = None
-) -> tuple[nn.Module, torch.optim.Optimizer, Tensor, th.MonitorReport | None]:
+) -> tuple[nn.Module, torch.optim.Optimizer, Tensor, th.monitors.MonitorReport | None]:
     make, loss, data = CASES[case]
     model = make().train()
     opt = OPTIMIZERS[optimizer](model.parameters())

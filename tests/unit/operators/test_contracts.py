@@ -153,7 +153,7 @@ class TestJacobian(OfNetwork):
     def make(self):
         case, exact = self.prepared()
         rows = [torch.autograd.grad(v, exact.parameters(), retain_graph=True) for v in exact.output().flatten()]
-        return th.jacobian(case.problem()), torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+        return th.operators.jacobian(case.problem()), torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
 
 
 class TestLayerBlock(OfNetwork):

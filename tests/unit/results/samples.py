@@ -51,7 +51,7 @@ def survey() -> Result:
 
 
 def plan() -> Result:
-    return th.plan_survey(classifier(), budget="60s")
+    return th.instruments.plan_survey(classifier(), budget="60s")
 
 
 def comparison() -> Result:
@@ -63,7 +63,7 @@ def linearity() -> Result:
 
 
 def full_approximation() -> Result:
-    return th.full_hessian_approximation(classifier(), 5)
+    return th.measures.hessian.full_hessian_approximation(classifier(), 5)
 
 
 def kronecker_factors() -> Result:
@@ -84,7 +84,7 @@ def trajectory() -> Result:
                 for p in problem.model.parameters():
                     p.mul_(0.9)
 
-    return th.track_eigenpairs(problem, run(), k=2, labels=(0, 10, 20))
+    return th.measures.hessian.track_eigenpairs(problem, run(), k=2, labels=(0, 10, 20))
 
 
 def maximum_rate() -> Result:
@@ -97,7 +97,7 @@ def sweep() -> Result:
 
 
 def width() -> Result:
-    return th.dag_width(fcn_graph(4, [60, 60]))
+    return th.measures.linearity.dag_width(fcn_graph(4, [60, 60]))
 
 
 def trace() -> Result:
@@ -148,19 +148,21 @@ def stability() -> Result:
 
 
 def power_fit() -> Result:
-    return th.fit_power_law([100, 200, 400], [[1.0, 0.8], [0.5, 0.4], [0.25, 0.2]])
+    return th.measures.stability.fit_power_law([100, 200, 400], [[1.0, 0.8], [0.5, 0.4], [0.25, 0.2]])
 
 
 def windows() -> Result:
-    return th.slope_windows([1, 2, 4, 8], [8.0, 4.0, 2.0, 1.9])
+    return th.measures.stability.slope_windows([1, 2, 4, 8], [8.0, 4.0, 2.0, 1.9])
 
 
 def explanation() -> Result:
-    return th.explains(stability())
+    return th.measures.stability.explains(stability())
 
 
 def convex() -> Result:
-    return th.convex_bounds(largest_input=2.0, largest_test_input=3.0, rate=0.1, batch=4, visits=5, smoothness=1.0)
+    return th.measures.stability.convex_bounds(
+        largest_input=2.0, largest_test_input=3.0, rate=0.1, batch=4, visits=5, smoothness=1.0
+    )
 
 
 def path() -> Result:
@@ -200,11 +202,11 @@ def usage() -> Result:
 
 
 def hidden_error() -> Result:
-    return th.hidden_error(torch.randn(20, 10), torch.randn(8, 10), 2, masks=3)
+    return th.dictionary.hidden_error(torch.randn(20, 10), torch.randn(8, 10), 2, masks=3)
 
 
 def isometry() -> Result:
-    return th.restricted_isometry(torch.eye(4), 2)
+    return th.dictionary.restricted_isometry(torch.eye(4), 2)
 
 
 def probe() -> Result:
@@ -214,16 +216,16 @@ def probe() -> Result:
 
 
 @cache
-def _world() -> tuple[Any, th.LogLinear, torch.Tensor, torch.Tensor]:
+def _world() -> tuple[Any, th.anchors.LogLinear, torch.Tensor, torch.Tensor]:
     world = exact_anchor_world(seed=0)
-    model = th.LogLinear(world.states, world.atoms)
+    model = th.anchors.LogLinear(world.states, world.atoms)
     return world, model, torch.tensor([1.0, -1.0, 1.0, -1.0]).double(), anchored_logits(model, world.anchor, world.labels)
 
 
 def certificate() -> Result:
     world, teacher, signs, u = _world()
-    student = th.LogLinear(world.states, world.atoms * 1.01)
-    return th.transfer_certificate(teacher, student, labels=world.labels, a=signs, b=u.quantile(0.25, dim=0))
+    student = th.anchors.LogLinear(world.states, world.atoms * 1.01)
+    return th.anchors.transfer_certificate(teacher, student, labels=world.labels, a=signs, b=u.quantile(0.25, dim=0))
 
 
 def readouts() -> Result:

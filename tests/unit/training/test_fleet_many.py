@@ -173,7 +173,7 @@ def test_a_factory_may_take_nothing():
 def test_a_trace_with_checkpoints_is_kept_on_disk(tmp_path):
     run = fleet_of().train((X, Y), steps=4, checkpoints=[2], schedule=[1.0] * R, progress=False)
     run.save(tmp_path / "run")
-    again = th.FleetTrace.load(tmp_path / "run")
+    again = th.training.FleetTrace.load(tmp_path / "run")
     assert torch.equal(again.state(2, 1)["0.weight"], run.state(2, 1)["0.weight"])
     assert torch.equal(again.factors, run.factors)
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.cli.loading.module_attribute import listed, reason
+from theodolite.cli.loading.module_attribute import reason
 from theodolite.models.pretrained import load_weights
 from theodolite.problem.calling import unwrap
+from theodolite.text import listed
 from theodolite.training.interruption import NAME as STATE
 from theodolite.training.interruption import load_state
 

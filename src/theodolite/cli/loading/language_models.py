@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from theodolite import data as data_sets
-from theodolite.cli.loading.module_attribute import listed, reason
+from theodolite.cli.loading.module_attribute import reason
 from theodolite.data.readers import read_text
-from theodolite.errors import nearest
+from theodolite.text import listed, nearest
 
 STORIES, SMOLLM2, SAMPLE_TEXT = "stories260k", "smollm2", "tinystories_sample"
 LANGUAGE_TASKS = ("causal", "masked", "seq2seq")

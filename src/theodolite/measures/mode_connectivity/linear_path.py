@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import NonFiniteError, nearest
+from theodolite.errors import NonFiniteError
 from theodolite.measures.mode_connectivity.points import (
     Accuracy,
     BatchNormPolicy,
@@ -32,6 +32,7 @@ from theodolite.problem import Problem
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row, number
+from theodolite.text import nearest
 
 #: Accuracy may fall this far below the weaker end between two connected solutions (a share, so 2 percentage points).
 ALLOWED_DROP = 0.02

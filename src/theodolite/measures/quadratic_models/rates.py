@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from theodolite.errors import nearest
+from theodolite.text import nearest
 
 #: Name of a loss -> its gradient in the outputs over the residual: 1 for ½ Σ r², whose step is r ← (I − ηK) r.
 CONVENTIONS: Mapping[str, Callable[[int], float]] = {

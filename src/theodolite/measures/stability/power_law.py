@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from theodolite.arguments import choice
 from theodolite.results import Outcome, Result, Row
 
 Array = NDArray[np.float64]
@@ -281,8 +282,7 @@ def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
 
 def read_values(ms: Any, values_per_pair: Any, reduce: str) -> tuple[Array, list[Array], bool]:
     """Sizes ascending, the values of each, and whether one value per size came."""
-    if reduce not in _REDUCE:
-        raise ValueError(f"reduce must be one of {', '.join(map(repr, _REDUCE))}. Got {reduce!r}.")
+    choice("reduce", reduce, _REDUCE)
     sizes = _numbers(ms, "ms").reshape(-1)
     if not (np.isfinite(sizes) & (sizes > 0)).all() or len(np.unique(sizes)) < len(sizes):
         raise ValueError(f"ms must hold different positive sizes, each once. Got {sizes.tolist()}.")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from theodolite.errors import nearest
 from theodolite.measures.mode_connectivity.linear_path import LinearPath, linear_path
 from theodolite.measures.mode_connectivity.points import BatchNormPolicy
 from theodolite.measures.stability.config import (
@@ -31,6 +30,7 @@ from theodolite.measures.stability.pairs import Swap, draw_swaps, read_pool
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law
 from theodolite.measures.stability.training_pairs import Bench, Recipe, null_swap, train_pairs
 from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.text import nearest
 from theodolite.training import Fleet, FleetTrace
 
 #: Steps of the check that comes first; a tenth of the run if that is more.

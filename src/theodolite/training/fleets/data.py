@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from theodolite.arguments import optional_integer
 from theodolite.problem.batches import Batch, BatchParser
 from theodolite.training.feeding import epoch_order
 
@@ -136,8 +137,7 @@ class FleetFeed:
         index: Any = None,
         drop_last: bool = False,
     ) -> None:
-        if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
-            raise ValueError(f"batch_size must be a positive integer or None for all data. Got {batch_size!r}.")
+        optional_integer("batch_size", batch_size, least=1, wanted="a positive integer or None for all data")
         if index is not None and shared is not True:
             raise ValueError(f"index chooses samples of data that all share: leave shared at True. Got shared={shared!r}.")
         parse = BatchParser(own_loss=own_loss, target_key=target)

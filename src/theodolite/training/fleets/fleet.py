@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.arguments import either, integer
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -87,7 +88,7 @@ def as_length(steps: int | None, epochs: int | None, batches: int) -> int:
         raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
     for name, value in (("steps", steps), ("epochs", epochs)):
         if value is not None:
-            _check_count(name, value)
+            integer(name, value, least=1)
     return steps if steps is not None else (epochs or 0) * batches
 
 
@@ -96,17 +97,12 @@ def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[in
     if when is None:
         return set()
     if isinstance(when, int):
-        _check_count(name, when)
+        integer(name, when, least=1)
         return set(range(0, length, when))
     for step in when:
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= length:
             raise ValueError(f"{name} must list steps of the run, 0..{length}. Got {step!r}.")
     return set(when)
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
 
 
 # `Fleet`: many replicas of one architecture, trained as one vectorised program.
@@ -171,8 +167,7 @@ class Fleet:
         bitwise: bool = False,
         target: str = "labels",
     ) -> None:
-        if mode not in ("train", "eval"):
-            raise ValueError(f"mode must be 'train' or 'eval'. Got {mode!r}.")
+        either("mode", mode, ("train", "eval"))
         if not memory > 0:
             raise ValueError(f"memory must be a positive number of bytes. Got {memory!r}.")
         self._memory, self._bitwise = memory, bitwise

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from theodolite.arguments import either
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.calling import Loss
 from theodolite.problem.tensors import bytes_of
@@ -53,8 +54,7 @@ def choose_route(
     bitwise: bool,
 ) -> Choice:
     """The route for `batch`, a function of the replicas; `random` are their random states. No number of the replicas changes."""
-    if want not in ("auto", "vmap", "loop"):
-        raise ValueError(f"route must be 'auto', 'vmap' or 'loop'. Got {want!r}.")
+    either("route", want, ("auto", "vmap", "loop"))
     state, module, everyone = replicas.state, replicas.state.module, replicas.state.replicas
     own = batch(slice(0, 1))
     first = torch.zeros(1, dtype=torch.long, device=state.device)

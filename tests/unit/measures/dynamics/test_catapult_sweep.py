@@ -38,7 +38,7 @@ def problem(model: nn.Module | None = None, n: int = 6) -> th.Problem:
     return th.Problem(wide() if model is None else model, nn.MSELoss(), points(n))
 
 
-def sweep(outer: th.Problem, rates=None, **settings) -> th.CatapultSweep:
+def sweep(outer: th.Problem, rates=None, **settings) -> th.measures.dynamics.CatapultSweep:
     return th.catapult_sweep(outer, rates, **{"steps": 150, "progress": False, **settings})
 
 

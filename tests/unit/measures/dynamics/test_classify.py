@@ -14,9 +14,9 @@ import theodolite as th
 from theodolite.measures.dynamics.regimes import classify, classify_losses
 
 
-def trace(loss, *, final=None, **columns) -> th.Trace:
+def trace(loss, *, final=None, **columns) -> th.training.Trace:
     n = len(loss)
-    return th.Trace(loss=tuple(loss), rate=(0.1,) * n, epoch=(0,) * n, measured=columns, final_loss=final)
+    return th.training.Trace(loss=tuple(loss), rate=(0.1,) * n, epoch=(0,) * n, measured=columns, final_loss=final)
 
 
 CATAPULT = (1.0, 5.0, 20.0, 3.0, 0.1)

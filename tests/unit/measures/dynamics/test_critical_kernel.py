@@ -94,7 +94,7 @@ def test_windows() -> None:
     x, y = numbers(7, 4), numbers(7, 3)
     loss = nn.MSELoss()
 
-    def rate(model: nn.Module, **options: object) -> th.CriticalRate:
+    def rate(model: nn.Module, **options: object) -> th.measures.dynamics.CriticalRate:
         return th.critical_learning_rate(th.Problem(model, loss, (x, y)), by="kernel", **options)  # type: ignore[arg-type]
 
     linear = rate(th.linearize(network()))

@@ -35,7 +35,7 @@ def test_with_one_sample_a_group_it_is_the_sample_covariance():
     x, y = data(40)
     model = linear()
     g = per_sample(model, x, y)
-    noise = th.gradient_noise(th.Problem(model, nn.MSELoss(), (x, y)), groups=40)
+    noise = th.measures.dynamics.gradient_noise(th.Problem(model, nn.MSELoss(), (x, y)), groups=40)
     trace = float(g.var(0).sum())
     assert noise.noise == pytest.approx(trace)
     assert noise.norm == pytest.approx(float(g.mean(0).norm()))
@@ -48,11 +48,11 @@ def test_with_one_sample_a_group_it_is_the_sample_covariance():
 
 def test_batches_and_reductions_do_not_matter():
     x, y = data(60)
-    whole = th.gradient_noise(th.Problem(linear(), nn.MSELoss(), (x, y)), groups=60)
-    cut = th.gradient_noise(th.Problem(linear(), nn.MSELoss(), [(x[:33], y[:33]), (x[33:], y[33:])]), groups=60)
+    whole = th.measures.dynamics.gradient_noise(th.Problem(linear(), nn.MSELoss(), (x, y)), groups=60)
+    cut = th.measures.dynamics.gradient_noise(th.Problem(linear(), nn.MSELoss(), [(x[:33], y[:33]), (x[33:], y[33:])]), groups=60)
     assert cut.noise == pytest.approx(whole.noise)
     assert cut.noise_scale == pytest.approx(whole.noise_scale)
-    summed = th.gradient_noise(th.Problem(linear(), nn.MSELoss(reduction="sum"), (x, y)), groups=60)
+    summed = th.measures.dynamics.gradient_noise(th.Problem(linear(), nn.MSELoss(reduction="sum"), (x, y)), groups=60)
     assert summed.noise_scale == pytest.approx(whole.noise_scale, rel=1e-6)
 
 
@@ -64,7 +64,7 @@ def test_error_bars_are_honest_over_draws_of_the_data(name):
     truth = {"loss": float((linear()(x) - y).detach().square().mean()), "noise": trace, "noise_scale": trace / signal}[name]
     scores = []
     for seed in range(100):
-        draw = th.gradient_noise(th.Problem(linear(), nn.MSELoss(), data(256, seed=10 + seed)), groups=32)
+        draw = th.measures.dynamics.gradient_noise(th.Problem(linear(), nn.MSELoss(), data(256, seed=10 + seed)), groups=32)
         scores.append((getattr(draw, name) - truth) / getattr(draw, f"{name}_error"))
     assert 0.7 <= float(torch.tensor(scores).std()) <= 1.4
     assert abs(float(torch.tensor(scores).mean())) <= 0.5
@@ -84,7 +84,7 @@ def test_a_vanishing_gradient_is_lost_in_noise():
     with torch.no_grad():
         model.weight.copy_(best[None, :4])
         model.bias.copy_(best[4:])
-    noise = th.gradient_noise(th.Problem(model, nn.MSELoss(), (x, y)))
+    noise = th.measures.dynamics.gradient_noise(th.Problem(model, nn.MSELoss(), (x, y)))
     assert math.isinf(noise.noise_scale)
     assert "no more than its noise would make" in str(noise)
 
@@ -94,7 +94,7 @@ def test_coupled_samples_are_taken_batch_by_batch():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
     x, y = data(60)
     batches = [(x[i : i + 20], y[i : i + 20]) for i in (0, 20, 40)]
-    noise = th.gradient_noise(th.Problem(model, nn.MSELoss(), batches, mode="train"))
+    noise = th.measures.dynamics.gradient_noise(th.Problem(model, nn.MSELoss(), batches, mode="train"))
     assert len(noise.group_sizes) == 3
 
 
@@ -103,14 +103,14 @@ def test_the_order_of_the_data_does_not_matter():
     x, y = data(600)
     order = y[:, 0].argsort()
     truth = float(per_sample_linear(linear(), x, y).var(0).sum())
-    noise = th.gradient_noise(th.Problem(linear(), nn.MSELoss(), (x[order], y[order])))
+    noise = th.measures.dynamics.gradient_noise(th.Problem(linear(), nn.MSELoss(), (x[order], y[order])))
     assert abs(noise.noise - truth) <= 4 * noise.noise_error
     batches = [(x[order][i : i + 150], y[order][i : i + 150]) for i in range(0, 600, 150)]
-    cut = th.gradient_noise(th.Problem(linear(), nn.MSELoss(), batches))
+    cut = th.measures.dynamics.gradient_noise(th.Problem(linear(), nn.MSELoss(), batches))
     assert abs(cut.noise - truth) <= 4 * cut.noise_error
 
 
 def test_a_single_sample_has_no_noise():
     x, y = data(1)
     with pytest.raises(ValueError, match="at least two samples"):
-        th.gradient_noise(th.Problem(linear(), nn.MSELoss(), (x, y)))
+        th.measures.dynamics.gradient_noise(th.Problem(linear(), nn.MSELoss(), (x, y)))

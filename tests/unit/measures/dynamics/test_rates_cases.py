@@ -96,7 +96,7 @@ def test_by_kernel_takes_the_tangent_kernel_and_nothing_else():
     alone = th.critical_learning_rate(outer, by="kernel", progress=False)
     given = th.critical_learning_rate(outer, by="kernel", operator=th.tangent_kernel_operator(outer), progress=False)
     assert given.value == pytest.approx(alone.value, rel=1e-6)
-    formed = th.DenseOperator(th.tangent_kernel(outer))
+    formed = th.operators.DenseOperator(th.tangent_kernel(outer))
     assert th.critical_learning_rate(outer, by="kernel", operator=formed, progress=False).value == pytest.approx(
         alone.value, rel=1e-6
     )
@@ -234,5 +234,5 @@ def test_a_diverging_trial_ends_in_infinity_and_decoupled_decay_is_left_out():
 
 
 def test_weight_linearity_is_public():
-    found = th.weight_linearity(problem(), 0.05, steps=5)
-    assert isinstance(found, th.WeightLinearity)
+    found = th.measures.dynamics.weight_linearity(problem(), 0.05, steps=5)
+    assert isinstance(found, th.measures.dynamics.WeightLinearity)

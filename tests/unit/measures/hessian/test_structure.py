@@ -45,7 +45,7 @@ def test_check_6_overlap_of_random_subspaces():
     assert abs(th.subspace_overlap(u, v) - th.subspace_overlap(u @ haar(10, generator), v)) < 1e-12
 
 
-def trained_like(seed: int = 0) -> tuple[th.Problem, Mapping[str, th.KroneckerFactors]]:
+def trained_like(seed: int = 0) -> tuple[th.Problem, Mapping[str, th.operators.KroneckerFactors]]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 4)).double()
     problem = th.Problem(model, nn.CrossEntropyLoss(), (torch.rand(60, 8).double(), torch.arange(60) % 4))

@@ -100,18 +100,18 @@ def test_sampled_results_say_so():
     problem = th.Problem(wide, LOSS, (x, torch.arange(30) * 5))
     exact = full_hessian_approximation(problem, 3, max_passes=150)
     a, b, again = (full_hessian_approximation(problem, 3, seed=seed) for seed in (0, 1, 0))
-    assert (exact.draws, exact.stderr, exact.outcome) == (0, 0.0, th.Outcome.FINISHED)
-    assert a.outcome is th.Outcome.ESTIMATED
+    assert (exact.draws, exact.stderr, exact.outcome) == (0, 0.0, th.results.Outcome.FINISHED)
+    assert a.outcome is th.results.Outcome.ESTIMATED
     assert a.stderr > 0
     assert "sampled" in str(a)
     assert not torch.equal(a.values, b.values)
     assert torch.equal(a.values, again.values)
     assert float((a.values / exact.values - 1).abs().max()) < 5 * a.stderr
     report = th.hessian_structure(problem, "0", k=2)
-    assert report.outcome is report["0"].outcome is th.Outcome.ESTIMATED
+    assert report.outcome is report["0"].outcome is th.results.Outcome.ESTIMATED
     assert "output Hessian sampled" in str(report)
     exact_report = th.hessian_structure(problem, "0", k=2, max_passes=150)
-    assert exact_report.outcome is exact_report["0"].outcome is th.Outcome.CONVERGED
+    assert exact_report.outcome is exact_report["0"].outcome is th.results.Outcome.CONVERGED
 
 
 # Clusters

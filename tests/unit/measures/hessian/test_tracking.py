@@ -54,7 +54,7 @@ def dense_pairs(problem: th.Problem, state: dict[str, Tensor], block: Tensor | s
 def test_the_whole_hessian_against_the_dense_one():
     problem, k = th.Problem(network(), LOSS, data()), 3
     run = states(network())
-    found = th.track_eigenpairs(problem, run, k, labels=(0, 1, 2, 3), tol=1e-9)
+    found = th.measures.hessian.track_eigenpairs(problem, run, k, labels=(0, 1, 2, 3), tol=1e-9)
     truth = [dense_pairs(problem, state, slice(None), k) for state in run]
     assert torch.allclose(found.values, torch.stack([values for values, _ in truth]), rtol=1e-9)
     assert float(found.residuals.max()) < 1e-8
@@ -79,7 +79,7 @@ def _with(state: dict[str, Tensor]) -> nn.Module:
 def test_layers_in_lockstep_against_the_dense_blocks():
     problem = th.Problem(network(), LOSS, data())
     run = states(network())
-    found = th.track_eigenpairs(problem, run, 4, layers="*", tol=1e-9)
+    found = th.measures.hessian.track_eigenpairs(problem, run, 4, layers="*", tol=1e-9)
     blocks = th.layer_hessians(problem)
     assert list(found) == ["0", "2"]
     for name, track in found.items():
@@ -87,7 +87,7 @@ def test_layers_in_lockstep_against_the_dense_blocks():
         assert torch.allclose(track.values, torch.stack(truth), rtol=1e-8, atol=1e-12)
     assert {row["layer"] for row in found.rows()} == {"0", "2"}
     assert [row["label"] for row in found.rows()[::4]] == [0, 1, 2, 3, 0, 1, 2, 3]
-    one = th.track_eigenpairs(problem, run, 4, layers=(name for name in ["2"]), tol=1e-9)
+    one = th.measures.hessian.track_eigenpairs(problem, run, 4, layers=(name for name in ["2"]), tol=1e-9)
     assert torch.allclose(one["2"].values, found["2"].values, rtol=1e-8)
 
 
@@ -96,8 +96,8 @@ def test_warm_looks_take_fewer_products_than_cold_ones(layers):
     model = network()
     run = states(model, 8, rate=0.05)
     problem = th.Problem(network(), LOSS, data())
-    found = th.track_eigenpairs(problem, run, 3, layers=layers)
-    cold = [th.track_eigenpairs(problem, [state], 3, layers=layers) for state in run]
+    found = th.measures.hessian.track_eigenpairs(problem, run, 3, layers=layers)
+    cold = [th.measures.hessian.track_eigenpairs(problem, [state], 3, layers=layers) for state in run]
     tracks = [(found, cold)] if layers is None else [(found[name], [c[name] for c in cold]) for name in found]
     for track, afresh in tracks:
         assert [row["start"] for row in track.rows()[::3]] == ["cold"] + 7 * ["warm"]
@@ -113,9 +113,11 @@ def test_modules_state_dicts_vectors_and_wrapped_names_are_the_same_checkpoints(
     models = [_with(state) for state in run]
     vectors = [th.Problem(model, LOSS, data()).vector for model in models]
     wrapped = [{f"module.{name}": value.float() for name, value in state.items()} for state in run]
-    expected = th.track_eigenpairs(problem, run, 2, tol=1e-8).values
+    expected = th.measures.hessian.track_eigenpairs(problem, run, 2, tol=1e-8).values
     for checkpoints, slack in ((models, 1e-12), (vectors, 1e-12), (torch.stack(vectors), 1e-12), (wrapped, 1e-5)):
-        assert torch.allclose(th.track_eigenpairs(problem, checkpoints, 2, tol=1e-8).values, expected, rtol=slack)
+        assert torch.allclose(
+            th.measures.hessian.track_eigenpairs(problem, checkpoints, 2, tol=1e-8).values, expected, rtol=slack
+        )
 
 
 def test_a_vector_leaves_what_is_not_measured_as_the_problem_has_it():
@@ -124,7 +126,7 @@ def test_a_vector_leaves_what_is_not_measured_as_the_problem_has_it():
     mixed = copy.deepcopy(problem.model)
     mixed[2].load_state_dict(other[2].state_dict())
     vector = th.Problem(other, LOSS, data(), params="2.*").vector
-    found = th.track_eigenpairs(problem, [other, vector], 2, tol=1e-9)
+    found = th.measures.hessian.track_eigenpairs(problem, [other, vector], 2, tol=1e-9)
     truth = th.top_eigenpairs(th.hessian(th.Problem(mixed, LOSS, data(), params="2.*")), 2, tol=1e-9)
     assert torch.allclose(found.values[1], truth.values, rtol=1e-9)
 
@@ -136,7 +138,7 @@ def test_buffers_come_with_a_state():
 
     trained = normed()
     th.train(trained, LOSS, data(), torch.optim.SGD(trained.parameters(), lr=0.1), steps=5)
-    found = th.track_eigenpairs(th.Problem(normed(), LOSS, data()), [trained.state_dict()], 2, tol=1e-8)
+    found = th.measures.hessian.track_eigenpairs(th.Problem(normed(), LOSS, data()), [trained.state_dict()], 2, tol=1e-8)
     truth = th.top_eigenpairs(th.hessian(th.Problem(trained, LOSS, data())), 2, tol=1e-8)
     assert torch.allclose(found.values[0], truth.values, rtol=1e-9)
 
@@ -144,7 +146,7 @@ def test_buffers_come_with_a_state():
 def test_a_generator_trains_in_between_and_keeps_nothing():
     model = network()
     problem = th.Problem(model, LOSS, data())
-    expected = th.track_eigenpairs(problem, states(network()), 2, tol=1e-8)
+    expected = th.measures.hessian.track_eigenpairs(problem, states(network()), 2, tol=1e-8)
 
     def run() -> Iterator[nn.Module]:
         sgd = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -152,7 +154,7 @@ def test_a_generator_trains_in_between_and_keeps_nothing():
             yield model
             th.train(model, LOSS, data(), sgd, steps=1)
 
-    found = th.track_eigenpairs(problem, run(), 2, labels=range(0, 40, 10), tol=1e-8)
+    found = th.measures.hessian.track_eigenpairs(problem, run(), 2, labels=range(0, 40, 10), tol=1e-8)
     assert found.labels == (0, 10, 20, 30)
     assert torch.allclose(found.values, expected.values, rtol=1e-12)
 
@@ -161,10 +163,10 @@ def test_a_generator_trains_in_between_and_keeps_nothing():
 def test_a_run_goes_on_from_an_earlier_result(layers, tmp_path):
     problem = th.Problem(network(), LOSS, data())
     run = states(network(), 4)
-    whole = th.track_eigenpairs(problem, run, 2, layers=layers, tol=1e-6)
-    part = th.track_eigenpairs(problem, run[:2], 2, layers=layers, tol=1e-6)
+    whole = th.measures.hessian.track_eigenpairs(problem, run, 2, layers=layers, tol=1e-6)
+    part = th.measures.hessian.track_eigenpairs(problem, run[:2], 2, layers=layers, tol=1e-6)
     part.save(tmp_path / "run")
-    both = th.track_eigenpairs(problem, run[2:], 2, layers=layers, tol=1e-6, start=th.load(tmp_path / "run"))
+    both = th.measures.hessian.track_eigenpairs(problem, run[2:], 2, layers=layers, tol=1e-6, start=th.load(tmp_path / "run"))
     pairs = [(whole, both)] if layers is None else [(whole[name], both[name]) for name in layers]
     for one, other in pairs:
         assert other.labels == one.labels == (0, 1, 2, 3)
@@ -177,8 +179,8 @@ def test_a_run_goes_on_from_an_earlier_result(layers, tmp_path):
 def test_another_matrix_and_the_other_end():
     problem = th.Problem(network(), LOSS, data())
     run = states(network(), 3)
-    ggn = th.track_eigenpairs(problem, run, 2, matrix=th.gauss_newton, tol=1e-8)
-    low = th.track_eigenpairs(problem, run, 2, which="smallest", tol=1e-8)
+    ggn = th.measures.hessian.track_eigenpairs(problem, run, 2, matrix=th.gauss_newton, tol=1e-8)
+    low = th.measures.hessian.track_eigenpairs(problem, run, 2, which="smallest", tol=1e-8)
     for t, state in enumerate(run):
         here = th.Problem(_with(state), LOSS, data())
         assert torch.allclose(ggn.values[t], torch.linalg.eigvalsh(th.gauss_newton(here).to_dense()).flip(0)[:2], rtol=1e-8)
@@ -189,15 +191,15 @@ def test_another_matrix_and_the_other_end():
 
 
 def test_looking_inside_train_changes_nothing_of_the_run():
-    def run(look: bool) -> tuple[th.Trace, nn.Module, list[th.EigenTrajectory | None]]:
+    def run(look: bool) -> tuple[th.training.Trace, nn.Module, list[th.measures.hessian.EigenTrajectory | None]]:
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 4)).double()
         problem = th.Problem(model, LOSS, data())
-        looks: list[th.EigenTrajectory | None] = [None]
+        looks: list[th.measures.hessian.EigenTrajectory | None] = [None]
 
         def observe(step, model, batch, optimizer):
             if look and step % 2 == 0:
-                looks.append(th.track_eigenpairs(problem, [model], k=2, labels=[step], start=looks[-1]))
+                looks.append(th.measures.hessian.track_eigenpairs(problem, [model], k=2, labels=[step], start=looks[-1]))
 
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         return th.train(model, LOSS, data(), sgd, steps=5, batch_size=20, observe=observe), model, looks
@@ -247,7 +249,7 @@ def test_the_model_is_left_as_found(how):
             raise KeyboardInterrupt
 
     if how == "good":
-        th.track_eigenpairs(problem, run(), 2, layers="*")
+        th.measures.hessian.track_eigenpairs(problem, run(), 2, layers="*")
     else:
         kind, words = {
             "failing forward": (ValueError, "too large"),
@@ -255,7 +257,7 @@ def test_the_model_is_left_as_found(how):
             "stopped by the user": (KeyboardInterrupt, None),
         }[how]
         with pytest.raises(kind, match=words) as error:
-            th.track_eigenpairs(problem, run(), 2, layers="*")
+            th.measures.hessian.track_eigenpairs(problem, run(), 2, layers="*")
         if how == "failing forward":
             assert any("checkpoint 2" in note for note in error.value.__notes__)
     assert model.training
@@ -276,7 +278,7 @@ def test_bad_input_says_what_is_wanted():
     renamed = {name.replace("2.", "3."): value for name, value in state.items()}
     wider = {**state, "2.bias": torch.zeros(5).double()}
     nan = {**state, "2.bias": torch.full((4,), math.nan).double()}
-    track = th.track_eigenpairs
+    track = th.measures.hessian.track_eigenpairs
     for checkpoints, words in (
         (state, "got one OrderedDict"),
         (model, "got one Sequential"),
@@ -299,7 +301,10 @@ def test_bad_settings_say_what_is_wanted():
     model = network()
     problem = th.Problem(model, LOSS, data())
     run = [model, model]
-    whole, layers = th.track_eigenpairs(problem, run, 2), th.track_eigenpairs(problem, run, 2, layers="*")
+    whole, layers = (
+        th.measures.hessian.track_eigenpairs(problem, run, 2),
+        th.measures.hessian.track_eigenpairs(problem, run, 2, layers="*"),
+    )
     for settings, words in (
         ({"labels": [1]}, "1 labels for 2 checkpoints"),
         ({"labels": (i for i in [1])}, "labels ended after 1"),
@@ -314,15 +319,15 @@ def test_bad_settings_say_what_is_wanted():
         ({"start": whole, "which": "smallest"}, "asked for are 2 smallest"),
     ):
         with pytest.raises(ValueError, match=words):
-            th.track_eigenpairs(problem, run, **{"k": 2, **settings})
+            th.measures.hessian.track_eigenpairs(problem, run, **{"k": 2, **settings})
     small = th.Problem(model, LOSS, data(), params="2.*")
     with pytest.raises(ValueError, match="matrix of size 92; here it is 36"):
-        th.track_eigenpairs(small, [model], 2, start=whole)
+        th.measures.hessian.track_eigenpairs(small, [model], 2, start=whole)
 
 
 def test_the_bar_counts_checkpoints(capsys):
     problem = th.Problem(network(), LOSS, data())
-    th.track_eigenpairs(problem, states(network(), 2), 1, progress=True)
+    th.measures.hessian.track_eigenpairs(problem, states(network(), 2), 1, progress=True)
     assert "tracking" in capsys.readouterr().err
-    th.track_eigenpairs(problem, states(network(), 2), 1)
+    th.measures.hessian.track_eigenpairs(problem, states(network(), 2), 1)
     assert capsys.readouterr().err == ""

@@ -59,7 +59,7 @@ def test_hessian_norm_is_that_of_the_dense_matrix(name):
     model = NETWORKS[name](5)
     problem = problem_of(model)
     exact = torch.linalg.matrix_norm(dense_hessian(model, normal(4, D)[2]), 2)
-    found = th.hessian_norm(problem, samples=2)
+    found = th.measures.linearity.hessian_norm(problem, samples=2)
     assert found.value == pytest.approx(float(exact), rel=1e-6)
     assert found.where == (2, 0)
     assert found.error <= 1e-4 * found.value
@@ -68,7 +68,7 @@ def test_hessian_norm_is_that_of_the_dense_matrix(name):
 def test_several_outputs_and_samples_give_the_largest():
     model = th.DagNetwork(fcn_graph(D, [6, 6], 3), seed=0)
     problem = problem_of(model, outputs=3)
-    found = th.hessian_norm(problem, output=[0, 2], samples=[1, 3])
+    found = th.measures.linearity.hessian_norm(problem, output=[0, 2], samples=[1, 3])
     exact = {(s, o): float(torch.linalg.matrix_norm(dense_hessian(model, normal(4, D)[s], o), 2)) for s in (1, 3) for o in (0, 2)}
     assert found.value == pytest.approx(max(exact.values()), rel=1e-6)
     assert exact[found.where] == max(exact.values())
@@ -78,19 +78,19 @@ def test_several_outputs_and_samples_give_the_largest():
 def test_a_scalar_must_be_chosen():
     problem = problem_of(th.DagNetwork(fcn_graph(D, [6], 3), seed=0), outputs=3)
     with pytest.raises(ValueError, match=r"returns 3 numbers.*output=0 \.\. 2.*samples"):
-        th.hessian_norm(problem)
+        th.measures.linearity.hessian_norm(problem)
     with pytest.raises(ValueError, match=r"output must lie in 0 \.\. 2"):
-        th.hessian_norm(problem, output=3)
+        th.measures.linearity.hessian_norm(problem, output=3)
     with pytest.raises(ValueError, match=r"samples must lie in 0 \.\. 3"):
-        th.hessian_norm(problem, output=0, samples=4)
+        th.measures.linearity.hessian_norm(problem, output=0, samples=4)
 
 
 def test_check_16_hessians_that_vanish():
     first = problem_of(th.DagNetwork(fcn_graph(D, [], 5), seed=0), outputs=5)  # first-layer pre-activations
-    assert max(th.hessian_norm(first, output=range(5)).values) < 1e-12
+    assert max(th.measures.linearity.hessian_norm(first, output=range(5)).values) < 1e-12
     last = problem_of(NETWORKS["fcn"](8), params="layers.2.*")  # the block of the output layer
-    assert th.hessian_norm(last).value < 1e-12
-    assert th.hessian_norm(problem_of(NETWORKS["fcn"](8), params="layers.[01].*")).value > 0.1
+    assert th.measures.linearity.hessian_norm(last).value < 1e-12
+    assert th.measures.linearity.hessian_norm(problem_of(NETWORKS["fcn"](8), params="layers.[01].*")).value > 0.1
 
 
 def test_samples_are_found_across_batches():
@@ -98,7 +98,9 @@ def test_samples_are_found_across_batches():
     x, y = normal(5, D), normal(5, 1, seed=1)
     whole = th.Problem(model, nn.MSELoss(), (x, y))
     parts = th.Problem(model, nn.MSELoss(), [(x[:2], y[:2]), (x[2:], y[2:])])
-    assert th.hessian_norm(parts, samples=3).value == pytest.approx(th.hessian_norm(whole, samples=3).value, rel=1e-9)
+    assert th.measures.linearity.hessian_norm(parts, samples=3).value == pytest.approx(
+        th.measures.linearity.hessian_norm(whole, samples=3).value, rel=1e-9
+    )
 
 
 def test_batch_weights_of_the_loss_do_not_matter():
@@ -107,7 +109,9 @@ def test_batch_weights_of_the_loss_do_not_matter():
     batches = [(x[:2], y[:2]), (x[2:], y[2:])]
     weighted = th.Problem(model, nn.MSELoss(), batches, batch_weight=lambda batch: float(batch.size) ** 2)
     plain = th.Problem(model, nn.MSELoss(), batches)
-    assert th.hessian_norm(weighted, samples=3).value == pytest.approx(th.hessian_norm(plain, samples=3).value, rel=1e-9)
+    assert th.measures.linearity.hessian_norm(weighted, samples=3).value == pytest.approx(
+        th.measures.linearity.hessian_norm(plain, samples=3).value, rel=1e-9
+    )
 
 
 # The deviation
@@ -121,7 +125,7 @@ CHECK_03 += [("fcn", 256, 2.0), ("skip", 256, 2.0)]
 
 @pytest.mark.parametrize(("name", "m", "radius"), CHECK_03)
 def test_check_03_taylor_certificate(name, m, radius):
-    found = th.linearity_deviation(
+    found = th.measures.linearity.linearity_deviation(
         problem_of(NETWORKS[name](m), 1), radius=radius, directions=1, segments=2, tol=1e-3, progress=False
     )
     assert found.certified
@@ -133,7 +137,7 @@ def test_the_deviation_is_what_it_says_it_is():
     model = NETWORKS["fcn"](6)
     problem = problem_of(model, 1)
     direction = normal(problem.size, seed=9)
-    found = th.linearity_deviation(problem, radius=0.7, directions=0, displacement=0.2 * direction)
+    found = th.measures.linearity.linearity_deviation(problem, radius=0.7, directions=0, displacement=0.2 * direction)
     weights = nn.utils.parameters_to_vector(model.parameters()).detach()
     value = model(normal(1, D))
     gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(value.sum(), list(model.parameters()))])
@@ -153,7 +157,7 @@ def test_a_bilinear_output_meets_the_bound_exactly():
     """f = w₂w₁x: H has eigenvalues ±x everywhere, and along (1, 1)/√2 the deviation is ½R²x, the bound itself."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     data = torch.full((1, 1), 3.0).double(), torch.zeros(1, 1).double()
-    found = th.linearity_deviation(
+    found = th.measures.linearity.linearity_deviation(
         th.Problem(model, nn.MSELoss(), data), radius=1.0, directions=0, displacement=2**0.5 * torch.ones(2).double()
     )
     where = found.directions.index("displacement")
@@ -166,7 +170,7 @@ def test_a_bilinear_output_meets_the_bound_exactly():
 )
 def test_kinks_make_the_certificate_void(layer, kinks):
     model = nn.Sequential(nn.Linear(D, 6), layer, nn.Linear(6, 1)).double()
-    found = th.linearity_deviation(problem_of(model, 1), directions=1, segments=2)
+    found = th.measures.linearity.linearity_deviation(problem_of(model, 1), directions=1, segments=2)
     assert found.kinks == kinks
     assert found.certified == (not kinks)
     assert ("not valid" in str(found)) == bool(kinks)
@@ -183,7 +187,7 @@ def test_check_12_gram_trick(name):
     ensemble = Ensemble(networks)
     kernels = ensemble.kernel(ensemble.weights, x)
     for network, inputs, kernel in zip(networks, x, kernels, strict=True):
-        jacobian = th.jacobian(th.Problem(network, half_sum, (inputs, inputs[:, :1]))).to_dense()
+        jacobian = th.operators.jacobian(th.Problem(network, half_sum, (inputs, inputs[:, :1]))).to_dense()
         exact = jacobian @ jacobian.T
         assert float((kernel - exact).norm()) <= 1e-10 * float(exact.norm())
         assert float((th.tangent_kernel(network, inputs) - exact).norm()) <= 1e-10 * float(exact.norm())
@@ -193,10 +197,10 @@ def test_kernel_drift_is_the_change_of_the_jacobian_product():
     model = NETWORKS["dropped"](6)
     problem = problem_of(model, 5)
     step = 0.5 * normal(problem.size, seed=4)
-    found = th.kernel_drift(problem, probes=0, displacement=step)
+    found = th.measures.kernel.kernel_drift(problem, probes=0, displacement=step)
     there = NETWORKS["dropped"](6)
     nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(model.parameters()).detach() + step, there.parameters())
-    grams = [j @ j.T for j in (th.jacobian(problem_of(m, 5)).to_dense() for m in (model, there))]
+    grams = [j @ j.T for j in (th.operators.jacobian(problem_of(m, 5)).to_dense() for m in (model, there))]
     expected = float(torch.linalg.matrix_norm(grams[1] - grams[0], 2) / torch.linalg.matrix_norm(grams[0], 2))
     assert found.drifts[found.places.index("displacement")] == pytest.approx(expected, rel=1e-9)
     assert found.places == ("descent", "displacement")
@@ -205,7 +209,7 @@ def test_kernel_drift_is_the_change_of_the_jacobian_product():
 def test_a_kernel_too_large_to_form_is_refused():
     model = nn.Linear(1, 500).double()
     with pytest.raises(ValueError, match="5000 outputs"):
-        th.kernel_drift(problem_of(model, 10, features=1, outputs=500))
+        th.measures.kernel.kernel_drift(problem_of(model, 10, features=1, outputs=500))
 
 
 # PL*
@@ -238,7 +242,7 @@ def test_check_11_pl_inequality():
 )
 def test_mu_is_in_the_convention_of_the_loss(loss, curvature):
     problem = problem_of(th.DagNetwork(fcn_graph(D, [30], 3), seed=0), outputs=3, loss=loss)
-    report = th.pl_report(problem, probes=2)
+    report = th.measures.kernel.pl_report(problem, probes=2)
     values = torch.linalg.eigvalsh(th.tangent_kernel(problem))
     assert report.curvature == pytest.approx(curvature)
     assert report.mu == pytest.approx(curvature * float(values[0]))
@@ -254,8 +258,8 @@ def test_mu_is_in_the_convention_of_the_loss(loss, curvature):
 def test_uneven_batches_keep_the_convention():
     x, y = normal(5, D), normal(5, 1, seed=1)
     model = NETWORKS["fcn"](6)
-    whole = th.pl_report(th.Problem(model, nn.MSELoss(), (x, y)), probes=1)
-    parts = th.pl_report(th.Problem(model, nn.MSELoss(), [(x[:2], y[:2]), (x[2:], y[2:])]), probes=1)
+    whole = th.measures.kernel.pl_report(th.Problem(model, nn.MSELoss(), (x, y)), probes=1)
+    parts = th.measures.kernel.pl_report(th.Problem(model, nn.MSELoss(), [(x[:2], y[:2]), (x[2:], y[2:])]), probes=1)
     assert parts.mu == pytest.approx(whole.mu, rel=1e-9)
     assert whole.curvature == pytest.approx(2 / 5)
 
@@ -263,7 +267,7 @@ def test_uneven_batches_keep_the_convention():
 def test_a_linear_model_contracts_as_predicted():
     x = normal(3, 5)
     model = nn.Linear(5, 1, bias=False).double()
-    report = th.pl_report(th.Problem(model, half_sum, (x, normal(3, 1, seed=2))), probes=1)
+    report = th.measures.kernel.pl_report(th.Problem(model, half_sum, (x, normal(3, 1, seed=2))), probes=1)
     vectors = torch.linalg.eigh(x @ x.T).eigenvectors
     y = model(x).detach() - vectors[:, :1]  # the slowest mode alone
     optimizer = torch.optim.SGD(model.parameters(), lr=report.rate)
@@ -275,7 +279,7 @@ def test_a_linear_model_contracts_as_predicted():
 def test_other_losses_have_no_pl_constant():
     problem = th.Problem(nn.Linear(D, 3).double(), nn.CrossEntropyLoss(), (normal(4, D), torch.tensor([0, 1, 2, 0])))
     with pytest.raises(ValueError, match=r"squared loss.*CrossEntropyLoss"):
-        th.pl_report(problem)
+        th.measures.kernel.pl_report(problem)
     report = th.linearity(problem, output=1, directions=1, segments=2)
     assert report.pl is None
     assert "not squared" in str(report)
@@ -283,7 +287,7 @@ def test_other_losses_have_no_pl_constant():
 
 def test_a_singular_kernel_promises_nothing():
     problem = problem_of(nn.Linear(2, 1, bias=False).double(), 4, features=2)
-    report = th.pl_report(problem, probes=1)
+    report = th.measures.kernel.pl_report(problem, probes=1)
     assert not report.holds
     assert math.isinf(report.condition)
     assert "singular" in str(report)
@@ -300,11 +304,11 @@ def test_linearity_agrees_with_its_parts_and_leaves_the_model_as_found():
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     assert model.training
     assert all(p.grad is None for p in model.parameters())
-    assert report.hessian.value == pytest.approx(th.hessian_norm(problem, samples=[0, 3]).value, rel=1e-9)
+    assert report.hessian.value == pytest.approx(th.measures.linearity.hessian_norm(problem, samples=[0, 3]).value, rel=1e-9)
     assert (report.deviation.sample, report.deviation.output) == report.hessian.where
     assert report.deviation.violations == 0
     assert report.drift.worst == pytest.approx(
-        th.kernel_drift(problem, radius=0.5, probes=2, displacement=normal(problem.size)).worst, rel=1e-9
+        th.measures.kernel.kernel_drift(problem, radius=0.5, probes=2, displacement=normal(problem.size)).worst, rel=1e-9
     )
     assert report.in_degrees.width == model.width
     shares = [
@@ -343,7 +347,7 @@ def test_arguments_out_of_range():
     with pytest.raises(ValueError, match="radius must be positive"):
         th.linearity(problem, radius=0.0)
     with pytest.raises(ValueError, match="flat vector"):
-        th.kernel_drift(problem, displacement=torch.ones(3))
+        th.measures.kernel.kernel_drift(problem, displacement=torch.ones(3))
 
 
 def test_float32_and_parameter_selections():
@@ -361,23 +365,23 @@ def test_in_degrees_of_any_module():
     model = nn.Sequential(
         nn.Conv2d(4, 8, 3, groups=2), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 16), nn.Linear(16, 300), nn.Linear(300, 5)
     )
-    report = th.in_degree_report(model)
+    report = th.measures.linearity.in_degree_report(model)
     assert report.degrees == (18, None, 32, 16, 300)
     assert report.width == 16
     assert report.unknown == ("1",)
     narrow = nn.Sequential(nn.Linear(9, 900), nn.Linear(900, 2), nn.Linear(2, 900), nn.Linear(900, 1))
-    assert th.in_degree_report(narrow).bottlenecks == ("2",)
-    layers = th.in_degree_report(nn.TransformerEncoderLayer(16, 2, 64))
+    assert th.measures.linearity.in_degree_report(narrow).bottlenecks == ("2",)
+    layers = th.measures.linearity.in_degree_report(nn.TransformerEncoderLayer(16, 2, 64))
     assert "self_attn" in layers.unknown
     assert "hessian_norm" in layers.rows()[0]["note"]
-    assert th.in_degree_report(nn.LSTM(4, 5)).degrees == (None,)
+    assert th.measures.linearity.in_degree_report(nn.LSTM(4, 5)).degrees == (None,)
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
-        th.in_degree_report(3)
+        th.measures.linearity.in_degree_report(3)
 
 
 def test_in_degrees_of_graphs_and_scaled_layers():
-    assert th.in_degree_report(th.DagNetwork(fcn_graph(3, [40, 20]), seed=0)).degrees == (3, 40, 20)
-    assert th.in_degree_report(ntk_cnn((3, 8, 8), [4, 6])).degrees == (27, 36, 384)
+    assert th.measures.linearity.in_degree_report(th.DagNetwork(fcn_graph(3, [40, 20]), seed=0)).degrees == (3, 40, 20)
+    assert th.measures.linearity.in_degree_report(ntk_cnn((3, 8, 8), [4, 6])).degrees == (27, 36, 384)
 
 
 # Ensembles
@@ -395,7 +399,7 @@ def test_ensembles_are_their_networks(name):
     norms, residuals = hessian_norms(lambda w: ensemble(w, x)[:, 0, 0], ensemble.weights, steps=40)
     for i, network in enumerate(networks):
         assert torch.allclose(outputs[i], network(x[i]), rtol=0, atol=1e-12)
-        exact = th.hessian_norm(th.Problem(network, half_sum, (x[i], x[i, :, :1]))).value
+        exact = th.measures.linearity.hessian_norm(th.Problem(network, half_sum, (x[i], x[i, :, :1]))).value
         assert float(norms[i]) == pytest.approx(exact, rel=1e-6)
     assert float(residuals.max()) < 1e-3
 

@@ -74,7 +74,7 @@ ROUGH = {
 @pytest.mark.parametrize("name", ROUGH)
 def test_rough_functions_are_not_certified(name):
     rough = th.Problem(Hidden(ROUGH[name]), nn.MSELoss(), (X, Y[:, :1]))
-    found = th.linearity_deviation(rough, radius=2.0, directions=0, segments=2, progress=False)
+    found = th.measures.linearity.linearity_deviation(rough, radius=2.0, directions=0, segments=2, progress=False)
     assert not found.certified
     assert "not valid" in str(found) or "uncertain" in str(found)
 
@@ -84,7 +84,7 @@ def test_rough_functions_are_not_certified(name):
 )
 def test_smooth_functions_are(function):
     smooth = th.Problem(Hidden(function), nn.MSELoss(), (X, Y[:, :1]))
-    found = th.linearity_deviation(smooth, radius=2.0, directions=2, segments=2, progress=False)
+    found = th.measures.linearity.linearity_deviation(smooth, radius=2.0, directions=2, segments=2, progress=False)
     assert found.certified
     assert found.violations == 0
     assert "estimated from the Hessian norm at 2 points" in str(found)
@@ -92,12 +92,16 @@ def test_smooth_functions_are(function):
 
 def test_oscillations_between_the_points_are_seen_or_reported():
     data = torch.ones(1, 1).double(), torch.zeros(1, 1).double()
-    slow = th.linearity_deviation(th.Problem(Sine(), nn.MSELoss(), data), directions=0, segments=5, progress=False)
+    slow = th.measures.linearity.linearity_deviation(
+        th.Problem(Sine(), nn.MSELoss(), data), directions=0, segments=5, progress=False
+    )
     assert slow.worst == pytest.approx(4 * math.pi)
     assert slow.certificate == pytest.approx(0.5 * (4 * math.pi) ** 2)
     assert slow.certified
     assert slow.violations == 0
-    fast = th.linearity_deviation(th.Problem(Sine(256.0), nn.MSELoss(), data), directions=0, segments=5, progress=False)
+    fast = th.measures.linearity.linearity_deviation(
+        th.Problem(Sine(256.0), nn.MSELoss(), data), directions=0, segments=5, progress=False
+    )
     assert not fast.certified
 
 
@@ -154,7 +158,7 @@ def test_a_large_constant_output_does_not_make_a_model_quadratic():
 
 
 def test_a_drift_quotes_the_distance_gone():
-    found = th.kernel_drift(problem(), radius=0.1, probes=1, displacement=10 * normal(32), progress=False)
+    found = th.measures.kernel.kernel_drift(problem(), radius=0.1, probes=1, displacement=10 * normal(32), progress=False)
     assert found.worst == found.drifts[found.places.index("displacement")]
     assert f"distance {float((10 * normal(32)).norm()):.3g} (displacement)" in str(found)
     assert [row["distance"] for row in found.rows()] == pytest.approx([0.1, 0.1, float((10 * normal(32)).norm())])
@@ -163,19 +167,19 @@ def test_a_drift_quotes_the_distance_gone():
 def test_a_zero_kernel_is_refused():
     nothing = th.Problem(nn.Linear(3, 1, bias=False).double(), nn.MSELoss(), (0 * X, Y[:, :1]))
     with pytest.raises(ValueError, match="tangent kernel is zero"):
-        th.kernel_drift(nothing, probes=1, progress=False)
+        th.measures.kernel.kernel_drift(nothing, probes=1, progress=False)
     with pytest.raises(ValueError, match="tangent kernel is zero"):
-        th.pl_report(nothing, probes=1, progress=False)
+        th.measures.kernel.pl_report(nothing, probes=1, progress=False)
 
 
 def test_a_rate_above_the_largest_diverges():
-    report = th.pl_report(problem(), probes=1, rate=100.0, progress=False)
+    report = th.measures.kernel.pl_report(problem(), probes=1, rate=100.0, progress=False)
     assert report.contraction > 1
     assert "At rate 100 descent diverges" in str(report)
     assert "contracts" not in str(report)
     for rate in (-1.0, 0.0, math.inf):
         with pytest.raises(ValueError, match="rate must be a positive number"):
-            th.pl_report(problem(), probes=1, rate=rate)
+            th.measures.kernel.pl_report(problem(), probes=1, rate=rate)
 
 
 # Refusals
@@ -184,12 +188,21 @@ def test_a_rate_above_the_largest_diverges():
 def test_what_is_no_choice_of_outputs():
     for bad in (0.5, [0.5], "0"):
         with pytest.raises(ValueError, match=r"output must be a whole number or a list of them, in 0 \.\. 1"):
-            th.hessian_norm(problem(), output=bad)
+            th.measures.linearity.hessian_norm(problem(), output=bad)
     with pytest.raises(ValueError, match=r"one output of one sample.*linearity\(\)"):
-        th.linearity_deviation(problem(), output=[0, 1])
+        th.measures.linearity.linearity_deviation(problem(), output=[0, 1])
 
 
-@pytest.mark.parametrize("measure", [th.hessian_norm, th.linearity, th.linearity_deviation, th.kernel_drift, th.pl_report])
+@pytest.mark.parametrize(
+    "measure",
+    [
+        th.measures.linearity.hessian_norm,
+        th.linearity,
+        th.measures.linearity.linearity_deviation,
+        th.measures.kernel.kernel_drift,
+        th.measures.kernel.pl_report,
+    ],
+)
 def test_a_module_is_no_problem(measure):
     with pytest.raises(TypeError, match=r"takes a theodolite\.Problem.*Got Sequential"):
         measure(network())
@@ -199,13 +212,13 @@ def test_weights_given_batch_by_batch_do_not_matter_for_an_output():
     batches = [(X[:2], Y[:2]), (X[2:], Y[2:])]
     plain = th.Problem(network(), nn.MSELoss(), batches)
     weighted = th.Problem(network(), nn.MSELoss(), batches, batch_weight=[1.0, 2.0])
-    values = [th.hessian_norm(each, output=1, samples=4).value for each in (plain, weighted)]
+    values = [th.measures.linearity.hessian_norm(each, output=1, samples=4).value for each in (plain, weighted)]
     assert values[0] == pytest.approx(values[1], rel=1e-9)
 
 
 def test_embeddings_look_up():
     model = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 64), nn.Tanh(), nn.Embedding(8, 64), nn.Linear(64, 50))
-    report = th.in_degree_report(model)
+    report = th.measures.linearity.in_degree_report(model)
     assert report.degrees == (None, 64, None, 64)
     assert report.width == 64
     assert report.unknown == ("0", "3")
@@ -214,10 +227,10 @@ def test_embeddings_look_up():
 
 def test_graphs_take_inputs_and_outputs_by_name_and_refuse_what_is_not_there():
     edges = [("x", "a"), ("z", "a"), ("a", "y")]
-    graph = th.Graph.of(edges, inputs=["z", "x"], outputs=["y"])
+    graph = th.measures.linearity.Graph.of(edges, inputs=["z", "x"], outputs=["y"])
     assert [graph.name(int(v)) for v in graph.inputs] == ["z", "x"]
     assert [graph.name(int(v)) for v in graph.outputs] == ["y"]
     with pytest.raises(ValueError, match=r"inputs must be vertices of the graph: 'x', 'a', 'z', 'y'.*\['q'\]"):
-        th.Graph.of(edges, inputs=["q"])
+        th.measures.linearity.Graph.of(edges, inputs=["q"])
     with pytest.raises(ValueError, match=r"outputs must lie in 0 \.\. 1\. Got \[9\]"):
-        th.Graph.of([(0, 1)], outputs=[9])
+        th.measures.linearity.Graph.of([(0, 1)], outputs=[9])

@@ -205,7 +205,7 @@ def test_the_settings_repeat_the_run(tmp_path):
     assert repeated.rows() == found.rows()
     assert repeated.settings == found.settings
     found.save(tmp_path / "study")
-    assert json.dumps(th.StabilityResult.load(tmp_path / "study").settings) == json.dumps(found.settings)
+    assert json.dumps(th.measures.stability.StabilityResult.load(tmp_path / "study").settings) == json.dumps(found.settings)
 
 
 def test_the_settings_of_a_function_are_those_it_makes():
