@@ -147,7 +147,7 @@ def strings(node: ast.AST) -> set[str]:
 def labels_of_instruments() -> set[str]:
     """All that is written as `label=` where a finding is made."""
     found: set[str] = set()
-    for path in (SOURCE / "instruments").glob("*.py"):
+    for path in (SOURCE / "instruments").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
                 continue

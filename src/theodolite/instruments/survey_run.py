@@ -68,9 +68,9 @@ class Survey(Result):
     def to_html(self, path: str | PathLike[str]) -> Path:
         """Write the survey as one self-contained page."""
         from theodolite.instruments.page import page_of
-        from theodolite.report import write_survey
+        from theodolite.report import write_page
 
-        return write_survey(page_of(self), path)
+        return write_page(page_of(self), path)
 
 
 def survey(

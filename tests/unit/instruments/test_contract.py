@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from theodolite.models.language import gpt
 from torch import nn
 
 import theodolite as th
 from theodolite.instruments import SurveyContext, names
 from theodolite.instruments.registry import get
+from theodolite.models.transformers import gpt
 from theodolite.testing import InstrumentContract
 
 FINDINGS = Path(__file__).parents[3] / "docs" / "guide" / "findings.rst"

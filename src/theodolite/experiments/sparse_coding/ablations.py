@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.overrealization import TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, planted, rows_of
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, least, mean_of
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary import objective_and_gradient
 from theodolite.measures.dictionary.hidden import hidden_count, visible_masks
 from theodolite.measures.dictionary.learning import Objective

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.sparse_coding.overrealization import TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Setting
 from theodolite.experiments.sparse_coding.recovery_figures import (
@@ -25,7 +25,6 @@ from theodolite.experiments.sparse_coding.recovery_figures import (
     table_claims,
     value_claim,
 )
-from theodolite.experiments.stability.laws import Measure
 from theodolite.measures.dictionary.learning import Objective
 from theodolite.results import Row
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from theodolite.data.generators.dictionaries import Law
-from theodolite.experiments.claims import Claim
+from theodolite.experiments.claims import Claim, Measure
 from theodolite.experiments.figure import Experiment
 from theodolite.experiments.sparse_coding.overrealization import TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, rows_of
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, mean_of
-from theodolite.experiments.stability.laws import Measure
 from theodolite.results import Row
 
 if TYPE_CHECKING:

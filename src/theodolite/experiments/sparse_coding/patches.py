@@ -12,12 +12,12 @@ from torch import Tensor
 
 from theodolite import data
 from theodolite.data import MissingDataError
-from theodolite.experiments.claims import Claim
+from theodolite.experiments.claims import Claim, Measure
 from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.other_methods import mini_batch
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, mean_of
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary import LearningSettings, hidden_error, learn_dictionaries
 from theodolite.measures.dictionary.learning import initial_dictionary
 from theodolite.results import Row

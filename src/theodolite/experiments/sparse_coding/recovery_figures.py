@@ -8,11 +8,10 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.figure import Experiment
-from theodolite.experiments.query import Measured
+from theodolite.experiments.query import Measured, chosen
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, rows_of
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary.learning import Objective
 from theodolite.results import Row
 

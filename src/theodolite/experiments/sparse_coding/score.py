@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.baselines import TINY_FLEET
 from theodolite.experiments.sparse_coding.overrealization import FULL, TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, planted, rows_of
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, STARTS, least, mean_of
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary import choose_dictionary
 from theodolite.results import Row
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.theorems_claims import CLAIMS
 from theodolite.experiments.sparse_coding.theorems_parts import PARTS
-from theodolite.experiments.stability.laws import chosen
 from theodolite.results import Row
 
 if TYPE_CHECKING:

@@ -283,7 +283,7 @@ class Anchors(Instrument):
         return anchor_findings(result)
 
     def figure(self, results: Mapping[str, Any]) -> Figure:
-        from theodolite.plots.anchor_probe import plot_anchor_probe
+        from theodolite.plots.anchors import plot_anchor_probe
 
         return plot_anchor_probe(results[self.name])
 

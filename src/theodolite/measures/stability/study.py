@@ -32,6 +32,7 @@ from theodolite.measures.stability.training_pairs import Bench, Recipe, null_swa
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.text import nearest
 from theodolite.training import Fleet, FleetTrace
+from theodolite.training.matrix_products import fix_matrix_products
 
 #: Steps of the check that comes first; a tenth of the run if that is more.
 CHECK_STEPS = 20
@@ -193,6 +194,7 @@ def stability(
     True
     """
     began = time.perf_counter()
+    fix_matrix_products()  # before the factory multiplies anything
     check_factory(factory)
     steps, epochs, loss_target = read_length(stop, steps, epochs, loss_target)
     recipe = Recipe(

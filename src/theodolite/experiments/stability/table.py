@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
-from theodolite.experiments.lab.datasets import Source
+from theodolite.experiments import Experiment, at_most, equal, relative, rows, sizes
+from theodolite.experiments.claims import Measure
+from theodolite.experiments.query import chosen
 from theodolite.experiments.stability.configurations import CONFIGURATIONS, DEEP, Setting
-from theodolite.experiments.stability.laws import Measure, chosen
-from theodolite.experiments.stability.trained_pairs import short_run
+from theodolite.experiments.stability.pairs import pair_rows
 from theodolite.models import count_parameters, resnet20
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-WHERE = "004, Table 2.1"
 #: The source's table: data, batch, momentum, and the rate from some updates on.
 TABLE: dict[str, dict[str, Any]] = {
     "1a": {"data": "svhn", "batch": 32, "momentum": 0.0, "rates": {0: 0.01}},
@@ -28,20 +23,6 @@ TABLE: dict[str, dict[str, Any]] = {
 }
 #: The updates of a run of the source, and of its longest one.
 UPDATES, LONGEST = 100_000, 150_000
-
-
-@dataclass(frozen=True)
-class Params:
-    """A short run of each configuration: `steps` updates of the network with `width` channels, on `m` examples."""
-
-    width: int
-    steps: int
-    m: int
-    pairs: int
-    batch: int | None
-    tested: int
-    data: str | None = None
-    source: Source = "either"
 
 
 def differing(name: str) -> Measure:
@@ -79,14 +60,16 @@ class Table21(Experiment):
     Their rates by update, and short runs of pairs. The longest runs of the source have 150,000 updates.
     """
 
-    id = "stability/table-2.1"
-    source = "004, section 2.2, Table 2.1"
-    item = "karp-2024 Table 2.1"
-    sizes = {
-        "tiny": Params(width=4, steps=16, m=64, pairs=1, batch=16, tested=64, data="digits"),
-        "laptop": Params(width=16, steps=20, m=512, pairs=1, batch=None, tested=500),
-        "paper": Params(width=16, steps=UPDATES, m=15_000, pairs=2, batch=None, tested=10_000, source="files"),
-    }
+    item, where = "karp-2024 Table 2.1", "section 2.2"
+    #: A short run of each configuration: `steps` updates of the network with `width` channels, on `m` examples.
+    sizes = sizes(
+        data=None,
+        source="either",
+        batch=None,
+        tiny={"width": 4, "steps": 16, "m": 64, "pairs": 1, "batch": 16, "tested": 64, "data": "digits"},
+        laptop={"width": 16, "steps": 20, "m": 512, "pairs": 1, "tested": 500},
+        paper={"width": 16, "steps": UPDATES, "m": 15_000, "pairs": 2, "tested": 10_000, "source": "files"},
+    )
     departs = (
         "Convolutions start from N(0, 2/fan-out), norms at scale 1 and shift 0, and there is no weight decay; the source states "
         "none of these. Below paper size runs are short; at tiny size they are of a narrow network on digits of scikit-learn, in "
@@ -94,33 +77,26 @@ class Table21(Experiment):
     )
     claims = (
         *(
-            Claim(
+            equal(
+                0,
                 f"{name}: entries of the table that differ from the definition",
                 differing(name),
-                rule="equal",
-                expected=0,
-                reported=Reported(", ".join(f"{entry} {value}" for entry, value in TABLE[name].items()), WHERE),
+                says=", ".join(f"{entry} {value}" for entry, value in TABLE[name].items()),
             )
             for name in DEEP
         ),
-        Claim(
+        relative(
+            0.01,
+            0.27e6,
             "ResNet-20 has about 0.27 million parameters",
-            lambda rows: chosen(rows, kind="definition")[0]["parameters"],
-            rule="relative",
-            expected=0.27e6,
-            tolerance=0.01,
-            reported=Reported(0.27e6, "He et al. 2016, named by 004, section 2.2"),
+            rows(kind="definition")["parameters"].first(),
+            reported=0.27e6,
+            where="He et al. 2016, named by Karp 2024, section 2.2",
         ),
-        Claim(
-            "all three train (mean train loss after the run over that before, largest)",
-            fallen,
-            rule="at most",
-            expected=1.0,
-            reported=Reported("trained models", WHERE),
-        ),
+        at_most(1.0, "all three train (mean train loss after the run over that before, largest)", fallen, says="trained models"),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for name in DEEP:
             own = CONFIGURATIONS[name]
             short = replace(
@@ -143,10 +119,11 @@ class Table21(Experiment):
         yield {"kind": "definition", **mark, **definition}
         for update in range(0, LONGEST + 1, 1000):
             yield {"kind": "rate", **mark, "update": update, "rate": own.rate_at(update)}
-        for row in short_run(short, job["trial"], job["m"], job["pairs"]):
+        checkpoints = (0, short.steps // 2, short.steps)
+        for row in pair_rows(short, job["trial"], job["m"], job["pairs"], checkpoints):
             yield {"kind": "run", **row}
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         figure, (left, right) = plots.panels(2, size=(4.6, 3.2))

@@ -12,8 +12,9 @@ import torch
 import theodolite as th
 from tests.unit.report import test_gallery
 from theodolite import plots
-from theodolite.report import Section, SurveyPage, survey_html, write_survey
-from theodolite.report.survey import MOST, SHOWN, breakable, cell, pieces, slug, table_of
+from theodolite.report import Page, Section, page_html, write_page
+from theodolite.report.page import MOST, SHOWN, cell, table_of
+from theodolite.report.rendering import breakable, pieces, slug
 from theodolite.results import Finding, Severity
 
 EVIL = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
@@ -32,7 +33,7 @@ def section(**more) -> Section:
 
 
 def html(findings=(), sections=(), title="a network", **more) -> str:
-    return survey_html(SurveyPage(title=title, findings=findings, sections=sections, **more))
+    return page_html(Page(title=title, findings=findings, sections=sections, **more))
 
 
 def checked(text: str) -> Checker:
@@ -249,8 +250,8 @@ def test_cells(value, shown):
 def test_tables_hold_ragged_rows_and_fold_only_when_it_saves_room():
     table = table_of([{"a": 1}, {"b": "x" * 300}, {"a": np.float64(2.5)}])
     assert table.columns == [("a", "number"), ("b", "text")]
-    assert [line[0] for line in table.shown] == ["1", "–", "2.5"]
-    assert len(table.shown[1][1]) == 200
+    assert [line[0].text for line in table.shown] == ["1", "–", "2.5"]
+    assert len(table.shown[1][1].text) == 200
     assert not table_of([{"a": 1}] * (SHOWN + 3)).folded
     assert len(table_of([{"a": 1}] * (SHOWN + 4)).folded) == 4
     assert table_of([{"a": True}, {"a": None}]).columns == [("a", "word")]
@@ -276,8 +277,8 @@ def test_a_slug_is_safe():
 
 
 def test_the_page_is_written_whole_into_a_new_folder(tmp_path):
-    page = SurveyPage(title="odd \udcff name", findings=[], sections=[], made="now")
-    path = write_survey(page, tmp_path / "new" / "survey.html")
+    page = Page(title="odd \udcff name", findings=[], sections=[], made="now")
+    path = write_page(page, tmp_path / "new" / "survey.html")
     assert path == tmp_path / "new" / "survey.html"
     assert "odd ? name" in path.read_text(encoding="utf-8")
     assert [file.name for file in path.parent.iterdir()] == ["survey.html"]

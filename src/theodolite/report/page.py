@@ -1,25 +1,21 @@
-"""The survey page: findings first, then one section per instrument."""
+"""`Page` and `Section`: what every page is made of, from findings, figures, tables and text, through one template."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from theodolite.files import write_whole
-from theodolite.report.pages import environment
-from theodolite.results import Finding, Row, Severity, number, worst_first
+from theodolite.report.rendering import environment, slug
+from theodolite.results import Finding, Result, Row, Severity, number, worst_first
 from theodolite.text import plural
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 SHOWN = 12  # rows of a table that are seen at once; the others unfold
 SPARE = 3  # no fold for this many rows or fewer
@@ -27,8 +23,6 @@ MOST = 500  # rows of one table on the page: thousands would make it slow, and t
 _WORD = 24  # letters up to which a cell stays on one line
 _CELL = 200  # letters of one cell
 _FEW = 8  # numbers of an array that a cell shows
-_LONG = 30  # letters from which a word may be broken after its dots
-_ADDRESS = re.compile(r"https?://\w[^\s<>\"]*", re.IGNORECASE)
 _NAMES = {
     Severity.CRITICAL: ("critical finding", "critical findings"),
     Severity.WARNING: ("warning", "warnings"),
@@ -37,43 +31,97 @@ _NAMES = {
 }
 
 
+@dataclass(frozen=True)
+class Badge:
+    """A few words in a coloured frame; `tone` is a severity's value, "failed" or "skipped"."""
+
+    text: str
+    tone: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A table cell that is more than a value: with badges, a small second line, a bar for a share, a link.
+
+    `link` is the name of a section on the page, or an address; only http and https are linked.
+    """
+
+    text: str = ""
+    note: str = ""
+    link: str = ""
+    badges: Sequence[Badge] = ()
+    share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """A paragraph: a badge or a title in bold letters before it, a command after it."""
+
+    text: str = ""
+    title: str = ""
+    badge: Badge | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """What a reader may unfold below its title: facts, a table, or a text that keeps its lines."""
+
+    title: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    rows: Sequence[Row] = ()
+    text: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One instrument as the page shows it.
+    """One question and its answer: an instrument of a survey, a part of an analysis, an experiment of the gallery.
 
-    `state` is "done", "skipped" or "failed", `reason` says why it is not done; `svg` is an inline picture, `rows` the table
-    below it, `how` one paragraph on how it was measured, `cost` what it took beside what was expected. `svg` goes onto the
-    page as it is: it has to come from `plots.to_svg`.
+    `state` is "done", "skipped" or "failed", `reason` says why it is not done; `about` stands in small letters below the title,
+    `svg` is an inline picture with `notes` before it, `rows` the table below it, of which `shown` rows are seen at once, with
+    `more` notes and folds after it; `how` is one paragraph on how it was measured, `cost` what it took beside what was expected.
+    `svg` goes onto the page as it is: it has to come from `plots.to_svg`.
     """
 
     name: str
     title: str
-    question: str
+    question: str = ""
     state: str = "done"
     reason: str = ""
+    about: Sequence[Cell] = ()
     sentence: str = ""
     findings: Sequence[Finding] = ()
+    notes: Sequence[Note] = ()
     svg: str = ""
     figure_error: str = ""
     rows: Sequence[Row] = ()
+    shown: int = SHOWN
+    more: Sequence[Note | Fold] = ()
     how: str = ""
     cost: str = ""
     source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurveyPage:
-    """All the survey page shows. `facts` describe what was surveyed, `plan` is the table of expected and real costs,
-    `provenance` what somebody needs to repeat it, `made` the time of the survey (now by default). `kind` is what the page
-    calls itself, `part` what it calls that which a section stands for. Every text may come from a user: the template
-    escapes it."""
+class Page:
+    """All that a page shows. `findings` is None where a page has none by its nature; then `badges` sum it up.
+
+    `facts` describe what the page is about, with `notes` and `folds` after them; `contents` is a table that leads to the
+    sections, else their titles are listed; `plan` is the table of expected and real costs, `provenance` what somebody needs to
+    repeat it, `made` the time (now by default). `kind` is what the page calls itself, `part` what it calls that which a section
+    stands for. Every text may come from a user: the template escapes it.
+    """
 
     title: str
-    findings: Sequence[Finding]
+    findings: Sequence[Finding] | None = None
     sections: Sequence[Section]
-    facts: dict[str, str] = field(default_factory=dict)
+    badges: Sequence[Badge] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[Note] = ()
+    folds: Sequence[Fold] = ()
+    contents: Sequence[Row] = ()
     plan: Sequence[Row] = ()
-    provenance: dict[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
     kind: str = "survey"
     part: str = "instrument"
@@ -81,11 +129,11 @@ class SurveyPage:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as the page shows them: per column its name and its kind ("number", "word" or "text"), cells as texts."""
+    """Rows as the page shows them: per column its name and its kind ("number", "word" or "text"), and the cells."""
 
     columns: list[tuple[str, str]]
-    shown: list[list[str]]
-    folded: list[list[str]]
+    shown: list[list[Cell]]
+    folded: list[list[Cell]]
     left_out: int
 
 
@@ -96,15 +144,15 @@ class Part:
     section: Section
     anchor: str
     table: Table
-    badge: Severity | None
-    more: list[Finding]
+    badge: Badge | None
+    findings: list[Finding]
 
 
-def survey_html(page: SurveyPage) -> str:
+def page_html(page: Page) -> str:
     """The page as one self-contained text.
 
     >>> found = Finding(instrument="rate", severity=Severity.NOTE, sentence="The critical rate is 0.5.")
-    >>> text = survey_html(SurveyPage(title="my <net>", findings=[found], sections=[]))
+    >>> text = page_html(Page(title="my <net>", findings=[found], sections=[]))
     >>> "my &lt;net&gt;" in text, "The critical rate is 0.5." in text
     (True, True)
     """
@@ -112,71 +160,38 @@ def survey_html(page: SurveyPage) -> str:
 
     anchors = _anchors([section.name for section in page.sections])
     parts = [_part(section, anchor) for section, anchor in zip(page.sections, anchors, strict=True)]
-    findings = worst_first(page.findings)
+    findings = None if page.findings is None else worst_first(page.findings)
     return (
         environment()
-        .get_template("survey.html.j2")
+        .get_template("page.html.j2")
         .render(
             page=page,
             findings=findings,
-            counts=_counts(findings),
+            badges=page.badges or _counts(findings or ()),
             states=_states(page.sections, page.part),
             quiet=_quiet(page.sections),
             parts=parts,
             places={part.section.name: part for part in reversed(parts)},
-            plan=table_of(page.plan),
             made=page.made or datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=__version__,
             number=number,
-            pieces=pieces,
-            breakable=breakable,
+            table_of=table_of,
+            everything=MOST,
         )
     )
 
 
-def write_survey(page: SurveyPage, path: str | PathLike[str]) -> Path:
+def write_page(page: Page, path: str | PathLike[str]) -> Path:
     """Write the page; folders are made."""
     path = Path(path)
-    write_whole(path, survey_html(page).encode(errors="replace"))  # a file name need not be proper Unicode
+    write_whole(path, page_html(page).encode(errors="replace"))  # a file name need not be proper Unicode
     return path
 
 
-def slug(name: str) -> str:
-    """A name as part of an anchor: nothing but small letters, digits and hyphens.
-
-    >>> slug("Learning rate_2"), slug('"><script>'), slug("λ")
-    ('learning-rate-2', 'script', 'part')
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "part"
-
-
-def pieces(text: str) -> list[tuple[str, str]]:
-    """A text cut into (words, address) with an empty address where nothing is linked; only http and https become links.
-
-    >>> pieces("see https://a.org/b.")
-    [('see ', ''), ('https://a.org/b', 'https://a.org/b'), ('.', '')]
-    >>> pieces("javascript:alert(1)")
-    [('javascript:alert(1)', '')]
-    """
-    found: list[tuple[str, str]] = []
-    end = 0
-    for match in _ADDRESS.finditer(text):
-        address = _without_the_stop(match.group())
-        found += [(text[end : match.start()], ""), (address, address)]
-        end = match.start() + len(address)
-    return [piece for piece in [*found, (text[end:], "")] if piece[0]]
-
-
-def breakable(text: Any) -> Markup:
-    """The text escaped, long names with places where a line may end: a name cut in mid-word is hard to read.
-
-    >>> str(breakable("<b> blocks.11.attention.query_projection"))
-    '&lt;b&gt; blocks.<wbr>11.<wbr>attention.<wbr>query_<wbr>projection'
-    """
-    from markupsafe import Markup, escape
-
-    words = [re.split(r"(?<=[./_\\:-])", word) if len(word) >= _LONG else [word] for word in re.split(r"(\s+)", str(text))]
-    return Markup("").join(Markup("<wbr>").join(escape(part) for part in word if part) for word in words)
+def provenance_of(result: Result) -> dict[str, str]:
+    """What somebody needs to repeat a measurement, as a page shows it."""
+    facts = asdict(result.provenance) | ({} if result.seed is None else {"seed": result.seed})
+    return {name: str(value) for name, value in facts.items()}
 
 
 def table_of(rows: Sequence[Row], shown: int = SHOWN) -> Table:
@@ -184,7 +199,7 @@ def table_of(rows: Sequence[Row], shown: int = SHOWN) -> Table:
     kept = list(rows[:MOST])
     names = list(dict.fromkeys(name for row in kept for name in row))
     values = {name: [_plain(row.get(name)) for row in kept] for name in names}
-    cells = {name: [cell(value) for value in values[name]] for name in names}
+    cells = {name: [_cell(value) for value in values[name]] for name in names}
     lines = [[cells[name][i] for name in names] for i in range(len(kept))]
     cut = len(lines) if len(lines) <= shown + SPARE else shown
     columns = [(str(name).replace("_", " "), _kind(values[name], cells[name])) for name in names]
@@ -232,18 +247,15 @@ def _plain(value: Any) -> Any:
     return value.tolist() if math.prod(shape) <= _FEW else " × ".join(map(str, shape)) + " numbers"
 
 
-def _kind(values: Sequence[Any], cells: Sequence[str]) -> str:
+def _cell(value: Any) -> Cell:
+    return value if isinstance(value, Cell) else Cell(text=cell(value))
+
+
+def _kind(values: Sequence[Any], cells: Sequence[Cell]) -> str:
     there = [value for value in values if value is not None]
     if there and all(isinstance(value, Real) and not isinstance(value, bool) for value in there):
         return "number"
-    return "word" if all(len(text) <= _WORD for text in cells) else "text"
-
-
-def _without_the_stop(address: str) -> str:
-    """The address without what ends the sentence around it; a bracket stays where it was opened inside."""
-    while address[-1] in ".,;:!?'" or (address[-1] == ")" and address.count(")") > address.count("(")):
-        address = address[:-1]
-    return address
+    return "word" if all(max(len(c.text), len(c.note)) <= _WORD and len(c.badges) < 2 for c in cells) else "text"
 
 
 def _anchors(names: Iterable[str]) -> list[str]:
@@ -261,19 +273,22 @@ def _anchors(names: Iterable[str]) -> list[str]:
 
 def _part(section: Section, anchor: str) -> Part:
     findings = worst_first(section.findings)
-    badge = findings[0].severity if findings else None
-    more = [finding for finding in findings if finding.sentence != section.sentence]
-    return Part(section, anchor, table_of(section.rows), badge, more)
+    if section.state in ("failed", "skipped"):
+        badge: Badge | None = Badge(section.state, section.state)
+    else:
+        badge = _badge(findings[0].severity) if findings else None
+    further = [finding for finding in findings if finding.sentence != section.sentence]
+    return Part(section, anchor, table_of(section.rows, section.shown), badge, further)
 
 
-def _counts(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    """Per severity that occurs, worst first: its name and a phrase such as "2 warnings"."""
-    counts = []
-    for severity, (one, many) in _NAMES.items():
-        count = sum(finding.severity is severity for finding in findings)
-        if count:
-            counts.append((severity.value, f"{count} {one if count == 1 else many}"))
-    return counts
+def _badge(severity: Severity) -> Badge:
+    return Badge(severity.value, severity.value)
+
+
+def _counts(findings: Sequence[Finding]) -> list[Badge]:
+    """Per severity that occurs, worst first, a phrase such as "2 warnings"."""
+    counts = {severity: sum(finding.severity is severity for finding in findings) for severity in _NAMES}
+    return [Badge(f"{n} {_NAMES[severity][n > 1]}", severity.value) for severity, n in counts.items() if n]
 
 
 def _states(sections: Sequence[Section], part: str) -> str:

@@ -1,4 +1,4 @@
-"""Two-class samples for the sweeps: balanced, scaled, disjoint, and honest about where they come from."""
+"""Two-class samples of the lab: balanced, scaled, disjoint, and honest about where they come from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_missing_files_are_an_error_or_a_stand_in(tmp_path, monkeypatch):
     assert two_classes("ag_news", 10, 10, side=8, source="either").origin == "generated images"
 
 
-def test_what_cannot_be_had_is_refused():
+def test_unknown_sets_and_too_many_points_are_refused():
     with pytest.raises(ValueError, match="mnist, cifar10"):
         two_classes("imagenet", 10, 10, side=8, source="stand-in")
     with pytest.raises(ValueError, match="too few to train on 400"):
