@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from theodolite.experiments import names
+from theodolite.experiments import get, names
 from theodolite.runners import Computations
 from theodolite.testing import ExperimentContract
 
@@ -47,9 +47,15 @@ def _shared_computations(tmp_path_factory):
     ExperimentContract.computations = Computations(tmp_path_factory.getbasetemp().parent / "computations")
 
 
+def title(name: str) -> str:
+    """`TestFigureB5_of_catapult_Line`: figures of one study stay on one worker, see `tests/conftest.py`."""
+    chapter, _, figure = name.partition("/")
+    words = "".join(part.capitalize() for part in figure.replace(".", "-").split("-"))
+    return f"Test{words}_of_{chapter.replace('-', '_')}_{type(get(name).study).__name__}"
+
+
 for _name in names():
-    _title = "Test" + "".join(part.capitalize() for part in _name.replace("/", "-").replace(".", "-").split("-"))
-    globals()[_title] = type(_title, (ExperimentContract,), {"id": _name})
+    globals()[title(_name)] = type(title(_name), (ExperimentContract,), {"id": _name})
 
 
 def test_there_are_experiments():
