@@ -15,14 +15,9 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import os
 import warnings
 from pathlib import Path
 from typing import Any
-
-# Matrix kernels must not depend on where a matrix starts in memory: replicas of a fleet that see equal data stay bitwise equal.
-# MKL reads this before its first product; it costs no measurable time.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 __version__ = "0.1.0"
 

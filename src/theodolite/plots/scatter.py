@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 
+from theodolite.measures.fits import log_log_fit
 from theodolite.plots.axes_style import (
     check_log,
     label_axes,
@@ -207,18 +208,13 @@ def power_law(x: Any, y: Any) -> PowerLaw:
     if len(x) != len(y):
         raise ValueError(f"x and y must have the same length. Got {len(x)} and {len(y)}.")
     keep = finite(x) & finite(y) & positive(x) & positive(y)
-    u, v = np.log(x[keep]), np.log(y[keep])
-    n = len(u)
-    if n < 2 or not np.ptp(u) > 0:
+    n = int(keep.sum())
+    if n < 2 or not np.ptp(x[keep]) > 0:
         raise ValueError(f"A power law needs two different positive x with positive y. Got {n} usable of {len(x)} points.")
-    du, dv = u - u.mean(), v - v.mean()
-    squares = float(du @ du)
-    exponent = float(du @ dv) / squares
-    rest = float(np.square(dv - exponent * du).sum())
-    scatter = math.sqrt(rest / (n - 2)) if n > 2 else math.nan
+    found = log_log_fit(x[keep], y[keep])
     with np.errstate(over="ignore"):
-        prefactor = float(np.exp(v.mean() - exponent * u.mean()))
-    return PowerLaw(exponent, scatter / math.sqrt(squares), prefactor, scatter, n, len(x) - n)
+        prefactor = float(np.exp(found.intercept))
+    return PowerLaw(found.slope, found.stderr, prefactor, found.scatter, n, len(x) - n)
 
 
 def log_log(

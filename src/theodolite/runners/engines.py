@@ -216,6 +216,9 @@ def limited_threads(threads: int) -> Iterator[None]:
 
 
 def _serial(task: Task, jobs: Sequence[Job], engine: Engine) -> Performed:
+    from theodolite.training.matrix_products import fix_matrix_products
+
+    fix_matrix_products()  # as in a worker process, where this one has not begun to multiply
     for index, job in enumerate(jobs):
         yield perform(task, index, job, engine.threads)
 
@@ -237,9 +240,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def thread_limits(threads: int) -> dict[str, str]:
-    """Environment of a worker process; only what stands there before torch is imported binds all of its libraries."""
-    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+def worker_environment(threads: int) -> dict[str, str]:
+    """Environment of a worker process; only what stands there before torch is imported binds all of its libraries.
+
+    Numbers of a job must not depend on what the worker computed before: matrix products do not depend on memory.
+    """
+    from theodolite.training.matrix_products import VARIABLE, WANTED
+
+    limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return {**limits, VARIABLE: os.environ.get(VARIABLE, WANTED)}
 
 
 ENGINES: dict[str, Callable[[Task, Sequence[Job], Engine], Performed]] = {"serial": _serial, "joblib": _joblib, "ray": _ray}

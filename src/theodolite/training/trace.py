@@ -10,6 +10,9 @@ from torch import Tensor
 
 from theodolite.results import Outcome, Result, Row
 
+# `Trace`: what a training run did, step by step.
+
+
 Column = tuple[float | None, ...]
 
 
@@ -89,6 +92,7 @@ class FleetTrace(Result):
     test_loss, test_accuracy : (R, M), None without test data (accuracy: without labels).
     checkpoints : parameters and buffers of all replicas, (R, *shape) by name, after so many steps; see `state`.
     final_loss : (R,), on the whole data after the last step, None where it was not asked for.
+    matrix_products : whether products depended on where matrices lie in memory; empty where equal bits were not asked for.
     """
 
     loss: Tensor
@@ -105,6 +109,7 @@ class FleetTrace(Result):
     test_loss: Tensor | None = None
     test_accuracy: Tensor | None = None
     final_loss: Tensor | None = None
+    matrix_products: str = ""
 
     @property
     def replicas(self) -> int:

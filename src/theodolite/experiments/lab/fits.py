@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from statistics import linear_regression
+
+from theodolite.measures.fits import log_log_fit
 
 
 def log_log_slope(x: Iterable[float], y: Iterable[float]) -> float:
@@ -13,4 +13,4 @@ def log_log_slope(x: Iterable[float], y: Iterable[float]) -> float:
     >>> round(log_log_slope([1, 2, 4], [3, 12, 48]), 9)
     2.0
     """
-    return linear_regression([math.log(value) for value in x], [math.log(value) for value in y]).slope
+    return log_log_fit([*x], [*y]).slope

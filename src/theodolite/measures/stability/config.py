@@ -21,6 +21,7 @@ from theodolite.measures.stability.training_pairs import Bench, Recipe, example_
 from theodolite.problem.weighting import IGNORED
 from theodolite.text import nearest
 from theodolite.training import Fleet
+from theodolite.training.matrix_products import fix_matrix_products
 
 Stopping = Literal["updates", "epochs", "train_loss"]
 STOPPING: tuple[Stopping, ...] = ("updates", "epochs", "train_loss")
@@ -272,6 +273,7 @@ def settings_of(
         "batchnorm": config.batchnorm,
         "check_steps": config.check_steps,
         "threads": torch.get_num_threads(),
+        "matrix_products": fix_matrix_products(),
     }
     return {name: plain(value) for name, value in found.items()}
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from theodolite.arguments import choice
+from theodolite.measures.fits import straight_line
 from theodolite.results import Outcome, Result, Row
 
 Array = NDArray[np.float64]
@@ -178,12 +179,10 @@ def raw_least_squares(t: Array, g: Array) -> tuple[Array, Array, Array]:
     enough = weight.sum(1) > 1
     weight[~enough] = 1.0
     logs = np.log(np.where((g > 0) & enough[:, None], g, 1.0))
-    count = np.maximum(weight.sum(1), 1.0)
-    shift, mean_t = (weight * logs).sum(1) / count, (weight * t).sum(1) / count
-    away = weight * (t - mean_t[:, None])
-    slope = (away * logs).sum(1) / np.maximum((away * away).sum(1), 1e-300)
+    shift = (weight * logs).sum(1) / np.maximum(weight.sum(1), 1.0)
+    slope, start = straight_line(t, logs, weight)
     y = weight * np.exp(np.where(weight > 0, logs - shift[:, None], 0.0))  # geometric mean 1
-    c, b, settled = _descend(t, y, weight, -slope * mean_t, slope)
+    c, b, settled = _descend(t, y, weight, start - shift, slope)
     found = enough & settled
     return np.where(found, c + shift, math.nan), np.where(found, b, math.nan), np.where(enough, slope, math.nan)
 

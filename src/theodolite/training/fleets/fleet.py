@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import either, integer
+from theodolite.arguments import also_called, either, integer
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -34,8 +34,12 @@ from theodolite.training.fleets.route_selection import Choice, RouteName, choose
 from theodolite.training.fleets.routes import Gradient, LoopRoute, Route
 from theodolite.training.fleets.run import FleetRun, ReplicaStack, Rules, Stop
 from theodolite.training.fleets.state import Factory, Stack, stack_replicas
+from theodolite.training.matrix_products import fix_matrix_products
 from theodolite.training.schedules import Schedule, as_schedule
 from theodolite.training.trace import FleetTrace
+
+# What the arguments of a fleet mean, checked.
+
 
 AnySchedule = Schedule | Mapping[int, float] | float | None
 Factors = Callable[[int], float | Tensor]  # step -> one factor for all replicas, or (R,)
@@ -105,9 +109,6 @@ def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[in
     return set(when)
 
 
-# `Fleet`: many replicas of one architecture, trained as one vectorised program.
-
-
 #: Bytes that the replicas computed at once may take beside their weights.
 MEMORY = 2.0**32
 
@@ -123,7 +124,7 @@ class Fleet:
     loss : `(output, target) -> scalar` of one replica, or None for models that return their own `.loss`.
     optimizer : `"sgd"`, `"adam"`, `"adamw"`, a function of the parameters that makes one of these torch optimizers, or a rule
         with `columns` and `step`.
-    rate : learning rate, one for all or one per replica; None where the torch optimizer brings it.
+    rate : (or `lr`) learning rate, one for all or one per replica; None where the torch optimizer brings it.
     momentum, dampening, nesterov, weight_decay, betas, eps : as in torch; None keeps its default.
     mode : `"train"` or `"eval"`, the mode of the modules in training steps. Tests run in eval mode.
     route : `"vmap"` for all replicas at once, `"loop"` for one after the other, `"auto"` for the loop where vmap refuses the
@@ -132,12 +133,14 @@ class Fleet:
         gradient than autograd's; default is the module's method `fleet_gradient(parameters, buffers, batch, loss)`, if any.
     memory : bytes for activations, gradients and samples of the replicas that are computed at once; a larger fleet takes its
         steps chunk by chunk. Weights and optimizer state of all replicas come on top.
-    bitwise : insist that replicas which see equal data stay bitwise equal. It is tried before the first step; where the
-        vectorised program does not keep it, each replica runs alone in the same place of memory.
+    bitwise : insist that replicas which see equal data stay bitwise equal. MKL is asked for products that do not depend on where
+        a matrix lies in memory, which it grants before its first product in this process; that is said in
+        `FleetTrace.matrix_products`. Equal bits are then tried before the first step; where the vectorised program does not
+        keep them, each replica runs alone in the same place of memory, and `FleetTrace.cost` says so.
 
     Numbers agree with a plain loop to rounding. A replica never depends on its neighbours: one that diverges is frozen and
-    leaves them bitwise intact. Replicas that see equal data stay bitwise equal as long as matrix kernels do not depend on where
-    a matrix starts in memory; importing theodolite before the first matrix product sees to that (`MKL_CBWR=AUTO,STRICT`).
+    leaves them bitwise intact. Whether replicas that see equal data stay bitwise equal depends on the matrix kernels, unless
+    `bitwise` insists on it.
 
     >>> x = torch.ones(1, 1)
     >>> fleet = Fleet(lambda seed: nn.Linear(1, 1, bias=False), [0, 0, 0], loss=nn.MSELoss(), rate=[0.25, 0.5, 2.0])
@@ -146,6 +149,7 @@ class Fleet:
     (torch.Size([3, 40]), (None, None, 9))
     """
 
+    @also_called(lr="rate")
     def __init__(
         self,
         factory: Factory,
@@ -171,6 +175,7 @@ class Fleet:
         if not memory > 0:
             raise ValueError(f"memory must be a positive number of bytes. Got {memory!r}.")
         self._memory, self._bitwise = memory, bitwise
+        self._matrix_products = fix_matrix_products() if bitwise else ""  # before the factory multiplies anything
         self.seeds = as_seeds("seeds", range(int(seeds)) if isinstance(seeds, int | Integral) else seeds)
         self.loss, self.target, self._want = loss, target, route
         state = stack_replicas(factory, self.seeds)
@@ -308,6 +313,7 @@ class Fleet:
             checkpoints=log.kept,
             final_loss=final,
             outcome=Outcome.DIVERGED if bool(self._lost.all()) else Outcome.FINISHED,
+            matrix_products=self._matrix_products,
             cost=Cost(time.perf_counter() - began, choice.route.name, notes=choice.notes),
         )
         self._epochs += -(-taken // feed.batches)

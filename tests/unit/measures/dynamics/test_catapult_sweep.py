@@ -10,11 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 import theodolite as th
-from theodolite.experiments.catapult import critical_rate, sweeping, top_eigenvector
-from theodolite.experiments.catapult.best_loss import Figure34
-from theodolite.experiments.catapult.critical_rate import CriticalRate
-from theodolite.experiments.catapult.sweeping import NAMES
-from theodolite.experiments.catapult.top_eigenvector import FigureB2, FigureB3
+from theodolite.experiments.catapult import kernels, sweeps, top_eigenvector
 from theodolite.measures.dynamics.sweep import kernel_norm
 from theodolite.measures.quadratic_models import GatedBilinear
 from theodolite.models import ntk_cnn, ntk_fcn
@@ -285,32 +281,39 @@ def test_the_search_leaves_the_model_as_found_and_refuses_what_makes_no_bracket(
 
 def test_check_15_networks_and_their_twins_below_and_above_the_critical_rate():
     """Two-layer network of width 512 on digits. Measured: f and f_quad are 0.8 and 1.1 % from f_lin, and all seeds gain."""
-    p = sweeping.Params(
-        width=512, channels=1, n=64, n_test=150, steps=100, every=10, side=8, source="stand-in", ratios=(0.4, 0.8, 1.2, 1.5)
-    )
-    experiment = Figure34()
-    rows = list(experiment.run(next(iter(experiment.jobs(p)))))
-    assert sweeping.linear_diverges(rows) == 1.0
+    study = sweeps.sweep(sweeps.MNIST)
+    p = study.parameters("tiny").but(width=512, n=64, steps=100, ratios=(0.4, 0.8, 1.2, 1.5))
+    (job,) = study.jobs(p)
+    rows = list(study.run(job))
+    assert sweeps.diverging(rows) == 1.0
     for model in ("network", "quadratic"):
-        assert sweeping.apart(model)(rows) < 0.05, NAMES[model]
-        assert sweeping.converges(model)(rows) == 1.0
-        assert sweeping.seeds_that_gain(model)(rows) >= 2 / 3 - 1e-9
+        assert sweeps.distance(rows, model) < 0.05, sweeps.NAMES[model]
+        assert sweeps.converging(model, 1.5)(rows) == 1.0
+        assert sweeps.seeds_that_gain(rows, model) >= 2 / 3 - 1e-9
 
 
-@pytest.mark.parametrize("figure", [FigureB2, FigureB3])
+def test_figures_that_show_a_panel_again_share_its_runs():
+    by_accuracy = (sweeps.FigureB5, sweeps.FigureB6, sweeps.FigureB7)
+    for size in ("tiny", "laptop", "paper"):
+        again = [job for figure in by_accuracy for job in figure().chosen_jobs(size)]
+        assert again == sweeps.Figure34().chosen_jobs(size)
+    assert {figure.study.name for figure in (sweeps.Figure34, *by_accuracy)} == {"catapult.Sweep"}
+
+
+@pytest.mark.parametrize("figure", [top_eigenvector.FigureB2, top_eigenvector.FigureB3])
 def test_check_16_what_leaves_linear_dynamics_is_positive_along_the_top_eigenvector(figure):
-    experiment = figure()
-    jobs = [job for job in experiment.jobs(experiment.parameters("tiny")) if job["panel"] in (0, 2)]  # one of each architecture
-    rows = [row for job in jobs for row in experiment.run(job)]
-    assert top_eigenvector.smallest_while_large("rho_f")(rows) > 0
-    assert top_eigenvector.smallest_while_large("rho_K")(rows) > 0
+    jobs = [job for job in figure().chosen_jobs("tiny") if job["data"] == "cifar10"]
+    assert [job["architecture"] for job in jobs] == ["fc", "cnn"]
+    rows = [row for job in jobs for row in figure.study.run(job)]
+    assert top_eigenvector.while_large("rho_f")(rows) > 0
+    assert top_eigenvector.while_large("rho_K")(rows) > 0
     assert top_eigenvector.share_at_peak(rows) > 0.9
 
 
 def test_check_17_the_two_critical_rates_agree_for_wide_networks():
-    experiment = CriticalRate()
+    experiment = kernels.CriticalRate()
     rows = [experiment.run(job) for job in experiment.jobs(experiment.parameters("tiny"))]
     assert {row["seed"] for row in rows} == {0, 1, 2}
-    found = [critical_rate.distance(rows, width) for width in (128, 512, 2048)]
+    found = kernels.distances(rows)
     assert found[0] > found[1] > found[2]
     assert found[2] <= 0.1
