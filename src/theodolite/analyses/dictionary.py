@@ -40,6 +40,8 @@ COMMON = 0.5  # share of the energy that the mean signal holds, from which it ma
 OWN = 1.25  # held-out over training error from which a dictionary fits its own signals
 FALLING = 0.02  # relative fall of the loss over the last tenth of the passes: not at rest
 
+Found = Mapping[str, list[Finding]]
+
 
 def dictionary_findings(study: DictionaryStudy) -> list[Finding]:
     """The findings of a study, on its main dictionary and, where both objectives were tried, on their difference."""
@@ -267,9 +269,6 @@ def _data(study: DictionaryStudy) -> list[Finding]:
             _found("learning", Severity.NOTE, "zero signals", sentence, quantity="zero signals", value=float(study.zeros))
         )
     return found
-
-
-Found = Mapping[str, list[Finding]]
 
 
 def dictionary_page(

@@ -40,6 +40,13 @@ LABELS: dict[str, tuple[Severity, ...]] = {
     "not checked": (Severity.WARNING,),
 }
 
+Reduce = Callable[[list[float]], float]
+_STOPPED = {
+    "updates": "a fixed number of updates, the same for all sizes",
+    "epochs": "a fixed number of epochs: larger sets take more updates",
+    "train_loss": "when the mean batch loss over an epoch has reached the target",
+}
+
 
 def stability_findings(result: StabilityResult, places: Sequence[int] | None = None) -> list[Finding]:
     """The findings of a study, of its first seed-trial where there are several.
@@ -274,15 +281,6 @@ def _checks(result: StabilityResult) -> list[Finding]:
         f"{len(result.checks)} measurements. The numbers are no chaos of rounding."
     )
     return [_found("repeatable", Severity.GOOD, "repeatable", text)]
-
-
-Reduce = Callable[[list[float]], float]
-
-_STOPPED = {
-    "updates": "a fixed number of updates, the same for all sizes",
-    "epochs": "a fixed number of epochs: larger sets take more updates",
-    "train_loss": "when the mean batch loss over an epoch has reached the target",
-}
 
 
 def stability_page(result: StabilityResult, findings: Sequence[Finding], name: str, facts: Mapping[str, str]) -> Page:

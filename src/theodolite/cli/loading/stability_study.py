@@ -42,6 +42,11 @@ RATE = 0.1  # of SGD where none is named
 HELD_OUT = 0.2  # share of data without a test part
 EXAMPLES = 10_000  # on which the models of a pair are compared, at most
 
+SIZES, LARGEST = 4, 0.8  # default: so many sizes, each twice the one before, up to this share of the pool
+TRIED, MOST_TRIED, LONG_ENOUGH = 2, 200, 0.3  # steps that the estimate is made of, and seconds they should take
+_TENSORS = ("alphas", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+_NUMBERS = ("train_samples", "test_samples", "barrier_train_error", "barrier_test_error", "batchnorm", "forward_passes", "chance")
+
 
 @dataclass(frozen=True)
 class StudyOptions:
@@ -297,13 +302,6 @@ def _optimizer(options: StudyOptions, subject: Subject) -> tuple[Any, dict[str, 
     if rate is None and _is_known(text) and not kind.startswith("adam") and "lr=" not in text.replace(" ", ""):
         rate = RATE
     return partial(make_optimizer, text, lr=rate), given
-
-
-SIZES, LARGEST = 4, 0.8  # default: so many sizes, each twice the one before, up to this share of the pool
-TRIED, MOST_TRIED, LONG_ENOUGH = 2, 200, 0.3  # steps that the estimate is made of, and seconds they should take
-
-_TENSORS = ("alphas", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
-_NUMBERS = ("train_samples", "test_samples", "barrier_train_error", "barrier_test_error", "batchnorm", "forward_passes", "chance")
 
 
 @dataclass(frozen=True)

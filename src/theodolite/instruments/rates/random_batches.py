@@ -19,6 +19,11 @@ from theodolite.results import Finding, Row, Severity, number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: Size of random batches where the data comes as one batch.
+USUAL = 32
+#: Share of batches from which on the loss rises more often than it falls.
+MOST = 0.5
+
 
 class Noise(Instrument):
     name = "noise"
@@ -128,12 +133,6 @@ def _against(context: SurveyContext, result: GradientNoise) -> str:
     ratio = result.noise_scale / size
     word = "noise wins" if ratio > 2 else "signal wins" if ratio < 0.5 else "both count"
     return f", {ratio:.2g} times your batches of {size} ({word})"
-
-
-#: Size of random batches where the data comes as one batch.
-USUAL = 32
-#: Share of batches from which on the loss rises more often than it falls.
-MOST = 0.5
 
 
 class Spikes(Instrument):
