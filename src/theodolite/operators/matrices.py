@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Literal
 
 from theodolite.arguments import choice
 from theodolite.operators.base import LinearOperator
@@ -22,22 +22,12 @@ ON_PARAMETERS: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hess
 MATRICES: dict[str, Callable[[Problem], LinearOperator]] = {**ON_PARAMETERS, "kernel": tangent_kernel_operator}
 
 
-def matrix_name(by: str, matrix: str | None = None) -> MatrixName:
-    """The name of the chosen matrix: `matrix` where it is given, `by` (its other name) else.
+def check_matrix_or_none(name: str | None) -> None:
+    """Refuse what names no matrix, for functions that choose one themselves where they are given None.
 
-    >>> matrix_name("hessian"), matrix_name("hessian", "kernel")
-    ('hessian', 'kernel')
-    >>> matrix_name("hesian")
+    >>> check_matrix_or_none("fisher")
     Traceback (most recent call last):
-    ValueError: by must be one of 'hessian', 'gauss_newton', 'kernel'. Got 'hesian'; did you mean 'hessian'?
+    ValueError: by must be 'kernel', 'gauss_newton', 'hessian' or None. Got 'fisher'.
     """
-    choice(*(("by", by) if matrix is None else ("matrix", matrix)), MATRICES)
-    return cast(MatrixName, by if matrix is None else matrix)
-
-
-def matrix_name_or_none(by: str | None, matrix: str | None = None) -> MatrixName | None:
-    """The same where None leaves the choice to the function."""
-    chosen = by if matrix is None else matrix
     names = ("kernel", "gauss_newton", "hessian")
-    choice("by" if matrix is None else "matrix", chosen, (*names, None), wanted=f"{quoted(names)} or None")
-    return cast(MatrixName | None, chosen)
+    choice("by", name, (*names, None), wanted=f"{quoted(names)} or None")

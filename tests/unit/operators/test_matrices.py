@@ -55,7 +55,7 @@ def test_tracking_takes_a_name_or_a_function(problem):
 def test_an_unknown_name_is_refused_with_the_nearest(problem):
     with pytest.raises(ValueError, match=r"by must be one of .*'kernel'. Got 'hesian'; did you mean 'hessian'"):
         th.critical_learning_rate(problem, by="hesian")
-    with pytest.raises(ValueError, match=r"matrix must be one of"):
+    with pytest.raises(ValueError, match=r"by must be one of"):
         th.critical_learning_rate(problem, matrix="fisher")
     with pytest.raises(ValueError, match=r"by must be 'kernel', 'gauss_newton', 'hessian' or None. Got 'fisher'"):
         batch_critical_rates(problem, batch_size=2, by="fisher")

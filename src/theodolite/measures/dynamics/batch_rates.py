@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from theodolite.arguments import also_called
 from theodolite.errors import BatchCoupledError
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.spikes import Proportion
@@ -18,7 +19,7 @@ from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_
 from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, require_problem
 from theodolite.operators import as_operator, tangent_kernel
-from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, matrix_name_or_none
+from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Batch, Problem
 from theodolite.problem.sampling import merge
 from theodolite.results import Cost, Outcome, Result, Row, number
@@ -73,6 +74,7 @@ class BatchCriticalRates(Result):
         return f"{spread}; the rate {self.rate:.4g} exceeds that of {share} of the batches."
 
 
+@also_called(matrix="by")
 def batch_critical_rates(
     problem: Problem,
     *,
@@ -81,7 +83,6 @@ def batch_critical_rates(
     batches: int = 200,
     own: bool = False,
     by: MatrixName | None = None,
-    matrix: MatrixName | None = None,
     seed: int = 0,
 ) -> BatchCriticalRates:
     """The critical learning rate of random batches at the current weights.
@@ -95,8 +96,8 @@ def batch_critical_rates(
     batch_size : None means the size of the problem's own batches, where it has several.
     batches : how many are drawn, each without replacement.
     own : measure the problem's own batches as they are instead, `batches` of them at most, chosen at random.
-    matrix, by : two names for one choice, "kernel", "gauss_newton" or "hessian"; None takes the kernel where that is possible
-        and the Gauss-Newton matrix else.
+    by : (or `matrix`) "kernel", "gauss_newton" or "hessian"; None takes the kernel where that is possible and the Gauss-Newton
+        matrix elsewhere.
 
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
     >>> x = torch.tensor([[1.0], [1.0], [1.0], [2.0]]).double()
@@ -107,7 +108,7 @@ def batch_critical_rates(
     ([0.25, 1.0], True)
     """
     require_problem(problem, "batch_critical_rates")
-    by = matrix_name_or_none(by, matrix)
+    check_matrix_or_none(by)
     if batches < 1:
         raise ValueError(f"batches must be at least 1. Got {batches!r}.")
     began = time.perf_counter()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from theodolite.arguments import also_called, choice
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.dynamics.trials import run_trial
@@ -25,7 +26,7 @@ from theodolite.operators import (
     tangent_kernel_operator,
 )
 from theodolite.operators.algebra import DiagonalOperator
-from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, matrix_name
+from theodolite.operators.matrices import MATRICES, ON_PARAMETERS, MatrixName
 from theodolite.problem import Problem
 from theodolite.results import Cost, Result, Row
 
@@ -100,11 +101,11 @@ class CriticalRate(Result):
         return f" Theory for wide models: it still converges up to {self.window[1]:.3g}; trial=True measures it."
 
 
+@also_called(matrix="by")
 def critical_learning_rate(
     problem: Problem,
     *,
     by: MatrixName = "hessian",
-    matrix: MatrixName | None = None,
     optimizer: Optimizer | None = None,
     trial: bool = False,
     population: int | None = None,
@@ -122,9 +123,9 @@ def critical_learning_rate(
 
     Parameters
     ----------
-    matrix, by : two names for the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent
-        kernel and c the curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half
-        of it.
+    by : (or `matrix`) the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel
+        and c the curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of
+        it.
     optimizer : the optimizer as it stands; None means plain gradient descent.
     trial : look for rates above the edge at which training still converges, by short runs on a copy, unless the loss is
         quadratic.
@@ -140,7 +141,7 @@ def critical_learning_rate(
     (0.222222, (), '2/λ')
     """
     require_problem(problem, "critical_learning_rate")
-    by = matrix_name(by, matrix)
+    choice("by", by, MATRICES)
     began = time.perf_counter()
     law = stability_law(optimizer, problem)
     op, rule = _edge(problem, by, law, operator)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from theodolite.arguments import also_called
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.regimes import BLOWN_UP_QUADRATIC, Word, classify_run
@@ -20,7 +21,7 @@ from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import require_problem
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
 from theodolite.operators import tangent_kernel_operator
-from theodolite.operators.matrices import MatrixName, matrix_name_or_none
+from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 from theodolite.problem import Problem
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
@@ -72,6 +73,7 @@ def _span(ratios: list[float]) -> str:
     return f"at {ratios[0]:.3g}" if len(set(ratios)) == 1 else f"from {min(ratios):.3g} to {max(ratios):.3g}"
 
 
+@also_called(matrix="by")
 def catapult_sweep(
     problem: Problem,
     rates: Sequence[float] | None = None,
@@ -85,7 +87,6 @@ def catapult_sweep(
     batch_size: int | None = None,
     every: int = 1,
     by: MatrixName | None = None,
-    matrix: MatrixName | None = None,
     twins: dict[str, Callable[[nn.Module], nn.Module]] | None = None,
     progress: bool | None = None,
 ) -> CatapultSweep:
@@ -99,7 +100,8 @@ def catapult_sweep(
     seeds : how many initialisations, or which; seed 0 is the model as it is, others draw its layers' weights anew, and
         `factory` (seed -> model) replaces all of them.
     test : (inputs, targets) for the best test loss and accuracy, looked at every `every` steps.
-    matrix, by : how the critical rate is measured; None means by the kernel for a squared loss and by the Hessian otherwise.
+    by : (or `matrix`) how the critical rate is measured; None means by the kernel for a squared loss and by the Hessian
+        otherwise.
     twins : replaces how a kind of model is made from the network, for instance {"quadratic": a form of it known in closed form}.
 
     >>> model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)).double()
@@ -121,7 +123,8 @@ def catapult_sweep(
     kinds = {**_TWINS, **(twins or {})}
     make = reseeded(problem) if factory is None else factory
     chosen = seed_list(seeds)  # type: ignore[arg-type]
-    by = matrix_name_or_none(by, matrix) or ("hessian" if squared_loss_curvature(problem) is None else "kernel")
+    check_matrix_or_none(by)
+    by = by or ("hessian" if squared_loss_curvature(problem) is None else "kernel")
     with counting("critical rates", progress=progress, total=len(chosen)) as advance:
         starts = {seed: _Start(problem, make, seed, by, advance) for seed in chosen}
     critical = {seed: start.critical for seed, start in starts.items()}
