@@ -19,7 +19,7 @@ from theodolite.experiments.catapult_features.panels import draw_parts
 from theodolite.experiments.catapult_features.samples import points
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.measures.dynamics import critical_learning_rate, spike_events
-from theodolite.monitors.multi_catapult import MultiCatapult
+from theodolite.monitors.rates.multi_catapult import MultiCatapult
 from theodolite.problem import Problem
 from theodolite.results import Row
 

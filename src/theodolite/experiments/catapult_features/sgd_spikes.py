@@ -22,7 +22,7 @@ from theodolite.experiments.catapult_features.panels import (
     spikes_per_run,
 )
 from theodolite.experiments.claims import Claim, Reported
-from theodolite.monitors.rate_schedules import cyclical_rate
+from theodolite.monitors.rates.critical_rate import cyclical_rate
 from theodolite.results import Row
 
 #: Loss on all points at which a run stops.
