@@ -17,9 +17,9 @@ from memory import usage
 from theodolite import data as data_sets
 from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors import AnchorProbe
-from theodolite.measures.anchors.heads import call
+from theodolite.measures.anchors.probing.heads import call
 from theodolite.models import gpt, stories260k_from
-from theodolite.models.gguf import load_gguf, smollm2_file
+from theodolite.models.pretrained import load_gguf, smollm2_file
 
 
 @dataclass(frozen=True)

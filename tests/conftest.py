@@ -7,10 +7,14 @@ import re
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Equal bits are asserted of fleets in any order of the tests; MKL can be asked for them before its first product only.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 

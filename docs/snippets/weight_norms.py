@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import theodolite as th
-from theodolite.instruments import Instrument, Site, Work
+from theodolite.instruments import Instrument, SurveyContext, Work
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -31,21 +31,21 @@ class Norms(Instrument):
     how = "The Euclidean norm of each parameter, as it stands."
     source = "Arithmetic."
 
-    def applies(self, site: Site) -> str:
-        return "" if len(site.problem.names) > 1 else "there is only one parameter"
+    def applies(self, context: SurveyContext) -> str:
+        return "" if len(context.problem.names) > 1 else "there is only one parameter"
 
-    def cost(self, site: Site, **effort: Any) -> Work:
-        return Work(seconds=1e-8 * site.problem.size)
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        return Work(seconds=1e-8 * context.problem.size)
 
-    def run(self, site: Site, **effort: Any) -> WeightNorms:
-        parts = site.problem.split(site.problem.vector)
+    def run(self, context: SurveyContext, **effort: Any) -> WeightNorms:
+        parts = context.problem.split(context.problem.vector)
         return WeightNorms(norms={name: float(part.norm()) for name, part in parts.items()})
 
-    def findings(self, site: Site, result: WeightNorms) -> list[th.Finding]:
+    def findings(self, context: SurveyContext, result: WeightNorms) -> list[th.Finding]:
         longest = max(result.norms, key=result.norms.__getitem__)
         total = sum(norm**2 for norm in result.norms.values()) ** 0.5
         share = result.norms[longest] / total
-        severity = th.Severity.WARNING if share > 0.95 else th.Severity.NOTE
+        severity = th.results.Severity.WARNING if share > 0.95 else th.results.Severity.NOTE
         return [
             self.found(
                 severity,

@@ -11,12 +11,12 @@ import pandas
 import pytest
 from scipy import sparse
 
-import theodolite.instruments.dictionary_study as study
+import theodolite.analyses.dictionary_study as study
 from theodolite.cli import main
-from theodolite.cli.sources import signals as source
+from theodolite.cli.loading import dictionary_files as source
 from theodolite.data.generators import planted_dictionary, planted_samples
 from theodolite.measures.dictionary import MaskedDictionaryLearning, choose_dictionary
-from theodolite.measures.dictionary.selection import split_signals
+from theodolite.measures.dictionary.estimator import split_signals
 
 FEW = ("--components", "14", "--sparsity", "2", "--epochs", "6", "--batch-size", "40")
 DRAWING = ("plot_atoms", "plot_atom_usage", "plot_learning_curve", "plot_dictionary_choice", "to_svg")

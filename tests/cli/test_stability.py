@@ -11,8 +11,8 @@ import torch
 
 import theodolite as th
 from theodolite.cli import main
-from theodolite.cli import stability_jobs as jobs
-from theodolite.cli.sources.study import StudyWords, load_study
+from theodolite.cli.loading import stability_study as jobs
+from theodolite.cli.loading.stability_study import StudyWords, load_study
 from theodolite.testing.experiment_contract import same
 
 CODE = """

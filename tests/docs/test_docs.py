@@ -101,7 +101,7 @@ def check_links(site: Path) -> None:
 def check_reference(site: Path) -> None:
     """Every public name has its place."""
     anchors = {anchor for path in (site / "reference").glob("*.html") for anchor in Links(path).anchors}
-    assert {f"theodolite.{name}" for name in th._HOME} <= anchors
+    assert {f"theodolite.{name}" for name in th._HOMES} <= anchors
     for room in th._ROOMS:
         assert (site / "reference" / f"theodolite.{room}.html").is_file()
 
@@ -147,7 +147,7 @@ def strings(node: ast.AST) -> set[str]:
 def labels_of_instruments() -> set[str]:
     """All that is written as `label=` where a finding is made."""
     found: set[str] = set()
-    for path in (SOURCE / "instruments").glob("*.py"):
+    for path in (SOURCE / "instruments").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
                 continue
@@ -186,7 +186,7 @@ def test_every_label_is_explained():
     assert {"dead layer", "catapult", "divergence expected", "failed"} <= known
     assert sorted(set(named)) == sorted(named), "a label stands twice"
     assert set(named) == known
-    severities = {severity.value for severity in th.Severity}
+    severities = {severity.value for severity in th.results.Severity}
     for _, severity, instrument in rows:
         assert set(severity.split(", ")) <= severities
         assert instrument in {*th.instruments.names(), "any"}

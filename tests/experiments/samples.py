@@ -25,7 +25,7 @@ class Right(Experiment):
     """
 
     id = "samples/right"
-    source = "a test"
+    where = "a test"
     sizes = {"tiny": {"count": 6, "pause": 0.0}, "laptop": {"count": 60, "pause": 0.0}, "paper": {"count": 600, "pause": 0.0}}
     claims = [Claim("the mean lies in [0, 1]", mean, rule="between", expected=(0.0, 1.0), reported=Reported(0.5, "line 1"))]
 
@@ -40,7 +40,7 @@ class Right(Experiment):
         yield {"seed": job["seed"], "part": 0, "value": float(draw.mean()), "norm": float((matrix.T @ matrix).norm())}
         yield {"seed": job["seed"], "part": 1, "value": float(draw.median()), "draw": draw}
 
-    def figure(self, rows: list[Row]) -> Any:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         return plots.curves(rows, "seed", "value", by="part").figure
@@ -85,7 +85,7 @@ class Undrawn(Right):
 
     id = "samples/undrawn"
 
-    def figure(self, rows: list[Row]) -> Any:
+    def draw(self, rows: list[Row]) -> Any:
         raise RuntimeError("no ink")
 
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-from theodolite.cli import data
-from theodolite.cli.anchors import anchors
-from theodolite.cli.compare import compare
-from theodolite.cli.dictionary import dictionary
-from theodolite.cli.path import path
-from theodolite.cli.stability import stability
-from theodolite.cli.survey import survey
-from theodolite.cli.watch import watch
+from theodolite.cli.commands import data
+from theodolite.cli.commands.anchors import anchors
+from theodolite.cli.commands.compare import compare
+from theodolite.cli.commands.dictionary import dictionary
+from theodolite.cli.commands.path import path
+from theodolite.cli.commands.stability import stability
+from theodolite.cli.commands.survey import survey
+from theodolite.cli.commands.watch import watch
 from theodolite.errors import TheodoliteError
 
 app = typer.Typer(
@@ -52,18 +52,26 @@ def list_(
 ) -> None:
     """List the experiments."""
     from theodolite import experiments
+    from theodolite.experiments.sources import cite_all
 
-    found = [experiments.get(name) for name in experiments.names(pattern)]
-    if not found:
+    found, broken = [], []
+    for name in experiments.names(pattern):
+        try:
+            found.append(experiments.get(name))
+        except experiments.UnknownExperimentError as error:  # of somebody else's package: no reason to hide the others
+            broken.append(f"{name}: {error}")
+    if not found and not broken:
         everything = ", ".join(experiments.names())
         raise ValueError(f"No experiment fits {pattern!r}. There are: {everything}.")
+    for text in broken:
+        typer.echo(f"cannot be used: {text}", err=True)
     if as_json:
-        rows = [{"id": e.id, "title": e.title, "reproduces": list(e.reproduces), "source": e.source} for e in found]
+        rows = [{"id": e.id, "title": e.title, "reproduces": e.items, "source": e.source} for e in found]
         typer.echo(json.dumps(rows, indent=1))
         return
-    width = max(len(e.id) for e in found)
+    width = max((len(e.id) for e in found), default=0)
     for e in found:
-        rows_of = f" [{', '.join(e.reproduces)}]" if e.reproduces else ""
+        rows_of = f" [{cite_all(e.items)}]" if e.items else ""
         typer.echo(f"{e.id:<{width}}  {e.title}{rows_of}")
     typer.echo(str(experiments.coverage()))
 
@@ -81,20 +89,23 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("gallery"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in the folder.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do runs that are there anew.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Go on, and redo what older code made.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON.")] = False,
 ) -> None:
     """Run experiments, judge their claims and write the gallery page."""
     from theodolite import experiments
     from theodolite.report import write_gallery
-    from theodolite.runners import kept_open
+    from theodolite.runners import Computations, Engine, kept_open
 
     runs = []
-    crew: dict[str, Any] = {"engine": engine, "workers": workers, "threads": threads, "address": address}
+    computations = Computations(out / "computations", fresh=fresh)
+    how = {"resume": resume or update, "fresh": fresh, "update": update}
     try:
-        chosen = _choose(ids, out, size.value, may_exist=resume or fresh)
-        with kept_open(**crew):
-            for name in chosen:
-                run = experiments.run(name, size.value, out=out, resume=resume, fresh=fresh, **crew)
+        names = _choose(ids, out, size.value, may_exist=resume or fresh or update)
+        chosen = Engine.of(engine, workers, threads, address)
+        with kept_open(chosen):
+            for name in names:
+                run = experiments.run(name, size.value, engine=chosen, out=out, computations=computations, **how)
                 runs.append(run)
                 if not as_json:
                     typer.echo(str(run))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
-from theodolite.errors import nearest
+from theodolite.experiments.query import Measured
 from theodolite.results import Row
 from theodolite.runners.store import plain
+from theodolite.text import nearest
 
 #: From seconds to the source's own setting.
 SIZES = ("tiny", "laptop", "paper")
+#: Rows -> a value, or `Measured` with its error.
+Measure = Callable[[list[Row]], Any]
 
 
 class State(Enum):
@@ -25,16 +28,20 @@ class State(Enum):
     MEASURED = "measured"
 
 
+ReadFrom = Literal["text", "plot", "code", "theory"]
+
+
 @dataclass(frozen=True)
 class Reported:
     """A value of the source: where it stands, and whether it was read from its text, a plot or an author's code.
 
-    `"theory"` marks what follows from a statement of the source without being printed there.
+    `"theory"` marks what follows from a statement of the source without being printed there. A `where` that is empty means the
+    figure or table whose claim it is.
     """
 
     value: Any
-    where: str
-    read_from: Literal["text", "plot", "code", "theory"] = "text"
+    where: str = ""
+    read_from: ReadFrom = "text"
 
     def __str__(self) -> str:
         return f"{show(self.value)} ({self.origin})"
@@ -54,14 +61,6 @@ _READ_FROM = {
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A measured value with its error."""
-
-    value: Any
-    error: float | None = None
-
-
-@dataclass(frozen=True)
 class Verdict:
     """A claim after the measurement."""
 
@@ -73,6 +72,7 @@ class Verdict:
     reported: Reported | None
     rule: str
     note: str = ""
+    reason: str = ""  # why the claim was expected to fail at this size
 
     @property
     def holds(self) -> bool:
@@ -82,11 +82,18 @@ class Verdict:
     def failed(self) -> bool:
         return self.state is State.FAILS
 
+    @property
+    def surprising(self) -> bool:
+        """Whether a claim that was expected to fail at this size began to hold."""
+        return bool(self.reason) and self.holds
+
     def __str__(self) -> str:
         value = show(self.measured) + (f" ± {self.error:.2g}" if self.error is not None else "")
         wanted = f", wanted {self.rule}" if self.rule else ""
         reported = f", reported {self.reported}" if self.reported is not None else ""
         note = f" ({self.note})" if self.note else ""
+        if self.reason:
+            note += f" (expected to fail at this size: {self.reason})"
         return f"{self.state.value}: {self.text}: measured {value}{wanted}{reported}{note}"
 
 
@@ -94,30 +101,37 @@ class Verdict:
 class Claim:
     """A statement of the source that our rows confirm or not.
 
-    Parameters
-    ----------
-    text : the statement.
-    measure : rows -> the measured value, or `Measured` with its error.
-    rule : how it is compared with `expected`: "within" (a distance of `tolerance`), "relative" (that times the expected
-        value), "at least", "at most", "between" (expected is a pair) or "equal". Default: "within" for numbers, else
-        "equal".
-    expected : what the rule compares with; None means the reported value. A claim with neither is only measured.
-    reported : the value of the source, if it gives one.
-    since : the smallest size at which the source's statement is expected to be seen; a miss below it reads "not
-        reproduced at this size" and does not count as failed. What cannot be measured at all fails at any size.
+    Args:
+        text: The statement.
+        measure: Rows -> the measured value, or `Measured` with its error; a `Value` of a query is one.
+        rule: How it is compared with `expected`: "within" (a distance of `tolerance`), "relative" (that times the expected
+            value), "at least", "at most", "between" (expected is a pair) or "equal". Default: "within" for numbers, else
+            "equal".
+        expected: What the rule compares with; None means the reported value. A claim with neither is only measured.
+        tolerance: Slack of the rule.
+        reported: The value of the source, if it gives one.
+        since: The smallest size at which the source's statement is expected to be seen; a miss below it reads "not
+            reproduced at this size" and does not count as failed. What cannot be measured at all fails at any size.
+        fails: Size -> the reason why the claim does not hold there. It is shown as failed, with the reason; where it begins
+            to hold, that is reported.
+        undecided: Size -> the reason why it may go either way there, such as the last bits of a sum.
+
+    `at_least`, `at_most`, `between`, `equal`, `within`, `relative` and `measured` write claims down shortly.
     """
 
     text: str
-    measure: Callable[[list[Row]], Any]
+    measure: Measure
     rule: str | None = None
     expected: Any = None
     tolerance: float = 0.0
     reported: Reported | None = None
     since: str = "tiny"
+    fails: Mapping[str, str] = field(default_factory=dict)
+    undecided: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.reported is not None and not isinstance(self.reported, Reported):
-            object.__setattr__(self, "reported", Reported(self.reported, "the source"))
+            object.__setattr__(self, "reported", Reported(self.reported))
         wanted = self.wanted
         if self.rule is None:
             number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
@@ -129,16 +143,20 @@ class Claim:
             )
         if self.rule == "between" and not (isinstance(wanted, list | tuple) and len(wanted) == 2):
             raise ValueError(f"The rule 'between' needs a pair of numbers. Got {wanted!r}.")
-        if self.since not in SIZES:
-            raise ValueError(f"since must be one of {', '.join(SIZES)}. Got {self.since!r}.")
+        for size in (self.since, *self.fails, *self.undecided):
+            if size not in SIZES:
+                raise ValueError(f"since, fails and undecided name sizes: {', '.join(SIZES)}. Got {size!r}.")
 
     @property
     def wanted(self) -> Any:
         """What the rule compares with."""
         return self.expected if self.expected is not None else self.reported.value if self.reported else None
 
-    def judge(self, rows: list[Row], size: str) -> Verdict:
-        """Measure and compare; a claim that cannot be measured, or has no rows to be measured on, fails."""
+    def judge(self, rows: list[Row], size: str, where: str = "") -> Verdict:
+        """Measure and compare; a claim that cannot be measured, or has no rows to be measured on, fails.
+
+        `where` is the place in the source that a reported value without one comes from.
+        """
         wanted = self.wanted
         rule = "" if wanted is None else describe(str(self.rule), wanted, self.tolerance)
         value: Any = None
@@ -155,12 +173,64 @@ class Claim:
             state = State.MEASURED if wanted is None else self._compare(value, wanted, size)
         except Exception as error:
             state, note = State.FAILS, f"could not be measured: {type(error).__name__}: {error}"
-        return Verdict(self.text, state, value, error_bar, wanted, self.reported, rule, note)
+        reported = self.reported
+        if reported is not None and not reported.where:
+            reported = replace(reported, where=where or "the source")
+        return Verdict(self.text, state, value, error_bar, wanted, reported, rule, note, self.fails.get(size, ""))
 
     def _compare(self, value: Any, wanted: Any, size: str) -> State:
         if not _is_nan(value) and bool(RULES[str(self.rule)](value, plain(wanted), self.tolerance)):
             return State.HOLDS
         return State.NOT_REPRODUCED if SIZES.index(size) < SIZES.index(self.since) else State.FAILS
+
+
+def _verb(rule: str | None, expected: Any, text: str, measure: Measure, tolerance: float = 0.0, **given: Any) -> Claim:
+    """A claim from what the verbs below take: `reported` (a number) or `says` (words), `where` it stands, how it was read."""
+    says, where, read_from = given.pop("says", None), given.pop("where", ""), given.pop("read_from", "text")
+    reported = given.pop("reported", says)
+    if reported is not None and not isinstance(reported, Reported):
+        reported = Reported(reported, where, read_from)
+    return Claim(text, measure, rule, expected, tolerance, reported, **given)
+
+
+def at_least(bound: float, text: str, measure: Measure, **given: Any) -> Claim:
+    """The measured value is at least `bound`.
+
+    >>> claim = at_least(0.5, "half of the runs catapult", lambda rows: len(rows) / 4, says="most", where="Figure 3")
+    >>> print(claim.judge([{}, {}], "tiny"))
+    holds: half of the runs catapult: measured 0.5, wanted at least 0.5, reported most (Figure 3)
+    """
+    return _verb("at least", bound, text, measure, **given)
+
+
+def at_most(bound: float, text: str, measure: Measure, **given: Any) -> Claim:
+    """The measured value is at most `bound`."""
+    return _verb("at most", bound, text, measure, **given)
+
+
+def between(low: float, high: float, text: str, measure: Measure, **given: Any) -> Claim:
+    """The measured value lies between two bounds."""
+    return _verb("between", (low, high), text, measure, **given)
+
+
+def equal(value: Any, text: str, measure: Measure, **given: Any) -> Claim:
+    """The measured value is exactly this."""
+    return _verb("equal", value, text, measure, **given)
+
+
+def within(tolerance: float, value: float | None, text: str, measure: Measure, **given: Any) -> Claim:
+    """The measured value is at most `tolerance` away from `value` (None: from the reported one)."""
+    return _verb("within", value, text, measure, tolerance, **given)
+
+
+def relative(tolerance: float, value: float | None, text: str, measure: Measure, **given: Any) -> Claim:
+    """The measured value is at most `tolerance` times `value` (None: the reported one) away from it."""
+    return _verb("relative", value, text, measure, tolerance, **given)
+
+
+def measured(text: str, measure: Measure, **given: Any) -> Claim:
+    """Nothing is wanted of the value; it is shown."""
+    return _verb(None, None, text, measure, **given)
 
 
 RULES: Mapping[str, Callable[[Any, Any, float], bool]] = {

@@ -1,4 +1,4 @@
-"""Running an experiment: jobs to an engine, rows to a store, rows to verdicts."""
+"""Running an experiment: jobs of its study to an engine, rows to a store, rows to verdicts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, overload
 
-from theodolite.experiments.base import Experiment, check_declaration
 from theodolite.experiments.claims import SIZES, State, Verdict
-from theodolite.experiments.registry import get
+from theodolite.experiments.figure import Figure, check_declaration
+from theodolite.experiments.registry import get, names
 from theodolite.results import Row
-from theodolite.runners import Record, run_stored
+from theodolite.runners import Computations, Engine, Record, run_stored
+from theodolite.runners.runs import code_of
 from theodolite.runners.store import iterate_rows, read_manifest, read_records
 
 
@@ -20,7 +21,7 @@ from theodolite.runners.store import iterate_rows, read_manifest, read_records
 class ExperimentRun(Sequence[Verdict]):
     """An experiment after its run; as a sequence, its verdicts."""
 
-    experiment: Experiment
+    experiment: Figure
     size: str
     rows: list[Row]
     verdicts: list[Verdict]
@@ -31,7 +32,8 @@ class ExperimentRun(Sequence[Verdict]):
     seconds: float
     folder: Path | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    torn: bool = False  # a line cut short by a kill was found, and its job done anew
+    torn: bool = False  # a line cut short by a kill was found
+    outdated: int = 0  # jobs whose rows were made by older code
 
     @property
     def id(self) -> str:
@@ -68,7 +70,9 @@ class ExperimentRun(Sequence[Verdict]):
         parts = [f"{n} {state.value}" for state in State if (n := self.count(state))]
         failed = f"; {len(self.failures)} of {self.jobs} jobs failed" if self.failures else ""
         before = f"; {self.reused} of {self.jobs} jobs were there already" if self.reused else ""
-        before += ", a line cut short was found and its job done anew" if self.torn else ""
+        before += ", a line cut short was found and mended" if self.torn else ""
+        if self.outdated:
+            before += f"; {self.outdated} of {self.jobs} jobs were made by older code, --update redoes them"
         missing = f"; {self.unfinished} of {self.jobs} jobs are not done" if self.unfinished else ""
         return f"{self.id} ({self.size}): {', '.join(parts) or 'no claims'}{failed}{missing}{before}; {self.seconds:.1f} s."
 
@@ -80,59 +84,62 @@ class ExperimentRun(Sequence[Verdict]):
 
 
 def run(
-    id: str | Experiment | type[Experiment],
+    id: str | Figure | type[Figure],
     size: str = "tiny",
     *,
-    engine: str = "serial",
+    engine: str | Engine = "serial",
     workers: int | None = None,
     threads: int = 1,
     address: str | None = None,
     out: str | PathLike[str] | None = None,
     resume: bool = False,
     fresh: bool = False,
+    update: bool = False,
+    computations: Computations | None = None,
     progress: bool | None = None,
 ) -> ExperimentRun:
     """Run an experiment and judge its claims.
 
     With `out` the run is kept in `out/ID/SIZE` job by job and survives being killed: `resume=True` goes on with it,
-    `fresh=True` does it anew.
+    `fresh=True` does it anew, `update=True` redoes what older code made. What a job computed is also kept in
+    `out/computations`, where every other figure of the same study finds it.
 
     >>> verdicts = run("checks/kronecker-identity", size="tiny")
     >>> all(v.holds for v in verdicts)
     True
     """
-    experiment = id() if isinstance(id, type) else id if isinstance(id, Experiment) else get(id)
-    check_declaration(type(experiment))
-    folder = None if out is None else run_folder(Path(out), experiment.id, size)
+    figure = id() if isinstance(id, type) else id if isinstance(id, Figure) else get(id)
+    check_declaration(type(figure))
+    folder = None if out is None else run_folder(Path(out), figure.id, size)
+    if computations is None:
+        computations = Computations(None if out is None else Path(out) / "computations", fresh=fresh)
     summary = run_stored(
-        experiment.run,
-        experiment.jobs(experiment.parameters(size)),
-        name=experiment.id,
+        figure.study.work(),
+        figure.chosen_jobs(size),
+        name=figure.id,
         folder=folder,
-        settings={**experiment.settings(size), "target": target_of(experiment)},
-        owners=(type(experiment),),
+        computations=computations,
+        settings={**figure.settings(size), "target": target_of(figure)},
         resume=resume,
         fresh=fresh,
-        engine=engine,
-        workers=workers,
-        threads=threads,
-        address=address,
+        update=update,
+        engine=Engine.of(engine, workers, threads, address),
         progress=progress,
     )
-    verdicts = experiment.judge(summary.rows, size)
     return ExperimentRun(
-        experiment,
+        figure,
         size,
-        summary.rows,
-        verdicts,
+        rows := figure.view.of(summary.rows),
+        figure.judge(rows, size),
         summary.failures,
         jobs=summary.jobs,
         done=summary.jobs,
         reused=summary.reused,
         seconds=summary.seconds,
         folder=folder,
-        settings=experiment.settings(size),
+        settings=figure.settings(size),
         torn=summary.torn,
+        outdated=summary.outdated,
     )
 
 
@@ -141,26 +148,25 @@ def load_run(folder: str | PathLike[str]) -> ExperimentRun:
     folder = Path(folder)
     manifest = read_manifest(folder)
     settings = manifest["settings"]
-    experiment = get(_known_target(manifest["name"], settings.get("target")))
+    figure = get(_known_target(manifest["name"], settings.get("target")))
     keys = manifest["keys"]
     records = read_records(folder)
     mine = {key: records[key] for key in keys if key in records}
-    rows = list(iterate_rows(mine, keys))
-    failures = [record for record in mine.values() if record.failed]
-    seconds = sum(record.seconds for record in mine.values())
-    verdicts = experiment.judge(rows, settings["size"])
+    rows = figure.view.of(iterate_rows(mine, keys))
+    code = code_of(figure.study.work(), manifest.get("threads", 1))
     return ExperimentRun(
-        experiment,
+        figure,
         settings["size"],
         rows,
-        verdicts,
-        failures,
+        figure.judge(rows, settings["size"]),
+        [record for record in mine.values() if record.failed],
         jobs=len(keys),
         done=len(mine),
         reused=0,
-        seconds=seconds,
+        seconds=sum(record.seconds for record in mine.values()),
         folder=folder,
         settings=settings,
+        outdated=sum(record.code != code for record in mine.values()),
     )
 
 
@@ -171,12 +177,10 @@ def run_folder(out: Path, name: str, size: str) -> Path:
     return out.joinpath(*name.split("/"), size)
 
 
-def target_of(experiment: Experiment) -> str:
+def target_of(figure: Figure) -> str:
     """`module:Class`, by which an unregistered experiment is found again."""
-    return f"{type(experiment).__module__}:{type(experiment).__qualname__}"
+    return f"{type(figure).__module__}:{type(figure).__qualname__}"
 
 
 def _known_target(name: str, target: str | None) -> str:
-    from theodolite.experiments.registry import names
-
     return name if name in names() or target is None else target

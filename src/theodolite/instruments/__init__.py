@@ -1,24 +1,24 @@
 """L10: the main job. What applies to this problem, at what cost, run it, and say what was found.
 
-An instrument is one file: what it applies to, what it costs, how it runs, what it finds. `registry.py` lists them; other
-packages add theirs through the entry points `theodolite.instruments`.
+An instrument is one class: what it applies to, what it costs, how it runs, what it finds. Ours are in the sub-folders, where
+`registry.py` finds them; other packages add theirs through the entry points `theodolite.instruments`.
 """
 
-from theodolite.instruments.base import InapplicableError, Instrument, Site, Work
-from theodolite.instruments.comparing import Comparison, compare
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.instruments.planning import Plan
 from theodolite.instruments.registry import names, register
-from theodolite.instruments.surveying import Survey, plan_survey, survey
+from theodolite.instruments.survey_run import Survey, plan_survey, survey
+
+Site = SurveyContext  # its name in instruments written for earlier versions
 
 __all__ = [
-    "Comparison",
     "InapplicableError",
     "Instrument",
     "Plan",
     "Site",
     "Survey",
+    "SurveyContext",
     "Work",
-    "compare",
     "names",
     "plan_survey",
     "register",

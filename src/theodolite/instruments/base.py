@@ -1,9 +1,9 @@
-"""`Instrument`: one question about a problem; `Site`: the problem with all that instruments share."""
+"""`Instrument`: one question about a problem; `SurveyContext`: the problem with all that instruments share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.sounding import Sounding, Work, quickest, sound
+from theodolite.instruments.timings import Timings, Work, measure_timings, quickest
 from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Finding, Result, Row, Severity
@@ -21,26 +21,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["InapplicableError", "Instrument", "Site", "Work", "listed"]
-
-
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """Names as a sentence shows them.
-
-    >>> listed(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+__all__ = ["InapplicableError", "Instrument", "SurveyContext", "Work"]
 
 
 class InapplicableError(TheodoliteError, ValueError):
     """An instrument found out at work that its question has no answer here; it is skipped, not failed."""
 
 
-class Site:
+class SurveyContext:
     """What is surveyed: the problem, the user's learning rate and optimizer, and what has been measured so far.
 
-    The Hessian, the gradient and the sounding are made once and shared. `allowance` is what the instrument at work may
+    The Hessian, the gradient and the timings are made once and shared. `allowance` is what the instrument at work may
     take, in seconds; None where there is no budget.
     """
 
@@ -60,13 +51,13 @@ class Site:
         self.allowance: float | None = None
 
     @cached_property
-    def sounding(self) -> Sounding:
-        return sound(self.problem)
+    def timings(self) -> Timings:
+        return measure_timings(self.problem)
 
     @cached_property
     def hessian(self) -> LinearOperator:
-        """The Hessian, with the graph that the sounding built where it covered all the data."""
-        return hessian(self.problem) if self.sounding.operator is None else self.sounding.operator
+        """The Hessian, with the graph that the timings built where it covered all the data."""
+        return hessian(self.problem) if self.timings.operator is None else self.timings.operator
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -80,8 +71,8 @@ class Site:
     @cached_property
     def layer_round(self) -> float:
         """Seconds of one product with every layer's block: timed where that is quick, else guessed from the depth."""
-        if self.sounding.operator is None or self.sounding.refused:
-            return self.sounding.product * max(2.0, len(self.problem.layers) / 4)
+        if self.timings.operator is None or self.timings.refused:
+            return self.timings.product * max(2.0, len(self.problem.layers) / 4)
         generator = torch.Generator().manual_seed(0)
         columns = {
             name: torch.randn(op.shape[0], 1, generator=generator, dtype=torch.float32).to(op.device, op.dtype)
@@ -94,7 +85,7 @@ class Site:
         """How many single products the instrument at work may make: `products`, or what its allowance pays for."""
         if self.allowance is None:
             return products
-        one = self.sounding.seconds(Work(products=1.0))
+        one = self.timings.seconds(Work(products=1.0))
         return max(4, min(products, int(self.allowance / max(one, 1e-9))))
 
 
@@ -110,28 +101,29 @@ class Instrument(ABC):
     question: ClassVar[str]
     how: ClassVar[str]
     source: ClassVar[str] = ""
+    order: ClassVar[float] = 1000  # instruments run in ascending order; ours have multiples of 10
     needs: ClassVar[tuple[str, ...]] = ()
     efforts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     first: ClassVar[bool] = False  # runs before anything is timed; if it finds something critical, nothing else runs
 
-    def concerns(self, site: Site) -> bool:
+    def concerns(self, context: SurveyContext) -> bool:
         """Whether the question is one for this kind of model at all; if not, a survey does not speak of it unless asked."""
         return True
 
-    def applies(self, site: Site) -> str:
+    def applies(self, context: SurveyContext) -> str:
         """Empty where the instrument applies, else the reason why it does not."""
         return ""
 
     @abstractmethod
-    def cost(self, site: Site, **effort: Any) -> Work:
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
         """What a run will need."""
 
     @abstractmethod
-    def run(self, site: Site, **effort: Any) -> Result:
+    def run(self, context: SurveyContext, **effort: Any) -> Result:
         """Measure."""
 
     @abstractmethod
-    def findings(self, site: Site, result: Any) -> list[Finding]:
+    def findings(self, context: SurveyContext, result: Any) -> list[Finding]:
         """What the result means."""
 
     def figure(self, results: Mapping[str, Any]) -> Axes | Figure | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from theodolite.instruments.base import Instrument, Site
-from theodolite.instruments.sounding import Work
+from theodolite.instruments.base import Instrument, SurveyContext
+from theodolite.instruments.timings import Work
 from theodolite.results import Result, Row
 
 
@@ -54,8 +54,8 @@ class Plan(Result):
     peak_bytes: int
     gradient_seconds: float
     budget: float | None
-    sounding_seconds: float
-    partial: float = field(default=1.0)
+    partial: float = 1.0
+    timing_seconds: float = 0.0
 
     def rows(self) -> list[Row]:
         return [dict(step) for step in self.steps]
@@ -71,12 +71,12 @@ class Plan(Result):
         )
 
 
-def price_steps(site: Site, instruments: Sequence[Instrument]) -> list[Step]:
+def price_steps(context: SurveyContext, instruments: Sequence[Instrument]) -> list[Step]:
     """Each instrument with the prices of its efforts, or the reason why it does not apply."""
     steps = []
     missing: dict[str, str] = {}
     for instrument in instruments:
-        reason = instrument.applies(site)
+        reason = instrument.applies(context)
         lost = [name for name in instrument.needs if name in missing]
         if not reason and lost:
             reason = f"it needs {lost[0]}, which will not run"
@@ -84,19 +84,19 @@ def price_steps(site: Site, instruments: Sequence[Instrument]) -> list[Step]:
             missing[instrument.name] = reason
             steps.append(Step(instrument, (), reason=reason))
             continue
-        works = [(effort, instrument.cost(site, **effort)) for effort in instrument.efforts]
-        if site.sounding.refused and any(work.products or work.block_products for _, work in works):
-            missing[instrument.name] = site.sounding.refused
-            steps.append(Step(instrument, (), reason=f"there are no Hessian products here: {site.sounding.refused}"))
+        works = [(effort, instrument.cost(context, **effort)) for effort in instrument.efforts]
+        if context.timings.refused and any(work.products or work.block_products for _, work in works):
+            missing[instrument.name] = context.timings.refused
+            steps.append(Step(instrument, (), reason=f"there are no Hessian products here: {context.timings.refused}"))
             continue
-        steps.append(Step(instrument, tuple(_price(site, effort, work) for effort, work in works)))
+        steps.append(Step(instrument, tuple(_price(context, effort, work) for effort, work in works)))
     return steps
 
 
-def _price(site: Site, effort: Mapping[str, Any], work: Work) -> Price:
-    sounding = site.sounding
-    graph = sounding.graph_bytes if work.products or work.block_products else 0
-    return Price(effort, sounding.seconds(work), sounding.gradients(work), work.bytes + graph)
+def _price(context: SurveyContext, effort: Mapping[str, Any], work: Work) -> Price:
+    timings = context.timings
+    graph = timings.graph_bytes if work.products or work.block_products else 0
+    return Price(effort, timings.seconds(work), timings.gradients(work), work.bytes + graph)
 
 
 def fit_memory(steps: Sequence[Step], limit: float) -> list[Step]:
@@ -157,21 +157,21 @@ def _spend(steps: list[Step], left: float) -> list[Step]:
     return steps
 
 
-def as_plan(site: Site, steps: Sequence[Step], budget: float | None) -> Plan:
+def as_plan(context: SurveyContext, steps: Sequence[Step], budget: float | None) -> Plan:
     """The plan as a result that can be shown."""
-    sounding = site.sounding
+    timings = context.timings
     running = [step for step in steps if not step.reason]
-    seconds = sounding.spent + sum(step.price.seconds for step in running)
+    seconds = timings.spent + sum(step.price.seconds for step in running)
     return Plan(
         steps=tuple(row_of(step) for step in steps),
         seconds=seconds,
-        gradients=seconds / sounding.gradient,
+        gradients=seconds / timings.gradient,
         peak_bytes=max((step.price.bytes for step in running), default=0),
-        gradient_seconds=sounding.gradient,
+        gradient_seconds=timings.gradient,
         budget=budget,
-        sounding_seconds=sounding.spent,
-        partial=sounding.share,
-        seed=site.seed,
+        timing_seconds=timings.spent,
+        partial=timings.share,
+        seed=context.seed,
     )
 
 

@@ -1,41 +1,24 @@
-"""The instruments in the order in which they run; the first ones matter most when time is short."""
+"""Which instruments there are, in the order in which they run; the first ones matter most when time is short.
+
+Those of this package are found in its sub-folders: a class in any file there is an instrument of every survey.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
+from types import ModuleType
 
-from theodolite.errors import nearest
+import theodolite.instruments
 from theodolite.instruments.base import Instrument
+from theodolite.text import nearest
 
 #: Others add theirs through this group of entry points: `name = "module:Class"`.
 GROUP = "theodolite.instruments"
-
-_HERE = "theodolite.instruments"
-_TARGETS = (
-    f"{_HERE}.batches:Batches",
-    f"{_HERE}.weighting:Weighting",
-    f"{_HERE}.parameters:Parameters",
-    f"{_HERE}.inputs:Inputs",
-    f"{_HERE}.noise:Noise",
-    f"{_HERE}.curvature:Curvature",
-    f"{_HERE}.rate:Rate",
-    f"{_HERE}.negative:NegativeCurvature",
-    f"{_HERE}.layers:Layers",
-    f"{_HERE}.structure:Structure",
-    f"{_HERE}.alignment:GradientAlignment",
-    f"{_HERE}.trace:Trace",
-    f"{_HERE}.density:Spectrum",
-    f"{_HERE}.conditioning:ConditionOfCurvature",
-    f"{_HERE}.features:Features",
-    f"{_HERE}.kernel:Kernel",
-    f"{_HERE}.anchors:Anchors",
-    f"{_HERE}.linearity:Linearity",
-    f"{_HERE}.regimes:Regimes",
-    f"{_HERE}.spikes:Spikes",
-)
-
 
 _OWN: dict[str, type[Instrument]] = {}
 
@@ -47,18 +30,29 @@ def register(instrument: type[Instrument]) -> type[Instrument]:
 
 
 def _classes() -> dict[str, type[Instrument]]:
-    return {**_installed(), **_OWN}
+    found = {**_installed(), **_OWN}
+    return dict(sorted(found.items(), key=lambda item: item[1].order))  # of equal order: as they were found
 
 
 @cache
 def _installed() -> dict[str, type[Instrument]]:
-    targets = [*_TARGETS, *(point.value for point in entry_points(group=GROUP))]
-    found: dict[str, type[Instrument]] = {}
-    for target in targets:
-        module, _, attribute = target.partition(":")
-        kind: type[Instrument] = getattr(importlib.import_module(module), attribute)
-        found[kind.name] = kind
-    return found
+    """The classes in our sub-folders and those that other packages name."""
+    ours = {kind.name: kind for module in _modules() for kind in _instruments_in(module)}
+    theirs: list[type[Instrument]] = [point.load() for point in entry_points(group=GROUP)]
+    return ours | {kind.name: kind for kind in theirs}
+
+
+def _modules() -> Iterator[ModuleType]:
+    for folder in pkgutil.iter_modules(theodolite.instruments.__path__, f"{theodolite.instruments.__name__}."):
+        if folder.ispkg:
+            package = importlib.import_module(folder.name)
+            for file in pkgutil.iter_modules(package.__path__, f"{folder.name}."):
+                yield importlib.import_module(file.name)
+
+
+def _instruments_in(module: ModuleType) -> list[type[Instrument]]:
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Instrument)]
+    return [kind for kind in kinds if kind.__module__ == module.__name__ and not inspect.isabstract(kind)]
 
 
 def all_instruments() -> list[Instrument]:

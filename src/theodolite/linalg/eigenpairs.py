@@ -11,9 +11,10 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from theodolite.arguments import A_NUMBER, choice, either, integer, optional_integer, positive, random_seed
 from theodolite.linalg.certificate import RISK
 from theodolite.linalg.eigensolver import EigenSolver, Solution
-from theodolite.linalg.lockstep import positive_number, random_seed, run, run_all, spent, whole_number
+from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.linalg.neighbours import Neighbours
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
@@ -153,8 +154,8 @@ def top_eigenpairs(
     >>> [round(float(v), 6) for v in pairs.values], pairs.converged
     ([5.0, 3.0, 3.0], True)
     """
-    k, seed, tol = whole_number(k, "k"), random_seed(seed), positive_number(tol, "tol")
-    max_matvecs = None if max_matvecs is None else whole_number(max_matvecs, "max_matvecs")
+    k, seed, tol = integer("k", k), random_seed(seed), positive("tol", tol, wanted=A_NUMBER)
+    max_matvecs = optional_integer("max_matvecs", max_matvecs)
     _check_arguments(k, which, max_matvecs, verify)
     began = time.perf_counter()
     settings = _Settings(k, which, tol, max_matvecs, verify == "full", seed)
@@ -203,12 +204,10 @@ def _starts(ops: Mapping[str, Any], start: Any) -> Mapping[str, Any]:
 def _check_arguments(k: int, which: str, max_matvecs: int | None, verify: str) -> None:
     if k < 1:
         raise ValueError(f"k must be a positive integer. Got {k!r}.")
-    if which not in _WHICH:
-        raise ValueError(f"which must be one of {', '.join(map(repr, _WHICH))}. Got {which!r}.")
+    choice("which", which, _WHICH)
     if max_matvecs is not None and max_matvecs < 1:
         raise ValueError(f"max_matvecs must be at least 1. Got {max_matvecs!r}.")
-    if verify not in ("auto", "full"):
-        raise ValueError(f"verify must be 'auto' or 'full'. Got {verify!r}.")
+    either("verify", verify, ("auto", "full"))
 
 
 def _steps(op: LinearOperator, settings: _Settings, start: Any) -> Generator[Tensor, Tensor, Solution]:

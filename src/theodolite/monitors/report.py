@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.measures.dynamics.match import MatchTable
+from theodolite.measures.dynamics.spikes import MatchTable
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.spikes.diagnosis import SOURCE, Cause, Spike, finding_of
 from theodolite.monitors.watching.recorder import StepStats

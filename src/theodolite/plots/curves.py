@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from theodolite.plots.dressing import (
+from theodolite.plots.axes_style import (
     check_log,
     ends_in_points,
     label_axes,

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from theodolite.plots.dressing import (
+from theodolite.plots.axes_style import (
     check_log,
     label_axes,
     labelled,

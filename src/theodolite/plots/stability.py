@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from theodolite.measures.stability.explanation import of_one_checkpoint
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law, signed, slope_windows
-from theodolite.measures.stability.reading import of_one_checkpoint
-from theodolite.plots.dressing import (
+from theodolite.plots.axes_style import (
     label_axes,
     labelled,
     legend,
@@ -22,9 +22,9 @@ from theodolite.plots.dressing import (
     note_left_out,
     note_not_positive,
     set_scales,
+    span,
 )
-from theodolite.plots.panels import panels
-from theodolite.plots.references import span
+from theodolite.plots.figures import panels
 from theodolite.plots.style import PALETTE, new_axes, style
 from theodolite.plots.tables import finite, groups, numbers, positive, read, words
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import ParameterSelectionError, nearest
+from theodolite.errors import ParameterSelectionError
+from theodolite.text import nearest
 
 Selector = str | Tensor | Iterable[str | Tensor] | Callable[[str, nn.Parameter], bool] | None
 

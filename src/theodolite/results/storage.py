@@ -14,12 +14,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from theodolite.errors import nearest
 from theodolite.files import write_whole
 from theodolite.results.base import Result
 from theodolite.results.findings import Finding, Severity
 from theodolite.results.outcome import Outcome
 from theodolite.results.provenance import Cost, Provenance
+from theodolite.text import nearest
 
 _PLAIN = {"Cost": Cost, "Provenance": Provenance, "Finding": Finding}
 

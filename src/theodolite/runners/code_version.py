@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
@@ -19,14 +20,20 @@ import theodolite
 PACKAGE = Path(theodolite.__file__).resolve().parent
 
 
-def code_version(*owners: object) -> str:
-    """A digest of this package's sources and of the user's modules behind `owners` (classes, functions, or plain text).
+#: Rooms and files of this package that decide no rows: how results are drawn, shown, judged and asked for.
+NO_ROWS = ("plots", "report", "instruments", "cli", "testing")
+JUDGING = tuple(f"theodolite.experiments.{name}" for name in ("claims", "figure", "query", "registry", "running", "sources"))
 
-    Those are the modules that define them and their parents, and what these import, as far as it is the user's own and
-    not installed. Code without a file (typed into a console) is taken by its byte code.
+
+def code_version(*owners: object) -> str:
+    """A digest of the code that can decide what `owners` (classes, functions, or plain text) compute.
+
+    That is the import closure of the modules that define them and their parents: this package's, without what only draws or
+    judges, and the user's own. Comments, docstrings, layout and figures (classes that state claims) do not count. Code without a
+    file (typed into a console) is taken by its byte code.
     """
-    parts = [package_version().encode()]
-    modules: dict[str, ModuleType] = {}
+    parts: list[bytes] = []
+    modules: dict[str, Path] = {}
     for owner in owners:
         if isinstance(owner, str):
             parts.append(owner.encode())
@@ -34,7 +41,83 @@ def code_version(*owners: object) -> str:
         for module in _modules_of(owner):
             _collect(module, modules)
         parts += _byte_code(owner)
-    return _digest([*parts, *(Path(str(modules[name].__file__)).read_bytes() for name in sorted(modules))])
+    return _digest([*parts, *(part for name in sorted(modules) for part in (name.encode(), _meaning(modules[name])))])
+
+
+def _collect(module: ModuleType, found: dict[str, Path]) -> None:
+    """Add a module and what it imports, as far as it is this package's or the user's own."""
+    file = getattr(module, "__file__", None)
+    if module.__name__ in found or not file:
+        return
+    if Path(file).resolve().is_relative_to(PACKAGE):
+        _collect_own(module.__name__, found)
+    elif is_users_own(module):
+        found[module.__name__] = Path(file)
+        for value in list(vars(module).values()):
+            other = value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
+            if other is not None:
+                _collect(other, found)
+
+
+def _collect_own(name: str, found: dict[str, Path]) -> None:
+    """Add a module of this package by name, and the modules that its imports name, read from the sources."""
+    todo = [name]
+    while todo:
+        name = todo.pop()
+        parts = name.split(".")
+        if name in found or name in JUDGING or (len(parts) > 1 and parts[1] in NO_ROWS):
+            continue
+        path = _file_of(name)
+        if path is None:
+            continue
+        found[name] = path
+        if len(parts) > 1:  # the table of contents imports nothing by itself
+            todo += _imports(path, name)
+
+
+def _file_of(name: str) -> Path | None:
+    """The source of a module of this package, None if there is no such module."""
+    place = PACKAGE.joinpath(*name.split(".")[1:])
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return file if file.is_file() else None
+
+
+@cache
+def _imports(path: Path, name: str) -> tuple[str, ...]:
+    """Modules of this package that a source file imports, wherever in the file; names that are no modules are left out."""
+    found: list[str] = []
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, *([node.module] if node.module else [])]) if node.level else node.module or ""
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return tuple(module for module in dict.fromkeys(found) if module.startswith("theodolite.") and _file_of(module))
+
+
+@cache
+def _meaning(path: Path) -> bytes:
+    """What a source file says to Python: its syntax tree without docstrings, and without classes that state claims."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and _states_claims(node))]
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            first = body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                node.body = body[1:]
+    return ast.dump(tree).encode()
+
+
+def _states_claims(node: ast.ClassDef) -> bool:
+    """Whether a class is a figure only: claims, and no computation of its own."""
+    names = {
+        target.id for part in node.body if isinstance(part, ast.Assign) for target in part.targets if isinstance(target, ast.Name)
+    }
+    methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+    return "claims" in names and not {"jobs", "run", "needs"} & methods and "sizes" not in names
 
 
 def _modules_of(owner: Any) -> Iterator[ModuleType]:
@@ -49,17 +132,6 @@ def _modules_of(owner: Any) -> Iterator[ModuleType]:
         module = sys.modules.get(part.__module__)
         if module is not None:
             yield module
-
-
-def _collect(module: ModuleType, found: dict[str, ModuleType]) -> None:
-    """Add a module of the user and the user's modules that it names."""
-    if module.__name__ in found or not is_users_own(module):
-        return
-    found[module.__name__] = module
-    for value in list(vars(module).values()):
-        other = value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
-        if other is not None:
-            _collect(other, found)
 
 
 def is_users_own(module: ModuleType) -> bool:

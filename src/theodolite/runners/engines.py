@@ -17,9 +17,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.errors import nearest
+from theodolite.arguments import optional_integer
 from theodolite.progress import counting
 from theodolite.results import Row
+from theodolite.text import nearest
 
 Job = Mapping[str, Any]
 Task = Callable[[Job], Row | Iterable[Row]]
@@ -47,11 +48,32 @@ class Finished:
 Performed = Generator[Finished, None, None]
 
 
+@dataclass(frozen=True)
+class Engine:
+    """What performs jobs: its name, worker processes (None: the cores), threads per worker, address of a cluster.
+
+    >>> Engine.of("serial") == Engine()
+    True
+    """
+
+    name: str = "serial"
+    workers: int | None = None
+    threads: int = 1
+    address: str | None = None
+
+    @classmethod
+    def of(cls, engine: str | Engine, workers: int | None = None, threads: int = 1, address: str | None = None) -> Engine:
+        """An engine from its name and settings, or the engine itself; raises unless it can be started so."""
+        found = engine if isinstance(engine, Engine) else cls(engine, workers, threads, address)
+        check_engine(found)
+        return found
+
+
 def run_all(
     task: Task,
     jobs: Iterable[Job],
     *,
-    engine: str = "serial",
+    engine: str | Engine = "serial",
     workers: int | None = None,
     threads: int = 1,
     address: str | None = None,
@@ -81,46 +103,46 @@ def finish_all(
     task: Task,
     jobs: Iterable[Job],
     *,
-    engine: str = "serial",
+    engine: str | Engine = "serial",
     workers: int | None = None,
     threads: int = 1,
     address: str | None = None,
     progress: bool | None = None,
 ) -> Performed:
     """As `run_all`, one `Finished` per job, with what failed and how long it took; closing it ends what still runs."""
-    check_engine(engine, workers, threads, address)
+    chosen = Engine.of(engine, workers, threads, address)
     jobs = list(jobs)
-    return _counted(ENGINES[engine](task, jobs, workers, threads, address), len(jobs), progress)
+    return _counted(ENGINES[chosen.name](task, jobs, chosen), len(jobs), progress)
 
 
-def check_engine(engine: str, workers: int | None, threads: int, address: str | None = None) -> None:
-    """Raise unless an engine of this name can be started so, before any work is done."""
-    if engine not in ENGINES:
+def check_engine(engine: Engine) -> None:
+    """Raise unless an engine can be started so, before any work is done."""
+    if engine.name not in ENGINES:
         known = ", ".join(map(repr, ENGINES))
-        raise ValueError(f"engine must be one of {known}; the nearest is {nearest(engine, ENGINES, 1)[0]!r}. Got {engine!r}.")
-    for name, value in (("workers", workers), ("threads", threads)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
-    if engine == "ray":
+        near = nearest(engine.name, ENGINES, 1)[0]
+        raise ValueError(f"engine must be one of {known}; the nearest is {near!r}. Got {engine.name!r}.")
+    for name, value in (("workers", engine.workers), ("threads", engine.threads)):
+        optional_integer(name, value, least=1)
+    if engine.name == "ray":
         from theodolite.runners.cluster import check_address, import_ray
 
         import_ray()
-        if address is not None:
-            check_address(address)
-    elif address is not None:
-        raise ValueError(f"address is for engine='ray' alone. Got {address!r} with engine={engine!r}.")
+        if engine.address is not None:
+            check_address(engine.address)
+    elif engine.address is not None:
+        raise ValueError(f"address is for engine='ray' alone. Got {engine.address!r} with engine={engine.name!r}.")
 
 
 @contextmanager
-def kept_open(engine: str, workers: int | None = None, threads: int = 1, address: str | None = None) -> Iterator[None]:
+def kept_open(engine: str | Engine, workers: int | None = None, threads: int = 1, address: str | None = None) -> Iterator[None]:
     """What an engine starts, once for all runs within the block; runs outside of one start it each for itself."""
-    check_engine(engine, workers, threads, address)
-    if engine != "ray":
+    chosen = Engine.of(engine, workers, threads, address)
+    if chosen.name != "ray":
         yield
         return
     from theodolite.runners.cluster import connected
 
-    with connected(address, workers, threads):
+    with connected(chosen.address, chosen.workers, chosen.threads):
         yield
 
 
@@ -193,21 +215,24 @@ def limited_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _serial(task: Task, jobs: Sequence[Job], workers: int | None, threads: int, address: str | None) -> Performed:
+def _serial(task: Task, jobs: Sequence[Job], engine: Engine) -> Performed:
+    from theodolite.training.matrix_products import fix_matrix_products
+
+    fix_matrix_products()  # as in a worker process, where this one has not begun to multiply
     for index, job in enumerate(jobs):
-        yield perform(task, index, job, threads)
+        yield perform(task, index, job, engine.threads)
 
 
-def _joblib(task: Task, jobs: Sequence[Job], workers: int | None, threads: int, address: str | None) -> Performed:
+def _joblib(task: Task, jobs: Sequence[Job], engine: Engine) -> Performed:
     from theodolite.runners.processes import ProcessRun
 
-    yield from ProcessRun(task, jobs, workers or max(1, cores() // threads), threads).finished()
+    yield from ProcessRun(task, jobs, engine.workers or max(1, cores() // engine.threads), engine.threads).finished()
 
 
-def _ray(task: Task, jobs: Sequence[Job], workers: int | None, threads: int, address: str | None) -> Performed:
+def _ray(task: Task, jobs: Sequence[Job], engine: Engine) -> Performed:
     from theodolite.runners.cluster import RayRun
 
-    yield from RayRun(task, jobs, workers, threads, address).finished()
+    yield from RayRun(task, jobs, engine.workers, engine.threads, engine.address).finished()
 
 
 def cores() -> int:
@@ -215,10 +240,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def thread_limits(threads: int) -> dict[str, str]:
-    """Environment of a worker process; only what stands there before torch is imported binds all of its libraries."""
-    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+def worker_environment(threads: int) -> dict[str, str]:
+    """Environment of a worker process; only what stands there before torch is imported binds all of its libraries.
+
+    Numbers of a job must not depend on what the worker computed before: matrix products do not depend on memory.
+    """
+    from theodolite.training.matrix_products import VARIABLE, WANTED
+
+    limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return {**limits, VARIABLE: os.environ.get(VARIABLE, WANTED)}
 
 
-Engine = Callable[[Task, Sequence[Job], int | None, int, str | None], Performed]
-ENGINES: dict[str, Engine] = {"serial": _serial, "joblib": _joblib, "ray": _ray}
+ENGINES: dict[str, Callable[[Task, Sequence[Job], Engine], Performed]] = {"serial": _serial, "joblib": _joblib, "ray": _ray}

@@ -57,19 +57,20 @@ class Record:
     seconds: float
     error: str | None = None
     traceback: str | None = None
+    code: str = ""  # digest of the code that made it
 
     @property
     def failed(self) -> bool:
         return self.error is not None
 
 
-def job_key(name: str, job: Mapping[str, Any], code: str) -> str:
-    """A job's identity: experiment, parameters with their seed, and version of the code.
+def job_key(name: str, job: Mapping[str, Any]) -> str:
+    """A job's identity: the study, and the parameters with their seed. The code that made its rows stands in the record.
 
-    >>> job_key("a", {"x": 1, "seed": 0}, "v1") == job_key("a", {"seed": 0, "x": 1}, "v1")
+    >>> job_key("a", {"x": 1, "seed": 0}) == job_key("a", {"seed": 0, "x": 1})
     True
     """
-    text = json.dumps([name, plain(dict(job)), code], sort_keys=True)
+    text = json.dumps([name, plain(dict(job))], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -110,22 +111,11 @@ class RunStore:
 
     def add(self, record: Record) -> None:
         """Append a finished job; returns when it is on disk."""
-        tensors: dict[str, Tensor] = {}
-        rows = [_encode_row(plain_row(row), i, tensors) for i, row in enumerate(record.rows)]
-        content = {
-            "key": record.key,
-            "job": plain(dict(record.job)),
-            "rows": rows,
-            "seconds": record.seconds,
-            "error": record.error,
-            "traceback": record.traceback,
-        }
+        line, tensors = encode_record(record)
         with _plain_os_errors(self.folder, len(self.records)):
             if tensors:
-                packed = save_tensors(tensors)
-                content["tensors"] = f"{zlib.crc32(packed):08x}"
-                write_whole(self.folder / "tensors" / f"{record.key}.safetensors", packed)
-            self._append(_line(content))
+                write_whole(self.folder / "tensors" / f"{record.key}.safetensors", tensors)
+            self._append(line)
         self.records[record.key] = record
 
     def _append(self, line: bytes) -> None:
@@ -165,6 +155,40 @@ class RunStore:
         self.close()
 
 
+class Computations:
+    """What jobs computed, by key, for every figure and study that asks for the same: one file each, written whole.
+
+    Without a folder they are kept in memory. Several processes and machines may share a folder. With `fresh` only what was
+    added through this object is served.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, *, fresh: bool = False) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self._fresh = fresh
+        self._added: dict[str, Record | None] = {}  # the record itself only where there is no folder
+
+    def get(self, key: str) -> Record | None:
+        """A finished job, or None."""
+        if self.folder is None or (self._fresh and key not in self._added):
+            return self._added.get(key)
+        path = self.folder / key[:2] / f"{key}.json"
+        return _parse(path.read_bytes(), path.with_suffix(".safetensors")) if path.exists() else None
+
+    def add(self, record: Record) -> None:
+        """Keep a job that succeeded; failures are not worth sharing."""
+        if record.failed:
+            return
+        self._added[record.key] = record if self.folder is None else None
+        if self.folder is not None:
+            line, tensors = encode_record(record)
+            path = self.folder / record.key[:2] / f"{record.key}.json"
+            with _plain_os_errors(self.folder, len(self._added)):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if tensors:
+                    write_whole(path.with_suffix(".safetensors"), tensors)
+                write_whole(path, line)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run folder."""
     path = folder / "manifest.json"
@@ -200,6 +224,24 @@ def plain(value: Any) -> Any:
 # Lines
 
 
+def encode_record(record: Record) -> tuple[bytes, bytes]:
+    """A record as a line with its check sum, and its tensors as safetensors (empty if it has none)."""
+    tensors: dict[str, Tensor] = {}
+    content = {
+        "key": record.key,
+        "job": plain(dict(record.job)),
+        "rows": [_encode_row(plain_row(row), i, tensors) for i, row in enumerate(record.rows)],
+        "seconds": record.seconds,
+        "error": record.error,
+        "traceback": record.traceback,
+        "code": record.code,
+    }
+    packed = save_tensors(tensors) if tensors else b""
+    if packed:
+        content["tensors"] = f"{zlib.crc32(packed):08x}"
+    return _line(content), packed
+
+
 def _line(content: dict[str, Any]) -> bytes:
     return (json.dumps({**content, "crc": _crc(content)}) + "\n").encode()
 
@@ -219,16 +261,17 @@ def _read_records(folder: Path) -> tuple[dict[str, Record], int]:
     with path.open("rb") as file:
         for line in file:
             place += len(line)
-            record = _parse(line, folder) if line.endswith(b"\n") else None
+            record = _parse(line, folder / "tensors") if line.endswith(b"\n") else None
             if record is None:
                 continue  # torn, or damaged in the middle: its job is done anew
             end = place
-            if record.key not in records or records[record.key].failed:
-                records[record.key] = record
+            if not record.failed or record.key not in records or records[record.key].failed:
+                records[record.key] = record  # the last success, else the last failure
     return records, end
 
 
-def _parse(line: bytes, folder: Path) -> Record | None:
+def _parse(line: bytes, tensors: Path) -> Record | None:
+    """A record from its line; `tensors` is the file of its tensors, or the folder of such files."""
     try:
         content = json.loads(line)
         crc = content.pop("crc")
@@ -238,7 +281,7 @@ def _parse(line: bytes, folder: Path) -> Record | None:
         return None
     rows, crc = content.pop("rows"), content.pop("tensors", None)
     if crc is not None:
-        path = folder / "tensors" / f"{content['key']}.safetensors"
+        path = tensors / f"{content['key']}.safetensors" if tensors.is_dir() else tensors
         packed = path.read_bytes() if path.exists() else b""
         if f"{zlib.crc32(packed):08x}" != crc:
             return None  # its tensors are gone or damaged

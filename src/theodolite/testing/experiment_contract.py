@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import tempfile
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from theodolite.experiments import Experiment, ExperimentRun, get, load_run, run
-from theodolite.experiments.base import check_declaration
+from theodolite.experiments import ExperimentRun, Figure, get, load_run, run, sources
 from theodolite.experiments.claims import SIZES
-from theodolite.experiments.manifest import items
+from theodolite.experiments.figure import check_declaration
 from theodolite.experiments.running import run_folder
-from theodolite.runners.engines import perform
-from theodolite.runners.store import Record, plain, plain_row, read_records
+from theodolite.runners import Computations, run_stored
+from theodolite.runners.store import Record, plain, read_records
+from theodolite.testing.equality import same
 
 #: Each experiment's run at `tiny` and the shortest of its jobs, which is cheap to repeat.
 _RUNS: dict[str, tuple[ExperimentRun, Record]] = {}
@@ -27,16 +26,15 @@ _RUNS: dict[str, tuple[ExperimentRun, Record]] = {}
 class ExperimentContract:
     """Runs the experiment once at `tiny` and looks at it from all sides.
 
-    `known_failures` are texts of claims that do not hold at `tiny`; the test fails as well when one of them begins to.
-    `unsettled` are those that the last bit of a sum decides at this size; they may go either way.
+    A claim that states why it `fails` at `tiny` must fail there: the test says so when it begins to hold.
     """
 
     id: ClassVar[str]
-    known_failures: ClassVar[frozenset[str]] = frozenset()
-    unsettled: ClassVar[frozenset[str]] = frozenset()
+    #: What jobs computed, shared by all experiments that inherit from here; a folder shares it with other processes too.
+    computations: ClassVar[Computations] = Computations()
 
     @property
-    def experiment(self) -> Experiment:
+    def experiment(self) -> Figure:
         return get(self.id)
 
     @property
@@ -46,7 +44,7 @@ class ExperimentContract:
     def _run_once(self) -> tuple[ExperimentRun, Record]:
         if self.id not in _RUNS:
             with tempfile.TemporaryDirectory() as out:  # kept and read back, so that rows prove they can be
-                run(self.id, "tiny", out=out)
+                run(self.id, "tiny", out=out, computations=self.computations)
                 folder = run_folder(Path(out), self.experiment.id, "tiny")
                 shortest = min(read_records(folder).values(), key=lambda record: record.seconds)
                 _RUNS[self.id] = load_run(folder), shortest
@@ -54,14 +52,15 @@ class ExperimentContract:
 
     def test_states_what_an_experiment_must(self) -> None:
         check_declaration(type(self.experiment))
-        known = {item.key for item in items()}
-        assert [key for key in self.experiment.reproduces if key not in known] == []
+        own = sources()
+        known = {item.key for source in own.values() for item in source.items}
+        assert [key for key in self.experiment.items if key.partition(" ")[0] in own and key not in known] == []
 
     def test_jobs_are_plain_distinct_and_the_same_each_time(self) -> None:
         experiment = self.experiment
         for size in SIZES:
-            jobs = [plain(dict(job)) for job in islice(experiment.jobs(experiment.parameters(size)), 200)]
-            again = [plain(dict(job)) for job in islice(experiment.jobs(experiment.parameters(size)), 200)]
+            jobs = [plain(job) for job in experiment.chosen_jobs(size)[:200]]
+            again = [plain(job) for job in experiment.chosen_jobs(size)[:200]]
             texts = [json.dumps(job, sort_keys=True) for job in jobs]
             assert jobs
             assert jobs == again
@@ -73,15 +72,18 @@ class ExperimentContract:
 
     def test_a_job_gives_the_same_rows_again(self) -> None:
         shortest = self._run_once()[1]
-        again = perform(self.experiment.run, 0, dict(shortest.job), 1)
-        assert again.failure is None
-        assert same([plain_row(row) for row in again.rows], shortest.rows)
+        again = run_stored(
+            self.experiment.study.work(), [shortest.job], name=self.id, computations=_AllBut(self.computations, shortest.key)
+        )
+        assert again.failures == []
+        assert same(again.rows, shortest.rows)
 
     def test_claims_are_measured_and_hold(self) -> None:
         verdicts = self.tiny_run.verdicts
         assert [v.note for v in verdicts if v.note] == []
-        assert self.unsettled <= {v.text for v in verdicts}
-        assert {v.text for v in verdicts if v.failed} - self.unsettled == self.known_failures
+        open_here = {claim.text for claim in self.experiment.claims if "tiny" in claim.undecided}
+        expected = {claim.text for claim in self.experiment.claims if "tiny" in claim.fails}
+        assert {v.text for v in verdicts if v.failed} - open_here == expected
 
     def test_claims_can_fail(self) -> None:
         """Rows whose numbers are all NaN must convince nobody."""
@@ -93,10 +95,21 @@ class ExperimentContract:
         from theodolite.plots import to_svg
 
         rows = self.tiny_run.rows
-        figure = self.experiment.figure(rows)
+        figure = self.experiment.draw(rows)
         assert any(ax.has_data() for ax in figure.axes)
-        assert same(drawn(figure), drawn(self.experiment.figure(rows)))
+        assert same(drawn(figure), drawn(self.experiment.draw(rows)))
         assert to_svg(figure).startswith("<svg")
+
+
+class _AllBut(Computations):
+    """What was computed, without one job: it is done again, but not what it needs."""
+
+    def __init__(self, known: Computations, left_out: str) -> None:
+        super().__init__()
+        self._known, self._left_out = known, left_out
+
+    def get(self, key: str) -> Record | None:
+        return None if key == self._left_out else self._known.get(key)
 
 
 #: How artists of matplotlib tell what they show.
@@ -115,17 +128,6 @@ def _told(artist: Any, name: str) -> Any:
     if isinstance(answer, tuple | list):
         return [getattr(part, "tolist", lambda part=part: str(part))() for part in answer]
     return answer.tolist() if hasattr(answer, "tolist") else str(answer)
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equality of rows, value for value; NaN equals NaN, tensors are compared entry by entry."""
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, dict) and isinstance(right, dict):
-        return list(left) == list(right) and all(same(left[k], right[k]) for k in left)
-    if hasattr(left, "shape") or hasattr(right, "shape"):
-        return type(left) is type(right) and left.shape == right.shape and bool(((left == right) | (left != left)).all())
-    return bool(left == right or (left != left and right != right))
 
 
 def is_number(value: Any) -> bool:

@@ -12,8 +12,8 @@ from theodolite.experiments.anchors.tasks import anchor_of, frequent_words, log_
 from theodolite.experiments.anchors.transfer import certified, follows, violated
 from theodolite.experiments.anchors.worlds import PARTS as WORLDS
 from theodolite.experiments.anchors.zipf_text import zipf_text
-from theodolite.measures.anchors.lemmas import normalized_margin
-from theodolite.measures.anchors.readout import anchored_logits, thresholded_score
+from theodolite.measures.anchors.transfer.certificate import normalized_margin
+from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 
 RECIPE = Recipe(words=40, context=8, dim=12, depth=1, heads=2)
 

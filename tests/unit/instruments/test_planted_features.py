@@ -8,12 +8,12 @@ from torch import nn
 
 import theodolite as th
 from theodolite.instruments import registry
-from theodolite.instruments.features import look
+from theodolite.instruments.features.features import look
 from theodolite.measures.features import agop
 from theodolite.results import Severity
 
 
-def survey(problem: th.Problem, **more) -> tuple[th.Survey, dict[str, th.Finding]]:
+def survey(problem: th.Problem, **more) -> tuple[th.instruments.Survey, dict[str, th.Finding]]:
     found = th.survey(problem, only=["features"], progress=False, **more)
     assert found.good, found
     return found, {f.label: f for f in found.findings}
@@ -107,7 +107,7 @@ def test_where_it_does_not_apply_it_says_so():
     assert "no embedding" in str(row)
     coupled = nn.Sequential(nn.Linear(20, 4), nn.BatchNorm1d(4))
     problem = th.Problem(coupled, nn.CrossEntropyLoss(), quadrants(40), mode="train")
-    assert "normalises over the batch" in registry.get("features").applies(th.instruments.base.Site(problem))
+    assert "normalises over the batch" in registry.get("features").applies(th.instruments.base.SurveyContext(problem))
 
 
 def test_batch_norm_in_eval_mode_has_no_fresh_copy():
@@ -122,7 +122,7 @@ def test_images_with_many_outputs_by_projections():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 30))
     problem = th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(50, 1, 8, 8), torch.arange(50) % 30))
     found, by = survey(problem)
-    assert found.results["features"].outcome is th.Outcome.ESTIMATED
+    assert found.results["features"].outcome is th.results.Outcome.ESTIMATED
     exact = agop(problem)
     truth = float(exact.trace() ** 2 / exact.square().sum())
     assert by["input directions"].value == pytest.approx(truth, rel=0.15)

@@ -47,7 +47,7 @@ def line() -> th.Problem:
     return th.Problem(nn.Linear(4, 1).double(), nn.MSELoss(), points())
 
 
-def survey(problem: th.Problem, *only: str, **more) -> tuple[th.Survey, dict[str, th.Finding]]:
+def survey(problem: th.Problem, *only: str, **more) -> tuple[th.instruments.Survey, dict[str, th.Finding]]:
     found = th.survey(problem, only=list(only) or OURS, progress=False, **more)
     assert found.good, found
     return found, {f.label: f for f in found.findings}
@@ -321,17 +321,19 @@ def test_every_effort_runs_draws_and_is_saved(name, tmp_path):
     problem = wide()
     instrument = registry.get(name)
     for effort in instrument.efforts:
-        site = th.instruments.Site(problem, lr=1.0)
-        assert instrument.applies(site) == ""
-        work = instrument.cost(site, **effort)
+        context = th.instruments.SurveyContext(problem, lr=1.0)
+        assert instrument.applies(context) == ""
+        work = instrument.cost(context, **effort)
         assert work.gradients > 0
-        result = instrument.run(site, **effort)
+        result = instrument.run(context, **effort)
         result.save(tmp_path / name)
         back = th.load(tmp_path / name)
-        assert [f.sentence for f in instrument.findings(site, back)] == [f.sentence for f in instrument.findings(site, result)]
+        assert [f.sentence for f in instrument.findings(context, back)] == [
+            f.sentence for f in instrument.findings(context, result)
+        ]
         assert instrument.rows(back)
         assert instrument.figure({name: back}) is not None
-    costs = [site.sounding.seconds(instrument.cost(site, **effort)) for effort in instrument.efforts]
+    costs = [context.timings.seconds(instrument.cost(context, **effort)) for effort in instrument.efforts]
     assert costs == sorted(costs, reverse=True)
 
 

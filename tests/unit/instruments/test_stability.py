@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from theodolite.instruments.stability import LABELS, stability_findings, write_stability
-from theodolite.measures.stability import LinearPath, StabilityResult
+from theodolite.analyses.stability import LABELS, stability_findings, write_stability
+from theodolite.measures.mode_connectivity import LinearPath
+from theodolite.measures.stability import StabilityResult
 from theodolite.results import Outcome, Severity, worst_first
 
 SIZES = (100, 200, 400, 800)

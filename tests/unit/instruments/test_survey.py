@@ -12,8 +12,8 @@ from torch import nn
 import theodolite as th
 from theodolite.instruments import base, registry
 from theodolite.instruments.planning import Price, Step, fit, fit_memory
-from theodolite.instruments.sounding import Work, sound
-from theodolite.instruments.surveying import seconds_of
+from theodolite.instruments.survey_run import seconds_of
+from theodolite.instruments.timings import Work, measure_timings
 from theodolite.results import Severity
 
 EVIL = "<script>alert(1)</script>"
@@ -28,7 +28,7 @@ def problem(hidden: int = 10, samples: int = 90, **more) -> th.Problem:
 
 
 @pytest.fixture(scope="module")
-def surveyed() -> th.Survey:
+def surveyed() -> th.instruments.Survey:
     return th.survey(problem(), lr=0.1, name=EVIL, progress=False)
 
 
@@ -71,7 +71,7 @@ def test_the_table_of_the_spectrum_loses_nothing(surveyed):
 def test_a_saved_survey_comes_back_with_its_page(surveyed, tmp_path):
     surveyed.save(tmp_path / "survey")
     back = th.load(tmp_path / "survey")
-    assert isinstance(back, th.Survey)
+    assert isinstance(back, th.instruments.Survey)
     assert [f.row() for f in back.findings] == [f.row() for f in surveyed.findings]
     assert torch.equal(back.results["curvature"].values, surveyed.results["curvature"].values)
     assert back.to_html(tmp_path / "index.html").stat().st_size > 10_000
@@ -158,13 +158,13 @@ def test_an_optimizer_without_a_law_is_said_so():
 class Broken(base.Instrument):
     name, title, question, how = "broken", "Broken", "?", "."
 
-    def cost(self, site, **effort):
+    def cost(self, context, **effort):
         return Work()
 
-    def run(self, site, **effort):
+    def run(self, context, **effort):
         raise RuntimeError("no such thing")
 
-    def findings(self, site, result):
+    def findings(self, context, result):
         return []
 
 
@@ -181,7 +181,7 @@ def test_a_failing_instrument_is_reported_and_the_others_go_on(monkeypatch, tmp_
 
 
 def test_keyboard_interrupt_is_not_swallowed(monkeypatch):
-    def run(self, site, **effort):
+    def run(self, context, **effort):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Broken, "run", run)
@@ -211,7 +211,7 @@ def test_a_model_without_second_derivatives_still_gets_its_first_order_survey():
 
 
 def test_the_plan_names_every_instrument_with_its_price():
-    plan = th.plan_survey(problem(), lr=0.1)
+    plan = th.instruments.plan_survey(problem(), lr=0.1)
     assert [row["instrument"] for row in plan.rows()] == [name for name in th.instruments.names() if name in NAMES]
     assert plan.seconds > 0
     assert plan.gradients == pytest.approx(plan.seconds / plan.gradient_seconds)
@@ -238,7 +238,7 @@ def test_memory_limits_efforts_too():
 
 def test_an_instrument_keeps_nothing_of_an_earlier_site():
     layers = registry.get("layers")
-    small, large = (base.Site(problem(hidden=h)) for h in (4, 9))
+    small, large = (base.SurveyContext(problem(hidden=h)) for h in (4, 9))
     layers.cost(small, k=1)
     sizes = [pairs.vectors.shape[0] for pairs in layers.run(large, k=1).values()]
     assert sizes == [45, 27]
@@ -286,9 +286,9 @@ def test_a_budget_lowers_efforts_before_it_drops_instruments():
 
 
 def test_what_seemed_too_dear_runs_after_all_if_there_is_time(monkeypatch):
-    """A sounding on a busy machine overrates everything; the survey notices as it goes."""
+    """Timings on a busy machine overrate everything; the survey notices as it goes."""
     overrated = lambda self, work: 1000 * (work.gradients + work.products + work.block_products) * self.gradient  # noqa: E731
-    monkeypatch.setattr("theodolite.instruments.sounding.Sounding.seconds", overrated)
+    monkeypatch.setattr("theodolite.instruments.timings.Timings.seconds", overrated)
     found = th.survey(problem(), lr=0.1, budget=60, only=["curvature", "negative", "trace"], progress=False)
     assert {row["instrument"]: row["state"] for row in found.plan} == dict.fromkeys(
         ["batches", "curvature", "negative", "trace"], "done"
@@ -323,7 +323,7 @@ def test_a_slow_problem_is_timed_on_a_part_of_its_data():
 
     x = torch.randn(2000, 3)
     slow = th.Problem(Slow(3, 1), nn.MSELoss(), (x, torch.zeros(2000, 1)))
-    sounding = sound(slow)
-    assert sounding.share < 0.5
-    assert sounding.operator is None
-    assert sounding.gradient >= 1.9  # a sample sleeps for 1 ms, at least
+    timings = measure_timings(slow)
+    assert timings.share < 0.5
+    assert timings.operator is None
+    assert timings.gradient >= 1.9  # a sample sleeps for 1 ms, at least

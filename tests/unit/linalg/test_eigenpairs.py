@@ -25,7 +25,7 @@ def expected(eigenvalues: torch.Tensor, k: int, which: str) -> torch.Tensor:
     return ordered[:k] if which == "largest" else ordered[-k:]
 
 
-def check(matrix: torch.Tensor, eigenvalues: torch.Tensor, pairs: th.Eigenpairs, k: int, which: str) -> None:
+def check(matrix: torch.Tensor, eigenvalues: torch.Tensor, pairs: th.linalg.Eigenpairs, k: int, which: str) -> None:
     scale = float(eigenvalues.abs().max())
     assert pairs.converged
     assert pairs.outcome is Outcome.CONVERGED
@@ -164,7 +164,7 @@ def test_arpack_agrees():
 
     matrix = random_symmetric(torch.randn(200).double() ** 3)
     ours = th.top_eigenpairs(matrix, 6, tol=1e-9)
-    theirs = eigsh(th.as_operator(matrix).to_scipy(), k=6, which="LA", tol=0, return_eigenvectors=False)
+    theirs = eigsh(th.operators.as_operator(matrix).to_scipy(), k=6, which="LA", tol=0, return_eigenvectors=False)
     torch.testing.assert_close(ours.values, torch.as_tensor(sorted(theirs, reverse=True)), rtol=1e-8, atol=1e-8)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from theodolite import plots
-from theodolite.plots.dressing import notes, spread
+from theodolite.plots.axes_style import notes, spread
 
 
 def runs(values: dict[str, list[list[float]]]) -> list[dict]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from theodolite import plots
-from theodolite.plots.dressing import notes
+from theodolite.plots.axes_style import notes
 
 RNG = np.random.default_rng(0)
 CHOICE = [

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from theodolite import plots
-from theodolite.plots.dressing import notes
+from theodolite.plots.axes_style import notes
 
 
 def test_a_known_law_is_recovered():

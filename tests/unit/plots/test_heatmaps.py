@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from theodolite import plots
-from theodolite.plots.dressing import notes
+from theodolite.plots.axes_style import notes
 
 
 def test_both_signs_get_a_symmetric_diverging_map():

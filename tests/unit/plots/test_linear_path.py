@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from theodolite import plots
-from theodolite.plots.dressing import notes
+from theodolite.plots.axes_style import notes
 from theodolite.plots.linear_path import linear_path, linear_path_panels
 
 ALPHAS = np.linspace(-1, 2, 76).tolist()

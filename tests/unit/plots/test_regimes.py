@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from theodolite import plots
-from theodolite.plots.dressing import notes
+from theodolite.plots.axes_style import notes
 from theodolite.plots.regimes import COLOURS
 
 
@@ -54,6 +54,6 @@ def test_losses_below_zero_and_nothing_to_draw():
 
 
 def test_every_word_of_the_instrument_has_a_colour():
-    from theodolite.instruments.regimes import WORDS
+    from theodolite.instruments.rates.regimes import WORDS
 
     assert set(WORDS) <= set(COLOURS)

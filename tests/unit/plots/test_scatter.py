@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from theodolite import plots
-from theodolite.plots.dressing import notes
+from theodolite.plots.axes_style import notes
 
 RNG = np.random.default_rng(1)
 ROWS = [{"a": float(a), "b": float(a + 0.3 * e), "kind": "xy"[i % 2]} for i, (a, e) in enumerate(RNG.normal(size=(40, 2)))]

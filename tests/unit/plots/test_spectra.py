@@ -10,7 +10,7 @@ import torch
 
 import theodolite as th
 from theodolite import plots
-from theodolite.plots.dressing import notes
+from theodolite.plots.axes_style import notes
 
 
 def points(ax) -> dict[str, list]:

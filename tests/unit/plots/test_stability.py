@@ -10,7 +10,7 @@ import pytest
 
 from theodolite import plots
 from theodolite.measures.stability.power_law import fit_power_law
-from theodolite.plots.dressing import notes
+from theodolite.plots.axes_style import notes
 from theodolite.plots.stability import FIT, MAXIMA, PAIRS, pairs_and_maxima, stability_panels
 
 SIZES = (100, 200, 400, 800)

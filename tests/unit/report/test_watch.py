@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.unit.monitors.logs import HOSTILE, fake_run, header, write_lines
 from theodolite import plots
 from theodolite.monitors.log import fold, read_log
-from theodolite.plots.dressing import notes
+from theodolite.plots.axes_style import notes
 from theodolite.plots.monitor import plot_monitor
 from theodolite.report import watch
 from theodolite.report.watch import WatchServer, news, page_data, policy, thinned, watch_html, write_watch

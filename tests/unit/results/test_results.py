@@ -51,11 +51,11 @@ def test_results_are_frozen_and_show_themselves(make):
 def test_tensors_come_back_bit_by_bit(tmp_path):
     pairs = RESULTS["eigenpairs"]()
     pairs.save(tmp_path / "pairs")
-    loaded = th.Eigenpairs.load(tmp_path / "pairs")
+    loaded = th.linalg.Eigenpairs.load(tmp_path / "pairs")
     assert torch.equal(loaded.vectors, pairs.vectors)
     assert torch.equal(loaded.residuals, pairs.residuals)
     with pytest.raises(ValueError, match="holds a Eigenpairs"):
-        th.Density.load(tmp_path / "pairs")
+        th.linalg.Density.load(tmp_path / "pairs")
 
 
 def test_files_that_are_not_results_are_refused(tmp_path):

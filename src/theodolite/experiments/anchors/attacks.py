@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK
 from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at, next_word_loss, windows
 from theodolite.experiments.anchors.tasks import anchor_of, frequent_words, states_at, task_of
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import Measure, chosen
-from theodolite.measures.anchors.attacks import (
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
+from theodolite.measures.anchors.transfer.attacks import (
     Shift,
     rare_word_kl,
     rare_word_module,
@@ -23,9 +23,9 @@ from theodolite.measures.anchors.attacks import (
     shifted_module,
     silencing_shift,
 )
-from theodolite.measures.anchors.log_linear import kl_divergence
-from theodolite.measures.anchors.readout import anchored_logits, compare_readouts
-from theodolite.models.language import GPT
+from theodolite.measures.anchors.transfer.log_linear import kl_divergence
+from theodolite.measures.anchors.transfer.readout import anchored_logits, compare_readouts
+from theodolite.models.transformers import GPT
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Attacks(Experiment):
         yield from rare_word_rows(model, ids, following, job["seed"])
         yield from readout_rows(model, ids, job["seed"])
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         rare = [

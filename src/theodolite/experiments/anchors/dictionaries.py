@@ -20,7 +20,7 @@ from theodolite.experiments.anchors.probes import (
     value_of,
 )
 from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import chosen
+from theodolite.experiments.query import chosen
 from theodolite.measures.anchors import AtomGeometry, atom_geometry
 from theodolite.results import Row
 
@@ -86,7 +86,7 @@ class Figure32(ProbeExperiment):
 
     id = "anchor/figure-3.2"
     source = "000, section 3.4, Figure 3.2"
-    reproduces = ("000 Figure 3.2",)
+    item = "wu-2023 Figure 3.2"
     sizes = FOUR_MODELS
     show = spectrum_rows
     claims = (
@@ -111,7 +111,7 @@ class Figure32(ProbeExperiment):
         ),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(1, letters=False, size=(5.2, 3.6))
@@ -135,7 +135,7 @@ class _Histograms(ProbeExperiment):
 
     xlabel = ""
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         models = list(dict.fromkeys(row["model"] for row in rows if row["kind"] == "bar"))
@@ -157,7 +157,7 @@ class FigureB1(_Histograms):
 
     id = "anchor/figure-B.1"
     source = "000, section B.2, Figure B.1"
-    reproduces = ("000 Figure B.1",)
+    item = "wu-2023 Figure B.1"
     sizes = ALL_MODELS
     show = norm_rows
     xlabel = "norm of an atom"
@@ -197,7 +197,7 @@ class FigureB2(_Histograms):
 
     id = "anchor/figure-B.2"
     source = "000, section B.2, Figure B.2"
-    reproduces = ("000 Figure B.2",)
+    item = "wu-2023 Figure B.2"
     sizes = ALL_MODELS
     show = cosine_rows
     xlabel = "cosine of two atoms"

@@ -16,8 +16,8 @@ from theodolite.experiments.anchors.probes import (
     of_model,
     removed,
 )
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _claims(models: tuple[str, ...], *which: str) -> tuple[Claim, ...]:
 class _Distributions(ProbeExperiment):
     """One panel per model."""
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         models = list(dict.fromkeys(row["model"] for row in rows if row["kind"] == "bar"))
@@ -134,7 +134,7 @@ class Figure33(_Distributions):
 
     id = "anchor/figure-3.3"
     source = "000, section 3.4, Figure 3.3"
-    reproduces = ("000 Figure 3.3",)
+    item = "wu-2023 Figure 3.3"
     sizes = FOUR_MODELS
     show = value_rows
     claims = _claims(FOUR, WHOLE, BULK)
@@ -145,7 +145,7 @@ class FigureB3(_Distributions):
 
     id = "anchor/figure-B.3"
     source = "000, section B.2, Figure B.3"
-    reproduces = ("000 Figure B.3",)
+    item = "wu-2023 Figure B.3"
     sizes = ALL_MODELS
     show = whole_rows
     claims = _claims(tuple(FOLDERS), WHOLE)
@@ -156,7 +156,7 @@ class FigureB4(_Distributions):
 
     id = "anchor/figure-B.4"
     source = "000, section B.2, Figure B.4"
-    reproduces = ("000 Figure B.4",)
+    item = "wu-2023 Figure B.4"
     sizes = ALL_MODELS
     show = bulk_rows
     claims = _claims(tuple(FOLDERS), BULK)

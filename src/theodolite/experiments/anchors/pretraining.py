@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK, removed
 from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import chosen
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.measures.anchors import anchor_probe
 from theodolite.results import Row
 
@@ -98,7 +98,7 @@ class Pretraining(Experiment):
             for row in probe.rows():
                 yield {"step": step, **row, **shape, "bulk": row["top"] == removed(probe.vocabulary)}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         table = [{**row, "removed": f"top {row['top']} removed", "at": row["step"] + 1} for row in rows]

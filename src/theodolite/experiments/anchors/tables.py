@@ -19,8 +19,8 @@ from theodolite.experiments.anchors.probes import (
     of_model,
     value_of,
 )
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Table31(ProbeExperiment):
 
     id = "anchor/table-3.1"
     source = "000, section 3.4, Table 3.1"
-    reproduces = ("000 Table 3.1",)
+    item = "wu-2023 Table 3.1"
     sizes = FOUR_MODELS
     show = error_rows
     claims = (
@@ -121,7 +121,7 @@ class Table31(ProbeExperiment):
         ),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         table = [row for row in rows if row["kind"] == "error"]
@@ -165,7 +165,7 @@ class TableB2(ProbeExperiment):
 
     id = "anchor/table-B.2"
     source = "000, section B.2, Table B.2"
-    reproduces = ("000 Table B.2",)
+    item = "wu-2023 Table B.2"
     show = error_rows
     claims = (
         LOCAL_FALLS,
@@ -198,7 +198,7 @@ class TableB2(ProbeExperiment):
         ),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(2, size=(4.6, 3.4))
@@ -246,7 +246,7 @@ class Figure31(ProbeExperiment):
 
     id = "anchor/figure-3.1"
     source = "000, section 3.4, Figure 3.1"
-    reproduces = ("000 Figure 3.1",)
+    item = "wu-2023 Figure 3.1"
     show = error_rows
     claims = (
         LOCAL_FALLS,
@@ -264,7 +264,7 @@ class Figure31(ProbeExperiment):
         ),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(1, letters=False, size=(5.4, 3.8))
@@ -344,7 +344,7 @@ class TableB1(ProbeExperiment):
 
     id = "anchor/table-B.1"
     source = "000, section B.2, Table B.1"
-    reproduces = ("000 Table B.1",)
+    item = "wu-2023 Table B.1"
     sizes = ALL_MODELS
     show = model_rows
     claims = (
@@ -359,7 +359,7 @@ class TableB1(ProbeExperiment):
         *(claim for model in FOLDERS for claim in _model_claims(model)),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         table = [row for row in rows if row["kind"] == "model"]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.measures.anchors import find_head
-from theodolite.measures.anchors.heads import states_of
-from theodolite.measures.anchors.log_linear import LogLinear
-from theodolite.measures.anchors.readout import anchored_logits, thresholded_score
-from theodolite.measures.anchors.transfer import fit_anchor
+from theodolite.measures.anchors.probing.heads import states_of
+from theodolite.measures.anchors.transfer.certificate import fit_anchor
+from theodolite.measures.anchors.transfer.log_linear import LogLinear
+from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 
 #: Frequent words from which label words are drawn, and at which quantile of its feature a unit begins to speak.
 FREQUENT, QUANTILE = 20, 0.25

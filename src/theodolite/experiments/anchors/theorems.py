@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from theodolite.experiments.anchors import theorems_parts as parts
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Theorems(Experiment):
         for row in PARTS[job["part"]](job):
             yield {"part": job["part"], **row, "seed": job["seed"]}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(4.6, 3.6))

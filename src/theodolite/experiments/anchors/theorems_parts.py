@@ -10,27 +10,28 @@ import torch
 from torch import Tensor
 
 from theodolite.data.generators import exact_anchor_world
-from theodolite.measures.anchors.attacks import (
+from theodolite.measures.anchors.transfer.attacks import (
     rare_word_kl,
     rare_word_logits,
     shift_anchor,
     shift_log_linear,
     silencing_shift,
 )
-from theodolite.measures.anchors.lemmas import (
+from theodolite.measures.anchors.transfer.certificate import (
     bulk_mass_gap,
     disagreement,
+    fit_anchor,
     kl_floors,
     m_max,
     m_simplified,
     m_sum,
     normalized_margin,
     pinsker,
+    transfer_certificate,
     word_mass_gap,
 )
-from theodolite.measures.anchors.log_linear import LogLinear, kl_divergence, total_variation
-from theodolite.measures.anchors.readout import anchored_logits, thresholded_score
-from theodolite.measures.anchors.transfer import fit_anchor, transfer_certificate
+from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence, total_variation
+from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 from theodolite.results import Row
 
 #: What float64 may lose in an inequality.

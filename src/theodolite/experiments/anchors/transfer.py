@@ -14,11 +14,11 @@ from torch import Tensor
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK
 from theodolite.experiments.anchors.small_gpt import Recipe, Weights, corpus_of, follow, network_at, windows
 from theodolite.experiments.anchors.tasks import Task, anchor_of, frequent_words, states_at, task_of
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import Measure, chosen
-from theodolite.measures.anchors.log_linear import LogLinear
-from theodolite.measures.anchors.transfer import transfer_certificate
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
+from theodolite.measures.anchors.transfer.certificate import transfer_certificate
+from theodolite.measures.anchors.transfer.log_linear import LogLinear
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Transfer(Experiment):
             for number, task in enumerate(tasks):
                 yield {"task": number, "step": step, **certified(reference, seen, task)}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         shares = {"eps_cls": "wrong", "failed": "wrong or undecided"}

@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.measures.anchors import anchor_clusters, probe_states
-from theodolite.measures.anchors.bulk import log_bulk_partition
+from theodolite.measures.anchors.probing.bulk import log_bulk_partition
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Worlds(Experiment):
         for row in PARTS[job["part"]](job):
             yield {"part": job["part"], **row, "seed": job["seed"]}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         table = [{**row, "states": _states(row["radius"])} for row in rows if row["part"] == "gaussian"]

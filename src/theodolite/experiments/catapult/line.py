@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from theodolite.data.generators import mixture_1d
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Measured, Reported
+from theodolite.experiments import Claim, Figure, Reported, Study, at_least, at_most, between, equal, measured, rows, sizes
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.dynamics.quadratic import (
+from theodolite.measures.quadratic_models import (
     Descent,
     SignClasses,
     class_eigenvalues,
@@ -26,94 +23,27 @@ from theodolite.measures.dynamics.quadratic import (
 from theodolite.models import ntk_fcn
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 #: Learning rates in units of the first threshold n/λ₁(0); "between" is the middle of both thresholds.
 RATES = (0.8, 0.98, "between", 1.1, 1.3, 1.6, 1.9, 2.1)
-_WHERE = "003, Figure 3.3"
 
 
-@dataclass(frozen=True)
-class Params:
-    seeds: tuple[int, ...]  # starts whose thresholds are at least 3 % apart, so that there is a between
-    width: int = 5000
-    points: int = 128
-    steps: int = 500
-    direct_steps: int = 30
-
-
-#: Of the first starts, 0 and 1 have thresholds 0.5 % and 3.1 % apart; the source's are 5 % apart.
-SIZES = {
-    "tiny": Params(seeds=(3,), steps=250, direct_steps=12),
-    "laptop": Params(seeds=(1, 2, 3)),
-    "paper": Params(seeds=(1, 2, 3, 4, 6), steps=2000),
-}
-
-
-def column(name: str, *rates: float | str) -> Callable[[list[Row]], list[float]]:
-    """The values of a column at some rates, over the starts."""
-
-    def values(rows: list[Row]) -> list[float]:
-        return [row[name] for row in rows if row["kind"] == "run" and row["at"] in map(str, rates)]
-
-    return values
-
-
-def smallest(name: str, *rates: float | str) -> Callable[[list[Row]], float]:
-    return lambda rows: min(column(name, *rates)(rows))
-
-
-def largest(name: str, *rates: float | str) -> Callable[[list[Row]], float]:
-    return lambda rows: max(column(name, *rates)(rows))
-
-
-def largest_change(name: str, *rates: float | str) -> Callable[[list[Row]], float]:
-    """The largest change of a ratio from 1."""
-    return lambda rows: max(abs(value - 1) for value in column(name, *rates)(rows))
-
-
-def threshold(name: str) -> Callable[[list[Row]], Measured]:
-    """A threshold, mean over the starts; the error is half its range."""
-
-    def measure(rows: list[Row]) -> Measured:
-        values = [row[name] for row in rows if row["kind"] == "threshold"]
-        return Measured(fmean(values), error=0.5 * (max(values) - min(values)))
-
-    return measure
-
-
-def share(word: str, *rates: float | str) -> Callable[[list[Row]], float]:
-    """The share of runs at these rates with that word."""
-    return lambda rows: fmean(
-        row["word"] == word for row in rows if row["kind"] == "run" and row["at"] in map(str, rates) and row["rate"] > 0
-    )
-
-
-def away_from_twin(relative: bool) -> Callable[[list[Row]], float]:
-    """Largest distance of λ₁(end)/λ₁(0) from that of the quadratic model up to 1.3 times the threshold."""
-    near = ("0.8", "0.98", "between", "1.1", "1.3")
-
-    def measure(rows: list[Row]) -> float:
-        found: list[tuple[float, float]] = [
-            (row["ratio_1"], row["twin_1"]) for row in rows if row["kind"] == "run" and row["at"] in near
-        ]
-        return max(abs(mine - twin) / (twin if relative else 1.0) for mine, twin in found)
-
-    return measure
-
-
-def worst_gap(rows: list[Row]) -> float:
-    """Largest relative distance between the reduction to two examples and descent on all points."""
-    return max(float(row["gap"]) for row in rows if row["kind"] == "direct")
-
-
-class _Line(Experiment):
-    """What both figures share."""
+class Line(Study):
+    """Gradient descent at all rates of `RATES`, by the quadratic model (`frozen` gates) or by the network."""
 
     frozen: bool
+    #: Seeds of starts whose thresholds are at least 3 % apart, so that there is a between: of the first starts, 0 and 1 have
+    #: thresholds 0.5 % and 3.1 % apart; the source's are 5 % apart.
+    sizes = sizes(
+        width=5000,
+        points=128,
+        steps=500,
+        direct_steps=30,
+        tiny={"seeds": (3,), "steps": 250, "direct_steps": 12},
+        laptop={"seeds": (1, 2, 3)},
+        paper={"seeds": (1, 2, 3, 4, 6), "steps": 2000},
+    )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for seed in p.seeds:
             shared = {"width": p.width, "points": p.points, "seed": seed}
             yield {"part": "runs", "steps": p.steps, **shared}
@@ -153,39 +83,6 @@ class _Line(Experiment):
                 }
                 yield {"kind": "step", **shared, "step": step, **values}
 
-    def figure(self, rows: list[Row]) -> Figure:
-        from theodolite import plots
-
-        seed = min(row["seed"] for row in rows)
-        runs = [row for row in rows if row["kind"] == "run" and row["seed"] == seed]
-        kept = {row["at"] for row in runs if row["word"] != "divergent"}
-        steps = [
-            {**row, "η": f"{row['rate']:.3f}"}
-            for row in rows
-            if row["kind"] == "step" and row["seed"] == seed and row["at"] in kept and row["step"] <= 150
-        ]
-        edges = next(row for row in rows if row["kind"] == "threshold" and row["seed"] == seed)
-        falls = [
-            {"rate": row["rate"] / edges["first"], "ratio": row[name], "eigenvalue": label}
-            for row in runs
-            for name, label in (("ratio_1", "λ₁"), ("ratio_2", "λ₂"))
-        ]
-        figure, axes = plots.panels(4, columns=2, size=(4.4, 3.1))
-        look: dict[str, Any] = {"by": "η", "markers": False}
-        plots.curves(steps, "step", "loss", **look, labels="legend", log="y", ylabel="training loss", ax=axes[0])
-        plots.curves(steps, "step", "lambda_1", **look, labels="none", ylabel="λ₁(t)", ax=axes[1])
-        plots.curves(steps, "step", "lambda_2", **look, labels="none", ylabel="λ₂(t)", ax=axes[2])
-        for ax in axes[1:3]:
-            ax.set_ylim(bottom=0)
-        axes[0].legend(title="η", fontsize=7, ncols=2)
-        plots.curves(
-            falls, "rate", "ratio", by="eigenvalue", xlabel="η / (n/λ₁(0))", ylabel="at the end / at the start", ax=axes[3]
-        )
-        axes[3].set_ylim(0, 1.25)
-        plots.reference(axes[3], x=1.0, label="n/λ₁")
-        plots.reference(axes[3], x=edges["second"] / edges["first"], label="n/λ₂")
-        return figure
-
 
 def start(job: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Weights (m, 1) and (m) of a network with signs in its last layer; points and labels."""
@@ -223,35 +120,95 @@ def _shown(length: int) -> list[int]:
     return [*range(min(60, length)), *range(60, length, 10)]
 
 
-def _thresholds(where: str) -> tuple[Claim, ...]:
-    return (
-        Claim(
-            "first threshold n/λ₁(0) for the mean of squares, mean over the starts",
-            threshold("first"),
-            rule="between",
-            expected=(0.33, 0.46),
-            reported=Reported(0.37, where),
-        ),
-        Claim(
-            "second threshold n/λ₂(0), mean over the starts",
-            threshold("second"),
-            rule="between",
-            expected=(0.33, 0.46),
-            reported=Reported(0.39, where),
-        ),
-    )
+# What is claimed
 
 
-_EXACT = Claim(
+#: A rate is asked for so that runs without numbers convince nobody.
+runs = rows(kind="run", rate=lambda rate: rate > 0)
+below, middle, above = runs(at=["0.8", "0.98"]), runs(at="between"), runs(at=["1.3", "1.6", "1.9"])
+#: Up to 1.3 times the threshold: λ₁(end)/λ₁(0) and that of the quadratic model.
+near = runs(at=["0.8", "0.98", "between", "1.1", "1.3"])
+distance = abs(near["ratio_1"] - near["twin_1"])
+
+THRESHOLDS = [
+    between(
+        *(0.33, 0.46, "first threshold n/λ₁(0) for the mean of squares, mean over the starts"),
+        rows(kind="threshold")["first"].mean_and_range(),
+        reported=0.37,
+    ),
+    between(
+        *(0.33, 0.46, "second threshold n/λ₂(0), mean over the starts"),
+        rows(kind="threshold")["second"].mean_and_range(),
+        reported=0.39,
+    ),
+]
+EXACT = at_most(
+    1e-8,
     "two effective examples stand for all points (largest relative distance of loss and kernel)",
-    worst_gap,
-    rule="at most",
-    expected=1e-8,
-    reported=Reported("equality", "003, Proposition B.11.1", read_from="theory"),
+    rows(kind="direct").max("gap"),
+    reported=Reported("equality", "Zhu 2024, Proposition B.11.1", "theory"),
 )
 
 
-class Figure33(_Line):
+def around_thresholds(constant: dict[str, str], second: dict[str, str]) -> list[Claim]:
+    """What both models do below and between the thresholds; sizes at which the first and the last of it fail."""
+    return [
+        at_most(
+            0.01,
+            "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)",
+            below.change("ratio_1").max(),
+            says="nearly constant",
+            fails=constant,
+        ),
+        at_least(0.005, "between the thresholds λ₁ falls (smallest share lost)", 1 - middle.max("ratio_1"), says="λ₁ decreases"),
+        at_most(
+            0.003,
+            "between the thresholds λ₂ does not (largest change)",
+            middle.change("ratio_2").max(),
+            says="only λ₁ decreases",
+            fails=second,
+        ),
+    ]
+
+
+class LineFigure(Figure):
+    """Losses, both eigenvalues, and where they end, against the rate."""
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        seed = min(row["seed"] for row in rows)
+        runs = [row for row in rows if row["kind"] == "run" and row["seed"] == seed]
+        kept = {row["at"] for row in runs if row["word"] != "divergent"}
+        steps = [
+            {**row, "η": f"{row['rate']:.3f}"}
+            for row in rows
+            if row["kind"] == "step" and row["seed"] == seed and row["at"] in kept and row["step"] <= 150
+        ]
+        edges = next(row for row in rows if row["kind"] == "threshold" and row["seed"] == seed)
+        falls = [
+            {"rate": row["rate"] / edges["first"], "ratio": row[name], "eigenvalue": label}
+            for row in runs
+            for name, label in (("ratio_1", "λ₁"), ("ratio_2", "λ₂"))
+        ]
+        figure, axes = plots.panels(4, columns=2, size=(4.4, 3.1))
+        look: dict[str, Any] = {"by": "η", "markers": False}
+        plots.curves(steps, "step", "loss", **look, labels="legend", log="y", ylabel="training loss", ax=axes[0])
+        plots.curves(steps, "step", "lambda_1", **look, labels="none", ylabel="λ₁(t)", ax=axes[1])
+        plots.curves(steps, "step", "lambda_2", **look, labels="none", ylabel="λ₂(t)", ax=axes[2])
+        for ax in axes[1:3]:
+            ax.set_ylim(bottom=0)
+        axes[0].legend(title="η", fontsize=7, ncols=2)
+        plots.curves(
+            falls, "rate", "ratio", by="eigenvalue", xlabel="η / (n/λ₁(0))", ylabel="at the end / at the start", ax=axes[3]
+        )
+        axes[3].set_ylim(0, 1.25)
+        plots.reference(axes[3], x=1.0, label="n/λ₁")
+        plots.reference(axes[3], x=edges["second"] / edges["first"], label="n/λ₂")
+        return figure
+
+
+class Figure33(LineFigure):
     """Quadratic models on points of a line: below two thresholds the kernel stays, above each of them an eigenvalue falls.
 
     128 points from N(±2, 1) with labels ±1, the quadratic model of a two-layer ReLU network of width 5000, gradient descent.
@@ -259,124 +216,63 @@ class Figure33(_Line):
     descent runs on two effective examples; a run on all points confirms it.
     """
 
-    id = "catapult/figure-3.3"
-    source = "003, section 3.3, Figure 3.3, and appendix B.14"
-    reproduces = ["003 Figure 3.3"]
-    sizes = SIZES
-    frozen = True
+    study, item, where = Line(frozen=True), "zhu-2024 Figure 3.3", "section 3.3 and appendix B.14"
     departs = (
         "The printed critical values 2/λ₁ = 0.37 and 2/λ₂ = 0.39 are n/λ: they belong to the mean of squares, not to the ½ sum "
         "of chapter 3, with which they would be 0.006. Rates of the curves are not stated; ours are multiples of n/λ₁."
     )
     claims = (
-        *_thresholds(_WHERE),
-        Claim(
-            "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)",
-            largest_change("ratio_1", 0.8, 0.98),
-            rule="at most",
-            expected=0.01,
-            reported=Reported("nearly constant", _WHERE),
-        ),
-        Claim(
-            "between the thresholds λ₁ falls (smallest share lost)",
-            lambda rows: 1 - largest("ratio_1", "between")(rows),
-            rule="at least",
-            expected=0.005,
-            reported=Reported("λ₁ decreases", _WHERE),
-        ),
-        Claim(
-            "between the thresholds λ₂ does not (largest change)",
-            largest_change("ratio_2", "between"),
-            rule="at most",
-            expected=0.003,
-            reported=Reported("only λ₁ decreases", _WHERE),
-        ),
-        Claim(
-            "above both, from 1.3 on, λ₁ falls (smallest share lost)",
-            lambda rows: 1 - largest("ratio_1", 1.3, 1.6, 1.9)(rows),
-            rule="at least",
-            expected=0.1,
-            reported=Reported("decreases", _WHERE),
-        ),
-        Claim(
-            "above both, from 1.3 on, λ₂ falls (smallest share lost)",
-            lambda rows: 1 - largest("ratio_2", 1.3, 1.6, 1.9)(rows),
-            rule="at least",
-            expected=0.1,
-            reported=Reported("decreases", _WHERE),
-        ),
-        Claim(
+        *THRESHOLDS,
+        *around_thresholds({}, {}),
+        at_least(0.1, "above both, from 1.3 on, λ₁ falls (smallest share lost)", 1 - above.max("ratio_1"), says="decreases"),
+        at_least(0.1, "above both, from 1.3 on, λ₂ falls (smallest share lost)", 1 - above.max("ratio_2"), says="decreases"),
+        equal(
+            1.0,
             "from 1.1 to 1.9 all runs catapult (share)",
-            share("catapult", 1.1, 1.3, 1.6, 1.9),
-            rule="equal",
-            expected=1.0,
-            reported=Reported("catapult", _WHERE),
+            runs(at=["1.1", "1.3", "1.6", "1.9"]).share(word="catapult"),
+            says="catapult",
         ),
-        Claim(
+        equal(
+            1.0,
             "at 2.1 times the first threshold the model diverges (share)",
-            share("divergent", 2.1),
-            rule="equal",
-            expected=1.0,
-            reported=Reported("divergence above 4/λ₁", "003, appendix B.11"),
+            runs(at="2.1").share(word="divergent"),
+            reported=Reported("divergence above 4/λ₁", "Zhu 2024, appendix B.11"),
         ),
-        _EXACT,
+        EXACT,
     )
 
 
-_WHERE_B1 = "003, Figure B.1"
+#: The network leaves its quadratic model from 1.25 times the threshold on; its gates move a little before.
+GATES_MOVE = "the gates of the network move a little below the threshold, and it leaves its quadratic model from 1.25 times it on"
 
 
-class FigureB1(_Line):
+class FigureB1(LineFigure):
     """Networks on points of a line: the eigenvalues of the kernel behave as those of the quadratic model.
 
     The setting of Figure 3.3 with the two-layer ReLU network itself, whose gates move.
     """
 
-    id = "catapult/figure-B.1"
-    source = "003, appendix B.14, Figure B.1"
-    reproduces = ["003 Figure B.1"]
-    sizes = SIZES
-    frozen = False
+    study, item, where = Line(frozen=False), "zhu-2024 Figure B.1", "appendix B.14"
     departs = "Rates are those of the mean of squares, as in Figure 3.3; those of the curves are not stated."
     claims = (
-        *_thresholds(_WHERE_B1),
-        Claim(
-            "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)",
-            largest_change("ratio_1", 0.8, 0.98),
-            rule="at most",
-            expected=0.01,  # as for the quadratic model; five starts: 0.012
-            reported=Reported("nearly constant", _WHERE_B1),
-        ),
-        Claim(
-            "between the thresholds λ₁ falls (smallest share lost)",
-            lambda rows: 1 - largest("ratio_1", "between")(rows),
-            rule="at least",
-            expected=0.005,
-            reported=Reported("λ₁ decreases", _WHERE_B1),
-        ),
-        Claim(
-            "between the thresholds λ₂ does not (largest change)",
-            largest_change("ratio_2", "between"),
-            rule="at most",
-            expected=0.003,  # as for the quadratic model; five starts: up to 0.015, because the gates move
-            reported=Reported("only λ₁ decreases", _WHERE_B1),
-        ),
-        Claim(
+        *THRESHOLDS,
+        # Bounds as for the quadratic model; five starts: 0.012 below the threshold, up to 0.015 between.
+        *around_thresholds({"tiny": GATES_MOVE}, {"tiny": GATES_MOVE}),
+        at_least(
+            0.1,
             "at 1.3 both fall (smaller share lost)",
-            lambda rows: 1 - max(largest("ratio_1", 1.3)(rows), largest("ratio_2", 1.3)(rows)),
-            rule="at least",
-            expected=0.1,
-            reported=Reported("both decrease", _WHERE_B1),
+            1 - runs(at="1.3").column(lambda row: max(row["ratio_1"], row["ratio_2"])).max(),
+            says="both decrease",
         ),
-        Claim(
+        at_most(
+            0.2,
             "up to 1.3 times the threshold λ₁ ends where the quadratic model's does (largest relative distance)",
-            away_from_twin(relative=True),
-            rule="at most",
-            expected=0.2,
-            reported=Reported("almost the same", _WHERE_B1),
+            (distance / near["twin_1"]).max(),
+            says="almost the same",
+            fails={"tiny": GATES_MOVE},
         ),
-        Claim("the same distance over the λ₁ at which both begin", away_from_twin(relative=False)),
-        Claim("at 1.9 times the first threshold the network still catapults (share)", share("catapult", 1.9)),
-        Claim("at 2.1 times, where the quadratic model diverges, it does too (share)", share("divergent", 2.1)),
-        _EXACT,
+        measured("the same distance over the λ₁ at which both begin", distance.max()),
+        measured("at 1.9 times the first threshold the network still catapults (share)", runs(at="1.9").share(word="catapult")),
+        measured("at 2.1 times, where the quadratic model diverges, it does too (share)", runs(at="2.1").share(word="divergent")),
+        EXACT,
     )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.catapult_features.feature_raising import Raises, descend
 from theodolite.experiments.catapult_features.feature_tasks import REAL, TASKS, Init, Setting, agops, alignments, prepare
 from theodolite.experiments.catapult_features.feature_training import critical_rate
+from theodolite.experiments.figure import Experiment
 from theodolite.measures.dynamics import spike_events
 from theodolite.results import Row
 
@@ -151,7 +151,7 @@ class RaisedRates(Experiment):
         )
         yield from (dict(row) for row in getattr(outcome, self.part))
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         titles = list(dict.fromkeys(row["panel"] for row in rows))

@@ -25,6 +25,7 @@ from theodolite.experiments.catapult_features.feature_gd import (
 from theodolite.experiments.catapult_features.feature_tasks import Setting
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.results import Row
+from theodolite.text import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +66,7 @@ class Figure48(RaisedRates):
 
     id = "catapult-features/figure-4.8"
     source = "003, section 4.4, Figure 4.8; settings in appendix C.6"
-    reproduces = ("003 Figure 4.8",)
+    item = "zhu-2024 Figure 4.8"
     sizes = {"tiny": TINY, "laptop": LAPTOP, "paper": PAPER}
     claims = (
         *(claim for panel in ("rank-2", "rank-3", "SVHN-2", "CelebA") for claim in improves(panel, "Figure 4.8")),
@@ -100,7 +101,7 @@ class FigureC13(RaisedRates):
 
     id = "catapult-features/figure-C.13"
     source = "003, appendix C.4, Figure C.13"
-    reproduces = ("003 Figure C.13",)
+    item = "zhu-2024 Figure C.13"
     part = "curves"
     sizes = Figure48.sizes
     claims = tuple(
@@ -112,7 +113,7 @@ class FigureC13(RaisedRates):
         for panel in ("rank-2", "rank-3", "SVHN-2", "CelebA")
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         titles = list(dict.fromkeys(row["panel"] for row in rows))
@@ -160,7 +161,7 @@ class FigureC14(RaisedRates):
 
     id = "catapult-features/figure-C.14"
     source = "003, appendix C.4, Figure C.14"
-    reproduces = ("003 Figure C.14",)
+    item = "zhu-2024 Figure C.14"
     near_zero = True
     sizes = Figure48.sizes
     claims = (
@@ -210,7 +211,7 @@ class FigureC15(RaisedRates):
 
     id = "catapult-features/figure-C.15"
     source = "003, appendix C.4, Figure C.15"
-    reproduces = ("003 Figure C.15",)
+    item = "zhu-2024 Figure C.15"
     part = "blocks"
     sizes = {name: only(p, "rank-2") for name, p in Figure48.sizes.items()}
     claims = (
@@ -223,7 +224,7 @@ class FigureC15(RaisedRates):
         ),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         counts = sorted({row["raises"] for row in rows if row["raises"] >= 0})
@@ -234,7 +235,7 @@ class FigureC15(RaisedRates):
             for row in rows:
                 if row["raises"] == raises:
                     values[row["row"]][row["column"]] = row["value"]
-            title = "true AGOP" if raises < 0 else f"{raises} raise{'s' if raises != 1 else ''}"
+            title = "true AGOP" if raises < 0 else plural(raises, "raise")
             plots.matrix(values, limits=(0.0, 1.0), center=None, annotate=False, title=title, ax=ax)
         return figure
 
@@ -273,7 +274,7 @@ class FigureC16(RaisedRates):
 
     id = "catapult-features/figure-C.16"
     source = "003, appendix C.4, Figure C.16"
-    reproduces = ("003 Figure C.16",)
+    item = "zhu-2024 Figure C.16"
     sizes = MORE
     claims = tuple(claim for panel in ("rank-4", "USPS", "Fashion-MNIST") for claim in improves(panel, "Figure C.16"))
     departs = f"{RaisedRates.departs} Classes 0 and 2 are taken of Fashion-MNIST."
@@ -287,7 +288,7 @@ class FigureC17(RaisedRates):
 
     id = "catapult-features/figure-C.17"
     source = "003, appendix C.4, Figure C.17"
-    reproduces = ("003 Figure C.17",)
+    item = "zhu-2024 Figure C.17"
     sizes = {
         "tiny": replace(TINY, settings=(Setting("full", 60, 500, 20, 128),), raises=4, steps=400, scheduled=True),
         "laptop": replace(LAPTOP, settings=(Setting("full", 128, 2000, 100, 1024),), raises=4, steps=500),

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.catapult_features.feature_gd import score_of, with_origin
 from theodolite.experiments.catapult_features.feature_tasks import TASKS, Setting, alignments, prepare
 from theodolite.experiments.catapult_features.feature_training import History, MakeOptimizer, critical_rate, train
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Figure411(_Optimizers):
 
     id = "catapult-features/figure-4.11"
     source = "003, section 4.4, Figure 4.11; rates in Table C.1"
-    reproduces = ("003 Figure 4.11",)
+    item = "zhu-2024 Figure 4.11"
     sizes = {"tiny": TINY, "laptop": LAPTOP, "paper": PAPER}
     claims = tuple(
         Claim(
@@ -230,7 +230,7 @@ class Figure411(_Optimizers):
         for panel in ("rank-2", "rank-4", "SVHN-2", "CelebA")
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         titles = list(dict.fromkeys(row["panel"] for row in rows))
@@ -281,7 +281,7 @@ class TableC1(_Optimizers):
 
     id = "catapult-features/table-C.1"
     source = "003, appendix C.6, Table C.1"
-    reproduces = ("003 Table C.1",)
+    item = "zhu-2024 Table C.1"
     sizes = {
         "tiny": Params((*TINY.settings, Setting("rank-3", 100, 500, 20, 32)), batch=10, steps=200),
         "laptop": Params((*LAPTOP.settings, Setting("rank-3", 500, 2000, 50, 256)), batch=25, steps=200),
@@ -306,7 +306,7 @@ class TableC1(_Optimizers):
         Claim("largest rate of SGD over the critical one", _ratios),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, (left, right) = plots.panels(2, size=(5.0, 3.4))

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.catapult_features.feature_tasks import Setting, prepare
 from theodolite.experiments.catapult_features.feature_training import UNTIL, Feed, critical_rate
-from theodolite.experiments.claims import Claim, Measured
+from theodolite.experiments.claims import Claim
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import Measured
 from theodolite.measures.features import agop, agop_alignment, agop_penalty
 from theodolite.results import Row
 
@@ -97,7 +98,7 @@ class AGOPPenalty(Experiment):
             "steps": step + 1,
         }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(3.6, 3.0))

@@ -10,10 +10,10 @@ from functools import lru_cache
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.catapult_features.feature_gd import score_of, with_origin
 from theodolite.experiments.catapult_features.feature_tasks import TASKS, Init, Setting, alignments, prepare
 from theodolite.experiments.catapult_features.feature_training import critical_rate, train
+from theodolite.experiments.figure import Experiment
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class BatchSizes(Experiment):
         outcome = trained(setting, job["batch"], job["steps"], job["seeds"], job["init"], job["ratio"])
         yield from (dict(row) for row in getattr(outcome, self.part))
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         titles = list(dict.fromkeys(row["panel"] for row in rows))
@@ -168,7 +168,7 @@ class ValidationCurves(BatchSizes):
 
     part = "curves"
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         titles = list(dict.fromkeys(row["panel"] for row in rows))

@@ -112,7 +112,7 @@ class Table41(BatchSizes):
 
     id = "catapult-features/table-4.1"
     source = "003, section 4.1, Table 4.1; settings of Figure 4.9"
-    reproduces = ("003 Table 4.1",)
+    item = "zhu-2024 Table 4.1"
     sizes = {name: Params((panel,)) for name, panel in RANK_2.items()}
     claims = (
         Claim(
@@ -147,7 +147,7 @@ class Table41(BatchSizes):
         *must_be_seen("rank-2", "Figure 4.9"),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         largest = max(row["batch"] for row in rows)
@@ -211,7 +211,7 @@ class Figure49(BatchSizes):
 
     id = "catapult-features/figure-4.9"
     source = "003, section 4.4, Figure 4.9"
-    reproduces = ("003 Figure 4.9",)
+    item = "zhu-2024 Figure 4.9"
     sizes = FOUR
     claims = (
         *must_be_seen("rank-2", "Figure 4.9"),
@@ -241,7 +241,7 @@ class FigureC19(ValidationCurves):
 
     id = "catapult-features/figure-C.19"
     source = "003, appendix C.5, Figure C.19"
-    reproduces = ("003 Figure C.19",)
+    item = "zhu-2024 Figure C.19"
     sizes = FOUR
     claims = tuple(best_falls(panel, "Figure C.19") for panel in ("rank-2", "rank-3", "SVHN-2", "CelebA"))
 
@@ -278,7 +278,7 @@ class Figure410(BatchSizes):
 
     id = "catapult-features/figure-4.10"
     source = "003, section 4.4, Figure 4.10"
-    reproduces = ("003 Figure 4.10",)
+    item = "zhu-2024 Figure 4.10"
     sizes = RANKS
     claims = (
         *(
@@ -311,7 +311,7 @@ class Figure410(BatchSizes):
         ),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         titles = list(dict.fromkeys(row["panel"] for row in rows))
@@ -360,7 +360,7 @@ class FigureC23(ValidationCurves):
 
     id = "catapult-features/figure-C.23"
     source = "003, appendix C.5, Figure C.23"
-    reproduces = ("003 Figure C.23",)
+    item = "zhu-2024 Figure C.23"
     sizes = {
         name: replace(p, panels=tuple(x for x in p.panels if x.setting.task in ("rank-2", "rank-3")), ratios=(SMALLER,))
         for name, p in RANKS.items()

@@ -28,7 +28,7 @@ class FigureC18(BatchSizes):
 
     id = "catapult-features/figure-C.18"
     source = "003, appendix C.5, Figure C.18"
-    reproduces = ("003 Figure C.18",)
+    item = "zhu-2024 Figure C.18"
     sizes = SCALED
     claims = tuple(claim for panel in ("rank-2", "rank-3", "SVHN-2", "CelebA") for claim in trends(panel, "Figure C.18"))
     departs = _TORCH
@@ -39,7 +39,7 @@ class FigureC20(ValidationCurves):
 
     id = "catapult-features/figure-C.20"
     source = "003, appendix C.5, Figure C.20"
-    reproduces = ("003 Figure C.20",)
+    item = "zhu-2024 Figure C.20"
     sizes = SCALED
     claims = tuple(best_falls(panel, "Figure C.20") for panel in ("rank-2", "rank-3", "SVHN-2", "CelebA"))
     departs = _TORCH
@@ -50,7 +50,7 @@ class FigureC21(BatchSizes):
 
     id = "catapult-features/figure-C.21"
     source = "003, appendix C.5, Figure C.21"
-    reproduces = ("003 Figure C.21",)
+    item = "zhu-2024 Figure C.21"
     sizes = {
         "tiny": Params(
             (

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from theodolite import data, training
 from theodolite.data import MissingDataError
 from theodolite.data.generators import rank_k_targets, two_class_images
-from theodolite.experiments.catapult.samples import Source, features
 from theodolite.experiments.catapult_features.feature_networks import StackedNetworks
 from theodolite.experiments.catapult_features.feature_training import Points, Splits
+from theodolite.experiments.lab.datasets import Source, features
 from theodolite.measures.features import agop, agop_alignment
 from theodolite.models import fcn, myrtle5, ntk_cnn, ntk_fcn
 from theodolite.models.initialisation import construct

@@ -124,7 +124,7 @@ class Figure43(PanelExperiment):
 
     id = "catapult-features/figure-4.3"
     source = "003, sections 4.2 and 4.3, Figures 4.2 and 4.3, appendix C.2, Figure C.2"
-    reproduces = ("003 Figure 4.2", "003 Figure 4.3", "003 Figure C.2")
+    item = ("zhu-2024 Figure 4.2", "zhu-2024 Figure 4.3", "zhu-2024 Figure C.2")
     sizes = GD_SIZES
     departs = DEPARTS
     panels: ClassVar = (
@@ -159,7 +159,7 @@ class FigureC3(PanelExperiment):
 
     id = "catapult-features/figure-C.3"
     source = "003, appendix C.2, Figures C.3 and C.4"
-    reproduces = ("003 Figure C.3", "003 Figure C.4")
+    item = ("zhu-2024 Figure C.3", "zhu-2024 Figure C.4")
     sizes = GD_SIZES
     departs = (
         DEPARTS + " The FCN on the rank-2 target is taken to have five layers; its critical rate of 1.9 fits no choice of biases."
@@ -181,7 +181,7 @@ class FigureC5(PanelExperiment):
 
     id = "catapult-features/figure-C.5"
     source = "003, appendix C.2, Figure C.5"
-    reproduces = ("003 Figure C.5",)
+    item = "zhu-2024 Figure C.5"
     sizes = {**GD_SIZES, "tiny": replace(GD_SIZES["tiny"], n=24, slow_n=12, slow_steps=30)}
     departs = DEPARTS + " Below paper size there are four classes."
     panels: ClassVar = (Panel("5-FCN", "cifar10", 2.94, many=True), Panel("5-CNN", "cifar10", 5.0, many=True))

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.catapult.samples import Source
 from theodolite.experiments.catapult_features.descent import constant, descend
 from theodolite.experiments.catapult_features.gd_catapult import DEPARTS
 from theodolite.experiments.catapult_features.networks import LAPTOP, PAPER, TINY, Widths, network
 from theodolite.experiments.catapult_features.panels import draw_parts, events, finished, share_of_spikes
 from theodolite.experiments.catapult_features.samples import points
-from theodolite.experiments.claims import Claim, Measured, Reported
+from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.lab.datasets import Source
+from theodolite.experiments.query import Measured
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import MatchTable, batch_critical_rates, match_table
 from theodolite.operators import hessian
@@ -117,7 +118,7 @@ class Figure46(Experiment):
 
     id = "catapult-features/figure-4.6"
     source = "003, section 4.3, Figure 4.6"
-    reproduces = ("003 Figure 4.6",)
+    item = "zhu-2024 Figure 4.6"
     sizes = SIZES
     departs = (
         DEPARTS + " The rates 0.1 and 0.8 become a tenth of the smallest and the 30 % quantile of the batches' critical rates."
@@ -133,7 +134,7 @@ class Figure46(Experiment):
         for row in trained(job, rate, ranks=(1, 5)):
             yield {**row, "panel": f"{job['which']} rate", "which": job["which"]}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(4, columns=2, size=(4.2, 2.8))
@@ -231,7 +232,7 @@ class Table42(Experiment):
 
     id = "catapult-features/table-4.2"
     source = "003, section 4.3, Table 4.2, appendix C.1, Figure C.1"
-    reproduces = ("003 Table 4.2", "003 Figure C.1")
+    item = ("zhu-2024 Table 4.2", "zhu-2024 Figure C.1")
     sizes = SIZES
     departs = (
         DEPARTS
@@ -252,7 +253,7 @@ class Table42(Experiment):
         rate = quantile_rate(QUANTILE) if kind == "2-FCN" else lambda problem, batch: constant(RATIOS[kind])
         yield from trained(job, rate, ranks=(1,), hessian_every=job["every"])
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, (left, right) = plots.panels(2, size=(4.4, 3.2))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Measured, Reported
+from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import Measured
 from theodolite.measures.dynamics import Proportion
 from theodolite.models import ntk_fcn
 from theodolite.results import Row
@@ -50,7 +51,7 @@ class Figure45(Experiment):
 
     id = "catapult-features/figure-4.5"
     source = "003, section 4.3, Figure 4.5"
-    reproduces = ("003 Figure 4.5",)
+    item = "zhu-2024 Figure 4.5"
     sizes = {"tiny": Params(), "laptop": Params(width=8000), "paper": Params(width=20_000)}
     departs = "Width, steps and rate are not stated; ours is 1.3 times the critical rate of the doubled sample at the start."
     claims = (
@@ -107,7 +108,7 @@ class Figure45(Experiment):
             yield {**start, **seen, "exceeded": rate - critical > 1e-8}
             loss = after
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, [ax] = plots.panels(1, size=(6.4, 3.2), letters=False)

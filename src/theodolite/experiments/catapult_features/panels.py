@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.catapult.samples import Source
 from theodolite.experiments.catapult_features.descent import Rate, constant, descend
 from theodolite.experiments.catapult_features.networks import LAPTOP, PAPER, TINY, Widths, network
 from theodolite.experiments.catapult_features.samples import NAMES, points
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.lab.datasets import Source
 from theodolite.measures.dynamics import SpikeEvent, spike_events
 from theodolite.results import Row
 
@@ -109,7 +109,7 @@ class PanelExperiment(Experiment):
         for row in descend(model, sample, self.rate(panel, job), seed=seed, **settings):
             yield {**shared, **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         return draw(rows, self.shown)
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import SGD
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.catapult.samples import Source
 from theodolite.experiments.catapult_features.descent import descend
 from theodolite.experiments.catapult_features.gd_catapult import DEPARTS
 from theodolite.experiments.catapult_features.networks import LAPTOP, PAPER, TINY, Widths, network
 from theodolite.experiments.catapult_features.panels import draw_parts
 from theodolite.experiments.catapult_features.samples import points
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.lab.datasets import Source
 from theodolite.measures.dynamics import critical_learning_rate, spike_events
 from theodolite.monitors.rates.multi_catapult import MultiCatapult
 from theodolite.problem import Problem
@@ -104,7 +104,7 @@ class Figure44(Experiment):
 
     id = "catapult-features/figure-4.4"
     source = "003, section 4.3, Figure 4.4, appendix C.2, Figures C.6 and C.7"
-    reproduces = ("003 Figure 4.4", "003 Figure C.6", "003 Figure C.7")
+    item = ("zhu-2024 Figure 4.4", "zhu-2024 Figure C.6", "zhu-2024 Figure C.7")
     sizes = {
         "tiny": Params(replace(TINY, fcn=256), n=24, steps=220, side=8, source="stand-in", kinds=("5-FCN",), restart_steps=40),
         "laptop": Params(LAPTOP, n=64, steps=500, side=8, source="either", raises=4),
@@ -181,7 +181,7 @@ class Figure44(Experiment):
         for row in descend(start, sample, lambda step, critical: last, steps=job["restart_steps"], ranks=(1, RANK)):
             yield {"part": "restart", **shared, **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         first = [row for row in rows if row["seed"] == 0]

@@ -11,7 +11,7 @@ from torch import Tensor
 from theodolite import data
 from theodolite.data import Dataset, MissingDataError
 from theodolite.data.generators import rank_k_targets, two_class_images
-from theodolite.experiments.catapult.samples import Source, features
+from theodolite.experiments.lab.datasets import Source, features
 
 #: Pairs of classes: horse and truck of CIFAR-10, digits 0 and 2 of SVHN.
 PAIRS: dict[str, tuple[int, int]] = {"cifar10": (7, 9), "svhn": (0, 2)}

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Measured, Reported
+from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import Measured
 from theodolite.linalg import top_eigenpairs
 from theodolite.operators import DenseOperator, hessian
 from theodolite.problem import Problem
@@ -122,7 +123,7 @@ class KroneckerIdentity(Experiment):
                 "predicted": float(wanted[i]),
             }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         values = [row for row in rows if row["kind"] == "eigenvalue"]

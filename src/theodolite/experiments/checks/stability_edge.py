@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Measured, Reported
+from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import Measured
 from theodolite.linalg import top_eigenpairs
 from theodolite.operators import hessian
 from theodolite.problem import Problem
@@ -136,7 +137,7 @@ class StabilityEdge(Experiment):
             growth = _growth(job, ratio * edge, x, y)
             yield {"kind": "growth", **shared, "ratio": ratio, "growth": growth, "predicted": (1.0 - 2.0 * ratio) ** 2}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         growth = [row for row in rows if row["kind"] == "growth"]

@@ -7,8 +7,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.networks import Setup
 from theodolite.experiments.hessian.tables import SMALL_LENET, as_printed, cifar, mnist
 from theodolite.experiments.hessian.tables_inputs import Params, column, draw_lines, input_rows, line_jobs
@@ -60,7 +60,7 @@ class Table8(Experiment):
 
     id = "hessian/table-8"
     source = "002, appendix F.4; 000, section C.7.3"
-    reproduces = ["002 Table 8"]
+    item = "wu-zhu-2020 Table 8"
     sizes = {
         "tiny": Params(setups=(Setup("F-40^2-BN"), Setup("F-40^2"), replace(SMALL_LENET_BN, epochs=10)), seeds=3),
         "laptop": Params(
@@ -146,5 +146,5 @@ class Table8(Experiment):
         for row in input_rows(job, lambda name, first: "fc" in name):
             yield {**row, "normalised": job["network"].endswith("-BN")}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         return draw_lines([row for row in rows if not row["first"]], {**TABLE_6, **TABLE_8})

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.networks import Setup, problem_of
 from theodolite.linalg import Eigenpairs, overlap_curve, top_eigenpairs
 from theodolite.measures.hessian import autocorrelation, correspondence, kronecker_overlap
@@ -90,7 +90,7 @@ class Figure27(Experiment):
 
     id = "hessian/figure-27"
     source = "002, appendix F.4, Figures 27 to 29; 000, section C.7.3"
-    reproduces = ["002 Figure 27", "002 Figure 28", "002 Figure 29"]
+    item = ("wu-zhu-2020 Figure 27", "wu-zhu-2020 Figure 28", "wu-zhu-2020 Figure 29")
     sizes = {
         "tiny": Params(setups=(Setup("F-40^2", samples=500),), models=3),
         "laptop": Params(setups=(Setup("F-40^2", epochs=200, until=0.02),), models=5),
@@ -185,7 +185,7 @@ class Figure27(Experiment):
                 curve = overlap_curve(a[layer].vectors, b[layer].vectors)
                 yield from _curve(job, kind, f"{i} and {j}", curve, m)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         named = [{**row, "network": "with batch norm" if row["norm"] else "without"} for row in rows]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.networks import Setup, problem_of, trained
 from theodolite.measures.hessian import Clusters, firing_rates, logit_clusters, outlier_count, weight_product
 from theodolite.operators import kronecker_factors
 from theodolite.problem import Problem
+from theodolite.problem.activations import recorded_calls
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Figure20(Experiment):
 
     id = "hessian/figure-20"
     source = "002, appendix F.1, Figures 20 and 21; 000, section C.7.4"
-    reproduces = ["002 Figure 20", "002 Figure 21"]
+    item = ("wu-zhu-2020 Figure 20", "wu-zhu-2020 Figure 21")
     sizes = {
         "tiny": Params(setups=(Setup("F-200^2"),), seeds=2),
         "laptop": Params(
@@ -180,7 +181,7 @@ class Figure20(Experiment):
             yield {"kind": "eigenvalue", **shared, "index": index, "value": value}
         yield from _points(shared, groups)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         network = rows[0]["network"]
@@ -206,21 +207,16 @@ class Figure20(Experiment):
 
 def _trace_gap(model: nn.Module, x: Tensor, layer: str, groups: Clusters) -> float:
     """The trace of the layer's block, sample by sample from Jacobians of the logits, against that of the two parts."""
-    seen: dict[str, Tensor] = {}
-
-    def note(module: nn.Module, arguments: Any, output: Tensor) -> None:
-        seen.update(x=arguments[0], z=output)
-
-    handle = model.get_submodule(layer).register_forward_hook(note)
-    logits = model(x)
-    handle.remove()
+    with recorded_calls({layer: model.get_submodule(layer)}) as calls:
+        logits = model(x)
+    seen = calls[-1]
     p = logits.detach().double().softmax(-1)
-    rows = [torch.autograd.grad(logits[:, j].sum(), seen["z"], retain_graph=True)[0] for j in range(logits.shape[1])]
+    rows = [torch.autograd.grad(logits[:, j].sum(), seen.output, retain_graph=True)[0] for j in range(logits.shape[1])]
     jacobian = torch.stack(rows, dim=1).double()  # (B, c, m)
     mean = torch.einsum("bc,bcm->bm", p, jacobian)
     # tr M = Σ_k p_k |G_k|² − |Σ_k p_k G_k|², and tr(M ⊗ xxᵀ) is that times |x|².
     curvature = torch.einsum("bc,bcm->b", p, jacobian.square()) - mean.square().sum(1)
-    trace = float((curvature * seen["x"].detach().double().square().sum(1)).mean())
+    trace = float((curvature * seen.input.detach().double().square().sum(1)).mean())
     return abs(groups.between + groups.within - trace) / trace
 
 

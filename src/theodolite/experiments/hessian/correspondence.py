@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.measuring import as_job, layer_factors, layer_pairs, select, setup_of
 from theodolite.experiments.hessian.networks import Setup
 from theodolite.experiments.hessian.overlap import CIFAR, DIGITS, MINI, SOURCE, case_rows
@@ -119,7 +119,7 @@ class Figure3(CorrespondenceExperiment):
 
     id = "hessian/figure-3"
     source = "002, section 4.2, Figure 3, and appendix E.3, Figure 14: fc1 of LeNet5 (m = 120)"
-    reproduces = ["002 Figure 3", "002 Figure 14"]
+    item = ("wu-zhu-2020 Figure 3", "wu-zhu-2020 Figure 14")
     sizes = {
         "tiny": Params((Case(DIGITS, ("fc2",)), Case(MINI, ("fc1",))), seeds=2),
         "laptop": Params((Case(CIFAR, ("fc1",)),), seeds=2),
@@ -146,7 +146,7 @@ class Figure3(CorrespondenceExperiment):
         ),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         networks = list(dict.fromkeys((row["network"], row["layer"]) for row in rows))
@@ -171,14 +171,14 @@ class Figure15(CorrespondenceExperiment):
 
     id = "hessian/figure-15"
     source = "002, appendix E.3, Figures 15 to 17: LeNet5; 000, Figures C.12 to C.14: conv1 to conv3 of VGG11"
-    reproduces = [
-        "002 Figure 15",
-        "002 Figure 16",
-        "002 Figure 17",
-        "000 Figure C.12",
-        "000 Figure C.13",
-        "000 Figure C.14",
-    ]
+    item = (
+        "wu-zhu-2020 Figure 15",
+        "wu-zhu-2020 Figure 16",
+        "wu-zhu-2020 Figure 17",
+        "wu-2023 Figure C.12",
+        "wu-2023 Figure C.13",
+        "wu-2023 Figure C.14",
+    )
     sizes = {
         "tiny": Params((Case(MINI, ("fc2", "conv1", "conv2")),), seeds=2),
         "laptop": Params((Case(CIFAR, ("fc2", "conv1", "conv2")),), seeds=2, corner=30),
@@ -218,7 +218,7 @@ class Figure15(CorrespondenceExperiment):
         ),
     )
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         networks = list(dict.fromkeys((row["network"], row["layer"]) for row in rows))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.measuring import (
     TOLERANCE,
     as_job,
@@ -166,7 +166,7 @@ class FullExperiment(Experiment):
             yield from compared(layer, "Kronecker", true.values, found, overlap, network=setup.network, seed=seed)
         yield from whole_rows(setup, seed, job["whole"])
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         parts = list(dict.fromkeys((row["network"], row["part"]) for row in rows))
@@ -186,7 +186,7 @@ class Figure2(FullExperiment):
 
     id = "hessian/figure-2"
     source = "002, section 4.1, Figure 2: F-200^2 on MNIST"
-    reproduces = ["002 Figure 2"]
+    item = "wu-zhu-2020 Figure 2"
     sizes = {
         "tiny": Params((DIGITS,), ("fc1", "fc2", "fc3"), k=20, whole=20, seeds=2),
         "laptop": Params((MNIST,), ("fc1", "fc2", "fc3"), k=30, whole=30, seeds=2),
@@ -227,7 +227,7 @@ class Figure8(FullExperiment):
 
     id = "hessian/figure-8"
     source = "002, appendix B, Figure 8: F-200^2, F-200^4, F-600^4 and F-600^8 on MNIST, 50 dimensions"
-    reproduces = ["002 Figure 8"]
+    item = "wu-zhu-2020 Figure 8"
     sizes = {
         "tiny": Params((DIGITS, replace(DIGITS, network="F-40^4")), (), k=0, whole=20, seeds=2),
         "laptop": Params((MNIST, replace(MNIST, network="F-200^4")), (), k=0, whole=30, seeds=1),

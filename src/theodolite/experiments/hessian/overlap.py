@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.measuring import (
     Model,
     as_job,
@@ -22,7 +22,7 @@ from theodolite.experiments.hessian.measuring import (
     setup_of,
 )
 from theodolite.experiments.hessian.networks import ALTERNATIVES, Setup
-from theodolite.measures.hessian.matricised import matricised
+from theodolite.measures.hessian.kronecker_structure import matricised
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class OverlapExperiment(Experiment):
         for layer in job["layers"]:
             yield from overlap_rows(models, layer, network=models[0][0].title)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         found = cases(rows)
@@ -185,7 +185,7 @@ class Figure1(OverlapExperiment):
 
     id = "hessian/figure-1"
     source = "002, section 1.1, Figure 1: fc1 of LeNet5 (m = 120) and conv11 of ResNet18-W64 (m = 64)"
-    reproduces = ["002 Figure 1"]
+    item = "wu-zhu-2020 Figure 1"
     sizes = {
         "tiny": Params((Case(DIGITS, ("fc1",), seeds=3),)),
         "laptop": Params((Case(CIFAR, ("fc1",), seeds=3), Case(MNIST, ("fc1",), seeds=2), Case(RAW_CIFAR, ("fc1",), seeds=2))),
@@ -247,7 +247,7 @@ class Figure1(OverlapExperiment):
                         "second": values[1],
                     }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         found = cases(rows)
@@ -277,7 +277,7 @@ class Figure5(OverlapExperiment):
 
     id = "hessian/figure-5"
     source = "002, section 5.1, Figure 5: four widths of LeNet5, three of ResNet18 and VGG11; which layers is not said"
-    reproduces = ["002 Figure 5"]
+    item = "wu-zhu-2020 Figure 5"
     sizes = {
         "tiny": Params(tuple(Case(s, ("fc1",), 3) for s in networks_of(DIGITS, "F-20-40", "F-40^2"))),
         "laptop": Params(tuple(Case(s, ("fc1",), 2) for s in networks_of(CIFAR, "LeNet5-(fc1-80)", "LeNet5-(fc1-150)"))),
@@ -318,7 +318,7 @@ class Figure9(OverlapExperiment):
 
     id = "hessian/figure-9"
     source = "002, appendix E.2.1, Figure 9: LeNet5 on CIFAR10, 6 + 5 + 5 models"
-    reproduces = ["002 Figure 9"]
+    item = "wu-zhu-2020 Figure 9"
     sizes = {
         "tiny": Params((Case(replace(DIGITS, epochs=15), ("fc1", "fc3"), 3, _trainings(1, 1, 1)),)),
         "laptop": Params((Case(DIGITS, ("fc1", "fc2", "fc3"), 9, _trainings(3, 3, 3)),)),

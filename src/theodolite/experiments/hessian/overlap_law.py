@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.measuring import as_job, layer_factors, layer_pairs, overlap_rows, peak, select, setup_of
 from theodolite.experiments.hessian.networks import Setup
 from theodolite.experiments.hessian.overlap import (
@@ -134,7 +134,7 @@ class Figure24(Experiment):
 
     id = "hessian/figure-24"
     source = "002, appendix F.3.3, Figure 24: fc2 of F-200^2 on MNIST"
-    reproduces = ["002 Figure 24"]
+    item = "wu-zhu-2020 Figure 24"
     sizes = {
         "tiny": EarlyParams(DIGITS, "fc2", seeds=3),
         "laptop": EarlyParams(MNIST, "fc2", seeds=3),
@@ -192,7 +192,7 @@ class Figure24(Experiment):
                 for j, value in enumerate(line):
                     yield {"kind": "correspondence", "matrix": name, "i": i + 1, "j": j + 1, "value": value}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(4, columns=2, size=PANEL)
@@ -295,7 +295,7 @@ class Figure25(Experiment):
 
     id = "hessian/figure-25"
     source = "002, appendix F.3.3, Figures 25 and 26: conv5 and conv2 of VGG11-W200 on CIFAR10"
-    reproduces = ["002 Figure 25", "002 Figure 26"]
+    item = ("wu-zhu-2020 Figure 25", "wu-zhu-2020 Figure 26")
     sizes = {
         "tiny": RegimeParams(outputs=60, pairs=20),
         "laptop": RegimeParams(outputs=120, pairs=40),
@@ -361,7 +361,7 @@ class Figure25(Experiment):
         for i, value in enumerate((values / values[0]).tolist()):
             yield {"kind": "spectrum", "network": f"{job['layer']} of {setup.network}", "i": i + 1, "value": value}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         found = cases(rows)

@@ -58,7 +58,7 @@ class Figure10(OverlapExperiment):
 
     id = "hessian/figure-10"
     source = "002, appendix E.2.2, Figures 10 and 11: VGG11 on CIFAR10 and CIFAR100, ResNet18 on CIFAR100"
-    reproduces = ["002 Figure 10", "002 Figure 11"]
+    item = ("wu-zhu-2020 Figure 10", "wu-zhu-2020 Figure 11")
     sizes = {
         "tiny": Params((Case(MINI, ("conv1", "conv2", "fc3"), seeds=3),)),
         "laptop": Params((Case(replace(MINI, epochs=100, until=0.02, samples=1437), ("conv1", "conv2", "fc3"), seeds=5),)),
@@ -140,7 +140,7 @@ class Figure12(OverlapExperiment):
 
     id = "hessian/figure-12"
     source = "002, appendix E.2.3, Figures 12 and 13: fc2 of F-200^2, conv5 and conv2 of VGG11-W200, conv7 of ResNet18-W48"
-    reproduces = ["002 Figure 12", "002 Figure 13"]
+    item = ("wu-zhu-2020 Figure 12", "wu-zhu-2020 Figure 13")
     sizes = {
         "tiny": FailureParams((Case(DIGITS, ("fc1", "fc2", "fc3"), seeds=3),), pairs=10),
         "laptop": FailureParams((Case(DIGITS, ("fc1", "fc2", "fc3"), seeds=6),), pairs=40),
@@ -223,7 +223,7 @@ class Figure23(OverlapExperiment):
 
     id = "hessian/figure-23"
     source = "002, appendix F.3.2, Figure 23: the last layers of F-200^2, LeNet5, VGG11-W200 and ResNet18-W64"
-    reproduces = ["002 Figure 23"]
+    item = "wu-zhu-2020 Figure 23"
     sizes = {
         "tiny": Params((Case(DIGITS, ("fc3",), 5),)),
         "laptop": Params((Case(DIGITS, ("fc3",), 6), Case(MINI, ("fc3",), 5), Case(CIFAR, ("fc3",), 2))),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.measuring import as_job, layer_factors, pairs_of, select, setup_of, values_of
 from theodolite.experiments.hessian.networks import Setup
 from theodolite.experiments.hessian.overlap import CIFAR, MINI, SOURCE
@@ -48,7 +48,7 @@ class Figure6(Experiment):
 
     id = "hessian/figure-6"
     source = "002, section 5.2, Figure 6, and appendix F.2, Figure 22: LeNet5 on CIFAR10, the first 200 eigenvectors"
-    reproduces = ["002 Figure 6", "002 Figure 22"]
+    item = ("wu-zhu-2020 Figure 6", "wu-zhu-2020 Figure 22")
     sizes = {
         "tiny": Params(MINI, LAYERS, k=30, seeds=1),
         "laptop": Params(CIFAR, ("conv2", "fc1", "fc2", "fc3"), k=60, seeds=1),
@@ -92,7 +92,7 @@ class Figure6(Experiment):
                     "flat": min(m, n) ** -0.5,
                 }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         layers = values_of(rows, "layer")

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.data import load
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.settings_expected import CONVOLUTIONS, DATA_SETS, PARAMETERS, TABLES
 from theodolite.models import build, count_parameters
+from theodolite.problem.activations import recorded_calls
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Table2(Experiment):
 
     id = "hessian/table-2"
     source = SOURCE
-    reproduces = ["002 Table 2", "000 Table C.1"]
+    item = ("wu-zhu-2020 Table 2", "wu-2023 Table C.1")
     sizes = {
         "tiny": DataParams(data=("digits",)),
         "laptop": DataParams(data=("digits", "mnist", "cifar10", "cifar100")),
@@ -141,7 +142,7 @@ class Table2(Experiment):
             "mean": float(scaled.double().mean((0, 2, 3)).abs().max()),
         }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(3.4, 3.0))
@@ -187,21 +188,19 @@ IMAGE = (3, 32, 32)
 def modules_of(network: str, seed: int) -> tuple[nn.Module, list[Row]]:
     """The network, and a row for each of its modules in the order they are called: what goes in and what comes out."""
     model = build(network, seed=seed).eval()
-    seen: list[Row] = []
-
-    def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, arguments: Any, output: Tensor) -> None:
-            shapes = {**_sizes("in", arguments[0].shape[1:]), **_sizes("out", output.shape[1:])}
-            seen.append({"name": name, "module": type(module).__name__, "place": len(seen) + 1, **shapes})
-
-        return hook
-
-    for name, module in model.named_modules():
-        if not list(module.children()):
-            module.register_forward_hook(note(name))
-    with torch.no_grad():
+    leaves = {name: module for name, module in model.named_modules() if not list(module.children())}
+    with recorded_calls(leaves) as calls, torch.no_grad():
         model(torch.zeros(1, *INPUTS.get(network, IMAGE)))
-    return model, seen
+    return model, [
+        {
+            "name": call.name,
+            "module": type(call.module).__name__,
+            "place": place,
+            **_sizes("in", call.input.shape[1:]),
+            **_sizes("out", call.output.shape[1:]),
+        }
+        for place, call in enumerate(calls, 1)
+    ]
 
 
 def _sizes(prefix: str, shape: Any) -> dict[str, int]:
@@ -258,7 +257,14 @@ class Table3(Experiment):
 
     id = "hessian/table-3"
     source = SOURCE
-    reproduces = ["002 Table 3", "002 Table 4", "002 Table 5", "000 Table C.2", "000 Table C.3", "000 Table C.4"]
+    item = (
+        "wu-zhu-2020 Table 3",
+        "wu-zhu-2020 Table 4",
+        "wu-zhu-2020 Table 5",
+        "wu-2023 Table C.2",
+        "wu-2023 Table C.3",
+        "wu-2023 Table C.4",
+    )
     sizes = {
         "tiny": NetworkParams(networks=("F-200^2", "LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "VGG11-W32", "ResNet18-W48")),
         "laptop": NetworkParams(networks=tuple(PARAMETERS)),
@@ -337,7 +343,7 @@ class Table3(Experiment):
             "bias": max(float(m.bias.detach().abs().max()) for m in layers if m.bias is not None),
         }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         modules = [{**row, "size": _volume(row)} for row in rows if row["kind"] == "module" and row["network"] in TABLES]

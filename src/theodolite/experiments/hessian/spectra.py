@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.measuring import as_job, layer_factors, pairs_of, select, setup_of
 from theodolite.experiments.hessian.networks import Setup, trained
 from theodolite.experiments.hessian.overlap import DIGITS, MNIST, SOURCE, SOURCE_MNIST
@@ -79,7 +79,7 @@ class Figure4(Experiment):
 
     id = "hessian/figure-4"
     source = "002, section 4.4, Figure 4"
-    reproduces = ["002 Figure 4"]
+    item = "wu-zhu-2020 Figure 4"
     departs = "A width of 200 on digits too: with 40 units the outliers of the initialisation are not yet apart."
     sizes = {
         "tiny": SpectrumParams(replace(DIGITS, network="F-200^2"), Setup("F-20^2", labels="random", epochs=30), "fc2", 3),
@@ -127,7 +127,7 @@ class Figure4(Experiment):
             for i, value in enumerate((v / v[0]).tolist()):
                 yield {"kind": "eigenvalue", **shared, "matrix": name, "i": i + 1, "value": value}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(3, share_y=True)
@@ -178,7 +178,7 @@ class Figure18(Experiment):
 
     id = "hessian/figure-18"
     source = "002, appendix E.4, Figures 18 and 19: fc1 of LeNet5"
-    reproduces = ["002 Figure 18", "002 Figure 19"]
+    item = ("wu-zhu-2020 Figure 18", "wu-zhu-2020 Figure 19")
     sizes = {
         "tiny": TrajectoryParams(DIGITS, "fc2", (0, 1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25), seeds=1),
         "laptop": TrajectoryParams(DIGITS, "fc2", (0, 1, 2, 3, 5, 8, 12, 18, 27, 40, 60, 90), seeds=5),
@@ -223,7 +223,7 @@ class Figure18(Experiment):
         for t, epoch in enumerate(job["checkpoints"]):
             yield from _checkpoint(found, t, seen[t], {"epoch": epoch, "seed": seed})
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(2)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.networks import Setup
 from theodolite.experiments.hessian.tables_inputs import (
     Params,
@@ -96,7 +96,7 @@ class Table6(Experiment):
 
     id = "hessian/table-6"
     source = "002, section 4.3 and appendix E.1; 000, section C.6.1"
-    reproduces = ["002 Table 6"]
+    item = "wu-zhu-2020 Table 6"
     sizes = {
         "tiny": Params(setups=(DENSE, QUICK_LENET), seeds=2),
         "laptop": Params(
@@ -181,7 +181,7 @@ class Table6(Experiment):
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         return input_rows(job, lambda name, first: "fc" in name and not first)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         return draw_lines([row for row in rows if row["part"] == "fc"], TABLE_6)
 
 
@@ -194,7 +194,7 @@ class Table7(Experiment):
 
     id = "hessian/table-7"
     source = "002, appendix E.1; 000, section C.6.1"
-    reproduces = ["002 Table 7"]
+    item = "wu-zhu-2020 Table 7"
     sizes = {
         "tiny": Params(setups=(QUICK_LENET,), seeds=2),
         "laptop": Params(setups=(SMALL_LENET, cifar("LeNet5", 40), cifar("LeNet5-(fc1-80)", 40)), seeds=2),
@@ -255,5 +255,5 @@ class Table7(Experiment):
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         return input_rows(job, lambda name, first: not first)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         return draw_lines([row for row in rows if row["part"] == "conv"], TABLE_7)

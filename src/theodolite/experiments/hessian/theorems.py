@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from theodolite.experiments.base import Experiment
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.theorems_claims import CLAIMS, PLAIN_LIMIT
 from theodolite.experiments.hessian.theorems_networks import (
     first_layer_problem,
@@ -110,7 +110,7 @@ class Theorems(Experiment):
         for row in parts[job["part"]](job):
             yield {"part": job["part"], "seed": job["seed"], **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         outputs = [{**row, "inputs": _named(row)} for row in rows if row["part"] == "output"]

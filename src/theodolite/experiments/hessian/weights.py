@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Measured, Reported
+from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.hessian.networks import Setup, problem_of
+from theodolite.experiments.query import Measured
 from theodolite.linalg import subspace_overlap
 from theodolite.measures.hessian import firing_rates, sharp_subspace, weight_product
 from theodolite.operators import kronecker_factors
@@ -125,7 +126,7 @@ class Table10(Experiment):
 
     id = "hessian/table-10"
     source = "002, appendix H.4, Table 10"
-    reproduces = ["002 Table 10"]
+    item = "wu-zhu-2020 Table 10"
     sizes = {
         "tiny": Params(setups=(DIGITS, replace(DIGITS_R, epochs=100)), seeds=5, random_seeds=1),
         "laptop": Params(
@@ -230,7 +231,7 @@ class Table10(Experiment):
                 "complement": subspace_overlap(top, sharp_subspace(plain, definition="B")),
             }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         lines = list(dict.fromkeys(row["line"] for row in rows))

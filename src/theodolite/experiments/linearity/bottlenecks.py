@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import ARCHITECTURES
 from theodolite.experiments.linearity.scaling import hessian_rows
 from theodolite.experiments.linearity.scaling_claims import medians, slope
-from theodolite.measures.kernel import dag_width
+from theodolite.measures.linearity import dag_width
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Figure23(Experiment):
     """
 
     id = "linearity/figure-2.3"
-    reproduces = ("003 Figure 2.3",)
+    item = "zhu-2024 Figure 2.3"
     source = "003, Figure 2.3 and section A.6"
     sizes = {
         "tiny": Params(widths=(16, 36, 80), seeds=10),
@@ -100,7 +100,7 @@ class Figure23(Experiment):
         for row in hessian_rows(job):
             yield {**row, **found}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, (ax,) = plots.panels(1, size=(6.4, 4.4), letters=False)

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from theodolite.data import MissingDataError, load
 from theodolite.data.generators import two_class_images
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import gaussian_inputs
 from theodolite.experiments.linearity.descent import Descent, descend
 from theodolite.experiments.linearity.ensembles import Ensemble
 from theodolite.experiments.linearity.scaling_claims import log_slope
-from theodolite.models.dag import DagNetwork
-from theodolite.models.dag_graphs import densenet_graph, with_drops
+from theodolite.models.dag import DagNetwork, densenet_graph, with_drops
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class Figure22(Experiment):
     """
 
     id = "linearity/figure-2.2"
-    reproduces = ("003 Figure 2.2",)
+    item = "zhu-2024 Figure 2.2"
     source = "003, Figure 2.2 and section 2.3"
     sizes = {
         "tiny": Params(data="gaussian", features=8, samples=10, widths=(8, 32, 128), seeds=5, steps=600, every=20),
@@ -165,7 +164,7 @@ class Figure22(Experiment):
                 "steps": int(run.ended[i]),
             }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(2, size=(4.6, 3.8))

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import built, gaussian_inputs
 from theodolite.experiments.linearity.ensembles import Ensemble
 from theodolite.experiments.linearity.scaling_claims import log_slope
-from theodolite.measures.kernel import hessian_norm
-from theodolite.models.attention import SelfAttention
-from theodolite.models.ntk_layers import NTKLinear, ntk_parameterise
+from theodolite.measures.linearity import hessian_norm
+from theodolite.models.initialisation import NTKLinear, ntk_parameterise
+from theodolite.models.transformers import SelfAttention
 from theodolite.problem import Problem
 from theodolite.results import Row
 
@@ -148,7 +148,7 @@ class AttentionAndRecurrence(Experiment):
             "gradient": float(problem.gradient().norm()),
         }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, (left, right) = plots.panels(2, size=(4.6, 3.6))

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
-from theodolite.measures.kernel import Graph, dag_width
+from theodolite.experiments.figure import Experiment
+from theodolite.measures.linearity import Graph, dag_width
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Figure21(Experiment):
     """
 
     id = "linearity/figure-2.1"
-    reproduces = ("003 Figure 2.1", "003 Table A.1")
+    item = ("zhu-2024 Figure 2.1", "zhu-2024 Table A.1")
     source = "003, Figure 2.1, Definitions 2.2.1 and 2.2.7, Table A.1 (notation)"
     sizes = {
         "tiny": Params(graphs=20, vertices=50),
@@ -104,7 +104,7 @@ class Figure21(Experiment):
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         yield from _example_rows() if job["part"] == "example" else _random_rows(job)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         vertices = {row["vertex"]: row for row in rows if row["kind"] == "vertex"}

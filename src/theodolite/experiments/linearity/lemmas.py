@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import INPUTS, built, gaussian_inputs
 from theodolite.experiments.linearity.ensembles import Ensemble, added
 from theodolite.experiments.linearity.scaling_claims import log_slope
@@ -157,7 +157,7 @@ class Lemmas(Experiment):
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         yield from {"series": _series, "vectors": _vectors, "network": _network}[job["part"]](job)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         tail = [

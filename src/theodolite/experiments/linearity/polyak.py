@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments.base import Experiment
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import INPUTS, gaussian_inputs
 from theodolite.experiments.linearity.descent import descend
 from theodolite.experiments.linearity.ensembles import Ensemble, added, hessian_norms, norms
 from theodolite.experiments.linearity.polyak_claims import CLAIMS
-from theodolite.models.dag import DagNetwork
-from theodolite.models.dag_graphs import fcn_graph
+from theodolite.models.dag import DagNetwork, fcn_graph
 from theodolite.models.initialisation import seeded
 from theodolite.results import Row
 
@@ -91,7 +90,7 @@ class PolyakLojasiewicz(Experiment):
         for row in parts[job["part"]](job):
             yield {"part": job["part"], **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         widths = {row["m"] for row in rows if row["part"] == "path" and row["hidden"] == 1}

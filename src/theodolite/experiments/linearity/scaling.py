@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments.base import Experiment
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import ARCHITECTURES, INPUTS, built, gaussian_inputs, scalar_of
 from theodolite.experiments.linearity.ensembles import Weights, added, hessian_norms
 from theodolite.experiments.linearity.scaling_claims import CLAIMS, medians
@@ -66,7 +66,7 @@ class HessianScaling(Experiment):
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         yield from hessian_rows(job)
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         found = medians(rows)

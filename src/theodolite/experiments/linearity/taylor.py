@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from theodolite.experiments.base import Experiment
 from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import INPUTS, gaussian_inputs
 from theodolite.experiments.linearity.scaling_claims import log_slope
-from theodolite.measures.kernel import linearity_deviation
-from theodolite.models.dag import DagNetwork
-from theodolite.models.dag_graphs import densenet_graph, fcn_graph, with_skips
+from theodolite.measures.linearity import linearity_deviation
+from theodolite.models.dag import DagNetwork, densenet_graph, fcn_graph, with_skips
 from theodolite.models.ntk import ntk_cnn
 from theodolite.problem import Problem
 from theodolite.results import Row
@@ -120,7 +119,7 @@ class Taylor(Experiment):
         for row in found.rows():
             yield {"network": job["network"], "activation": job["activation"], "m": job["m"], **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         named = [{**row, "which": row["network"] if row["activation"] == "tanh" else "fully connected, ReLU"} for row in rows]

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.overrealization import TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, planted, rows_of
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, least, mean_of
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary import objective_and_gradient
+from theodolite.measures.dictionary.hidden import hidden_count, visible_masks
 from theodolite.measures.dictionary.learning import Objective
-from theodolite.measures.dictionary.masks import hidden_count, visible_masks
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Ablations(Experiment):
         else:
             yield from ({"part": job["part"], **row} for row in gradient_norms(Setting(**job["setting"]), job["seed"]))
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         trained = chosen(rows, part="training")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.sparse_coding.overrealization import TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Setting
 from theodolite.experiments.sparse_coding.recovery_figures import (
@@ -25,7 +25,6 @@ from theodolite.experiments.sparse_coding.recovery_figures import (
     table_claims,
     value_claim,
 )
-from theodolite.experiments.stability.laws import Measure
 from theodolite.measures.dictionary.learning import Objective
 from theodolite.results import Row
 
@@ -121,7 +120,7 @@ class Figure22(RecoveryFigure):
 
     id = "sparse-coding/figure-2.2"
     source = "000, section 2.4.2, Figure 2.2"
-    reproduces = ("000 Figure 2.2",)
+    item = "wu-2023 Figure 2.2"
     axis = ("dim", "dimension d (p = 2d, p' = 4d)")
     reported = TABLE
     sizes = {

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Measured
+from theodolite.experiments.claims import Claim, Measure
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import Measured, chosen
 from theodolite.experiments.sparse_coding.other_methods import METHODS, installed
 from theodolite.experiments.sparse_coding.overrealization import FULL, TINY, over_realized
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, SCORE_MASKS, Init, Setting, job_of, planted, rows_of
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary import hidden_error, recovery_error
 from theodolite.results import Row
 
@@ -89,7 +89,7 @@ class Baselines(Experiment):
             if row["init"] == "samples":
                 yield {**mark, "state": "trained", **{name: row[name] for name in ("seed", *COLUMNS)}}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, (left, right) = plots.panels(2, size=(4.8, 3.6))

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from theodolite.data.generators.dictionaries import Law
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim
+from theodolite.experiments.claims import Claim, Measure
+from theodolite.experiments.figure import Experiment
 from theodolite.experiments.sparse_coding.overrealization import TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, rows_of
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, mean_of
-from theodolite.experiments.stability.laws import Measure
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Codes(Experiment):
         for row in rows_of(job):
             yield {"case": job["case"], **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         cases = list(dict.fromkeys(row["case"] for row in rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.sparse_coding.overrealization import FULL, TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Setting
 from theodolite.experiments.sparse_coding.recovery_figures import (
@@ -21,7 +21,6 @@ from theodolite.experiments.sparse_coding.recovery_figures import (
     table_claims,
     value_claim,
 )
-from theodolite.experiments.stability.laws import Measure
 from theodolite.results import Row
 
 WHERE = "Figure 2.3"
@@ -112,7 +111,7 @@ class Figure23(RecoveryFigure):
 
     id = "sparse-coding/figure-2.3"
     source = "000, section 2.4.3, Figure 2.3"
-    reproduces = ("000 Figure 2.3",)
+    item = "wu-2023 Figure 2.3"
     axis = ("noise", "standard deviation of the noise")
     reported = TABLE
     sizes = {

@@ -169,7 +169,7 @@ class Figure21(RecoveryFigure):
 
     id = "sparse-coding/figure-2.1"
     source = "000, section 2.4.1, Figure 2.1"
-    reproduces = ("000 Figure 2.1",)
+    item = "wu-2023 Figure 2.1"
     axis = ("learned", "learned atoms p'")
     reported = TABLE
     sizes = {

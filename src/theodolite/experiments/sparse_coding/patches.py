@@ -12,14 +12,14 @@ from torch import Tensor
 
 from theodolite import data
 from theodolite.data import MissingDataError
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim
+from theodolite.experiments.claims import Claim, Measure
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.other_methods import mini_batch
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, mean_of
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary import LearningSettings, hidden_error, learn_dictionaries
-from theodolite.measures.dictionary.initial import initial_dictionary
+from theodolite.measures.dictionary.learning import initial_dictionary
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Patches(Experiment):
             "train_reconstruction": seen.reconstruction,
         }
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(4.3, 3.5))

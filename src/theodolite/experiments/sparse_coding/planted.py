@@ -14,8 +14,8 @@ from torch import Tensor
 from theodolite.data.generators.dictionaries import Law, planted_dictionary, planted_samples
 from theodolite.measures.dictionary import LearningSettings, hidden_error, learn_dictionaries, recovery_error
 from theodolite.measures.dictionary.decoding import Decoder
+from theodolite.measures.dictionary.hidden import Masks
 from theodolite.measures.dictionary.learning import Objective, Optimizer
-from theodolite.measures.dictionary.masks import Masks
 from theodolite.results import Row
 
 Init = Literal["samples", "local", "gaussian"]

@@ -8,10 +8,10 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Measured, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import Measured, chosen
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, rows_of
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary.learning import Objective
 from theodolite.results import Row
 
@@ -70,7 +70,7 @@ class RecoveryFigure(Experiment):
             panel = next(panel for panel, init in PANELS.items() if init == row["init"])
             yield {"panel": panel, **row, "place": job["place"], **shape, "noise": setting.deviation}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(2, size=(4.6, 3.6), share_y=False)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.baselines import TINY_FLEET
 from theodolite.experiments.sparse_coding.overrealization import FULL, TINY
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, planted, rows_of
 from theodolite.experiments.sparse_coding.recovery_figures import NAMES, STARTS, least, mean_of
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.measures.dictionary import choose_dictionary
 from theodolite.results import Row
 
@@ -155,7 +155,7 @@ class Score(Experiment):
         for row in found.rows():
             yield {"part": job["part"], "atoms": setting.atoms, "true_sparsity": setting.sparsity, **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(4.2, 3.4))

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from theodolite.experiments.base import Experiment
+from theodolite.experiments.figure import Experiment
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.theorems_claims import CLAIMS
 from theodolite.experiments.sparse_coding.theorems_parts import PARTS
-from theodolite.experiments.stability.laws import chosen
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Theorems(Experiment):
         for row in PARTS[job["part"]](job):
             yield {"part": job["part"], **row}
 
-    def figure(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Figure:
         from theodolite import plots
 
         figure, axes = plots.panels(6, size=(4.7, 3.4))

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.experiments.claims import Claim, Measured, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.query import Measured, chosen
 from theodolite.experiments.sparse_coding.recovery_figures import least
-from theodolite.experiments.stability.laws import Measure, chosen
 from theodolite.results import Row
 
 

@@ -26,10 +26,10 @@ from theodolite.measures.dictionary import (
     recovery_error,
     restricted_isometry,
 )
+from theodolite.measures.dictionary.hidden import visible_masks
 from theodolite.measures.dictionary.losses import mean_and_error
-from theodolite.measures.dictionary.masks import visible_masks
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
-from theodolite.measures.dictionary.oracle import noise_cross_term, oracle_codes
+from theodolite.measures.dictionary.theory import noise_cross_term, oracle_codes
 from theodolite.results import Row
 
 #: Atoms and dimension of the overfitting theorem's checks.

@@ -1,7 +1,13 @@
 """Anchor vectors of language models: is the log bulk partition function a linear function of the hidden state?"""
 
-from theodolite.measures.anchors.atoms import AtomGeometry, atom_geometry
-from theodolite.measures.anchors.attacks import (
+from theodolite.measures.anchors.probing.atoms import AtomGeometry, atom_geometry
+from theodolite.measures.anchors.probing.bulk import LogPartition, log_bulk_partition
+from theodolite.measures.anchors.probing.clusters import AnchorClusters, anchor_clusters
+from theodolite.measures.anchors.probing.heads import OutputHead, find_head
+from theodolite.measures.anchors.probing.model_probe import anchor_probe
+from theodolite.measures.anchors.probing.probe import AnchorProbe, probe_states
+from theodolite.measures.anchors.probing.streams import NormalEquations
+from theodolite.measures.anchors.transfer.attacks import (
     rare_word_kl,
     rare_word_logits,
     rare_word_module,
@@ -12,15 +18,10 @@ from theodolite.measures.anchors.attacks import (
     shifted_module,
     silencing_shift,
 )
-from theodolite.measures.anchors.bulk import LogPartition, log_bulk_partition
-from theodolite.measures.anchors.clusters import AnchorClusters, anchor_clusters
-from theodolite.measures.anchors.heads import OutputHead, find_head
-from theodolite.measures.anchors.log_linear import LogLinear, kl_divergence, total_variation
-from theodolite.measures.anchors.model_probe import anchor_probe
-from theodolite.measures.anchors.normal_equations import NormalEquations
-from theodolite.measures.anchors.probe import AnchorProbe, probe_states
-from theodolite.measures.anchors.prompts import PromptComparison, compare_prompts, prompted_states
-from theodolite.measures.anchors.readout import (
+from theodolite.measures.anchors.transfer.certificate import TransferCertificate, transfer_certificate
+from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence, total_variation
+from theodolite.measures.anchors.transfer.prompts import PromptComparison, compare_prompts, prompted_states
+from theodolite.measures.anchors.transfer.readout import (
     Readout,
     ReadoutComparison,
     anchored_logits,
@@ -28,7 +29,6 @@ from theodolite.measures.anchors.readout import (
     fit_readout,
     thresholded_score,
 )
-from theodolite.measures.anchors.transfer import TransferCertificate, transfer_certificate
 
 __all__ = [
     "AnchorClusters",

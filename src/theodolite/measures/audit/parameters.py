@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from theodolite.measures.audit.twins import equal_rows
+from theodolite.measures.audit.data import equal_rows
 from theodolite.problem import Problem
 from theodolite.problem.parameters import Layer, clean_names
 from theodolite.results import Cost, Outcome, Result, Row

@@ -1,7 +1,7 @@
 """Dictionaries of sparse codes, learned by predicting hidden coordinates, and what is known about recovering them."""
 
-from theodolite.measures.dictionary.estimator import MaskedDictionaryLearning
-from theodolite.measures.dictionary.exhaustive import exhaustive_codes
+from theodolite.measures.dictionary.estimator import DictionaryChoice, MaskedDictionaryLearning, choose_dictionary
+from theodolite.measures.dictionary.hidden import HiddenError, hidden_error
 from theodolite.measures.dictionary.learning import (
     LearnedDictionaries,
     LearnerState,
@@ -9,20 +9,18 @@ from theodolite.measures.dictionary.learning import (
     learn_dictionaries,
     objective_and_gradient,
 )
-from theodolite.measures.dictionary.losses import CodingLoss, masked_loss, reconstruction_loss
+from theodolite.measures.dictionary.losses import CodingLoss, exhaustive_codes, masked_loss, reconstruction_loss
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes, orthogonal_matching_pursuit, pursue
-from theodolite.measures.dictionary.oracle import (
+from theodolite.measures.dictionary.recovery import AtomMatches, atom_matches, permutation_error, recovery_error
+from theodolite.measures.dictionary.structure import RestrictedIsometry, coherence, gershgorin_bound, restricted_isometry
+from theodolite.measures.dictionary.theory import (
     OracleRisks,
     chi_square_max_bound,
     omp_success_bound,
     omp_threshold,
     oracle_risks,
+    overfitting_dictionary,
 )
-from theodolite.measures.dictionary.overfitting import overfitting_dictionary
-from theodolite.measures.dictionary.recovery import AtomMatches, atom_matches, permutation_error, recovery_error
-from theodolite.measures.dictionary.scoring import HiddenError, hidden_error
-from theodolite.measures.dictionary.selection import DictionaryChoice, choose_dictionary
-from theodolite.measures.dictionary.structure import RestrictedIsometry, coherence, gershgorin_bound, restricted_isometry
 
 __all__ = [
     "AtomMatches",

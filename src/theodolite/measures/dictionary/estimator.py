@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -11,20 +13,22 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from theodolite.arguments import either, integer
 from theodolite.measures.dictionary.decoding import Decoder, decode, reconstruct
-from theodolite.measures.dictionary.initial import initial_dictionary, start_seeds
+from theodolite.measures.dictionary.hidden import HiddenError, Masks, check_hidden, hidden_count, hidden_error
 from theodolite.measures.dictionary.learning import (
     LearnerState,
     LearningSettings,
     Objective,
     Optimizer,
+    initial_dictionary,
     learn_batch,
     learn_dictionaries,
-    whole_number,
+    start_seeds,
 )
-from theodolite.measures.dictionary.masks import Masks, hidden_count
-from theodolite.measures.dictionary.matching_pursuit import Selection
-from theodolite.measures.dictionary.scoring import HiddenError, check_hidden, hidden_error
+from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection
+from theodolite.progress import counting
+from theodolite.results import Outcome, Result, Row
 
 Floats = NDArray[np.floating[Any]]
 
@@ -124,7 +128,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         signals, observed = self._read(X, reset=not going_on)
         self._refuse_empty(observed)
         settings = self._settings(signals.shape[1])
-        whole_number("max_iter", self.max_iter)
+        integer("max_iter", self.max_iter, least=1, wanted=FROM_ONE)
         if going_on:
             self._check_shape(signals.shape[1])
         else:
@@ -214,8 +218,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def _read(self, X: Any, *, reset: bool) -> tuple[Tensor, Tensor | None]:
         """Signals with zeros where missing, and what is there (None: everything)."""
-        if self.missing not in ("error", "mask"):
-            raise ValueError(f"missing must be 'error' or 'mask'. Got {self.missing!r}.")
+        either("missing", self.missing, ("error", "mask"))
         finite: Any = "allow-nan" if self.missing == "mask" else True
         try:
             array = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=finite)
@@ -263,13 +266,11 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def _count(self, dim: int) -> int:
         atoms = dim if self.n_components is None else self.n_components
-        if isinstance(atoms, bool) or not isinstance(atoms, (int, np.integer)) or atoms < 1:
-            raise ValueError(f"n_components must be a whole number from 1 on, or None. Got {atoms!r}.")
-        return int(atoms)
+        return integer("n_components", atoms, least=1, wanted=f"{FROM_ONE}, or None")
 
     def _begin(self, signals: Tensor) -> None:
         dim = signals.shape[1]
-        whole_number("n_init", self.n_init)
+        integer("n_init", self.n_init, least=1, wanted=FROM_ONE)
         settings = self._settings(dim)
         settings.check(len(signals), dim, self._count(dim))
         if self.n_init > 1:
@@ -314,3 +315,96 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
             observed=observed,
             seed=self._seeds[0],
         )
+
+
+# Choosing the number of atoms and the sparsity by what they predict of held-out signals.
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DictionaryChoice(Result):
+    """`n_components` and `sparsity` with the lowest error on hidden coordinates of held-out signals, and the table behind.
+
+    `simplest_components` and `simplest_sparsity`: the smallest dictionary whose error lies within one standard error of the best.
+    """
+
+    n_components: int
+    sparsity: int
+    simplest_components: int
+    simplest_sparsity: int
+    table: tuple[Row, ...]
+
+    def rows(self) -> list[Row]:
+        return list(self.table)
+
+    def sentence(self) -> str:
+        best = min(self.table, key=lambda row: row["hidden_error"])
+        words = f"{self.n_components} atoms with {self.sparsity} per signal predict hidden coordinates best"
+        words += f" (mean squared error {best['hidden_error']:.4g} ± {best['stderr']:.2g})"
+        if (self.simplest_components, self.simplest_sparsity) != (self.n_components, self.sparsity):
+            words += f"; {self.simplest_components} atoms with {self.simplest_sparsity} are within one standard error"
+        return words + "."
+
+
+def choose_dictionary(
+    X: Any,
+    n_components: Sequence[int],
+    sparsity: Sequence[int],
+    *,
+    held_out: float = 0.2,
+    seed: int = 0,
+    progress: bool | None = False,
+    **settings: Any,
+) -> DictionaryChoice:
+    """Fit every pair of `n_components` and `sparsity` to a part of X (n, d) and score it on the rest.
+
+    `settings` go to `MaskedDictionaryLearning`. Rows also tell the error of reconstruction, which always prefers more.
+    """
+    if "random_state" in settings:
+        raise TypeError("choose_dictionary takes seed=, a whole number, instead of random_state=.")
+    train, test = split_signals(np.asarray(X), held_out, seed)
+    if not len(n_components) or not len(sparsity):
+        raise ValueError("n_components and sparsity must each name at least one value.")
+    table: list[Row] = []
+    with counting("choosing", progress=progress, total=len(n_components) * len(sparsity)) as advance:
+        for atoms in n_components:
+            for k in sparsity:
+                table.append(_judge(train, test, int(atoms), int(k), seed, settings))
+                advance(1)
+    best = min(table, key=lambda row: row["hidden_error"])
+    within = [row for row in table if row["hidden_error"] <= best["hidden_error"] + best["stderr"]]
+    simplest = min(within, key=lambda row: (row["n_components"], row["sparsity"]))
+    return DictionaryChoice(
+        n_components=best["n_components"],
+        sparsity=best["sparsity"],
+        simplest_components=simplest["n_components"],
+        simplest_sparsity=simplest["sparsity"],
+        table=tuple(table),
+        outcome=Outcome.ESTIMATED,
+        seed=seed,
+    )
+
+
+def split_signals(data: NDArray[Any], held_out: float, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Signals to learn from and signals held out, drawn by the seed; at least one of each."""
+    if data.ndim != 2 or len(data) < 2:
+        raise ValueError(f"A dictionary needs at least two signals, as rows (n, d). Got shape {data.shape}.")
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must lie between 0 and 1. Got {held_out}.")
+    order = np.random.default_rng((seed, 3)).permutation(len(data))
+    cut = min(len(data) - 1, max(1, round((1 - held_out) * len(data))))
+    return data[order[:cut]], data[order[cut:]]
+
+
+def _judge(train: Any, test: Any, atoms: int, k: int, seed: int, settings: dict[str, Any]) -> Row:
+    learner = MaskedDictionaryLearning(atoms, sparsity=k, random_state=seed, **settings)
+    learner.fit(train)
+    held, seen = learner.hidden_error(test), learner.hidden_error(train)
+    return {
+        "n_components": atoms,
+        "sparsity": k,
+        "hidden_error": held.value,
+        "stderr": held.stderr,
+        "reconstruction": held.reconstruction,
+        "train_hidden_error": seen.value,
+        "train_reconstruction": seen.reconstruction,
+    }

@@ -1,7 +1,4 @@
-"""What a dictionary is judged by: the reconstruction loss and the masked loss of sparse codes.
-
-Sums over coordinates, means over signals, no factor one half.
-"""
+"""Sparse codes by trying every support: the exact minimum that pursuits approximate, for small dictionaries."""
 
 from __future__ import annotations
 
@@ -12,10 +9,119 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from theodolite.measures.dictionary.arrays import Array, as_pair, as_visible
-from theodolite.measures.dictionary.exhaustive import exhaustive_search
-from theodolite.measures.dictionary.matching_pursuit import Selection, pursue
+from theodolite.arguments import choice
+from theodolite.measures.dictionary.arrays import Array, as_pair, as_visible, unit_rows
+from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes, pursue
+from theodolite.measures.dictionary.structure import all_supports
 from theodolite.results import Outcome, Result, Row
+
+#: What is refused as too much: inner products to form (minutes), and supports of two or more atoms to factor.
+MAX_PRODUCTS = 2 * 10**10
+MAX_SUPPORTS = 2 * 10**6
+
+#: Inner products held at once; they fit in the cache.
+BLOCK = 1 << 19
+
+
+def exhaustive_codes(signals: Array, dictionary: Array, k: int, *, visible: Array | None = None) -> Tensor:
+    """The best codes (n, p) of at most k non-zeros for signals (n, d) and atoms (p, d): least squares over all supports.
+
+    With `visible`, booleans (d,) or (n, d), only those coordinates are fitted. The first support wins among equals.
+
+    >>> exhaustive_codes(torch.tensor([[1.0, 1.0]]).double(), torch.tensor([[1.0, 0.0], [0.6, 0.8]]).double(), 1)
+    tensor([[0.0000, 1.4000]], dtype=torch.float64)
+    """
+    codes = exhaustive_search(signals, dictionary, k, visible=visible)
+    return codes.dense(len(dictionary))
+
+
+def exhaustive_search(signals: Array, dictionary: Array, k: int, *, visible: Array | None = None) -> SparseCodes:
+    """`exhaustive_codes` as supports and values, without the zeros."""
+    y, atoms = as_pair("signals", signals, "dictionary", dictionary)
+    _require_feasible(len(y), atoms.shape, k)
+    if visible is None:
+        return _search(y, atoms, k)
+    seen = as_visible(visible, (len(y), y.shape[1])).to(y.device)
+    if int(seen.sum(-1).min()) < k:
+        raise ValueError(f"k must be at most the number of visible coordinates, {int(seen.sum(-1).min())}. Got {k}.")
+    if seen.ndim == 1:
+        return _search(y[:, seen], atoms[:, seen], k)
+    return _search_by_mask(y, atoms, k, seen)
+
+
+def _require_feasible(n: int, shape: torch.Size, k: int) -> None:
+    p, d = shape
+    if not 1 <= k <= min(p, d):
+        raise ValueError(f"k must lie between 1 and {min(p, d)}, the smaller of the numbers of atoms and coordinates. Got {k}.")
+    supports = math.comb(p, k)
+    if supports * n * k > MAX_PRODUCTS or (k > 1 and supports > MAX_SUPPORTS):
+        raise ValueError(
+            f"There are {supports:.3g} supports of {k} of {p} atoms, too many to try for {n} signals; "
+            "use orthogonal_matching_pursuit, or fewer signals, atoms or non-zeros."
+        )
+
+
+def _search_by_mask(y: Tensor, atoms: Tensor, k: int, seen: Tensor) -> SparseCodes:
+    """One search for each mask (row of `seen`) that occurs."""
+    masks, which = torch.unique(seen, dim=0, return_inverse=True)
+    support = torch.zeros(len(y), k, dtype=torch.int64, device=y.device)
+    values = y.new_zeros(len(y), k)
+    for i, mask in enumerate(masks):
+        mine = which == i
+        codes = _search(y[mine][:, mask], atoms[:, mask], k)
+        support[mine], values[mine] = codes.support, codes.values
+    return SparseCodes(support, values)
+
+
+def _search(y: Tensor, atoms: Tensor, k: int) -> SparseCodes:
+    """The support whose span holds most of each signal's square, and the coefficients on it."""
+    best = torch.full((len(y),), -1.0, dtype=y.dtype, device=y.device)
+    support = torch.zeros(len(y), k, dtype=torch.int64, device=y.device)
+    rows = max(1, min(len(y), 512))
+    for supports in all_supports(len(atoms), k, max(1, BLOCK // (rows * k))):
+        supports = supports.to(y.device)
+        basis = unit_rows(atoms[supports[:, 0]]) if k == 1 else _orthonormal(atoms[supports])
+        for start in range(0, len(y), rows):
+            part = slice(start, start + rows)
+            held, index = _largest_projection(y[part], basis, k)
+            better = held > best[part]
+            best[part] = torch.where(better, held, best[part])
+            support[part] = torch.where(better[:, None], supports[index], support[part])
+    return SparseCodes(support, least_squares(y, atoms, support))
+
+
+def _largest_projection(y: Tensor, basis: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Largest ‖projection‖² of each signal over spans given by k basis rows each, basis (m·k, d), and which span it is."""
+    products = y @ basis.T
+    if k == 1:
+        held, index = products.abs_().max(1)
+        return held.square(), index
+    return products.square_().view(len(y), -1, k).sum(2).max(1)
+
+
+def _orthonormal(chosen: Tensor) -> Tensor:
+    """Orthonormal rows (m·k, d) spanning each of the supports' atoms (m, k, d); zero rows where atoms depend on each other."""
+    _, sizes, rows = torch.linalg.svd(chosen, full_matrices=False)
+    kept = sizes > sizes[:, :1] * max(chosen.shape[1:]) * torch.finfo(chosen.dtype).eps
+    basis: Tensor = (rows * kept[:, :, None]).flatten(0, 1)
+    return basis
+
+
+def least_squares(y: Tensor, atoms: Tensor, support: Tensor) -> Tensor:
+    """Coefficients (n, k) of each signal on the atoms of its support (n, k), of least length where atoms depend on each other."""
+    distinct, which = torch.unique(support, dim=0, return_inverse=True)
+    inverses: Tensor = torch.linalg.pinv(atoms[distinct])  # (m, d, k)
+    values = y.new_zeros(support.shape)
+    for i, part in enumerate(y.split(1 << 12)):  # a gather of n × d × k numbers otherwise
+        rows = slice(i << 12, (i << 12) + len(part))
+        values[rows] = torch.einsum("nd,ndk->nk", part, inverses[which[rows]])
+    return values
+
+
+# What a dictionary is judged by: the reconstruction loss and the masked loss of sparse codes.
+#
+# Sums over coordinates, means over signals, no factor one half.
+
 
 Decoder = Literal["omp", "exhaustive"]
 
@@ -102,8 +208,7 @@ def _rebuilt(
     selection: Selection = "raw",
 ) -> Tensor:
     """Signals (n, d) as the dictionary (p, d) rebuilds them from k-sparse codes of their visible coordinates."""
-    if decoder not in get_args(Decoder):
-        raise ValueError(f"decoder must be one of {', '.join(map(repr, get_args(Decoder)))}. Got {decoder!r}.")
+    choice("decoder", decoder, get_args(Decoder))
     if decoder == "exhaustive":
         return exhaustive_search(signals, dictionary, k, visible=visible).reconstruct(dictionary)
     return pursue(signals, dictionary, k, visible=visible, selection=selection).reconstruct(dictionary)

@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 
 from theodolite.errors import BatchCoupledError
 from theodolite.linalg import top_eigenpairs
-from theodolite.measures.dynamics.match import Proportion
+from theodolite.measures.dynamics.spikes import Proportion
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
+from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, require_problem
-from theodolite.measures.kernel.squared_loss import squared_loss_curvature
 from theodolite.operators import LinearOperator, as_operator, gauss_newton, hessian, tangent_kernel
 from theodolite.problem import Batch, Problem
 from theodolite.problem.sampling import merge

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from theodolite.arguments import choice
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.dynamics.trials import run_trial
-from theodolite.measures.kernel.differences import TRIAL_SEEDS, third_difference, trial_step
+from theodolite.measures.kernel.quadratic_checks import TRIAL_SEEDS, squared_loss_curvature, third_difference, trial_step
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, require_problem
-from theodolite.measures.kernel.squared_loss import squared_loss_curvature
 from theodolite.operators import (
     GaussNewtonOperator,
     HessianOperator,
@@ -143,8 +143,7 @@ def critical_learning_rate(
     (0.222222, (), '2/λ')
     """
     require_problem(problem, "critical_learning_rate")
-    if by not in (*_ROUTES, "kernel"):
-        raise ValueError(f"by must be one of {', '.join(map(repr, (*_ROUTES, 'kernel')))}. Got {by!r}.")
+    choice("by", by, (*_ROUTES, "kernel"))
     began = time.perf_counter()
     law = stability_law(optimizer, problem)
     op, rule = _edge(problem, by, law, operator)

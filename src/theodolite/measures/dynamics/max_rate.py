@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from theodolite.measures.dynamics.classify import classify_run
 from theodolite.measures.dynamics.critical import critical_learning_rate
-from theodolite.measures.dynamics.replicas import reseeded, whole_data
+from theodolite.measures.dynamics.regimes import classify_run
+from theodolite.measures.dynamics.trials import reseeded, whole_data
 from theodolite.measures.kernel.scalar_output import require_problem
 from theodolite.problem import Problem
 from theodolite.progress import counting

@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from theodolite.linalg import top_eigenpairs
-from theodolite.measures.dynamics.classify import BLOWN_UP_QUADRATIC, Word, classify_run
 from theodolite.measures.dynamics.critical import By, critical_learning_rate
-from theodolite.measures.dynamics.replicas import Factory, joined_data, rate_list, reseeded, seed_list, whole_data
-from theodolite.measures.dynamics.trials import BLOWN_UP
+from theodolite.measures.dynamics.regimes import BLOWN_UP_QUADRATIC, Word, classify_run
+from theodolite.measures.dynamics.trials import BLOWN_UP, Factory, joined_data, rate_list, reseeded, seed_list, whole_data
+from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import require_problem
-from theodolite.measures.kernel.squared_loss import squared_loss_curvature
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
 from theodolite.operators import tangent_kernel_operator
 from theodolite.problem import Problem

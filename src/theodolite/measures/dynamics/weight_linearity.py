@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.trials import descend
 from theodolite.measures.kernel.drift import relative_drift
-from theodolite.measures.kernel.in_degree import InDegrees, in_degree_report
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, random_directions, unit
+from theodolite.measures.linearity.in_degree import InDegrees, in_degree_report
 from theodolite.operators import jacobian, tangent_kernel
 from theodolite.problem import Problem, split_like
 from theodolite.results import Cost, Result, Row, number

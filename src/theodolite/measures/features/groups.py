@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from theodolite.measures.features.agop import AGOP
-from theodolite.measures.features.alignment import inner
+from theodolite.measures.features.agop import AGOP, inner
 from theodolite.measures.features.gradients import Chunk, InputGradients
 
 #: Groups of samples that are left out in turn for the error bars.

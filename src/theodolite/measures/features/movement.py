@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from theodolite.measures.features.gradients import Settings, chunks
+from theodolite.measures.features.gradients import Function, Settings, as_source, chunks
 from theodolite.measures.features.groups import Matrix, diagonal_of, gathered, inner_products
-from theodolite.measures.features.source import Function, as_source
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model
 from theodolite.results import Cost, Outcome, Result, Row

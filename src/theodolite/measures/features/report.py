@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from theodolite.linalg import top_eigenpairs
-from theodolite.measures.features.alignment import inner, require_same_inputs
-from theodolite.measures.features.gradients import InputGradients, Settings, chunks
+from theodolite.measures.features.agop import inner, require_same_inputs
+from theodolite.measures.features.gradients import InputGradients, Settings, as_source, chunks
 from theodolite.measures.features.groups import Jackknife, Matrix, Moments, diagonal_of, gather, weighted_mean
-from theodolite.measures.features.source import as_source
 from theodolite.results import Cost, Outcome, Result, Row, number
 
 #: Top directions reported, and input coordinates named.

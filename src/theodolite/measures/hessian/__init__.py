@@ -1,17 +1,34 @@
 """What the curvature means: its structure layer by layer, how the gradient lies in it, how badly it is conditioned."""
 
-from theodolite.measures.hessian.alignment import Alignment, gradient_alignment
-from theodolite.measures.hessian.autocorrelation import Autocorrelation, autocorrelation
+from theodolite.measures.hessian.approximations import (
+    FullApproximation,
+    firing_rates,
+    full_hessian_approximation,
+    sharp_subspace,
+    weight_product,
+)
 from theodolite.measures.hessian.clusters import Clusters, logit_clusters
-from theodolite.measures.hessian.comparison import LayerComparison, compare_layers
-from theodolite.measures.hessian.conditioning import Conditioning, conditioning
-from theodolite.measures.hessian.decoupling import decoupling_error
-from theodolite.measures.hessian.full_approximation import FullApproximation, full_hessian_approximation
-from theodolite.measures.hessian.matricised import Correspondence, correspondence, kronecker_overlap, rank_ratios
-from theodolite.measures.hessian.overlap_law import outlier_count, predicted_overlap, rank_one_count
-from theodolite.measures.hessian.structure import LayerStructure, StructureReport, hessian_structure
+from theodolite.measures.hessian.kronecker_structure import (
+    Autocorrelation,
+    Correspondence,
+    autocorrelation,
+    correspondence,
+    decoupling_error,
+    kronecker_overlap,
+    outlier_count,
+    predicted_overlap,
+    rank_one_count,
+    rank_ratios,
+)
+from theodolite.measures.hessian.spectrum import Alignment, Conditioning, conditioning, gradient_alignment
+from theodolite.measures.hessian.structure import (
+    LayerComparison,
+    LayerStructure,
+    StructureReport,
+    compare_layers,
+    hessian_structure,
+)
 from theodolite.measures.hessian.tracking import EigenTrajectory, track_eigenpairs
-from theodolite.measures.hessian.weight_products import firing_rates, sharp_subspace, weight_product
 
 __all__ = [
     "Alignment",

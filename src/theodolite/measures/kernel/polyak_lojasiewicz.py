@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from theodolite.measures.kernel.drift import Kernels, kernels_on_ball, refuse_zero_kernel
+from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import require_problem
-from theodolite.measures.kernel.squared_loss import squared_loss_curvature
 from theodolite.problem import Problem
 from theodolite.results import Cost, Outcome, Result, Row
 

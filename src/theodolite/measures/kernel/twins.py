@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import BatchCoupledError, NotRepeatableError
-from theodolite.measures.kernel.expansion import Named
-from theodolite.measures.kernel.network_expansion import Call, NetworkExpansion
+from theodolite.measures.kernel.expansion import Call, Named, NetworkExpansion
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model, unwrap
 from theodolite.problem.derivatives.exact_derivatives import inside_transform

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from theodolite.errors import nearest
-from theodolite.measures.stability.arguments import (
+from theodolite.measures.mode_connectivity.linear_path import LinearPath, linear_path
+from theodolite.measures.mode_connectivity.points import BatchNormPolicy
+from theodolite.measures.stability.config import (
     StabilityConfig,
     Stopping,
     check_checkpoints,
@@ -21,18 +22,17 @@ from theodolite.measures.stability.arguments import (
     read_config,
     read_length,
     read_settings,
+    settings_of,
     whole,
 )
-from theodolite.measures.stability.coupled import Bench, Recipe, null_swap, train_pairs
-from theodolite.measures.stability.linear_path import LinearPath, linear_path
-from theodolite.measures.stability.pairs import Swap, draw_swaps
-from theodolite.measures.stability.path_points import BatchNormPolicy
-from theodolite.measures.stability.pools import read_pool
+from theodolite.measures.stability.explanation import Explanation, explains, known
+from theodolite.measures.stability.pairs import Swap, draw_swaps, read_pool
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law
-from theodolite.measures.stability.reading import Explanation, explains, known
-from theodolite.measures.stability.settings import settings_of
+from theodolite.measures.stability.training_pairs import Bench, Recipe, null_swap, train_pairs
 from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.text import nearest
 from theodolite.training import Fleet, FleetTrace
+from theodolite.training.matrix_products import fix_matrix_products
 
 #: Steps of the check that comes first; a tenth of the run if that is more.
 CHECK_STEPS = 20
@@ -194,6 +194,7 @@ def stability(
     True
     """
     began = time.perf_counter()
+    fix_matrix_products()  # before the factory multiplies anything
     check_factory(factory)
     steps, epochs, loss_target = read_length(stop, steps, epochs, loss_target)
     recipe = Recipe(

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TypeVar
 
 from theodolite.errors import NonFiniteError
-from theodolite.measures.dynamics.match import MatchTable
+from theodolite.measures.dynamics.spikes import MatchTable
 from theodolite.monitors.measuring.curvature import CurvatureProbe, CurvatureSample
 from theodolite.monitors.watching.recorder import StepStats
 from theodolite.monitors.watching.watched_model import StepRecord, WatchedModel

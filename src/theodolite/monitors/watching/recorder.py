@@ -14,29 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.state_guard import being_measured
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Row
 
 #: The argument by which a trainer asks for a loss that is to be summed over the batches of a step; it is not data.
 _SUMMED = "num_items_in_batch"
-
-
-class _Hook:
-    """A hook that is dropped, not copied, when the model is copied or pickled."""
-
-    def __init__(self, recorder: ForwardRecorder | None, method: str) -> None:
-        self.recorder, self.method = recorder, method
-
-    def __call__(self, *args: Any) -> None:
-        if self.recorder is not None:
-            getattr(self.recorder, self.method)(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
-        return _Hook(None, self.method)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, (None, self.method)
 
 
 class ForwardRecorder:
@@ -54,29 +38,27 @@ class ForwardRecorder:
         self.output: Any = None
         self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.target: Any = None
-        self._handles = [model.register_forward_hook(_Hook(self, "on_model_call"), with_kwargs=True)]
+        self._hooks = [Hooks({"model": model}, self._on_model_call)]
         if isinstance(loss, nn.Module):
-            self._handles.append(loss.register_forward_hook(_Hook(self, "on_loss_call"), with_kwargs=True))
+            self._hooks.append(Hooks({"loss": loss}, self._on_loss_call))
 
-    def on_model_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """A call of the model."""
+    def _on_model_call(self, call: Call) -> None:
         if not self._listens():
             return
-        self.call = args, {k: v for k, v in kwargs.items() if k != _SUMMED}
-        self._summed = kwargs.get(_SUMMED) is not None
+        self.call = call.args, {k: v for k, v in call.kwargs.items() if k != _SUMMED}
+        self._summed = call.kwargs.get(_SUMMED) is not None
         if self.loss is not None:
-            self.output = output
+            self.output = call.output
             return
-        own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        own = call.output.get("loss") if isinstance(call.output, Mapping) else getattr(call.output, "loss", None)
         if isinstance(own, Tensor):
             self.losses.append(own.detach())
 
-    def on_loss_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """A call of the loss."""
-        if not self._listens() or not isinstance(output, Tensor):
+    def _on_loss_call(self, call: Call) -> None:
+        if not self._listens() or not isinstance(call.output, Tensor):
             return
-        self.losses.append(output.detach().float().mean())
-        self.target = args[1] if len(args) >= 2 else kwargs.get("target", self.target)
+        self.losses.append(call.output.detach().float().mean())
+        self.target = call.args[1] if len(call.args) >= 2 else call.kwargs.get("target", self.target)
 
     def _listens(self) -> bool:
         """Not to measurements, nor to validation: without gradients, or in eval mode where training is not."""
@@ -108,8 +90,8 @@ class ForwardRecorder:
 
     def close(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+        for hooks in self._hooks:
+            hooks.close()
 
 
 @dataclass(frozen=True, kw_only=True)

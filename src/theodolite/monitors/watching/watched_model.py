@@ -124,8 +124,8 @@ class WatchedModel:
                 "The optimizer trains none of the model's parameters: observe(step, model, batch, optimizer) needs both."
             )
         self.trained = len(trained(optimizer))
-        self.recorder = ForwardRecorder(model, loss) if other is None else other.recorder
-        self.probe = ProbeSet(probe) if other is None else other.probe
+        self.recorder: ForwardRecorder = ForwardRecorder(model, loss) if other is None else other.recorder
+        self.probe: ProbeSet = ProbeSet(probe) if other is None else other.probe
         self.previous_weights = PreviousWeights(self.named)
         self.previous_batches: list[Batch] = []
         self.pending: tuple[bool, float] | None = None  # critical rate exceeded at the step before, loss of the probe there

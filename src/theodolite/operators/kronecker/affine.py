@@ -6,10 +6,7 @@ inputs (B, P, n) and outputs (B, P, m), with P the positions (patches, tokens) a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -145,39 +142,3 @@ def _padding(module: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
 
 def _pad_mode(module: nn.Conv1d | nn.Conv2d) -> str:
     return "constant" if module.padding_mode == "zeros" else module.padding_mode
-
-
-@dataclass
-class Capture:
-    """Inputs and outputs of the layers during one forward pass, use by use."""
-
-    inputs: dict[str, list[Tensor]]
-    outputs: dict[str, list[Tensor]]
-
-
-@contextmanager
-def capturing(modules: Mapping[str, nn.Module]) -> Iterator[Capture]:
-    """Hooks that note what goes in and comes out of modules, by name; they are gone afterwards.
-
-    A call that does not turn one tensor into another (a recurrent layer's tuple, say) is passed over.
-    """
-    seen = Capture({name: [] for name in modules}, {name: [] for name in modules})
-    handles: list[Any] = []
-
-    def hook_of(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
-            given = next(iter([*args, *kwargs.values()]), None)
-            if not isinstance(given, Tensor) or not isinstance(output, Tensor):
-                return None
-            seen.inputs[name].append(given.detach())
-            seen.outputs[name].append(output)
-            return output.clone()  # what follows may work in place
-
-        return hook
-
-    try:
-        handles += [module.register_forward_hook(hook_of(name), with_kwargs=True) for name, module in modules.items()]
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from theodolite.operators.autograd.graphs import backward
 from theodolite.operators.gauss_newton import refuse_other_ways
-from theodolite.operators.kronecker.affine import AffineLayer, Capture, capturing
+from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import LossCurvature, Recogniser, row_layouts
 from theodolite.operators.kronecker.sample_axis import SampleAxis, find_axis, some_samples
 from theodolite.problem import Batch, Problem
+from theodolite.problem.activations import Capture, capturing
 
 #: Draws a batch where the loss's curvature is sampled because it has too many outputs.
 DRAWS = 16

@@ -14,10 +14,10 @@ from torch.func import vjp, vmap
 
 from theodolite.errors import BatchCoupledError
 from theodolite.operators.autograd.graphs import backward
-from theodolite.operators.kronecker.affine import Capture, capturing
 from theodolite.operators.tangent_kernels.features import Features, Rows
 from theodolite.operators.tangent_kernels.recipes import Form, Use, guesses
 from theodolite.problem import Batch, Problem
+from theodolite.problem.activations import Capture, capturing
 from theodolite.problem.derivatives.second_order import functional_transforms
 from theodolite.problem.tensors import map_tensors, named_tensors
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from theodolite.data.generators.word_models import exact_anchor_world, gaussian_dictionary_world
 from theodolite.errors import NonFiniteError
-from theodolite.measures.anchors.attacks import (
+from theodolite.measures.anchors.transfer.attacks import (
     rare_word_kl,
     rare_word_logits,
     rare_word_module,
@@ -23,9 +23,9 @@ from theodolite.measures.anchors.attacks import (
     shifted_module,
     silencing_shift,
 )
-from theodolite.measures.anchors.log_linear import LogLinear, kl_divergence, total_variation
-from theodolite.measures.anchors.readout import anchored_logits, thresholded_score
-from theodolite.measures.anchors.transfer import fit_anchor
+from theodolite.measures.anchors.transfer.certificate import fit_anchor
+from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence, total_variation
+from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 
 DOUBLE = torch.float64
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from theodolite.measures.anchors.bulk import check_excluded, check_one_top, check_top, default_top, log_bulk_partition
+from theodolite.measures.anchors.probing.bulk import check_excluded, check_one_top, check_top, default_top, log_bulk_partition
 
 
 def brute_force(logits, top):

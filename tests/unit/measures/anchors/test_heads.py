@@ -10,7 +10,7 @@ from torch import nn
 
 from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors import anchor_probe, find_head
-from theodolite.measures.anchors.heads import states_of
+from theodolite.measures.anchors.probing.heads import states_of
 from theodolite.models import bert, gpt
 from theodolite.models.llama import llama_decoder
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from theodolite.measures.anchors.lemmas import (
+from theodolite.measures.anchors.transfer.certificate import (
     bulk_mass_gap,
     disagreement,
     kl_floors,
@@ -20,8 +20,8 @@ from theodolite.measures.anchors.lemmas import (
     pinsker,
     word_mass_gap,
 )
-from theodolite.measures.anchors.log_linear import kl_divergence, total_variation
-from theodolite.measures.anchors.readout import thresholded_score
+from theodolite.measures.anchors.transfer.log_linear import kl_divergence, total_variation
+from theodolite.measures.anchors.transfer.readout import thresholded_score
 
 DOUBLE = torch.float64
 ROUNDING = 1e-12

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from theodolite.measures.anchors import NormalEquations, probe_states
-from theodolite.measures.anchors.bulk import log_bulk_partition
+from theodolite.measures.anchors.probing.bulk import log_bulk_partition
 
 
 def test_check_03_normal_equations_are_least_squares():

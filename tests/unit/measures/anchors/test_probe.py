@@ -15,9 +15,8 @@ from theodolite import data
 from theodolite.data.generators.word_models import exact_anchor_world, gaussian_dictionary_world
 from theodolite.errors import NonFiniteError, NumericalWarning
 from theodolite.measures.anchors import anchor_probe, probe_states
-from theodolite.measures.anchors.bulk import log_bulk_partition
-from theodolite.measures.anchors.reservoir import Reservoir
-from theodolite.measures.anchors.stream import ProbeStream
+from theodolite.measures.anchors.probing.bulk import log_bulk_partition
+from theodolite.measures.anchors.probing.streams import ProbeStream, Reservoir
 from theodolite.models.pretrained import stories260k_from
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors import AnchorProbe, anchor_probe, probe_states
-from theodolite.measures.anchors.reading import read, windows_for
+from theodolite.measures.anchors.probing.inputs import read, windows_for
 from theodolite.models import gpt
 
 

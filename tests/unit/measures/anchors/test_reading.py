@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from theodolite.measures.anchors import anchor_probe
-from theodolite.measures.anchors.reading import read, windows_for
+from theodolite.measures.anchors.probing.inputs import read, windows_for
 from theodolite.models import gpt
 
 WORDS = 40

@@ -10,11 +10,12 @@ from torch import nn
 
 from theodolite.data.generators.word_models import exact_anchor_world
 from theodolite.errors import NonFiniteError
-from theodolite.measures.anchors.attacks import shift_anchor, shifted_module, silencing_shift
-from theodolite.measures.anchors.log_linear import LogLinear
-from theodolite.measures.anchors.probe import probe_states
-from theodolite.measures.anchors.prompts import PromptComparison, compare_prompts, prompted_states
-from theodolite.measures.anchors.readout import (
+from theodolite.measures.anchors.probing.probe import probe_states
+from theodolite.measures.anchors.transfer.attacks import shift_anchor, shifted_module, silencing_shift
+from theodolite.measures.anchors.transfer.certificate import transfer_certificate
+from theodolite.measures.anchors.transfer.log_linear import LogLinear
+from theodolite.measures.anchors.transfer.prompts import PromptComparison, compare_prompts, prompted_states
+from theodolite.measures.anchors.transfer.readout import (
     ReadoutComparison,
     anchored_logits,
     compare_readouts,
@@ -22,8 +23,7 @@ from theodolite.measures.anchors.readout import (
     logistic_regression,
     thresholded_score,
 )
-from theodolite.measures.anchors.transfer import transfer_certificate
-from theodolite.models.language import bert, gpt
+from theodolite.models.transformers import bert, gpt
 
 DOUBLE = torch.float64
 SIGNS = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=DOUBLE)

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor
 
 from theodolite.data.generators.dictionaries import planted_dictionary, planted_samples
-from theodolite.measures.dictionary import exhaustive
-from theodolite.measures.dictionary.exhaustive import exhaustive_codes, exhaustive_search
-from theodolite.measures.dictionary.losses import CodingLoss, masked_loss, reconstruction_loss
+from theodolite.measures.dictionary import losses as exhaustive
+from theodolite.measures.dictionary.losses import (
+    CodingLoss,
+    exhaustive_codes,
+    exhaustive_search,
+    masked_loss,
+    reconstruction_loss,
+)
 from theodolite.measures.dictionary.matching_pursuit import orthogonal_matching_pursuit
 
 

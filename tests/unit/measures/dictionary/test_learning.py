@@ -19,9 +19,8 @@ from theodolite.measures.dictionary import (
     recovery_error,
 )
 from theodolite.measures.dictionary.decoding import decode, lasso
-from theodolite.measures.dictionary.initial import initial_dictionary
-from theodolite.measures.dictionary.learning import learn_batch
-from theodolite.measures.dictionary.masks import hidden_count, visible_masks
+from theodolite.measures.dictionary.hidden import hidden_count, visible_masks
+from theodolite.measures.dictionary.learning import initial_dictionary, learn_batch
 
 BASE = LearningSettings(sparsity=2, batch_size=25)
 

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from theodolite.data.generators.dictionaries import planted_dictionary, planted_samples
-from theodolite.measures.dictionary import overfitting
-from theodolite.measures.dictionary.oracle import (
+from theodolite.measures.dictionary import theory as overfitting
+from theodolite.measures.dictionary.recovery import recovery_error
+from theodolite.measures.dictionary.theory import (
     chi_square_max_bound,
     noise_cross_term,
     omp_success_bound,
     omp_threshold,
     oracle_codes,
     oracle_risks,
+    overfitting_dictionary,
 )
-from theodolite.measures.dictionary.overfitting import overfitting_dictionary
-from theodolite.measures.dictionary.recovery import recovery_error
 
 VISIBLE = torch.arange(8) < 6
 

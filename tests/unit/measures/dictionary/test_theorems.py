@@ -16,7 +16,9 @@ from torch import Tensor
 from theodolite.data.generators.dictionaries import PlantedSample, planted_dictionary, planted_samples
 from theodolite.measures.dictionary.losses import CodingLoss, masked_loss, reconstruction_loss
 from theodolite.measures.dictionary.matching_pursuit import orthogonal_matching_pursuit, pursue
-from theodolite.measures.dictionary.oracle import (
+from theodolite.measures.dictionary.recovery import recovery_error
+from theodolite.measures.dictionary.structure import coherence
+from theodolite.measures.dictionary.theory import (
     OracleRisks,
     chi_square_max_bound,
     noise_cross_term,
@@ -24,10 +26,8 @@ from theodolite.measures.dictionary.oracle import (
     omp_threshold,
     oracle_codes,
     oracle_risks,
+    overfitting_dictionary,
 )
-from theodolite.measures.dictionary.overfitting import overfitting_dictionary
-from theodolite.measures.dictionary.recovery import recovery_error
-from theodolite.measures.dictionary.structure import coherence
 
 SIGMAS = (0.05, 0.1, 0.2)
 TRUE = planted_dictionary(40, 20)

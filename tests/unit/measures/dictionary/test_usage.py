@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from theodolite.measures.dictionary import pursue
-from theodolite.measures.dictionary import usage as module
-from theodolite.measures.dictionary.usage import atom_usage
+from theodolite.measures.dictionary import structure as module
+from theodolite.measures.dictionary.structure import atom_usage
 
 
 def problem(p: int = 12, d: int = 7, n: int = 40, k: int = 3) -> tuple[torch.Tensor, torch.Tensor]:

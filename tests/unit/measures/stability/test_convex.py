@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from theodolite.measures.stability.convex import ConvexBounds, convex_bounds, largest_norm, largest_smoothness
+from theodolite.measures.stability.bounds import ConvexBounds, convex_bounds, largest_norm, largest_smoothness
 
 
 def with_ones(x: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def test_the_constants_bound_gradient_and_hessian(outputs):
 @pytest.mark.parametrize("shape", [(5, 3), (3, 12)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_largest_smoothness_is_that_of_the_worst_batch(shape, bias, monkeypatch):
-    monkeypatch.setattr("theodolite.measures.stability.convex._NUMBERS", 200)  # several parts
+    monkeypatch.setattr("theodolite.measures.stability.bounds._NUMBERS", 200)  # several parts
     g = torch.Generator().manual_seed(1)
     size, width = shape
     x = torch.randn(50, width, generator=g).exp()

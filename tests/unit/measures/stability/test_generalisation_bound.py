@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from theodolite.measures.stability.generalisation_bound import fv_bound
+from theodolite.measures.stability.bounds import fv_bound
 
 
 @given(st.floats(0, 10), st.floats(1e-6, 1), st.integers(2, 10**6), st.floats(1e-6, 0.98))

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from theodolite.measures.stability import make_pair
-from theodolite.measures.stability.pools import read_pool
+from theodolite.measures.stability.pairs import read_pool
 from theodolite.measures.stability.study import make_bench
 
 X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10) % 3

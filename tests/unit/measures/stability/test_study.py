@@ -23,10 +23,9 @@ from theodolite.measures.stability import (
     make_pair,
     visiting_steps,
 )
-from theodolite.measures.stability.coupled import LossTarget, Recipe, null_swap
-from theodolite.measures.stability.metrics import differences, distances
 from theodolite.measures.stability.pairs import draw_swaps
 from theodolite.measures.stability.study import make_bench
+from theodolite.measures.stability.training_pairs import LossTarget, Recipe, differences, distances, null_swap
 from theodolite.training.fleets.data import FleetFeed
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -282,7 +281,7 @@ def test_paths_join_the_pairs_of_the_smallest_and_largest_size():
 def test_the_result_is_kept_on_disk(tmp_path):
     found = study(paths=1)
     found.save(tmp_path / "study")
-    again = th.StabilityResult.load(tmp_path / "study")
+    again = th.measures.stability.StabilityResult.load(tmp_path / "study")
     assert again.rows() == found.rows()
     assert str(again) == str(found)
     assert "Exchanging one of 80 examples" in str(found)

@@ -1,0 +1,170 @@
+"""The page of an anchor probe: the verdict first, then errors, partition functions, atoms and what a certificate needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from theodolite.instruments.language.anchors import (
+    SOURCE,
+    Anchors,
+    bulk_mass,
+    certificate_needs,
+    error_table,
+    first_positions,
+    several_anchors,
+    verdict,
+)
+from theodolite.instruments.language.anchors import atoms as atoms_finding
+from theodolite.measures.anchors import AnchorProbe
+from theodolite.report import Page, Section, provenance_of, write_page
+from theodolite.results import Finding, Row, worst_first
+
+
+def write_anchors(
+    probe: AnchorProbe, out: str | PathLike[str], *, name: str = "a language model", facts: Mapping[str, str] | None = None
+) -> tuple[Path, list[Finding]]:
+    """Write a probe as a self-contained page; the page's place and its findings, the weightiest first."""
+    page = anchors_page(probe, name, facts or {})
+    return write_page(page, out), worst_first(page.findings)
+
+
+def anchors_page(probe: AnchorProbe, name: str, facts: Mapping[str, str]) -> Page:
+    """All that the page shows; every text is escaped by the template."""
+    sections = [_errors(probe), _partitions(probe)]
+    sections += [_clusters(probe)] if probe.clusters else []
+    sections += [_atoms(probe)] if probe.geometry is not None else []
+    sections.append(_certificate(probe))
+    return Page(
+        title=name,
+        findings=[finding for section in sections for finding in section.findings],
+        sections=sections,
+        kind="anchor probe",
+        part="section",
+        facts={**facts, **_facts(probe)},
+        provenance=provenance_of(probe),
+    )
+
+
+def _facts(probe: AnchorProbe) -> dict[str, str]:
+    found = {
+        "positions": str(probe.positions),
+        "held out": f"{probe.held_out_positions} positions, {probe.split}",
+        "hidden state": f"{probe.hidden} dimensions" + (" and a bias" if probe.biased else ""),
+        "vocabulary": f"{probe.vocabulary} words" + (f", {probe.excluded} excluded" if probe.excluded else ""),
+        "perplexity": "not known" if probe.perplexity is None else f"{probe.perplexity:.4g}",
+        "time": f"{probe.cost.seconds:.3g} s",
+    }
+    return found | ({"remarks": "; ".join(probe.notes)} if probe.notes else {})
+
+
+def _in(section: str, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings as those of a section, which is what they link to."""
+    return [replace(finding, instrument=section) for finding in findings]
+
+
+def _errors(probe: AnchorProbe) -> Section:
+    from theodolite import plots
+    from theodolite.plots.anchors import plot_anchor_errors
+
+    return Section(
+        name="anchor",
+        title="Anchor vector",
+        question=Anchors.question,
+        findings=_in("anchor", [verdict(probe), *first_positions(probe)]),
+        svg=plots.to_svg(plot_anchor_errors(probe.rows()), prefix="errors"),
+        rows=error_table(probe),
+        how=(
+            "h is what enters the output layer, caught at every position. For each context and each number k the logarithm of "
+            "the sum of exp(logits) over all words but the k most probable is fitted by ⟨h, v₀⟩, by least squares in float64 "
+            "without an intercept. In sample: all positions; held out: fitted to the first part, measured on the rest. "
+            "Yardsticks are the mean, whose error is the variance, and the logarithm of the number of bulk words. R² is "
+            "1 − error/variance."
+        ),
+        cost=f"{probe.cost.seconds:.3g} s, {probe.cost.route}",
+        source=SOURCE,
+    )
+
+
+def _partitions(probe: AnchorProbe) -> Section:
+    from theodolite import plots
+    from theodolite.plots.anchors import plot_log_partitions
+
+    names = {"mean": "mean", "variance": "variance", "low": "smallest", "high": "largest", "mass_mean": "bulk mass"}
+    names |= {"mass_1": "bulk mass, 1 % below", "mass_min": "smallest bulk mass"}
+    rows: list[Row] = [{"words removed": r["top"], **{label: r[key] for key, label in names.items()}} for r in probe.rows()]
+    return Section(
+        name="partition",
+        title="Partition functions",
+        question="How much do the logarithms of the partition functions vary, and how much probability does the bulk hold?",
+        findings=_in("partition", [bulk_mass(probe)]),
+        svg=plots.to_svg(plot_log_partitions(probe), prefix="partition"),
+        rows=rows,
+        how=(
+            "An anchor is only worth something if what it predicts varies. Bulk mass is the probability of all words that were "
+            f"not removed. The picture shows {'all' if probe.exact else 'a uniform sample of the'} positions."
+        ),
+        source=SOURCE,
+    )
+
+
+def _clusters(probe: AnchorProbe) -> Section:
+    return Section(
+        name="clusters",
+        title="Several anchors",
+        question="Do positions fall into clusters, each with an anchor of its own?",
+        findings=_in("clusters", [several_anchors(probe)]),
+        rows=[row for found in probe.clusters for row in found.rows()],
+        how=(
+            "k-means on the log bulk partition function of the sampled positions, then least squares in each cluster. The last "
+            "columns say what one anchor for all gives, and which share of a cluster stands first in its window."
+        ),
+        source=SOURCE,
+    )
+
+
+def _atoms(probe: AnchorProbe) -> Section:
+    from theodolite import plots
+    from theodolite.plots.anchors import plot_atom_geometry
+
+    assert probe.geometry is not None
+    return Section(
+        name="atoms",
+        title="The atoms",
+        question="How do the rows of the output layer lie: do they fill their space, or a cone?",
+        findings=_in("atoms", [atoms_finding(probe)]),
+        svg=plots.to_svg(plot_atom_geometry(probe.geometry), prefix="atoms"),
+        rows=probe.geometry.rows(),
+        how=(
+            "Singular values of the output weight by its Gram matrix, norms of its rows, cosines of random pairs of them. Were "
+            "the rows uniform on a sphere, log Z would be nearly constant, and a constant would be the anchor."
+        ),
+        source=SOURCE,
+    )
+
+
+def _certificate(probe: AnchorProbe) -> Section:
+    i = probe.spoken
+    rows: list[Row] = [
+        {
+            "quantity": "ε_b, largest error of the anchor",
+            "here": probe.max_error[i],
+            "needed": "Γ > 4 ε_b; theorem: 8 ε_b < Γ < 6",
+        },
+        {"quantity": "the same for 99 % of the contexts", "here": probe.error_99[i], "needed": "no guarantee"},
+        {"quantity": "p_b, smallest bulk mass", "here": probe.mass_min[i], "needed": "the bound goes like 1/p_b²"},
+        {"quantity": "ε_KL, divergence of the student", "here": None, "needed": "teacher and student on the same contexts"},
+        {"quantity": "Γ, normalised margin", "here": None, "needed": "label words, coefficients, thresholds"},
+        {"quantity": "μ, density ratio", "here": None, "needed": "known for finite sets of contexts, else given"},
+    ]
+    return Section(
+        name="certificate",
+        title="Transfer certificate",
+        question="What would a guarantee for downstream tasks need?",
+        findings=_in("certificate", [certificate_needs(probe)]),
+        rows=rows,
+        how="Where there is a student, theodolite.measures.anchors.transfer_certificate measures all of these and the bounds.",
+        source=SOURCE,
+    )

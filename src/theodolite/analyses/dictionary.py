@@ -1,0 +1,429 @@
+"""`theodolite dictionary`: what a dictionary study says, as findings and as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from theodolite.analyses.dictionary_study import DictionaryStudy, Judged
+from theodolite.report import Page, Section, provenance_of, write_page
+from theodolite.results import Finding, Row, Severity, number
+
+SOURCE = "Hiding Data Helps: On the Benefits of Masking for Sparse Coding (ICML 2023), https://arxiv.org/abs/2302.12715"
+
+#: Every label with the severities it comes in.
+LABELS: dict[str, tuple[Severity, ...]] = {
+    "hidden coordinates": (Severity.NOTE,),
+    "predicts nothing": (Severity.WARNING,),
+    "overfits": (Severity.WARNING,),
+    "no overfitting": (Severity.GOOD,),
+    "reconstruction predicts better": (Severity.NOTE,),
+    "fits its own signals": (Severity.NOTE,),
+    "chosen size": (Severity.NOTE,),
+    "size at the edge": (Severity.NOTE,),
+    "idle atoms": (Severity.NOTE, Severity.WARNING),
+    "no idle atoms": (Severity.GOOD,),
+    "twin atoms": (Severity.NOTE,),
+    "atoms fall together": (Severity.WARNING,),
+    "still learning": (Severity.NOTE,),
+    "missing values": (Severity.NOTE,),
+    "zero signals": (Severity.NOTE,),
+}
+
+TWIN = 0.95  # |cosine| from which two atoms count as one
+IDLE = 0.1  # share of idle atoms that deserves a warning
+ERRORS = 2.0  # standard errors that a difference must exceed
+COMMON = 0.5  # share of the energy that the mean signal holds, from which it may pull all atoms towards itself
+OWN = 1.25  # held-out over training error from which a dictionary fits its own signals
+FALLING = 0.02  # relative fall of the loss over the last tenth of the passes: not at rest
+
+
+def dictionary_findings(study: DictionaryStudy) -> list[Finding]:
+    """The findings of a study, on its main dictionary and, where both objectives were tried, on their difference."""
+    main = study.judged[study.main]
+    return [
+        _prediction(study, main),
+        *_overfitting(study),
+        *_choice(study),
+        *_idle(main),
+        *_twins(study, main),
+        *_rest(study, main),
+        *_data(study),
+    ]
+
+
+def write_dictionary(
+    study: DictionaryStudy,
+    out: str | PathLike[str],
+    *,
+    name: str = "dictionary",
+    facts: Mapping[str, str] | None = None,
+    patch_shape: Sequence[int] | None = None,
+    feature_names: Sequence[str] | None = None,
+) -> tuple[Path, list[Finding]]:
+    """Write a study as a self-contained page; the page's place and its findings, the weightiest first."""
+    from theodolite.results import worst_first
+
+    findings = dictionary_findings(study)
+    page = dictionary_page(study, findings, name, facts or {}, patch_shape, feature_names)
+    return write_page(page, out), worst_first(findings)
+
+
+def _found(section: str, severity: Severity, label: str, sentence: str, **fields: Any) -> Finding:
+    return Finding(instrument=section, severity=severity, sentence=sentence, **{"label": label, "source": SOURCE, **fields})
+
+
+def _prediction(study: DictionaryStudy, main: Judged) -> Finding:
+    held = main.held
+    size = f"{len(study.components)} atoms, {study.sparsity} per signal,"
+    measured: dict[str, Any] = {"quantity": "squared error per hidden coordinate", "value": held.value, "error": held.stderr}
+    if held.value >= held.baseline:
+        return _found(
+            "prediction",
+            Severity.WARNING,
+            "predicts nothing",
+            f"{size} predict hidden coordinates of held-out signals no better than zero would: squared error "
+            f"{number(held.value, held.stderr)}, where zero costs {held.baseline:.4g}.",
+            advice="The signals may have no sparse structure at this size: fewer atoms per signal, or other features.",
+            **measured,
+        )
+    return _found(
+        "prediction",
+        Severity.NOTE,
+        "hidden coordinates",
+        f"{size} predict hidden coordinates of held-out signals with a squared error of {number(held.value, held.stderr)}, which "
+        f"explains {held.explained:.0%} of their energy. Looking at all coordinates leaves {held.reconstruction:.4g}.",
+        headline=True,
+        **measured,
+    )
+
+
+def _overfitting(study: DictionaryStudy) -> list[Finding]:
+    """The two objectives beside each other, or else held-out beside training signals."""
+    masked, plain = study.judged.get("masked"), study.judged.get("reconstruction")
+    if masked is None or plain is None:
+        return _own_signals(study)
+    a, b = masked.held, plain.held
+    error = math.hypot(a.stderr, b.stderr)
+    numbers = f"{number(b.value, b.stderr)} with reconstruction, {number(a.value, a.stderr)} with masking"
+    measured: dict[str, Any] = {"quantity": "difference of the hidden errors", "value": b.value - a.value, "error": error}
+    if b.value - a.value > ERRORS * error and plain.train.reconstruction < masked.train.reconstruction:
+        return [
+            _found(
+                "prediction",
+                Severity.WARNING,
+                "overfits",
+                f"The reconstruction objective overfits: it leaves less of its training signals "
+                f"({plain.train.reconstruction:.4g} against {masked.train.reconstruction:.4g} per coordinate) and yet misses "
+                f"hidden coordinates of new signals by more ({numbers}).",
+                advice="Take the atoms of the masked objective; --choose and --sparsities compare smaller dictionaries.",
+                **measured,
+            )
+        ]
+    if a.value - b.value > ERRORS * error:
+        return [
+            _found(
+                "prediction",
+                Severity.NOTE,
+                "reconstruction predicts better",
+                f"Here the reconstruction objective predicts hidden coordinates of new signals better: {numbers}.",
+                advice="With little noise or few atoms masking has nothing to repair; train longer before you decide.",
+                **measured,
+            )
+        ]
+    sentence = (
+        f"No sign of overfitting: both objectives predict hidden coordinates of new signals about equally well ({numbers})."
+    )
+    return [_found("prediction", Severity.GOOD, "no overfitting", sentence, **measured)]
+
+
+def _own_signals(study: DictionaryStudy) -> list[Finding]:
+    main = study.judged[study.main]
+    held, seen = main.held, main.train
+    error = math.hypot(held.stderr, seen.stderr)
+    if not (held.value > OWN * seen.value and held.value - seen.value > ERRORS * error):
+        return []
+    return [
+        _found(
+            "prediction",
+            Severity.NOTE,
+            "fits its own signals",
+            f"Hidden coordinates of new signals are missed by {number(held.value, held.stderr)}, those of the signals it learned "
+            f"from by {number(seen.value, seen.stderr)}: the dictionary fits its own signals better than others.",
+            advice="More signals, fewer atoms, or fewer atoms per signal; --choose compares sizes.",
+            quantity="held-out over training error",
+            value=held.value / seen.value,
+        )
+    ]
+
+
+def _choice(study: DictionaryStudy) -> list[Finding]:
+    choice = study.choice
+    if choice is None:
+        return []
+    found = [_found("choice", Severity.NOTE, "chosen size", choice.sentence(), headline=True)]
+    sizes = sorted({row["n_components"] for row in choice.table})
+    if len(sizes) > 1 and choice.n_components == sizes[-1]:
+        found.append(
+            _found(
+                "choice",
+                Severity.NOTE,
+                "size at the edge",
+                f"The largest size that was tried, {sizes[-1]}, is the best: the best of all may be larger.",
+                advice=f"Try sizes beyond it, as --choose {sizes[-1]},{2 * sizes[-1]},{4 * sizes[-1]}.",
+            )
+        )
+    return found
+
+
+def _idle(main: Judged) -> list[Finding]:
+    dead, atoms = len(main.usage.dead), len(main.usage.uses)
+    if not dead:
+        rarest = int(main.usage.uses.min())
+        sentence = f"Every atom is at work: the one used least is in the codes of {rarest} of {main.usage.signals} signals."
+        return [_found("atoms", Severity.GOOD, "no idle atoms", sentence)]
+    severity = Severity.WARNING if dead > IDLE * atoms else Severity.NOTE
+    return [
+        _found(
+            "atoms",
+            severity,
+            "idle atoms",
+            f"{dead} of {atoms} atoms {'is' if dead == 1 else 'are'} used by none of {main.usage.signals} signals.",
+            advice="They can be dropped without any change; a smaller dictionary would do.",
+            quantity="idle atoms",
+            value=float(dead),
+        )
+    ]
+
+
+def _twins(study: DictionaryStudy, main: Judged) -> list[Finding]:
+    pairs = main.usage.twins(TWIN)
+    if not pairs:
+        return []
+    members = len({i for pair in pairs for i in pair[:2]})
+    i, j, cosine = pairs[0]
+    if members > len(main.usage.uses) / 2 and study.mean_energy > COMMON and study.offset is None:
+        return [
+            _found(
+                "atoms",
+                Severity.WARNING,
+                "atoms fall together",
+                f"{members} of {len(main.usage.uses)} atoms have a twin, another atom with a cosine of {TWIN:g} or more, and "
+                f"the mean signal holds {study.mean_energy:.0%} of the energy: atoms share it and differ by little else.",
+                advice="Learn again with --center, which takes the mean signal away first.",
+                quantity="atoms with a twin",
+                value=float(members),
+            )
+        ]
+    return [
+        _found(
+            "atoms",
+            Severity.NOTE,
+            "twin atoms",
+            f"{members} of {len(main.usage.uses)} atoms have a twin, another atom with a cosine of {TWIN:g} or more to it; the "
+            f"nearest are {i} and {j} ({cosine:.4f}).",
+            advice="Twins share the work of one atom: the data may hold fewer directions than there are atoms.",
+            quantity="atoms with a twin",
+            value=float(members),
+        )
+    ]
+
+
+def _rest(study: DictionaryStudy, main: Judged) -> list[Finding]:
+    """Whether the loss still fell at the end: the mean over the last tenth of the passes, and over the tenth before."""
+    losses = main.learner.losses
+    tenth = len(losses) // 10
+    if tenth < 2:
+        return []
+    before, last = float(losses[-2 * tenth : -tenth].mean()), float(losses[-tenth:].mean())
+    if not before > 0 or (before - last) / before < FALLING:
+        return []
+    return [
+        _found(
+            "learning",
+            Severity.NOTE,
+            "still learning",
+            f"The loss was still falling when learning ended: by {(before - last) / before:.0%} over the last {tenth} of "
+            f"{len(losses)} passes.",
+            advice=f"--resume --epochs {2 * len(losses)} goes on from here.",
+            quantity="fall of the loss",
+            value=(before - last) / before,
+        )
+    ]
+
+
+def _data(study: DictionaryStudy) -> list[Finding]:
+    found = []
+    if study.missing:
+        sentence = f"{study.missing:.2%} of the entries are missing; atoms were learned from those that are there."
+        found.append(_found("learning", Severity.NOTE, "missing values", sentence, quantity="missing", value=study.missing))
+    if study.zeros:
+        total = study.samples + study.held_out
+        sentence = f"{study.zeros} of {total} signals are zero throughout and teach nothing."
+        found.append(
+            _found("learning", Severity.NOTE, "zero signals", sentence, quantity="zero signals", value=float(study.zeros))
+        )
+    return found
+
+
+Found = Mapping[str, list[Finding]]
+
+
+def dictionary_page(
+    study: DictionaryStudy,
+    findings: Sequence[Finding],
+    name: str,
+    facts: Mapping[str, str],
+    patch_shape: Sequence[int] | None = None,
+    feature_names: Sequence[str] | None = None,
+) -> Page:
+    """All that the page shows; every text is escaped by the template."""
+    by_section: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_section.setdefault(finding.instrument, []).append(finding)
+    sections = [
+        _prediction_section(study, by_section),
+        *([_choice_section(study, by_section)] if study.choice is not None else []),
+        _atoms_section(study, by_section, patch_shape, feature_names),
+        _usage_section(study),
+        _learning_section(study, by_section),
+    ]
+    return Page(
+        title=name,
+        findings=findings,
+        sections=sections,
+        kind="dictionary",
+        part="section",
+        facts={**facts, **_facts(study)},
+        provenance=provenance_of(study),
+    )
+
+
+def _facts(study: DictionaryStudy) -> dict[str, str]:
+    return {
+        "atoms": str(len(study.components)),
+        "per signal": str(study.sparsity),
+        "learned from": f"{study.samples} signals of {study.dim} numbers",
+        "judged on": f"{study.held_out} held-out signals",
+        "hidden at a time": f"{study.hidden} of {study.dim} coordinates",
+        "objective": " and ".join(study.judged),
+        **({} if study.offset is None else {"centred": f"less the mean signal, {study.mean_energy:.0%} of the energy"}),
+        "time": f"{study.cost.seconds:.3g} s",
+    }
+
+
+def _prediction_section(study: DictionaryStudy, found: Found) -> Section:
+    rows: list[Row] = []
+    for objective, judged in study.judged.items():
+        for where, error in (("held out", judged.held), ("training", judged.train)):
+            rows.append(
+                {
+                    "objective": objective,
+                    "signals": where,
+                    "hidden error": error.value,
+                    "±": error.stderr,
+                    "explained": error.explained,
+                    "reconstruction error": error.reconstruction,
+                }
+            )
+    return Section(
+        name="prediction",
+        title="What the dictionary predicts",
+        question="Does a code, read from a part of a signal, tell the rest?",
+        findings=found.get("prediction", []),
+        rows=rows,
+        how=(
+            f"{study.hidden} of {study.dim} coordinates are hidden, the code is found from the others, and what it says of the "
+            "hidden ones is compared with the truth: mean squared error per hidden coordinate over "
+            f"{study.judged[study.main].held.masks} random choices. Its standard error (±) is over signals; explained is the "
+            "share of the hidden energy that is predicted. Reconstruction looks at all coordinates and so can also fit their "
+            "noise; a lower reconstruction error with a higher hidden error is the mark of overfitting."
+        ),
+        source=SOURCE,
+    )
+
+
+def _choice_section(study: DictionaryStudy, found: Found) -> Section:
+    from theodolite import plots
+
+    assert study.choice is not None
+    return Section(
+        name="choice",
+        title="The size",
+        question="How many atoms, and how many per signal?",
+        findings=found.get("choice", []),
+        svg=plots.to_svg(plots.plot_dictionary_choice(study.choice.rows()), prefix="choice"),
+        rows=study.choice.rows(),
+        how=(
+            "Every size was learned from the same signals and judged on the same held-out ones; the lowest error on hidden "
+            "coordinates was taken. The error of reconstruction falls with every atom and cannot choose."
+        ),
+        source=SOURCE,
+    )
+
+
+def _atoms_section(study: DictionaryStudy, found: Found, shape: Sequence[int] | None, names: Sequence[str] | None) -> Section:
+    from theodolite import plots
+
+    usage = study.judged[study.main].usage
+    order = usage.uses.argsort(descending=True, stable=True).tolist()
+    title = "Atoms, those used most first"
+    axes = plots.plot_atoms(study.components, shape, order=order, feature_names=names, title=title)
+    rows = usage.rows()
+    return Section(
+        name="atoms",
+        title="The atoms",
+        question="What are the signals made of?",
+        findings=found.get("atoms", []),
+        svg=plots.to_svg(axes, prefix="atoms"),
+        rows=[rows[i] for i in order],
+        how=(
+            "Atoms have unit length and no sign: blue and red, or up and down, may be exchanged. Uses count the training signals "
+            "whose code has the atom, energy is its share of all squared code entries, the twin is the other atom most like it."
+        ),
+        source=SOURCE,
+    )
+
+
+def _usage_section(study: DictionaryStudy) -> Section:
+    from theodolite import plots
+
+    rows = [{"objective": name, **row} for name, judged in study.judged.items() for row in judged.usage.rows()]
+    axes = plots.plot_atom_usage(rows, by="objective" if len(study.judged) > 1 else None, title="How often atoms are used")
+    return Section(
+        name="usage",
+        title="The use of atoms",
+        question="Do all atoms work?",
+        sentence=study.judged[study.main].usage.sentence(),
+        svg=plots.to_svg(axes, prefix="usage"),
+        source=SOURCE,
+    )
+
+
+def _learning_section(study: DictionaryStudy, found: Found) -> Section:
+    from theodolite import plots
+
+    by = "objective" if len(study.judged) > 1 else None
+    axes = plots.plot_learning_curve(study.learning_rows(), by=by, title="Squared error per coordinate while learning")
+    return Section(
+        name="learning",
+        title="Learning",
+        question="Had learning come to rest?",
+        findings=found.get("learning", []),
+        svg=plots.to_svg(axes, prefix="learning"),
+        rows=[
+            {"objective": name, "passes": judged.learner.state.epoch, "steps": judged.learner.state.step,
+             "first loss": float(judged.learner.losses[0]), "last loss": float(judged.learner.losses[-1])}
+            for name, judged in study.judged.items()
+        ],
+        how=(
+            "Adam on the atoms with the codes held fixed, which are found anew for each batch; after each step atoms are brought "
+            "back to unit length. The masked objective is charged on hidden coordinates only, reconstruction on all, so the two "
+            "curves do not measure the same."
+        ),
+        cost=f"{study.cost.seconds:.3g} s in all",
+        source=SOURCE,
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""`theodolite path`: what lies on the straight line between two checkpoints."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from theodolite.cli.terminal import plain
+
+if TYPE_CHECKING:
+    from theodolite.cli.loading import Subject
+
+
+class Statistics(StrEnum):
+    INTERPOLATE = "interpolate"
+    RECOMPUTE = "recompute"
+    BATCH = "batch"
+
+
+def path(
+    first: Annotated[Path, typer.Argument(help="A checkpoint: safetensors, or what weights_only loads. It is alpha = 1.")],
+    second: Annotated[Path, typer.Argument(help="Another one of the same network. It is alpha = 0.")],
+    model: Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")],
+    data: Annotated[str | None, typer.Option(help="A data set's NAME, module:attribute, or a file.")] = None,
+    test: Annotated[str | None, typer.Option(help="Test data, the same words; default: the test part of --data.")] = None,
+    loss: Annotated[str | None, typer.Option(help="cross-entropy, mse, bce, l1 or module:attribute.")] = None,
+    batchnorm: Annotated[Statistics, typer.Option(help="Where BatchNorm statistics come from.")] = Statistics.INTERPOLATE,
+    samples: Annotated[int | None, typer.Option(help="Measure on this many samples.")] = None,
+    points: Annotated[int, typer.Option(help="Points on the line; the two checkpoints are added.")] = 76,
+    low: Annotated[float, typer.Option(help="Smallest alpha.")] = -1.0,
+    high: Annotated[float, typer.Option(help="Largest alpha.")] = 2.0,
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("path"),
+    as_json: Annotated[bool, typer.Option("--json", help="Finding and profile as JSON on the standard output.")] = False,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+) -> None:
+    """Say whether two checkpoints lie in one basin, so that their weights may be averaged."""
+    import torch
+
+    from theodolite.analyses.path import write_path
+    from theodolite.cli.loading import load_subject
+    from theodolite.measures.mode_connectivity.linear_path import path_between
+    from theodolite.problem import Problem
+
+    if points < 2 or not low < high:
+        raise ValueError(f"--points must be at least 2 and --low below --high. Got {points}, {low:g} and {high:g}.")
+    ends = [load_subject(model, data, loss, checkpoint=end, samples=samples, seed=seed) for end in (first, second)]
+    tests = _test_subject(model, data, test, loss, samples, seed)
+    problems = [Problem(s.model, s.loss, s.data, params="*") for s in (ends[0], tests) if s is not None]
+    found = path_between(
+        problems[0],
+        ends[0].model,
+        ends[1].model,
+        *problems[1:],
+        batchnorm=batchnorm.value,
+        alphas=torch.linspace(low, high, points, dtype=torch.float64),
+    )
+    names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
+    facts = {"network": model, "data": data or "of the model", "checkpoints": f"{first}, {second}"}
+    facts |= {"test data": "none" if tests is None else tests.facts.get("data", "")}
+    page, finding = write_path(found, names, out / "index.html", facts=facts)
+    if as_json:
+        everything = {"finding": finding.row(), **found.summary(), "profile": found.rows(), "page": str(page)}
+        typer.echo(json.dumps(plain(everything), indent=1, allow_nan=False))
+        return
+    typer.echo(finding.sentence)
+    for note in ends[0].notes:
+        typer.echo(note)
+    typer.echo(f"The page is {page}")
+
+
+def _test_subject(
+    model: str, data: str | None, test: str | None, loss: str | None, samples: int | None, seed: int
+) -> Subject | None:
+    """The test data: what --test names, else the test part of --data where it has one."""
+    from theodolite.cli.loading import load_subject
+    from theodolite.cli.loading.datasets import NoTestPartError
+
+    word = test or data
+    if word is None:
+        return None
+    try:
+        return load_subject(model, word, loss, samples=samples, seed=seed, part="test")
+    except NoTestPartError:
+        # What was named as test data is taken whole where it has no parts.
+        return None if test is None else load_subject(model, word, loss, samples=samples, seed=seed)

@@ -1,0 +1,203 @@
+"""Data words: the name of a data set, `module:attribute`, or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from theodolite import data as data_sets
+from theodolite.cli.loading.batches import is_one_batch, take_samples
+from theodolite.cli.loading.checkpoints import read_file
+from theodolite.cli.loading.module_attribute import call, load_attribute, names_code
+from theodolite.data.readers import read_arrays, read_text
+from theodolite.text import listed, nearest
+
+Part = Literal["train", "test"]
+FILES = (".npz", ".pt", ".pth", ".safetensors", ".txt", ".txt.gz")
+DEFAULT_SAMPLES = 1000
+
+
+class NoTestPartError(ValueError):
+    """The test part was asked of data that have none."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a data word stands for: tensors or batches in `content`, or running text, or labelled texts.
+
+    `own` is True for what the user's code gave: that is passed on as it is, while images and text of data sets and
+    files are fitted to the network.
+    """
+
+    name: str
+    origin: str
+    content: Any = None
+    text: data_sets.Text | None = None
+    documents: data_sets.Documents | None = None
+    classes: int | None = None
+    population: int | None = None
+    notes: tuple[str, ...] = ()
+    own: bool = False
+
+
+def load_data(word: str, *, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES, part: Part = "train") -> Source:
+    """The data of a word; of data sets and files a seeded choice of `samples` examples of a part, `default` if None."""
+    path = Path(word).expanduser()
+    suffix = next((s for s in sorted(FILES, key=len, reverse=True) if word.lower().endswith(s)), None)
+    if word in data_sets.names():
+        return from_set(_read_set(word), word, samples, seed, default, part)
+    if suffix is not None and (path.is_file() or not names_code(word)):
+        return _from_file(path, suffix, samples, seed, default, part)
+    if names_code(word):
+        return _from_code(word, samples, seed, default, part)
+    near = listed(nearest(word, data_sets.names(), 3))
+    raise ValueError(
+        f"--data {word!r} must be the name of a data set, module:attribute, or a file ({listed(FILES)}). Nearest names: {near}. "
+        "All names: theodolite data list."
+    )
+
+
+def _read_set(name: str) -> Any:
+    try:
+        return data_sets.load(name)
+    except data_sets.DataError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"--data {name!r} is no data set but trained weights; --model takes those.") from error
+
+
+def from_set(
+    found: Any, name: str, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES, part: Part = "train"
+) -> Source:
+    """A part of a data set of this package as tensors from 0 to 1, or as text."""
+    if part == "test":
+        found = _test_part(found, name)
+    origin = getattr(found, "origin", "") or "built in"
+    if isinstance(found, data_sets.Text):
+        return Source(name, origin, text=found)
+    if isinstance(found, data_sets.Documents):
+        return Source(name, origin, documents=found)
+    size = len(found.y_train)
+    count = min(samples or default, size)
+    taken = found.subset(count, 0, seed=seed) if count < size else found
+    content = (taken.scaled().x_train, taken.y_train)
+    return Source(name, origin, content, classes=len(found.classes), **_share(count, size, samples, part))
+
+
+def _test_part(found: Any, name: str) -> Any:
+    """The data set with training and test part exchanged: what is learnt of the whole (its alphabet) stays."""
+    if isinstance(found, data_sets.Text) and found.test:
+        return replace(found, train=found.test, test=found.train)
+    if isinstance(found, data_sets.Dataset) and len(found.y_test):
+        return replace(found, x_train=found.x_test, y_train=found.y_test, x_test=found.x_train, y_test=found.y_train)
+    # Of documents the words to count are chosen by the training part, so the test part has no meaning alone.
+    raise NoTestPartError(f"--data {name} has no test part that can be read by itself.")
+
+
+def _share(count: int, size: int, samples: int | None, part: Part = "train") -> dict[str, Any]:
+    """Population and note of a choice."""
+    if count == size:
+        return {}
+    note = (
+        f"{count} of {size} {'training' if part == 'train' else 'test'} examples, a seeded choice; --samples names another number"
+    )
+    return {"population": size, "notes": () if samples else (note,)}
+
+
+def _from_code(word: str, samples: int | None, seed: int, default: int, part: Part) -> Source:
+    found = load_attribute(word, "--data", seed)
+    if callable(found) and not isinstance(found, torch.utils.data.Dataset):
+        found = call(word, found, seed)
+    return from_value(found, word, samples, seed, default, part)
+
+
+def from_value(
+    value: Any, name: str, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES, part: Part = "train"
+) -> Source:
+    """The user's own data, whatever its form."""
+    if isinstance(value, data_sets.Dataset | data_sets.Text | data_sets.Documents):
+        return from_set(value, value.name or name, samples, seed, default, part)
+    if part == "test":
+        raise NoTestPartError(f"--data {name} is one set of examples without parts.")
+    if isinstance(value, torch.utils.data.TensorDataset):
+        value = tuple(value.tensors)
+    elif isinstance(value, torch.utils.data.Dataset) and hasattr(value, "__len__") and not isinstance(value, tuple | list):
+        value = torch.utils.data.DataLoader(value, batch_size=min(256, max(1, len(value))))
+    elif isinstance(value, Iterator):
+        value = list(value)  # it could be read only once
+    elif isinstance(value, tuple | list) and any(isinstance(part, np.ndarray) for part in value):
+        value = tuple(_tensor(part) for part in value)
+    if not is_one_batch(value) and not hasattr(value, "__iter__"):
+        raise ValueError(
+            f"--data {name!r} must be (inputs, targets), a mapping, a list of batches, a DataLoader or a data set, "
+            f"or a function that returns one. It is a {type(value).__name__}."
+        )
+    content, population = take_samples(value, samples, seed)
+    return Source(name, name, content, population=population, own=True)
+
+
+def _from_file(path: Path, suffix: str, samples: int | None, seed: int, default: int, part: Part) -> Source:
+    if not path.is_file():
+        raise FileNotFoundError(f"--data: there is no file {path}.")
+    name = path.name.removesuffix(suffix)
+    if part == "test" and suffix.startswith(".txt"):
+        raise NoTestPartError(f"--data {path} is one text without parts.")
+    if suffix.startswith(".txt"):
+        text = data_sets.Text(read_text(path), "", "", name, str(path))
+        return Source(name, str(path), text=text)
+    content = read_arrays(path) if suffix == ".npz" else read_file(path)
+    x, y = _x_and_y(content, path, part)
+    size = len(x)
+    pair, _ = take_samples((x, y), samples or default, seed)
+    x, scaled = _fitting_inputs(pair[0])
+    share = _share(len(pair[1]), size, samples, part)
+    notes = (*share.pop("notes", ()), *(("bytes of the file were scaled to 0..1",) if scaled else ()))
+    return Source(name, str(path), (x, pair[1]), notes=notes, **share)
+
+
+def _x_and_y(content: Any, path: Path, part: Part) -> tuple[Tensor, Tensor]:
+    """Examples and targets of a file, under x_train and y_train (x_test and y_test), or x and y, or as a pair."""
+    pair: Any = None
+    named: tuple[tuple[str, str], ...] = ((f"x_{part}", f"y_{part}"), *((("x", "y"),) if part == "train" else ()))
+    if part == "test" and not (isinstance(content, Mapping) and all(name in content for name in named[0])):
+        raise NoTestPartError(f"--data {path} holds no x_test and y_test.")
+    if isinstance(content, Mapping):
+        keys = next((k for k in named if all(name in content for name in k)), None)
+        pair = None if keys is None else tuple(content[k] for k in keys)
+    elif isinstance(content, tuple | list) and len(content) == 2:
+        pair = content
+    if pair is None or not all(isinstance(part, Tensor | np.ndarray) for part in pair):
+        came = listed(list(content)[:8]) if isinstance(content, Mapping) else type(content).__name__
+        raise ValueError(f"--data {path} must hold the arrays x_train and y_train, or x and y. It holds {came}.")
+    x, y = (_tensor(part) for part in pair)
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
+        raise ValueError(f"--data {path}: x and y must be equally long and not empty. Got {tuple(x.shape)} and {tuple(y.shape)}.")
+    return x, y if y.is_floating_point() else y.long()
+
+
+def _tensor(value: Any) -> Any:
+    """An array as a tensor, real numbers in torch's default precision; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            raise ValueError(f"--data: arrays must hold numbers. Got {value.dtype}.")
+        value = torch.from_numpy(np.ascontiguousarray(value))
+        value = value.to(torch.get_default_dtype()) if value.is_floating_point() else value
+        return value if value.is_floating_point() or value.dtype == torch.uint8 else value.long()
+    return value
+
+
+def _fitting_inputs(x: Tensor) -> tuple[Tensor, bool]:
+    """Bytes become numbers from 0 to 1, and images of bytes (N, channels, height, width)."""
+    if x.dtype != torch.uint8:
+        return x, False
+    if x.ndim == 3:
+        x = x.unsqueeze(1)
+    elif x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        x = x.movedim(-1, 1)
+    return x.to(torch.get_default_dtype()) / 255, True

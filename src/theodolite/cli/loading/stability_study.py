@@ -1,0 +1,482 @@
+"""A stability study from the words of the command line: its pools and recipe, its jobs, and how long they may take."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.cli.loading.batches import first_parts
+from theodolite.cli.loading.checkpoints import load_checkpoint
+from theodolite.cli.loading.datasets import NoTestPartError
+from theodolite.cli.loading.hugging_face import as_one_tensor
+from theodolite.cli.loading.model_spec import own_model
+from theodolite.cli.loading.module_attribute import load_attribute, names_code
+from theodolite.cli.loading.optimizers import WORDS, make_optimizer
+from theodolite.cli.loading.subject import Subject, load_subject
+from theodolite.errors import NotRepeatableError
+from theodolite.measures.mode_connectivity.linear_path import POINTS, LinearPath
+from theodolite.measures.stability.config import StabilityConfig, Stopping, check_loss
+from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps, read_pool
+from theodolite.measures.stability.study import (
+    CHECK_STEPS,
+    Measured,
+    StabilityResult,
+    joined,
+    make_bench,
+    measure_size,
+    with_length,
+)
+from theodolite.measures.stability.training_pairs import Bench, Recipe, compare_pairs, null_swap
+from theodolite.results import Cost, Outcome, Row
+
+MODEL, DATA, MOMENTUM = "F-48^2", "digits", 0.9  # the embedded example
+RATE = 0.1  # of SGD where none is named
+HELD_OUT = 0.2  # share of data without a test part
+EXAMPLES = 10_000  # on which the models of a pair are compared, at most
+
+
+@dataclass(frozen=True)
+class StudyWords:
+    """Everything that decides what is trained, as plain values: a worker elsewhere makes the same study of them."""
+
+    model: str | None = None
+    data: str | None = None
+    test: str | None = None
+    loss: str | None = None
+    weights: str | None = None
+    optimizer: str | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    batch_size: int = 32
+    samples: int | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    loss_target: float | None = None
+    seed: int = 0
+
+    @property
+    def stop(self) -> Stopping:
+        return "epochs" if self.epochs is not None else "updates" if self.loss_target is None else "train_loss"
+
+    def owners(self) -> tuple[object, ...]:
+        """The user's own code among the words."""
+        code = {"--model": self.model, "--data": self.data, "--test": self.test, "--loss": self.loss}
+        code |= {"--optimizer": None if _is_known(self.optimizer) else self.optimizer}
+        return tuple(load_attribute(word, option, self.seed) for option, word in code.items() if word and names_code(word))
+
+
+@dataclass(frozen=True)
+class Study:
+    """Recipe and pools, what was loaded from where, what the user must know. `seconds` is how long loading took.
+
+    `places` (n,) are the numbers that held-out test examples have in the data; None where there is a test set of its own.
+    """
+
+    words: StudyWords
+    name: str
+    recipe: Recipe
+    bench: Bench
+    places: Tensor | None
+    facts: dict[str, str]
+    notes: tuple[str, ...]
+    seconds: float
+
+    def fingerprint(self, trial: int) -> str:
+        """A digest of the examples and of the weights that a trial starts from."""
+        start = self.recipe.factory(self.recipe.init_seed + trial)
+        digest = hashlib.blake2b(digest_size=12)
+        for t in (*self.bench.joined, self.bench.eval_rows, *start.state_dict().values()):
+            if isinstance(t, Tensor):
+                digest.update(f"{t.dtype}{tuple(t.shape)}".encode())
+                digest.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+        return digest.hexdigest()
+
+
+class Replicas:
+    """seed -> a model with the weights of that seed.
+
+    A seed's model is built twice, so that a builder that gives other weights each time shows, and no more often: a fleet copies
+    the weights of what it is given, and builders may be slow.
+    """
+
+    def __init__(self, build: Callable[[int], nn.Module]) -> None:
+        self._build = build
+        self._made: dict[int, list[nn.Module]] = {}
+
+    def __call__(self, seed: int) -> nn.Module:
+        made = self._made.setdefault(seed, [])
+        if len(made) < 2:
+            made.append(self._build(seed))
+            return made[-1]
+        return made[0]
+
+
+def load_study(words: StudyWords) -> Study:
+    """Pools, model, loss and optimizer that the words name."""
+    began = time.perf_counter()
+    words = _with_example(words)
+    subject = _load(words, words.data)
+    wrap, loss, train = _tensors(subject)
+    pool = read_pool(train, "--data")
+    held, notes, places = _test_pool(words), list(subject.notes), None
+    if held is None:
+        test, places = pool.part(order := _drawn(len(pool), words.seed)), order
+        rest = torch.ones(len(pool), dtype=torch.bool)
+        rest[order] = False
+        kept = pool.part(rest.nonzero().flatten())
+        notes.append(
+            f"the data have no test part: {len(order)} of {len(pool)} examples, a seeded choice, were held out; --test names one"
+        )
+    else:
+        kept, test = pool.both, read_pool(_tensors(held)[2], "--test" if words.test else "the test part").both
+    factory = Replicas(partial(_build, words, wrap))
+    optimizer, settings = _optimizer(words, subject)
+    recipe = Recipe(
+        factory,
+        optimizer,
+        loss,
+        words.steps or 1,
+        words.batch_size,
+        init_seed=words.seed,
+        order_seed=words.seed,
+        loss_target=words.loss_target,
+        settings=settings,
+    )
+    facts, fixed = {**subject.facts, "optimizer": _rule(recipe)}, _fixed(words, subject, factory)
+    if fixed:
+        notes.append(f"every seed starts from the same weights ({fixed}): trials differ in the order of the data alone")
+        facts["weights"] = fixed
+    took = time.perf_counter() - began
+    return Study(
+        words,
+        subject.name,
+        recipe,
+        make_bench(kept, test, EXAMPLES, words.seed),
+        places,
+        facts,
+        tuple(dict.fromkeys(notes)),
+        took,
+    )
+
+
+def check_data_stays(study: Study) -> None:
+    """Raise where the user's own data are others when they are read again."""
+    words = _with_example(study.words)
+    if not any(word is not None and names_code(word) for word in (words.model, words.data, words.test)):
+        return
+    again = load_study(study.words).bench.joined
+    for name, mine, theirs in zip(("inputs", "targets"), study.bench.joined, again, strict=True):
+        if mine.shape != theirs.shape or not torch.equal(mine, theirs):
+            raise NotRepeatableError(
+                f"--data: its {name} changed between two readings. Usual causes: random augmentation, a data set that keeps a "
+                "state. Remedy: fixed transforms, or a function that gives the same tensors (inputs, targets) each time."
+            )
+
+
+def job_of(words: StudyWords, **more: Any) -> dict[str, Any]:
+    """The words and what else a job needs as one dictionary of plain values."""
+    return {**asdict(words), **more}
+
+
+def words_of(job: Mapping[str, Any]) -> StudyWords:
+    return StudyWords(**{name: job[name] for name in StudyWords.__dataclass_fields__})
+
+
+def _with_example(words: StudyWords) -> StudyWords:
+    """The embedded example where model and data are not named, its data for built-in networks."""
+    own = words.model is not None and (names_code(words.model) or words.model.startswith("hf:"))
+    if words.data is not None or own:
+        return words
+    if words.model is not None:
+        return replace(words, data=DATA)
+    plain = words.optimizer is None and words.lr is None and words.momentum is None
+    return replace(words, model=MODEL, data=DATA, momentum=MOMENTUM if plain else words.momentum)
+
+
+def _load(words: StudyWords, data: str | None, seed: int | None = None, part: Any = "train") -> Subject:
+    return load_subject(
+        words.model,
+        data,
+        words.loss,
+        samples=words.samples,
+        seed=words.seed if seed is None else seed,
+        pretrained=False,
+        part=part,
+        everything=True,
+    )
+
+
+def _test_pool(words: StudyWords) -> Subject | None:
+    """What --test names, else the test part of the data, else None."""
+    word = words.test or words.data
+    if word is None:
+        return None
+    try:
+        return _load(words, word, part="test")
+    except NoTestPartError:
+        return None if words.test is None else _load(words, word)
+
+
+def _tensors(subject: Subject) -> tuple[Callable[[nn.Module], nn.Module], Any, Any]:
+    """What the model has to be wrapped in, the loss of outputs and targets, and the data as pairs."""
+    if subject.loss is None:
+        wrap, loss, data = as_one_tensor(subject.model, subject.data)
+        return wrap, loss, data
+    first_parts(subject.data)  # says what is wrong with data of an unknown form
+    return (lambda model: model), subject.loss, subject.data
+
+
+def _build(words: StudyWords, wrap: Callable[[nn.Module], nn.Module], seed: int) -> nn.Module:
+    if words.model is not None and names_code(words.model):
+        model = own_model(words.model, seed).model
+    elif words.model is not None and words.model.startswith("hf:"):
+        from theodolite.cli.loading.hugging_face import load_folder
+
+        model = load_folder(words.model, seed).model
+    else:
+        model = _load(words, words.data, seed).model
+    if words.weights is not None:
+        load_checkpoint(model, words.weights)
+    return wrap(model)
+
+
+def _fixed(words: StudyWords, subject: Subject, factory: Replicas) -> str:
+    """Where the weights come from if they are the same for every seed, else nothing."""
+    if words.weights is not None:
+        return words.weights
+    told = subject.facts.get("weights", "")
+    if words.model is None or not (names_code(words.model) or words.model.startswith("hf:")) or told.startswith("random"):
+        return ""
+    one, other = (factory(words.seed + trial).state_dict() for trial in (0, 1))
+    same = one.keys() == other.keys() and all(
+        one[key].shape == other[key].shape and torch.equal(one[key], other[key]) for key in one
+    )
+    return told if same else ""
+
+
+def _rule(recipe: Recipe) -> str:
+    """The optimizer with its settings, as the fleet reads them; two replicas show a factory that changes."""
+    fleet = recipe.fleet(2)
+    rule: Any = fleet.rule
+    settings = {name: value for name, value in vars(rule).items() if value} if is_dataclass(rule) else {}
+    told = [f"{name.replace('_', ' ')} {value}" for name, value in settings.items()]
+    return ", ".join([type(rule).__name__, f"learning rate {float(fleet.rates[0]):g}", *told])
+
+
+def _drawn(size: int, seed: int) -> Tensor:
+    """Numbers of the examples to hold out."""
+    if size < 2:
+        raise ValueError(f"--data holds {size} example and has no test part: name test data with --test.")
+    count = max(1, round(HELD_OUT * size))
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:count].sort().values
+
+
+def _is_known(word: str | None) -> bool:
+    return word is None or word.partition(":")[0].strip().lower().replace("_", "-") in WORDS
+
+
+def _optimizer(words: StudyWords, subject: Subject) -> tuple[Any, dict[str, Any]]:
+    """What makes the optimizer, and the settings that override its own."""
+    settings = {"momentum": words.momentum, "weight_decay": words.weight_decay}
+    given = {name: value for name, value in settings.items() if value is not None}
+    if words.optimizer is None and subject.optimizer is not None:
+        brought = subject.optimizer
+        return (lambda parameters: brought), given | ({} if words.lr is None else {"rate": words.lr})
+    text = words.optimizer or "sgd"
+    rate = words.lr if words.lr is not None else subject.lr if words.optimizer is None else None
+    kind = text.partition(":")[0].strip().lower().replace("_", "-")
+    if rate is None and _is_known(text) and not kind.startswith("adam") and "lr=" not in text.replace(" ", ""):
+        rate = RATE
+    return partial(make_optimizer, text, lr=rate), given
+
+
+SIZES, LARGEST = 4, 0.8  # default: so many sizes, each twice the one before, up to this share of the pool
+TRIED, MOST_TRIED, LONG_ENOUGH = 2, 200, 0.3  # steps that the estimate is made of, and seconds they should take
+
+_TENSORS = ("alphas", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+_NUMBERS = ("train_samples", "test_samples", "barrier_train_error", "barrier_test_error", "batchnorm", "forward_passes", "chance")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: `pairs` pairs at each of `sizes` in each of `trials` seed-trials."""
+
+    words: StudyWords
+    sizes: tuple[int, ...]
+    pairs: int
+    trials: int
+    checkpoints: tuple[int, ...] = ()
+    paths: int = 0
+
+    def config(self, sizes: Sequence[int] | None = None, paths: int | None = None) -> StabilityConfig:
+        return StabilityConfig(
+            sizes=self.sizes if sizes is None else tuple(sizes),
+            pairs=self.pairs,
+            checkpoints=self.checkpoints,
+            trials=tuple(range(self.trials)),
+            pair_seed=self.words.seed,
+            paths=self.paths if paths is None else paths,
+        )
+
+    def jobs(self, study: Study) -> list[dict[str, Any]]:
+        """Plain values; data and starting weights enter by their digest, so that no result of others is taken for one."""
+        ends = (min(self.sizes), max(self.sizes))
+        return [
+            job_of(
+                self.words,
+                trial=trial,
+                m=m,
+                pairs=self.pairs,
+                checkpoints=list(self.checkpoints),
+                paths=self.paths if m in ends else 0,
+                content=content,
+            )
+            for trial in range(self.trials)
+            for content in [study.fingerprint(trial)]
+            for m in self.sizes
+        ]
+
+
+def default_sizes(pool: int) -> tuple[int, ...]:
+    """Sizes that double, up to four fifths of the pool.
+
+    >>> default_sizes(1000)
+    (100, 200, 400, 800)
+    """
+    largest = max(1, int(LARGEST * pool))
+    return tuple(sorted({max(1, largest // 2**k) for k in range(SIZES)}))
+
+
+def check_sizes(sizes: Sequence[int], pool: int) -> None:
+    for m in sizes:
+        check_size(m, pool)
+
+
+def measure_job(job: Mapping[str, Any]) -> list[Row]:
+    """All pairs of one size in one trial, as rows: those of the pairs, of the paths, and one on the whole."""
+    words = words_of(job)
+    study = _study(json.dumps(job_of(words)))
+    if study.fingerprint(job["trial"]) != job["content"]:
+        raise NotRepeatableError(
+            "The words of the command gave other data or other weights here than where the run was started: they must depend "
+            "on their seed alone."
+        )
+    m, trial = job["m"], job["trial"]
+    config = Plan(words, (m,), job["pairs"], trial + 1, tuple(job["checkpoints"]), job["paths"]).config()
+    recipe = with_length(study.recipe, m, words.stop, words.steps, words.epochs)
+    found = measure_size(recipe, study.bench, config, m, trial, progress=False)
+    return as_rows(found)
+
+
+@lru_cache(maxsize=1)
+def _study(words: str) -> Study:
+    """One study at a time stays in memory."""
+    return load_study(words_of(json.loads(words)))
+
+
+def open_study(words: StudyWords) -> Study:
+    """The study of the words, checked; the jobs done in this process share it."""
+    study = _study(json.dumps(job_of(words)))
+    check_data_stays(study)
+    return study
+
+
+def as_rows(found: Measured) -> list[Row]:
+    """What was measured as plain rows, to be kept or sent."""
+    whole = {"part": "job", "check": found.check, "notes": list(found.notes), "route": found.route}
+    pairs = [{"part": "pair", **row} for row in found.rows]
+    return [whole, *pairs, *({"part": "path", "name": name, **_path_row(path)} for name, path in found.paths.items())]
+
+
+def from_rows(rows: Iterable[Row]) -> list[Measured]:
+    """What jobs measured, from their rows one after the other."""
+    found: list[Measured] = []
+    for row in rows:
+        rest = {key: value for key, value in row.items() if key != "part"}
+        if row["part"] == "job":
+            found.append(Measured([], {}, rest["check"], tuple(rest["notes"]), rest["route"]))
+        elif row["part"] == "pair":
+            found[-1].rows.append(rest)
+        else:
+            found[-1].paths[rest.pop("name")] = _path_from(rest)
+    return found
+
+
+def result_of(plan: Plan, study: Study, rows: Iterable[Row], seconds: float) -> StabilityResult:
+    """The rows of all jobs as one result."""
+    words = plan.words
+    recipe = with_length(study.recipe, max(plan.sizes), words.stop, words.steps, words.epochs)
+    return joined(from_rows(rows), plan.config(), study.bench, recipe, stop=words.stop, epochs=words.epochs, seconds=seconds)
+
+
+def _path_row(path: LinearPath) -> Row:
+    tensors = {name: None if (t := getattr(path, name)) is None else t.tolist() for name in _TENSORS}
+    return {**tensors, **{name: getattr(path, name) for name in _NUMBERS}, "seconds": path.cost.seconds}
+
+
+def _path_from(row: Row) -> LinearPath:
+    def tensor(values: list[float] | None) -> Tensor | None:
+        return None if values is None else torch.tensor(values, dtype=torch.float64)
+
+    fields: dict[str, Any] = {name: tensor(row[name]) for name in _TENSORS}
+    fields |= {name: row[name] for name in _NUMBERS}
+    return LinearPath(**fields, outcome=Outcome.FINISHED, cost=Cost(row["seconds"]))
+
+
+def estimate_seconds(plan: Plan, study: Study) -> float:
+    """How long all jobs take on one core, from some steps of all pairs of the largest size.
+
+    A null swap comes first, so that what cannot be measured shows here.
+    """
+    m = max(plan.sizes)
+    swaps = draw_swaps(len(study.bench.train), len(study.bench.test), m, plan.pairs, plan.words.seed)
+    recipe = replace(study.recipe, loss_target=None)
+    check_loss(recipe, study.bench)
+    began = time.perf_counter()
+    null_swap(recipe, study.bench, swaps, TRIED)
+    building = time.perf_counter() - began
+    step, compared = _timed(recipe, study.bench, swaps)
+    return plan.trials * sum(
+        _steps(plan, study, size) * step
+        + 2 * building
+        + compared * (1 + len(plan.checkpoints))
+        + _path_seconds(plan, size, compared)
+        for size in plan.sizes
+    )
+
+
+def _timed(recipe: Recipe, bench: Bench, swaps: Sequence[Swap]) -> tuple[float, float]:
+    """Seconds of one step of all pairs, and of comparing them once."""
+    index = torch.cat([swap.rows(len(bench.train)) for swap in swaps])
+    fleet = recipe.fleet(len(index))
+    trace = recipe.train(fleet, bench.joined, index, steps=TRIED, progress=False)
+    steps, took = TRIED, trace.cost.seconds
+    while trace.outcome is not Outcome.DIVERGED and steps < MOST_TRIED:
+        trace = recipe.train(fleet, bench.joined, index, steps=steps, progress=False)
+        took = trace.cost.seconds
+        if took > LONG_ENOUGH:
+            break
+        steps *= 4
+    began = time.perf_counter()
+    compare_pairs(fleet, recipe, bench, swaps)
+    return took / trace.loss.shape[1], time.perf_counter() - began
+
+
+def _steps(plan: Plan, study: Study, m: int) -> int:
+    """Updates of a size with those of the null swap."""
+    steps = with_length(study.recipe, m, plan.words.stop, plan.words.steps, plan.words.epochs).steps
+    return steps + min(steps, max(CHECK_STEPS, steps // 10))
+
+
+def _path_seconds(plan: Plan, m: int, compared: float) -> float:
+    """A path evaluates one model at so many points; comparing the pairs evaluates two models of each once."""
+    return plan.paths * POINTS * compared / (2 * plan.pairs) if m in (min(plan.sizes), max(plan.sizes)) else 0.0

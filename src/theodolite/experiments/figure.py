@@ -1,0 +1,159 @@
+"""`Figure`: a figure, table or theorem of a source as a view of a study, with claims that can fail."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from theodolite.experiments.claims import SIZES, Claim, Verdict
+from theodolite.experiments.query import Query, fits
+from theodolite.experiments.query import rows as all_rows
+from theodolite.experiments.sources import Source, cite, cite_all, source_of
+from theodolite.experiments.study import Study
+from theodolite.results import Row
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+
+class Figure(ABC):
+    """Parent of all reproductions: which study, which of its jobs and rows, what is claimed, how it is drawn.
+
+    A subclass states `study`, `item` (such as "zhu-2024 Figure 3.3"; several where one view shows them all; a source or item
+    that `sources.toml` does not know is welcome) and `claims`; its docstring is what the gallery shows, first line as title.
+    `id` follows from chapter and item unless it is stated. `only` selects jobs and `view` rows of the study, `where` names
+    further places of the source, and `departs` says where the experiment follows a corrected form of it.
+    """
+
+    study: Study
+    item: str | Sequence[str] = ()
+    id: str
+    only: Mapping[str, Any] | Callable[[Mapping[str, Any]], bool] = {}
+    view: Query = all_rows
+    where: str = ""
+    claims: Sequence[Claim]
+    departs: ClassVar[str] = ""
+
+    @abstractmethod
+    def draw(self, rows: list[Row]) -> matplotlib.figure.Figure:
+        """Rows in, drawing out; nothing is computed here."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "id" not in vars(cls) and vars(cls).get("item"):
+            cls.id = f"{chapter_of(cls)}/{_slug(_items(cls)[0])}"
+
+    # What it shows
+
+    @property
+    def items(self) -> list[str]:
+        """Keys of the figures and tables that it reproduces."""
+        return _items(type(self))
+
+    reproduces = items
+
+    @property
+    def source(self) -> str:
+        """What it reproduces, as a reader cites it: "Zhu 2024, Figure 3.3"."""
+        return "; ".join(part for part in (cite_all(self.items), self.where) if part)
+
+    @property
+    def sources(self) -> list[Source]:
+        """The papers and theses it reproduces."""
+        return list({source.key: source for source in map(source_of, self.items)}.values())
+
+    @property
+    def title(self) -> str:
+        return (type(self).__doc__ or self.id).strip().splitlines()[0].rstrip(".")
+
+    @property
+    def description(self) -> str:
+        """What the docstring says after its first line."""
+        lines = (type(self).__doc__ or "").strip().splitlines()[1:]
+        return " ".join(line.strip() for line in lines if line.strip())
+
+    # What it computes
+
+    @property
+    def sizes(self) -> Mapping[str, Any]:
+        return self.study.sizes
+
+    def parameters(self, size: str) -> Any:
+        """The parameters of a size."""
+        return self.study.parameters(size)
+
+    def settings(self, size: str) -> dict[str, Any]:
+        """The parameters as a dictionary, for the manifest of a run."""
+        return self.study.settings(size)
+
+    def chosen_jobs(self, size: str) -> list[dict[str, Any]]:
+        """The jobs of the study that it looks at."""
+        jobs = self.study.jobs(self.parameters(size))
+        only = self.only
+        return [dict(job) for job in jobs if (only(job) if callable(only) else fits(job, only))]
+
+    def judge(self, rows: list[Row], size: str) -> list[Verdict]:
+        """A verdict for each claim."""
+        where = cite(self.items[0]) if self.items else ""
+        return [claim.judge(rows, size, where) for claim in self.claims]
+
+
+class Experiment(Study, Figure):
+    """A study with a single figure, in one class: what both state. `figure` is an older name of `draw`."""
+
+    def __init__(self, **options: Any) -> None:
+        Study.__init__(self, **options)
+        self.study = self
+
+    def draw(self, rows: list[Row]) -> matplotlib.figure.Figure:
+        return self.figure(rows)  # type: ignore[attr-defined, no-any-return]
+
+    def parameters(self, size: str) -> Any:
+        return Study.parameters(self, size)
+
+    def settings(self, size: str) -> dict[str, Any]:
+        return Study.settings(self, size)
+
+
+def chapter_of(figure: type) -> str:
+    """The chapter that a class stands in, as ids name it: the folder's name, or what the folder calls itself."""
+    import sys
+
+    parts = figure.__module__.split(".")
+    package = sys.modules.get(".".join(parts[:3]) if parts[:2] == ["theodolite", "experiments"] else parts[0])
+    return str(getattr(package, "CHAPTER", parts[2] if parts[:2] == ["theodolite", "experiments"] else parts[0])).replace(
+        "_", "-"
+    )
+
+
+def _items(figure: type[Figure]) -> list[str]:
+    stated = figure.item or getattr(figure, "reproduces", ())  # the latter is an older name
+    return [stated] if isinstance(stated, str) else list(stated) if isinstance(stated, Sequence) else []
+
+
+def _slug(item: str) -> str:
+    """
+    >>> _slug("zhu-2024 Figure B.10")
+    'figure-B.10'
+    """
+    word, _, number = item.partition(" ")[2].partition(" ")
+    return f"{word.lower()}-{number}" if number else word.lower()
+
+
+def check_declaration(figure: type[Figure]) -> None:
+    """Raise unless a class states all that a figure must."""
+    name = figure.__name__
+    for part in ("id", "claims", "sizes" if issubclass(figure, Study) else "study"):
+        if not getattr(figure, part, None):
+            raise ValueError(f"{name} must state {part!r}.")
+    if not (figure.item or isinstance(figure.source, str) or getattr(figure, "where", "")):
+        raise ValueError(f"{name} must state 'item', the figure or table it reproduces, or 'where' its statement stands.")
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", figure.id):
+        raise ValueError(f"{name}: an id is made of letters, digits, '-', '.', '_' and single '/'. Got {figure.id!r}.")
+    stated = figure.sizes if issubclass(figure, Study) else figure.study.sizes
+    if set(stated) != set(SIZES):
+        raise ValueError(f"{name} must state the sizes {', '.join(SIZES)}. Got {', '.join(stated)}.")
+    if not (figure.__doc__ or "").strip():
+        raise ValueError(f"{name} must have a docstring: its first line is the title in the gallery.")

@@ -1,0 +1,1 @@
+"""What the chapters share beside the framework: data sets with their stand-ins, networks, descents, fits and panels."""

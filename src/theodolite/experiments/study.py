@@ -1,0 +1,135 @@
+"""`Study`: a computation that figures look at. Parameters by size, jobs, rows."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
+
+from theodolite.results import Row
+from theodolite.runners import Work
+from theodolite.runners.store import plain
+
+
+class Params(Mapping[str, Any]):
+    """Named parameters of a size, read as attributes; `p.but(steps=10)` is a copy with other values.
+
+    >>> p = Params(width=100, steps=50)
+    >>> p.width, p.but(steps=10).steps
+    (100, 10)
+    """
+
+    def __init__(self, **values: Any) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(f"there is no parameter {name!r}") from None
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Params({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+
+    def but(self, **changes: Any) -> Params:
+        """The same with other values."""
+        return Params(**{**self._values, **changes})
+
+
+def sizes(*, tiny: Mapping[str, Any], laptop: Mapping[str, Any], paper: Mapping[str, Any], **shared: Any) -> dict[str, Params]:
+    """The three sizes: what they share, and what each has of its own.
+
+    >>> sizes(width=5, tiny={"steps": 1}, laptop={"steps": 9}, paper={"steps": 99, "width": 50})["paper"]
+    Params(width=50, steps=99)
+    """
+    own = {"tiny": tiny, "laptop": laptop, "paper": paper}
+    return {size: Params(**{**shared, **values}) for size, values in own.items()}
+
+
+@dataclass(frozen=True)
+class Computation:
+    """One job of a study: what is stored, and what another study may need."""
+
+    study: Study
+    job: Mapping[str, Any]
+
+
+class Study(ABC):
+    """A computation: `jobs` says what has to be computed, `run` computes the rows of one job.
+
+    Annotated attributes of a subclass are options and part of what is computed: `Line(frozen=True)`. `sizes` holds the
+    parameters for tiny (seconds), laptop (minutes on two cores) and paper (the source's own setting); `sizes=` replaces them,
+    so that figures with other parameters are views of the same study. Rows are stored by study, options, job and seed: figures
+    whose jobs are equal share them.
+    """
+
+    sizes: Mapping[str, Any]
+
+    def __init__(self, *, sizes: Mapping[str, Any] | None = None, **options: Any) -> None:
+        known = self._option_names()
+        for name, value in options.items():
+            if name not in known:
+                raise TypeError(f"{type(self).__name__} has no option {name!r}. It has: {', '.join(known) or 'none'}.")
+            setattr(self, name, value)
+        if sizes is not None:
+            self.sizes = sizes
+
+    @abstractmethod
+    def jobs(self, p: Any) -> Iterable[dict[str, Any]]:
+        """What has to be computed with these parameters: one dictionary of plain values each, with its seed. Pure."""
+
+    @abstractmethod
+    def run(self, *args: Any, **kwargs: Any) -> Iterable[Row] | Row:
+        """`run(job, *inputs)`: the rows of one job, from the job and the rows of what it needs alone. Pure; it may run in a
+        process of its own."""
+
+    def needs(self, job: Mapping[str, Any]) -> Sequence[Computation]:
+        """Jobs of other studies whose rows this job takes, such as trained networks; `run` gets them in this order."""
+        return ()
+
+    def job(self, **job: Any) -> Computation:
+        """A job of this study, for the `needs` of another one."""
+        return Computation(self, job)
+
+    @classmethod
+    def _option_names(cls) -> list[str]:
+        own = [part for part in reversed(cls.__mro__) if issubclass(part, Study) and part is not Study]
+        hints = {name: str(hint) for part in own for name, hint in vars(part).get("__annotations__", {}).items()}
+        return sorted(name for name, hint in hints.items() if "ClassVar" not in hint)
+
+    @property
+    def name(self) -> str:
+        """Chapter and class, with the options: what stored rows are known by."""
+        parts = type(self).__module__.split(".")
+        chapter = parts[2] if parts[:2] == ["theodolite", "experiments"] and len(parts) > 3 else type(self).__module__
+        options = {name: plain(getattr(self, name)) for name in self._option_names() if hasattr(self, name)}
+        return f"{chapter}.{type(self).__qualname__}" + (f"({json.dumps(options, sort_keys=True)})" if options else "")
+
+    def work(self) -> Work:
+        """The study as the runners take it."""
+        return Work(self.name, self.run, (type(self),), self._needed_work)
+
+    def _needed_work(self, job: Mapping[str, Any]) -> list[tuple[Work, Mapping[str, Any]]]:
+        return [(needed.study.work(), needed.job) for needed in self.needs(job)]
+
+    def parameters(self, size: str) -> Any:
+        """The parameters of a size."""
+        if size not in self.sizes:
+            raise ValueError(f"size must be one of {', '.join(self.sizes)}. Got {size!r}.")
+        return self.sizes[size]
+
+    def settings(self, size: str) -> dict[str, Any]:
+        """The parameters as a dictionary, for the manifest of a run."""
+        p = self.parameters(size)
+        return {"size": size, "parameters": asdict(p) if is_dataclass(p) and not isinstance(p, type) else dict(p)}

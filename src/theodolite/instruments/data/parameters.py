@@ -1,0 +1,148 @@
+"""Can every parameter train: none dead, doubled, unused or frozen unawares?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from theodolite.instruments.base import Instrument, SurveyContext, Work
+from theodolite.measures.audit import ParameterAudit, audit_parameters
+from theodolite.results import Finding, Severity
+from theodolite.text import listed
+
+
+class Parameters(Instrument):
+    name = "parameters"
+    order = 30
+    title = "Parameters that cannot train"
+    question = "Which units are dead, which repeat another, which parameters are tied, frozen or never used?"
+    how = (
+        "One backward pass from random combinations of all outputs: a parameter is dead if no output "
+        "of any sample changes with it "
+        "at first order. Units are duplicates if their incoming weights and bias agree to 1e-6."
+    )
+    source = "A unit whose derivative is zero on all data gets no gradient; units that are equal get equal gradients."
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        return Work(gradients=1.2)
+
+    def run(self, context: SurveyContext, **effort: Any) -> ParameterAudit:
+        return audit_parameters(context.problem)
+
+    def findings(self, context: SurveyContext, result: ParameterAudit) -> list[Finding]:
+        found = [
+            *self._frozen(context, result),
+            *self._dead(result),
+            *self._duplicated(result),
+            *self._unreached(result),
+            *self._notes(result),
+        ]
+        if not result.motionless and not any(result.total(column) for column in ("dead", "duplicated")) and not result.unreached:
+            text = f"All {result.total('units')} units of {len(result.layers)} layers can train, and no two are the same."
+            found.append(self.found(Severity.GOOD, text, label="all can train"))
+        return found
+
+    def _frozen(self, context: SurveyContext, result: ParameterAudit) -> list[Finding]:
+        total = sum(p.numel() for p in context.problem.model.parameters())
+        if not result.frozen:
+            return []
+        share = result.frozen_count / total
+        if result.frozen_count == total:
+            return [
+                self.found(
+                    Severity.CRITICAL,
+                    f"The model is frozen: none of its {total} parameters requires a gradient, so training changes nothing.",
+                    label="frozen model",
+                    quantity="share of parameters frozen",
+                    value=1.0,
+                    advice="Call requires_grad_(True) on what shall train. The survey measures all parameters as if they could.",
+                )
+            ]
+        return [
+            self.found(
+                Severity.NOTE,
+                f"{100 * share:.3g} % of the parameters are frozen ({listed(result.frozen, 4)}); the survey measures the others.",
+                label="frozen parameters",
+                quantity="share of parameters frozen",
+                value=share,
+            )
+        ]
+
+    def _dead(self, result: ParameterAudit) -> list[Finding]:
+        if result.motionless:
+            text = "No parameter moves any output here at first order."
+            advice = "Weights that are all zero, or units that are all shut, do this: look at the initialisation."
+            return [self.found(Severity.WARNING, text, label="no effect", advice=advice)]
+        found = [
+            self.found(
+                Severity.CRITICAL,
+                f"Layer {name} is dead: none of its units moves an output on any sample, so it gets no gradient.",
+                label="dead layer",
+                quantity="dead units",
+                value=float(next(row["dead"] for row in result.layers if row["layer"] == name)),
+                advice="Its activation is shut (a large negative bias, exploded weights) or nothing reads "
+                "it: initialise it anew, "
+                "lower the learning rate, or use an activation with a slope on both sides.",
+            )
+            for name in result.dead_layers
+        ]
+        partly = [row for row in result.layers if row["dead"] and row["layer"] not in result.dead_layers]
+        if partly:
+            dead, units = sum(row["dead"] for row in partly), result.total("units")
+            where = ", ".join(f"{row['dead']} of {row['units']} in {row['layer']}" for row in partly[:4])
+            found.append(
+                self.found(
+                    Severity.WARNING if dead > 0.05 * units else Severity.NOTE,
+                    f"{dead} of {units} units are dead ({where}{', ...' if len(partly) > 4 else ''}): "
+                    "they move no output on any sample.",
+                    label="dead units",
+                    quantity="dead units",
+                    value=float(dead),
+                    advice="A few are harmless; many say that the learning rate was too high or the initialisation off.",
+                )
+            )
+        return found
+
+    def _duplicated(self, result: ParameterAudit) -> list[Finding]:
+        rows = [row for row in result.layers if row["duplicated"]]
+        if not rows:
+            return []
+        where = ", ".join(f"{row['duplicated']} of {row['units']} in {row['layer']}" for row in rows[:4])
+        return [
+            self.found(
+                Severity.WARNING,
+                f"{result.total('duplicated')} units repeat another unit of their layer ({where}): same weights, same bias.",
+                label="duplicated units",
+                quantity="duplicated units",
+                value=float(result.total("duplicated")),
+                advice="They compute the same feature; where their outgoing weights are equal too they stay equal for ever. "
+                "Initialise at random, or remove them.",
+            )
+        ]
+
+    def _unreached(self, result: ParameterAudit) -> list[Finding]:
+        if not result.unreached:
+            return []
+        text = f"The output does not depend on {listed(result.unreached, 4)} at all."
+        advice = "Remove them or connect them; distributed training stumbles over such parameters."
+        return [self.found(Severity.WARNING, text, label="unused parameters", advice=advice, value=float(len(result.unreached)))]
+
+    def _notes(self, result: ParameterAudit) -> list[Finding]:
+        found = [
+            self.found(Severity.NOTE, f"{' and '.join(group)} are one tensor, counted once.", label="tied parameters")
+            for group in result.tied[:3]
+        ]
+        if result.waiting:
+            text = (
+                f"No gradient reaches {listed(result.waiting, 4)} yet, because {listed(result.waiting_for, 4)} "
+                f"{'is' if len(result.waiting_for) == 1 else 'are'} zero; that begins after the first step."
+            )
+            found.append(self.found(Severity.NOTE, text, label="zero initialisation", value=float(len(result.waiting))))
+        silent = [row for row in result.layers if row["silent_inputs"]]
+        if silent and not result.motionless and not result.total("dead"):  # behind dead units they are no news
+            where = ", ".join(f"{row['silent_inputs']} into {row['layer']}" for row in silent[:3])
+            text = f"Some inputs of layers are zero on all samples ({where}): the weights on them cannot train on this data."
+            found.append(self.found(Severity.NOTE, text, label="silent inputs", value=float(result.total("silent_inputs"))))
+        if result.total("unused_rows"):
+            text = f"{result.total('unused_rows')} rows of embeddings are never asked for by this data."
+            found.append(self.found(Severity.NOTE, text, label="unused embeddings", value=float(result.total("unused_rows"))))
+        return found

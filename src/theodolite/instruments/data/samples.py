@@ -1,0 +1,201 @@
+"""The data: is everything finite, does every sample count the same, does every input feature say something of its own?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from theodolite.instruments.base import Instrument, SurveyContext, Work
+from theodolite.measures.audit import BatchAudit, InputAudit, audit_batches, audit_inputs
+from theodolite.measures.audit.data import SAMPLES, has_main_input
+from theodolite.problem.tensors import named_tensors
+from theodolite.results import Finding, Row, Severity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_ADVICE = "Repair or leave out what is named here; until then no number about this model means anything."
+
+
+class Batches(Instrument):
+    name = "batches"
+    order = 10
+    title = "Batch by batch"
+    question = "Are the loss and its gradient finite everywhere, and is one batch unlike the others?"
+    how = "One pass over the data, forward and backward, batch by batch; parameters and buffers are looked through as well."
+    source = "Floating-point arithmetic: NaN and infinity spread to everything they touch."
+    first = True
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        return Work(gradients=1.0)
+
+    def run(self, context: SurveyContext, **effort: Any) -> BatchAudit:
+        return audit_batches(context.problem)
+
+    def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
+        if result.bad:
+            return [self.found(Severity.CRITICAL, text, label="not finite", advice=_ADVICE) for text in result.bad[:10]]
+        count = len(result.batches)
+        return [
+            self.found(
+                Severity.GOOD,
+                f"Loss and gradient are finite {'in all ' + str(count) + ' batches' if count > 1 else 'on all samples'}.",
+                label="finite",
+            )
+        ]
+
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
+        from theodolite import plots
+
+        rows = [row for row in results[self.name].rows() if row["loss"] == row["loss"]]
+        if len(rows) < 3:
+            return None
+        return plots.curves(rows, x="batch", y="loss", title="Loss of each batch", ylabel="loss")
+
+
+class Weighting(Instrument):
+    name = "weighting"
+    order = 20
+    title = "What each sample weighs"
+    question = "Do batches of different size, ignored labels or rare classes tilt the objective?"
+    how = "From the pass over the batches: each batch weighs what its loss divides by; labels are counted."
+    source = "A mean over batches is the mean over samples only if all batches weigh the same."
+    needs = ("batches",)
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        return Work()
+
+    def run(self, context: SurveyContext, **effort: Any) -> BatchAudit:
+        audit = context.results["batches"]
+        assert isinstance(audit, BatchAudit)
+        return audit
+
+    def rows(self, result: BatchAudit) -> list[Row]:
+        sizes = result.sizes
+        return [
+            {"quantity": "batches", "value": len(sizes)},
+            {"quantity": "samples", "value": sum(sizes)},
+            {"quantity": "smallest batch", "value": min(sizes)},
+            {"quantity": "largest batch", "value": max(sizes)},
+            {"quantity": f"loss, weighted by {result.rule}", "value": result.loss},
+            {"quantity": "loss, plain mean of batches", "value": result.naive_loss},
+            {"quantity": "labels that count", "value": result.labels},
+            {"quantity": "labels ignored", "value": result.ignored},
+            {"quantity": "classes seen", "value": result.classes},
+        ]
+
+    def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
+        found = [*self._uneven(result), *self._ignored(result), *self._classes(context, result)]
+        return found or [self.found(Severity.GOOD, "Every sample weighs the same.", label="even")]
+
+    def _uneven(self, result: BatchAudit) -> list[Finding]:
+        weights = [row["weight"] for row in result.batches if row["weight"]]
+        if result.rule == "sum" or len(weights) < 2 or max(weights) <= 1.001 * min(weights):
+            return []
+        shift = result.naive_loss - result.loss
+        return [
+            self.found(
+                Severity.NOTE,
+                f"Batches are uneven ({min(weights):g} to {max(weights):g} {result.rule}): a plain "
+                "mean over batches would give a loss "
+                f"of {result.naive_loss:.4g} instead of {result.loss:.4g}.",
+                label="uneven batches",
+                quantity="shift of the loss by a plain mean over batches",
+                value=shift,
+                advice="The survey weighs batches rightly. In your own evaluation weigh them by their size, "
+                "or drop the last one.",
+            )
+        ]
+
+    def _ignored(self, result: BatchAudit) -> list[Finding]:
+        total = result.labels + result.ignored
+        if not result.ignored:
+            return []
+        return [
+            self.found(
+                Severity.NOTE,
+                f"{result.ignored} of {total} labels are ignored ({100 * result.ignored / total:.3g} "
+                "%); the mean is over the others.",
+                label="ignored labels",
+                quantity="share of labels ignored",
+                value=result.ignored / total,
+                advice="Right for padding and for masked positions; if that is not what they are, look at the labels.",
+            )
+        ]
+
+    def _classes(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
+        weights = getattr(context.problem.loss_function, "weight", None)
+        if isinstance(weights, Tensor) and weights.numel() > 1 and bool((weights != weights.flatten()[0]).any()):
+            text = f"The loss weighs its classes, between {float(weights.min()):.3g} and {float(weights.max()):.3g}."
+            spread = float(weights.max() / weights.min().clamp_min(1e-30))
+            return [self.found(Severity.NOTE, text, label="class weights", quantity="largest over smallest weight", value=spread)]
+        if not result.labels:
+            return []
+        if result.classes == 1:
+            text = "All labels are one class: the loss falls to zero without anything being learned."
+            return [self.found(Severity.WARNING, text, label="one class", advice="Look at how the data was chosen or sorted.")]
+        if result.majority > 0.8:
+            return [
+                self.found(
+                    Severity.NOTE,
+                    f"{100 * result.majority:.3g} % of the labels are one class of {result.classes}.",
+                    label="unbalanced classes",
+                    quantity="share of the largest class",
+                    value=result.majority,
+                    advice="Judge the model by more than its accuracy, or weigh the classes in the loss.",
+                )
+            ]
+        return []
+
+
+class Inputs(Instrument):
+    name = "inputs"
+    order = 40
+    title = "Input features"
+    question = "Which inputs never change, and which say the same as another?"
+    how = "Features of up to 2000 samples are centred and scaled; those without spread are constant, equal ones are duplicates."
+    source = "Along the difference of the weights of two equal features the loss is flat, whatever the model."
+
+    def applies(self, context: SurveyContext) -> str:
+        if context.problem.samples < 3:
+            return "two samples do not tell which features vary"
+        return "" if has_main_input(context.problem) else "the data has no single floating-point input"
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        first = next(iter(context.problem.data))
+        numbers = sum(t.numel() for _, t in named_tensors(first.inputs)) // first.size * min(SAMPLES, context.problem.samples)
+        return Work(seconds=5e-8 * numbers, bytes=12 * numbers)
+
+    def run(self, context: SurveyContext, **effort: Any) -> InputAudit:
+        return audit_inputs(context.problem)
+
+    def findings(self, context: SurveyContext, result: InputAudit) -> list[Finding]:
+        found = []
+        if result.duplicated:
+            first = " = ".join(map(str, result.duplicated[0][:4]))
+            found.append(
+                self.found(
+                    Severity.WARNING,
+                    f"{result.redundant} of {result.features} inputs repeat another up to shift and scale (feature {first}).",
+                    label="duplicated feature",
+                    quantity="redundant inputs",
+                    value=float(result.redundant),
+                    advice="Remove the copies: the loss is flat along the difference of their weights, and "
+                    "weight decay alone decides.",
+                )
+            )
+        if result.constant:
+            found.append(
+                self.found(
+                    Severity.NOTE,
+                    f"{len(result.constant)} of {result.features} inputs never change on these samples.",
+                    label="constant feature",
+                    quantity="constant inputs",
+                    value=float(len(result.constant)),
+                    advice="The weights on them act as biases, or not at all where they are zero.",
+                )
+            )
+        return found or [self.found(Severity.GOOD, result.sentence(), label="inputs vary")]

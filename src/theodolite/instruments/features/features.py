@@ -1,0 +1,208 @@
+"""What does the model look at: which directions and coordinates of its input do the outputs depend on?"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from theodolite.errors import BatchCoupledError, TheodoliteError
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
+from theodolite.instruments.subset import of_samples, subset
+from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
+from theodolite.measures.features.gradients import QUANTITY
+from theodolite.measures.features.movement import cannot_start_anew
+from theodolite.measures.features.report import DENSE
+from theodolite.problem import Problem
+from theodolite.problem.activations import recorded_calls
+from theodolite.problem.tensors import named_tensors
+from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
+from theodolite.text import listed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Numbers in all gradients together: fewer samples are taken of large inputs.
+NUMBERS = 2**22
+#: Fresh copies that the features are compared with.
+COPIES = 10
+#: A share of the squared gradient above which one direction is all there is.
+ALONE = 0.95
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class FeaturesOfModel(Result):
+    """The average gradient outer product of a model in numbers, and beside those of fresh copies where these can be made."""
+
+    report: FeatureReport
+    movement: FeatureMovement | None
+    missing: str
+    samples: int
+    population: int
+
+    def rows(self) -> list[Row]:
+        rows = self.report.rows()
+        if self.movement is not None:
+            rows += [
+                {"quantity": f"{row['quantity']}, fresh", "value": row["fresh"], "error": row["spread"]}
+                for row in self.movement.rows()
+            ]
+        return rows
+
+    def sentence(self) -> str:
+        return self.report.sentence()
+
+
+def measure_features(problem: Problem, *, samples: int, passes: int, seed: int = 0) -> FeaturesOfModel:
+    """The report on at most so many samples, with so many backward passes each."""
+    began = time.perf_counter()
+    seen = look(problem)
+    part = subset(problem, seen.samples(samples, passes))
+    projections = passes if seen.outputs > passes else None
+    missing = cannot_start_anew(problem.model)
+    return FeaturesOfModel(
+        report=feature_report(part, at=seen.at, projections=projections, seed=seed),
+        movement=None if missing else feature_movement(part, at=seen.at, projections=projections, copies=COPIES, seed=seed),
+        missing=missing,
+        samples=part.samples,
+        population=problem.samples,
+        outcome=Outcome.FINISHED if projections is None else Outcome.ESTIMATED,
+        seed=seed,
+        cost=Cost(time.perf_counter() - began, "input gradients", 0, problem.notes),
+    )
+
+
+@dataclass(frozen=True)
+class Look:
+    """From a look at two samples: where gradients are taken (None: the inputs), how many numbers and coordinates they have."""
+
+    at: str | None
+    numbers: int  # in one gradient of one sample
+    dim: int
+    outputs: int
+
+    def samples(self, most: int, passes: int) -> int:
+        """At most so many samples, fewer where their gradients would be large."""
+        return max(8, min(most, NUMBERS // (passes * self.numbers)))
+
+
+def look(problem: Problem) -> Look:
+    """The inputs where they are numbers; else the embedding that turns tokens into numbers."""
+    batch = next(iter(problem.data))
+    first = problem.placed(batch.part(slice(0, 2)) if batch.size > 2 else batch)
+    embeddings = {name: m for name, m in problem.model.named_modules() if isinstance(m, nn.Embedding) and name}
+    with recorded_calls(embeddings) as calls, problem.session(second=False), torch.no_grad():
+        outputs = problem.output(problem.tensors(problem.leaves(grad=False)), first, 0).numel() // first.size
+    floating = [t for _, t in named_tensors(first.inputs) if t.is_floating_point() and t.ndim and t.shape[0] == first.size]
+    if floating:
+        numbers = sum(t.numel() for t in floating) // first.size
+        return Look(None, numbers, numbers, outputs)
+    # Positions are embedded too, but without a sample dimension, or after the tokens.
+    times = Counter(call.name for call in calls)
+    fit = [call for call in calls if times[call.name] == 1 and call.output.shape[0] == first.size]
+    if not fit:
+        raise InapplicableError("the inputs are not numbers, and no embedding turns each sample into some")
+    out = fit[0].output
+    return Look(fit[0].name, out.numel() // first.size, out.shape[-1], outputs)
+
+
+class Features(Instrument):
+    name = "features"
+    order = 150
+    title = "What the model looks at"
+    question = "On which directions and coordinates of the input do the outputs depend, and have features been learned?"
+    how = (
+        "The derivatives of the outputs in the inputs (for tokens: in their embeddings) of some samples, averaged to the "
+        "gradient outer product G. Its effective rank (Tr G)²/‖G‖² counts the directions that matter. Where all layers can be "
+        "initialised anew by their reset_parameters, G is compared with those of ten fresh copies."
+    )
+    source = "Radhakrishnan and others (2024), the average gradient outer product; Zhu (2024), alignment and catapults."
+    efforts = ({"samples": 400, "passes": 10}, {"samples": 100, "passes": 8}, {"samples": 30, "passes": 4})
+
+    def applies(self, context: SurveyContext) -> str:
+        try:
+            context.problem.refuse_batch_coupling(QUANTITY)
+            subset(context.problem, 1)
+            look(context.problem)
+        except (BatchCoupledError, ValueError) as error:  # the latter also where weights were given batch by batch
+            return str(error)
+        return ""
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        problem = context.problem
+        seen = look(problem)
+        count = min(problem.samples, seen.samples(effort["samples"], effort["passes"]))
+        passes = min(effort["passes"], seen.outputs)
+        times = 1 if cannot_start_anew(problem.model) else 1 + COPIES
+        rows = count * passes * seen.numbers / seen.dim
+        size = min(seen.dim, rows)  # of the matrices that are formed
+        # Each network's G, or a Gram matrix for each pair of networks; then the eigenvectors of one.
+        products = 2.0 * rows * size * seen.dim * (times if size < rows else 1 + times * (times + 1) / 2)
+        seconds = 0.005 * (1 + times) + products / 4e10 + (1e-9 * size**3 if size <= DENSE else 3e-7 * size**2)
+        # A backward pass to the inputs alone is about half a gradient.
+        gradients = 0.5 * times * (passes + 1) * count / problem.samples
+        return Work(gradients=gradients, seconds=seconds, bytes=int(8 * count * passes * seen.numbers))
+
+    def run(self, context: SurveyContext, **effort: Any) -> FeaturesOfModel:
+        try:
+            return measure_features(context.problem, **effort, seed=context.seed)
+        except InapplicableError:
+            raise
+        except (TheodoliteError, NotImplementedError, ValueError) as error:  # outputs that hang together, a zero derivative
+            raise InapplicableError(str(error)) from error
+
+    def findings(self, context: SurveyContext, result: FeaturesOfModel) -> list[Finding]:
+        report = result.report
+        advice = ""
+        if report.top_share > ALONE and report.dim > 1:
+            advice = "One direction of the input decides: whatever else is in the data, the outputs do not see it."
+        fields: dict[str, Any] = {"quantity": "effective rank of the gradient outer product", "value": report.effective_rank}
+        fields["error"] = report.effective_rank_error
+        used = ", ".join(f"{i} ({100 * share:.3g} %)" for i, share in report.coordinates[:3])
+        text = f"On {of_samples(result.samples, result.population)}: {report.sentence()} Most used coordinates: {used}."
+        found = [self.found(Severity.NOTE, text, label="input directions", advice=advice, **fields)]
+        return [*found, *self._unused(result), *self._movement(result)]
+
+    def _unused(self, result: FeaturesOfModel) -> list[Finding]:
+        unused = result.report.unused
+        if not unused:
+            return []
+        what = "inputs" if result.report.at is None else f"features of {result.report.at}"
+        names = listed([*map(str, unused)], 4)
+        text = f"{len(unused)} of {result.report.dim} {what} have no effect on any output, at any sample: {names}."
+        advice = (
+            "All weights on them are zero, or every unit that reads them is shut. Expected where columns were masked or pruned; "
+            "else look at how the inputs are wired."
+        )
+        fields: dict[str, Any] = {"quantity": "inputs without effect", "value": float(len(unused))}
+        return [self.found(Severity.WARNING, text, label="unused inputs", advice=advice, **fields)]
+
+    def _movement(self, result: FeaturesOfModel) -> list[Finding]:
+        movement = result.movement
+        if movement is None:
+            return []
+        row = next((row for row in movement.rows() if row["moved"]), movement.rows()[0])
+        fields: dict[str, Any] = {"quantity": row["quantity"], "value": row["value"]}
+        if movement.moved:
+            advice = "Features have been learned: what the outputs depend on is no longer what chance made it."
+            return [self.found(Severity.NOTE, movement.sentence(), label="features moved", advice=advice, **fields)]
+        advice = "As it should be before training; after it, features hardly moved, or no more than these numbers can tell."
+        return [self.found(Severity.NOTE, movement.sentence(), label="features of chance", advice=advice, **fields)]
+
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
+        from theodolite import plots
+
+        report: FeatureReport = results[self.name].report
+        rows = [{"direction": i, "share": share} for i, share in enumerate(report.shares, 1) if share > 0]
+        if len(rows) < 2:
+            return None
+        axes = plots.curves(
+            rows, "direction", "share", title="Top directions of the gradient outer product", ylabel="share of the trace"
+        )
+        axes.set_ylim(bottom=0)
+        return axes

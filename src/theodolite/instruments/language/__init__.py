@@ -1,0 +1,1 @@
+"""Instruments for language models."""

@@ -1,0 +1,1 @@
+"""Instruments that say what a learning rate and a batch size will do."""

@@ -1,0 +1,236 @@
+"""What drawing batches at random does to training: gradient noise, and spikes of the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from theodolite.errors import TheodoliteError
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
+from theodolite.measures.audit import BatchAudit
+from theodolite.measures.dynamics import BatchCriticalRates, GradientNoise, Proportion, batch_critical_rates, gradient_noise
+from theodolite.measures.dynamics.stability_laws import stability_law
+from theodolite.results import Finding, Row, Severity, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class Noise(Instrument):
+    name = "noise"
+    order = 50
+    title = "Loss, gradient and its noise"
+    question = "How low is the loss, how long is the gradient, and how large must a batch be to see it?"
+    how = (
+        "The data is cut into groups; the spread of their gradients gives the variance of one sample's gradient, tr Σ. The noise "
+        "scale is tr Σ / ‖g‖², with ‖g‖² freed of its own noise. Errors by the jackknife over the groups."
+    )
+    source = "McCandlish, Kaplan, Amodei and others (2018), An Empirical Model of Large-Batch Training."
+    efforts = ({"groups": 32}, {"groups": 8})
+
+    def applies(self, context: SurveyContext) -> str:
+        return "" if context.problem.samples > 1 or len(context.problem.data) > 1 else "there is only one sample"
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        small = 1e-3 * effort["groups"]  # small groups use the machine badly
+        return Work(gradients=2.5, seconds=small + 2e-8 * context.problem.size * effort["groups"])
+
+    def run(self, context: SurveyContext, **effort: Any) -> GradientNoise:
+        try:
+            return gradient_noise(context.problem, groups=effort["groups"], gradient=context.gradient, seed=context.seed)
+        except ValueError as error:
+            raise InapplicableError(str(error)) from error
+
+    def rows(self, result: GradientNoise) -> list[Row]:
+        return [
+            {"quantity": "loss", "value": result.loss, "error": result.loss_error},
+            {"quantity": "gradient norm", "value": result.norm, "error": result.norm_error},
+            {"quantity": "variance of one sample's gradient, tr Σ", "value": result.noise, "error": result.noise_error},
+            {"quantity": "noise scale in samples", "value": result.noise_scale, "error": result.noise_scale_error},
+        ]
+
+    def findings(self, context: SurveyContext, result: GradientNoise) -> list[Finding]:
+        return [self._loss(context, result), *self._noise(context, result)]
+
+    def _loss(self, context: SurveyContext, result: GradientNoise) -> Finding:
+        text = f"The loss is {number(result.loss, result.loss_error)}"
+        fields: dict[str, Any] = {"quantity": "loss", "value": result.loss, "error": result.loss_error}
+        guess = _guessing(context)
+        if guess is None:
+            return self.found(Severity.NOTE, f"{text}.", label="loss", **fields)
+        if result.loss > guess - 2 * result.loss_error - 0.02 * guess:
+            advice = "Nothing has been learned yet, or the labels do not fit the inputs."
+            text += f", no better than always predicting the frequencies of the classes ({guess:.4g})."
+            return self.found(Severity.NOTE, text, label="chance level", advice=advice, **fields)
+        return self.found(
+            Severity.GOOD, f"{text}; predicting the frequencies of the classes would give {guess:.4g}.", label="loss", **fields
+        )
+
+    def _noise(self, context: SurveyContext, result: GradientNoise) -> list[Finding]:
+        length = number(result.norm, result.norm_error)
+        fields = {"quantity": "gradient norm", "value": result.norm, "error": result.norm_error}
+        if result.norm <= 1e-12 * max(1.0, abs(result.loss)):
+            return [
+                self.found(
+                    Severity.NOTE, f"The gradient is zero ({result.norm:.1e}): a stationary point.", label="stationary", **fields
+                )
+            ]
+        if math.isinf(result.noise_scale):
+            text = f"The gradient has norm {length}, no more than its noise alone would make with {result.samples} samples."
+            return [
+                self.found(Severity.NOTE, text, label="gradient lost in noise", advice="Average over more samples.", **fields)
+            ]
+        text = f"The gradient has norm {length}; its noise scale is {_scale(result)}{_against(context, result)}."
+        advice = "Batches far below the noise scale mostly average noise; batches far above it repeat what is known."
+        fields = {"quantity": "noise scale in samples", "value": result.noise_scale, "error": result.noise_scale_error}
+        return [self.found(Severity.NOTE, text, label="noise scale", advice=advice, **fields)]
+
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
+        from theodolite import plots
+
+        rows = results[self.name].rows()
+        if len(rows) < 4:
+            return None
+        drawn = plots.scatter(
+            rows, x="loss", y="gradient_norm", title="Loss and gradient of each group of samples", ylabel="gradient norm"
+        )
+        return drawn
+
+
+def _scale(result: GradientNoise) -> str:
+    """The noise scale with its error, or the admission that so few samples do not tell it."""
+    if not result.noise > 0:
+        return "0 samples: all samples have the same gradient"
+    if result.noise_scale_error >= result.noise_scale:
+        return f"of the order of {result.noise_scale:.1g} samples, poorly known from {result.samples}"
+    return f"{number(result.noise_scale, result.noise_scale_error)} samples"
+
+
+def _guessing(context: SurveyContext) -> float | None:
+    """The cross-entropy of predicting the class frequencies; None where the loss is another or weighs the classes."""
+    loss, audit = context.problem.loss_function, context.results.get("batches")
+    if not isinstance(loss, nn.CrossEntropyLoss) or loss.weight is not None or loss.label_smoothing:
+        return None
+    if not isinstance(audit, BatchAudit) or audit.classes < 2:
+        return None
+    return audit.label_entropy * (audit.labels if loss.reduction == "sum" else 1)
+
+
+def _against(context: SurveyContext, result: GradientNoise) -> str:
+    """The noise scale beside the user's own batches."""
+    if len(context.problem.data) < 2:
+        return ""
+    size = sorted(batch.size for batch in context.problem.data)[len(context.problem.data) // 2]
+    ratio = result.noise_scale / size
+    word = "noise wins" if ratio > 2 else "signal wins" if ratio < 0.5 else "both count"
+    return f", {ratio:.2g} times your batches of {size} ({word})"
+
+
+#: Size of random batches where the data comes as one batch.
+USUAL = 32
+#: Share of batches from which on the loss rises more often than it falls.
+MOST = 0.5
+
+
+class Spikes(Instrument):
+    name = "spikes"
+    order = 200
+    title = "Spikes of the loss"
+    question = "On how many of your batches does the learning rate exceed the critical one?"
+    how = (
+        "The critical rate of each batch comes from the tangent kernel of its samples (squared losses) or from the largest "
+        "eigenvalue of its Gauss-Newton matrix, preconditioned as the optimizer does. A step on a batch whose critical rate lies "
+        "below the learning rate overshoots in the sharpest direction: the loss spikes, and mostly comes back in a flatter "
+        "place. The batches are yours, as the data gives them; where it gives one only, random ones of 32 samples."
+    )
+    source = "Zhu and others (2023), catapults in SGD: spikes in the training loss."
+    efforts = ({"batches": 100}, {"batches": 30}, {"batches": 10})
+
+    def applies(self, context: SurveyContext) -> str:
+        if context.lr is None:
+            return "no learning rate was given to compare with (lr=, --lr, or an optimizer)"
+        if context.problem.samples < 2:
+            return "there is one sample only, so every step sees all the data"
+        try:
+            stability_law(context.optimizer, context.problem)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        samples, size = context.problem.samples, _size(context)
+        batches = effort["batches"] if size else min(effort["batches"], len(context.problem.data))
+        share = batches * (size or samples / len(context.problem.data)) / samples
+        return Work(gradients=5.0 + 4 * share, products=8 * share, seconds=0.02 * batches, bytes=24 * context.problem.size)
+
+    def run(self, context: SurveyContext, **effort: Any) -> BatchCriticalRates:
+        try:
+            found = batch_critical_rates(
+                context.problem,
+                optimizer=context.optimizer,
+                own=_size(context) is None,
+                batch_size=_size(context),
+                batches=effort["batches"],
+                seed=context.seed,
+            )
+        except (TheodoliteError, NotImplementedError) as error:
+            raise InapplicableError(str(error)) from error
+        assert context.lr is not None  # `applies` looked
+        # The rate asked about may differ from the optimizer's own.
+        share = Proportion(int((found.rates < context.lr).sum()), len(found.rates))
+        return replace(found, rate=context.lr, below=share.value, below_error=share.error)
+
+    def rows(self, result: BatchCriticalRates) -> list[Row]:
+        names = {0.0: "smallest", 0.05: "5 %", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.95: "95 %", 1.0: "largest"}
+        return [{"share of batches": name, "critical rate at most": result.quantile(q)} for q, name in names.items()]
+
+    def findings(self, context: SurveyContext, result: BatchCriticalRates) -> list[Finding]:
+        assert result.below is not None and result.below_error is not None and result.rate is not None  # noqa: PT018
+        count = len(result.rates)
+        hits = round(result.below * count)
+        if _size(context):
+            looked = f"{count} random batches of {result.batch_size}"
+        else:
+            looked = f"{'all' if count == len(context.problem.data) else 'a random choice of'} {count} batches"
+        lowest, middle = number(result.quantile(0.0)), number(result.median)
+        fields: dict[str, Any] = {
+            "quantity": "share of batches whose critical rate is exceeded",
+            "value": result.below,
+            "error": result.below_error,
+        }
+        if not hits:
+            text = (
+                f"Your learning rate {result.rate:.4g} lies below the critical rate of {looked} (smallest {lowest}, median "
+                f"{middle}): no spikes expected at these weights."
+            )
+            return [self.found(Severity.GOOD, text, label="no spikes expected", **fields)]
+        severity = Severity.WARNING if result.below >= MOST else Severity.NOTE
+        text = (
+            f"Your learning rate {result.rate:.4g} exceeds the critical rate of {hits} of {looked} (smallest {lowest}, median "
+            f"{middle}): spikes of the loss expected."
+        )
+        advice = (
+            f"A spike that settles is a short catapult and leaves a flatter place. For a smooth descent go below {lowest}, or "
+            "use larger batches, whose critical rates lie closer to that of all the data."
+        )
+        return [self.found(severity, text, label="spikes expected", advice=advice, **fields)]
+
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
+        from theodolite import plots
+
+        result: BatchCriticalRates = results[self.name]
+        finite = sorted(rate for rate in result.rates.tolist() if rate < float("inf"))
+        if len(finite) < 2 or result.rate is None:
+            return None
+        rows = [{"batches": (i + 1) / len(result.rates), "critical rate": rate} for i, rate in enumerate(finite)]
+        axes = plots.curves(rows, x="critical rate", y="batches", markers=False, ylabel="share of batches below", title="Batches")
+        return plots.reference(axes, x=result.rate, label="your rate")
+
+
+def _size(context: SurveyContext) -> int | None:
+    """The size of random batches, None where the data comes in batches of its own."""
+    return min(USUAL, context.problem.samples // 2) if len(context.problem.data) == 1 else None

@@ -1,0 +1,211 @@
+"""Which learning rates are stable, and what will the user's own do?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from theodolite.instruments.base import Instrument, SurveyContext, Work
+from theodolite.instruments.curvature.spectrum import basis_bytes
+from theodolite.linalg import Eigenpairs
+from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate, expected_regime
+from theodolite.measures.dynamics.stability_laws import stability_law
+from theodolite.results import Finding, Row, Severity, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SEVERITY = {
+    "monotone": Severity.GOOD,
+    "stable": Severity.GOOD,
+    "catapult": Severity.WARNING,
+    "edge of stability": Severity.NOTE,
+    "unknown": Severity.WARNING,
+    "unstable": Severity.WARNING,
+    "divergence expected": Severity.CRITICAL,
+}
+
+
+class Rate(Instrument):
+    name = "rate"
+    order = 70
+    title = "Learning rate and stability"
+    question = "Up to which learning rate is training stable, and what will yours do?"
+    how = (
+        "The largest eigenvalue of the Hessian (preconditioned and shifted as the optimizer does) "
+        "gives the rate at which the sharpest "
+        "direction becomes unstable. Unless the loss is quadratic, the rate is then tried: full-batch "
+        "steps on a copy of the model."
+    )
+    source = (
+        "Stability of linear recursions; catapults: Lewkowycz and others (2020), Zhu and others (2022); edge of stability: "
+        "Cohen and others (2021)."
+    )
+    efforts = ({"steps": 60}, {"steps": 20}, {"steps": 0})
+
+    def applies(self, context: SurveyContext) -> str:
+        try:
+            stability_law(context.optimizer, context.problem)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        steps = effort["steps"] if context.lr is not None else 0
+        products = min(40.0 if _reshaped(context) else 20.0, context.problem.size + 8.0)
+        work = Work(gradients=10 + 1.15 * steps, products=products, bytes=basis_bytes(context, 1))
+        # The sampling error measures five times again, on four fifths of the data.
+        return work + Work(gradients=5 * 12, products=4 * products) if self._sampling(context, effort) else work
+
+    @staticmethod
+    def _sampling(context: SurveyContext, effort: Mapping[str, Any]) -> bool:
+        return context.population is not None and effort["steps"] == 60
+
+    def run(self, context: SurveyContext, **effort: Any) -> CriticalRate | Regime:
+        pairs = context.results.get("curvature")
+        plain = isinstance(pairs, Eigenpairs) and pairs.converged and not _reshaped(context)
+        critical = critical_learning_rate(
+            context.problem,
+            optimizer=context.optimizer,
+            operator=context.hessian,
+            start=pairs.vectors[:, :1] if plain and isinstance(pairs, Eigenpairs) else None,
+            population=context.population if self._sampling(context, effort) else None,
+            max_matvecs=context.affordable(600),
+            seed=context.seed,
+            progress=False,
+        )
+        if context.lr is None:
+            return critical
+        return expected_regime(
+            context.problem,
+            context.lr,
+            optimizer=context.optimizer,
+            critical=critical,
+            steps=effort["steps"],
+            seed=context.seed,
+            progress=False,
+        )
+
+    def rows(self, result: CriticalRate | Regime) -> list[Row]:
+        critical = result.critical if isinstance(result, Regime) else result
+        if critical.rule != "2/λ" or math.isinf(critical.value):
+            return critical.rows()
+        factors = {
+            "gradient descent, 2/λ": 1.0,
+            "heavy ball β = 0.9, 2(1+β)/λ": 1.9,
+            "Nesterov β = 0.9, 2(1+β)/((1+2β)λ)": 1.9 / 2.8,
+        }
+        return [{"optimizer": k, "critical rate": f * critical.value, "error": f * critical.error} for k, f in factors.items()]
+
+    def findings(self, context: SurveyContext, result: CriticalRate | Regime) -> list[Finding]:
+        critical = result.critical if isinstance(result, Regime) else result
+        fields: dict[str, Any] = {
+            "headline": True,
+            "quantity": "critical learning rate",
+            "value": critical.value,
+            "error": critical.error,
+        }
+        if math.isinf(critical.value):
+            text = f"No direction curves upwards (λ = {critical.sharpness:.3g}): no learning rate is critical at this point."
+            return [self.found(Severity.NOTE, text, label="no critical rate", **{**fields, "value": None})]
+        if not isinstance(result, Regime):
+            text = (
+                f"{_name(critical)} is stable up to a learning rate of "
+                f"{number(critical.value, critical.error)} ({critical.rule})."
+            )
+            advice = (
+                f"Half of it, {critical.value / 2:.2g}, is a usual start, but the edge moves as training moves: "
+                "name your own rate (lr=, --lr) and it is tried on a copy."
+            )
+            return [self.found(Severity.NOTE, text + _caveat(critical), label="critical rate", advice=advice, **fields)]
+        sentence = (
+            f"Your learning rate {result.rate:.4g} is {number(result.ratio, result.error)} times the critical rate of "
+            f"{_name(critical, small=True)}, {number(critical.value, critical.error)} ({critical.rule}): {_expectation(result)}"
+            f"{_caveat(critical)}"
+        )
+        fields = {
+            "headline": True,
+            "quantity": "learning rate over the critical one",
+            "value": result.ratio,
+            "error": result.error,
+        }
+        return [self.found(_SEVERITY[result.regime], sentence, label=result.regime, advice=_advice(result), **fields)]
+
+    def figure(self, results: Mapping[str, Any]) -> Axes | None:
+        from theodolite import plots
+
+        result = results[self.name]
+        if not isinstance(result, Regime) or len(result.losses) < 3:
+            return None
+        rows = [row for row in result.rows() if math.isfinite(row["loss"])]
+        wide = min(row["loss"] for row in rows) > 0 and max(row["loss"] for row in rows) > 20 * min(row["loss"] for row in rows)
+        axes = plots.curves(
+            rows, x="step", y="loss", log="y" if wide else "", title=f"Trial run on a copy at your rate, {result.rate:g}"
+        )
+        return plots.reference(axes, y=result.losses[0], label="start")
+
+
+def _reshaped(context: SurveyContext) -> bool:
+    """Whether the optimizer's matrix is not the Hessian itself (up to a shift)."""
+    return context.optimizer is not None and "adam" in type(context.optimizer).__name__.lower()
+
+
+def _name(critical: CriticalRate, *, small: bool = False) -> str:
+    name = critical.optimizer
+    return name if small or name != "gradient descent" else "Gradient descent"
+
+
+def _caveat(critical: CriticalRate) -> str:
+    if critical.linear:
+        return ""
+    floor = f" Beware: {critical.note.partition('; ')[2]}." if "eps decides" in critical.note else ""
+    return f"{floor} The edge holds with the second moment frozen as it stands; live Adam adapts it and tolerates more."
+
+
+def _expectation(result: Regime) -> str:
+    losses = result.losses
+    run = f" ({len(losses) - 1} steps on a copy: loss {losses[0]:.3g} to {losses[-1]:.3g})" if len(losses) > 1 else ""
+    peak = (
+        f"{max(losses) / losses[0]:.2g} times its start" if losses and losses[0] > 0 and math.isfinite(max(losses)) else "a peak"
+    )
+    texts = {
+        "monotone": f"monotone descent expected{run}.",
+        "stable": f"stable; oscillations fade{run}.",
+        "catapult": f"a catapult: the loss rises to {peak}, then settles in a flatter place{run}.",
+        "edge of stability": f"above the edge, yet the loss stays below its start and goes on falling{run}.",
+        "unstable": f"unstable: the loss rose to {peak} and had not settled{run}.",
+        "unknown": "above the edge; whether it catapults or diverges was not tried.",
+        "divergence expected": f"divergence expected{_blow_up(result)}.",
+    }
+    if _surprising(result):
+        return f"below the edge at this point, yet the trial did not simply descend: {result.regime}{run}."
+    return texts[result.regime]
+
+
+def _surprising(result: Regime) -> bool:
+    """Whether a run below the edge did not simply descend: the edge moves while training moves."""
+    return result.ratio <= 1 and result.regime in ("catapult", "unstable", "edge of stability", "divergence expected")
+
+
+def _blow_up(result: Regime) -> str:
+    if result.exact:
+        return ", as the loss is quadratic"
+    return f" (confirmed on a copy: it blew up after {len(result.losses) - 1} steps)"
+
+
+def _advice(result: Regime) -> str:
+    edge = result.critical.value
+    if _surprising(result):
+        return f"Lower the rate, to {result.rate / 4:.2g} say, or warm it up: the edge, {edge:.2g}, holds at this point only."
+    room = f"The edge is {edge:.2g} at this point; it moves as training moves, and mini-batches are sharper than all the data."
+    texts = {
+        "monotone": room,
+        "stable": room,
+        "catapult": f"Harmless if it settles, and often better for generalisation; below {edge:.2g} there is none.",
+        "edge of stability": f"Usual in training, but a spike may come at any time; below {edge:.2g} the descent is smooth.",
+        "unstable": f"Lower the learning rate below {edge:.2g}, or warm it up.",
+        "unknown": f"Lower the learning rate below {edge:.2g}, or allow a larger budget for a trial.",
+        "divergence expected": f"Lower the learning rate below {edge:.2g}; half of that is a usual start.",
+    }
+    return texts[result.regime]

@@ -1,0 +1,359 @@
+"""`survey`: the main job. Price the instruments, run them within the budget, and say what was found."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from theodolite.errors import NonFiniteError, ParameterSelectionError
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
+from theodolite.instruments.planning import Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
+from theodolite.instruments.registry import all_instruments, get
+from theodolite.operators.autograd.graphs import available_bytes
+from theodolite.problem import Problem
+from theodolite.progress import Stage, stages
+from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, worst_first
+from theodolite.text import nearest, plural
+
+Budget = float | str | None
+_NOT_GIVEN: Any = object()
+#: Share of the free memory that an instrument may plan to use.
+MEMORY_SHARE = 0.7
+_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Survey(Result):
+    """What a survey found: `findings`, the worst first; `results` by instrument; `plan`, expected against real costs.
+
+    `to_html(path)` writes the page; `results["curvature"]` and so on are the measurements themselves.
+    """
+
+    title: str
+    findings: tuple[Finding, ...]
+    results: dict[str, Result]
+    plan: tuple[Row, ...]
+    facts: dict[str, str]
+    budget: float | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing critical was found and no instrument failed."""
+        critical = any(f.severity is Severity.CRITICAL for f in self.findings)
+        return not critical and all(row["state"] != "failed" for row in self.plan)
+
+    def of(self, instrument: str) -> list[Finding]:
+        """The findings of one instrument."""
+        return [f for f in self.findings if f.instrument == instrument]
+
+    def labels(self) -> list[str]:
+        """The labels of all findings, for programs."""
+        return [f.label for f in self.findings if f.label]
+
+    def rows(self) -> list[Row]:
+        return [finding.row() for finding in self.findings]
+
+    def sentence(self) -> str:
+        return "\n".join([f"Survey of {self.title}:", *(f"  {finding}" for finding in self.findings)])
+
+    def to_html(self, path: str | PathLike[str]) -> Path:
+        """Write the survey as one self-contained page."""
+        from theodolite.instruments.page import page_of
+        from theodolite.report import write_page
+
+        return write_page(page_of(self), path)
+
+
+def survey(
+    problem: Problem | nn.Module,
+    loss: Any = _NOT_GIVEN,
+    data: Any = None,
+    *,
+    lr: float | None = None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    budget: Budget = None,
+    only: Iterable[str] | None = None,
+    name: str = "",
+    population: int | None = None,
+    facts: dict[str, str] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Survey:
+    """Measure what applies to a problem and turn it into findings.
+
+    Parameters
+    ----------
+    problem : a `Problem`; or a model, followed by its loss and its data. In the second form data that hold NaN and models
+        without trainable parameters become findings too, where building the `Problem` would raise.
+    lr, optimizer : the learning rate and the optimizer you train with; the survey then says what to expect of them.
+    budget : seconds, or a text such as "60s" or "2m"; efforts are lowered and instruments left out to fit.
+    only : names of instruments; those they need run too.
+    name : what the page calls the subject; by default the model's class.
+    population : size of the data set that the data is a sample of, for sampling errors.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 1, bias=False).double()
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()
+    >>> found = survey(Problem(model, nn.MSELoss(), (x, torch.zeros(2, 1).double())), lr=0.5, only=["rate"])  # critical: 2/9
+    >>> found.of("rate")[0].label
+    'divergence expected'
+    """
+    began = time.perf_counter()
+    allowed = seconds_of(budget)
+    known = {"model": type(getattr(problem, "model", problem)).__name__, **(facts or {})}
+    title = name or known["model"]
+    opened = open_site(problem, loss, data, lr=lr, optimizer=optimizer, population=population, seed=seed)
+    if isinstance(opened, Finding):
+        return Survey(title=title, findings=(opened,), results={}, plan=(), facts=known, budget=allowed, seed=seed)
+    run = _Run(opened, _chosen(only, opened), allowed, began)
+    with stages(len(run.instruments), progress=progress) as begin:
+        run.all(begin)
+    cost = Cost(time.perf_counter() - began, run.route, run.peak_bytes, opened.problem.notes)
+    return Survey(
+        title=title,
+        findings=tuple(worst_first(run.findings)),
+        results=opened.results,
+        plan=tuple(run.rows),
+        facts={**known, **{k: v for k, v in _facts(opened).items() if k not in known}},
+        budget=allowed,
+        outcome=Outcome.FINISHED,
+        seed=seed,
+        cost=cost,
+    )
+
+
+def plan_survey(
+    problem: Problem | nn.Module,
+    loss: Any = _NOT_GIVEN,
+    data: Any = None,
+    *,
+    lr: float | None = None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    budget: Budget = None,
+    only: Iterable[str] | None = None,
+    seed: int = 0,
+) -> Plan:
+    """What `survey` would do with the same arguments, and what it would take; only a gradient and a few products are made."""
+    context = open_site(problem, loss, data, lr=lr, optimizer=optimizer, population=None, seed=seed)
+    if isinstance(context, Finding):
+        raise ValueError(context.sentence)
+    began = time.perf_counter()
+    run = _Run(context, _chosen(only, context), seconds_of(budget), began)
+    return as_plan(context, run.prepare(), run.budget)
+
+
+def seconds_of(budget: Budget) -> float | None:
+    """A budget in seconds.
+
+    >>> seconds_of("60s"), seconds_of("1.5m"), seconds_of(20), seconds_of(None)
+    (60.0, 90.0, 20.0, None)
+    """
+    if budget is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", str(budget).lower())
+    try:
+        seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    except (ValueError, KeyError):
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"budget must be a positive time such as 60, '60s', '2m' or '1h'. Got {budget!r}.")
+    return seconds
+
+
+def open_site(
+    problem: Problem | nn.Module,
+    loss: Any,
+    data: Any,
+    *,
+    lr: float | None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None,
+    population: int | None,
+    seed: int,
+) -> SurveyContext | Finding:
+    """The context of a survey, or the finding that stands in its way."""
+    if lr is not None and not (isinstance(lr, int | float) and 0 < lr < math.inf):
+        raise ValueError(f"lr must be positive, a finite number. Got {lr!r}.")
+    if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"optimizer must be a torch optimizer, or a function of the parameters that makes one. Got {optimizer!r}."
+        )
+    if isinstance(problem, Problem) and (loss is not _NOT_GIVEN or data is not None):
+        raise ValueError("A Problem has its own loss and data: survey(problem) or survey(model, loss, data).")
+    if not isinstance(problem, Problem):
+        if loss is _NOT_GIVEN or data is None:
+            raise ValueError("survey takes a Problem, or a model with its loss and data: survey(model, loss, data).")
+        try:
+            problem = _build(problem, loss, data, optimizer)
+        except NonFiniteError as error:
+            return not_finite(str(error))
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        optimizer = optimizer(problem.parameters)
+    return SurveyContext(problem, lr=lr, optimizer=optimizer, population=population, seed=seed)
+
+
+def not_finite(sentence: str) -> Finding:
+    """The finding that ends a survey before it begins."""
+    return Finding(
+        instrument="batches",
+        severity=Severity.CRITICAL,
+        label="not finite",
+        sentence=sentence,
+        advice="Repair or leave out what is named here; until then no number about this model means anything.",
+    )
+
+
+def _build(model: nn.Module, loss: Any, data: Any, optimizer: Any) -> Problem:
+    """The problem of the parameters that train: those that require a gradient and, if it is known, that the optimizer has."""
+    params = None
+    if isinstance(optimizer, Optimizer):
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if trained and any(p.requires_grad and id(p) not in trained for p in model.parameters()):
+            params = lambda name, p: id(p) in trained  # noqa: E731
+    try:
+        return Problem(model, loss, data, params=params)
+    except ParameterSelectionError:
+        if not any(p.is_floating_point() for p in model.parameters()):
+            raise
+        return Problem(model, loss, data, params="*")  # all frozen: the survey says so and measures them all the same
+
+
+def _chosen(only: Iterable[str] | None, context: SurveyContext) -> list[Instrument]:
+    everything = all_instruments()
+    if only is None:
+        return [instrument for instrument in everything if instrument.concerns(context)]
+    known = {instrument.name for instrument in everything}
+    wanted = {i.name for i in everything if i.first}
+    pending = [only] if isinstance(only, str) else list(only)
+    while pending:
+        name = pending.pop()
+        if name not in known:
+            near = ", ".join(nearest(name, known, count=3))
+            raise ValueError(f"No instrument is called {name!r}. Nearest: {near}.")
+        if name not in wanted:
+            wanted.add(name)
+            pending += get(name).needs
+    return [instrument for instrument in everything if instrument.name in wanted]
+
+
+def _facts(context: SurveyContext) -> dict[str, str]:
+    problem = context.problem
+    loss = problem.loss_function
+    layers = plural(len(problem.layers), "layer")
+    facts = {
+        "parameters": f"{problem.size:,} in {layers}".replace(",", " "),
+        "loss": "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__),
+        "samples": f"{problem.samples} in {len(problem.data)} batch{'es' if len(problem.data) > 1 else ''}",
+        "mode": str(problem.mode),
+        "precision": "half, measured through a float32 copy"
+        if problem.half_precision
+        else str(problem.dtype).removeprefix("torch."),
+        "optimizer": "gradient descent" if context.optimizer is None else type(context.optimizer).__name__,
+        "learning rate": "not given, or 0" if context.lr is None else f"{context.lr:g}",
+    }
+    return facts
+
+
+class _Run:
+    """The instruments at work, one after the other."""
+
+    def __init__(self, context: SurveyContext, instruments: Sequence[Instrument], budget: float | None, began: float) -> None:
+        self.context, self.instruments, self.budget, self.began = context, list(instruments), budget, began
+        self.findings: list[Finding] = []
+        self.rows: list[Row] = []
+        self.peak_bytes = 0
+        self.route = ""
+        self.drift = 1.0  # what things took over what was expected
+        self._first: dict[str, float] = {}
+
+    @property
+    def left(self) -> float | None:
+        return None if self.budget is None else self.budget - (time.perf_counter() - self.began)
+
+    def prepare(self) -> list[Step]:
+        """Run what comes before anything can be timed, then price and fit the rest."""
+        for instrument in self.instruments:
+            if instrument.first:
+                self._measure(instrument, {})
+        if any(f.severity is Severity.CRITICAL for f in self.findings):
+            return [
+                Step(i, (), reason="nothing can be measured before that is repaired") for i in self.instruments if not i.first
+            ]
+        room = MEMORY_SHARE * available_bytes(self.context.problem.device)
+        return fit(fit_memory(price_steps(self.context, self.instruments), room), self.left)
+
+    def all(self, begin: Stage) -> None:
+        """Everything: the rows say what was expected, what it took, and what was left out."""
+        steps = self.prepare()
+        for place, step in enumerate(steps):
+            begin(step.instrument.title)
+            self._one(step, steps[place + 1 :])
+
+    def _one(self, step: Step, later: Sequence[Step]) -> None:
+        instrument = step.instrument
+        if instrument.name in self._first:
+            self.rows.append({**row_of(step), "state": "done", "took": self._first[instrument.name]})
+            return
+        step = self._adjust(step, later)
+        lost = [name for name in instrument.needs if name not in self.context.results]
+        if not step.reason and lost:
+            step = replace(step, reason=f"it needs {lost[0]}, which gave no result")
+        if step.reason:
+            self.rows.append({**row_of(step), "took": None})
+            return
+        state, failure, took = self._measure(instrument, dict(step.price.effort))
+        self.rows.append({**row_of(step), "state": state, "reason": failure, "took": took})
+        if step.price.seconds > 0.05:
+            self.drift = 0.4 * self.drift + 0.6 * took / step.price.seconds
+
+    def _adjust(self, step: Step, later: Sequence[Step]) -> Step:
+        """With a budget: as much effort as is left once the others have what they need, and a hard limit in seconds.
+
+        What was too dear when it was planned gets another chance if things have taken less than expected since.
+        """
+        left = self.left
+        if left is None or (step.reason and not step.deferred):
+            return step
+        waiting = [s for s in later if (not s.reason or s.deferred) and s.instrument.name not in self._first]
+        others = self.drift * sum(s.cheapest.seconds for s in waiting)
+        spare = max(left - others, 0.5 * left)
+        affordable = [i for i, price in enumerate(step.prices) if self.drift * price.seconds <= spare]
+        if not affordable:
+            needed = self.drift * step.cheapest.seconds
+            if needed > left:
+                return replace(
+                    step, reason=f"beyond the budget: {max(0.0, left):.2g} s left of about {needed:.2g} s", deferred=False
+                )
+            affordable = [len(step.prices) - 1]
+        self.context.allowance = spare
+        return replace(step, choice=affordable[0], reason="", deferred=False)
+
+    def _measure(self, instrument: Instrument, effort: dict[str, Any]) -> tuple[str, str, float]:
+        """Run one instrument: its state, why it is not done, and the seconds. A failure does not stop the others."""
+        began = time.perf_counter()
+        state, reason = "done", ""
+        try:
+            result = instrument.run(self.context, **effort)
+            self.findings += instrument.findings(self.context, result)
+            self.context.results[instrument.name] = result
+            self.peak_bytes = max(self.peak_bytes, result.cost.peak_bytes)
+            self.route = self.route or (result.cost.route if "graph" in result.cost.route else "")
+        except InapplicableError as error:
+            state, reason = "skipped", str(error)
+        except Exception as error:
+            state, reason = "failed", f"{type(error).__name__}: {error}"
+            self.findings.append(
+                instrument.found(Severity.WARNING, f"{instrument.title} could not be measured. {reason}", label="failed")
+            )
+        took = time.perf_counter() - began
+        if instrument.first:
+            self._first[instrument.name] = took
+        return state, reason, took

@@ -1,0 +1,149 @@
+"""`Timings`: what a gradient and a Hessian product take here, so that a survey can be priced before it is made."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from theodolite.errors import SecondOrderError, SymmetryError
+from theodolite.operators import LinearOperator, hessian
+from theodolite.problem import Problem
+
+#: A gradient that takes longer is timed on a part of the data.
+LONG = 0.5
+
+#: Seconds a solver spends on one product beside the product: interpreter, and orthogonalising n numbers against a basis.
+_FIXED = 4e-4
+_PER_ENTRY = 9e-8
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an instrument needs, in units that timings can price.
+
+    `gradients` are passes forward and backward over the data, `products` Hessian products one at a time, `block_products`
+    those made several at once, `seconds` anything else, `bytes` the memory beside kept graphs.
+    """
+
+    gradients: float = 0.0
+    products: float = 0.0
+    block_products: float = 0.0
+    seconds: float = 0.0
+    bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.gradients + other.gradients,
+            self.products + other.products,
+            self.block_products + other.block_products,
+            self.seconds + other.seconds,
+            max(self.bytes, other.bytes),
+        )
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of a gradient, of a first product with its set-up, of a later one, and of one in a block."""
+
+    gradient: float
+    product: float
+    block_product: float
+    setup: float
+    graph_bytes: int
+    share: float
+    spent: float
+    size: int
+    operator: LinearOperator | None = field(default=None, repr=False)
+    refused: str = ""  # why there are no Hessian products here
+
+    def seconds(self, work: Work) -> float:
+        """What this work will take."""
+        aside = _FIXED + _PER_ENTRY * self.size
+        return (
+            work.gradients * self.gradient
+            + work.products * (self.product + aside)
+            + work.block_products * (self.block_product + aside / 4)
+            + work.seconds
+        )
+
+    def gradients(self, work: Work) -> float:
+        """The same in gradients."""
+        return self.seconds(work) / self.gradient
+
+
+def measure_timings(problem: Problem) -> Timings:
+    """Time a gradient and Hessian products: on all the data where that is quick, else on a part, scaled up."""
+    began = time.perf_counter()
+    part, share = _part(problem)
+    gradient = quickest(part.gradient)
+    refused, op = "", None
+    product = together = setup = 0.0
+    try:
+        op = hessian(part)
+        setup, product, together = _time_products(op)
+    except (SecondOrderError, SymmetryError) as error:
+        refused, op = str(error), None
+    return Timings(
+        gradient=gradient / share,
+        product=product / share,
+        block_product=together / share / 8,
+        setup=setup / share,
+        graph_bytes=0 if op is None else int(op.cost().peak_bytes / share),
+        share=share,
+        spent=time.perf_counter() - began,
+        size=problem.size,
+        operator=op if part is problem else None,
+        refused=refused,
+    )
+
+
+def _time_products(op: LinearOperator) -> tuple[float, float, float]:
+    """Seconds of the first product with its set-up, of a later one, and of eight at once."""
+    generator = torch.Generator().manual_seed(0)
+    block = torch.randn(op.shape[1], 8, generator=generator, dtype=torch.float32).to(op.device, op.dtype)
+    setup = _once(lambda: op @ block[:, 0])
+    product = quickest(lambda: op @ block[:, 0])
+    _once(lambda: op @ block[:, :2])  # the block route proves itself on its first use
+    return setup, product, quickest(lambda: op @ block, least=0.0)
+
+
+def _part(problem: Problem) -> tuple[Problem, float]:
+    """The problem, or a few samples of it where a gradient over all would take long; and their share of the data."""
+    first = next(iter(problem.data))
+    few = first.part(slice(0, min(first.size, 32)))
+    if few.size >= problem.samples:
+        return problem, 1.0
+    try:
+        small = problem.with_batches([few])
+    except ValueError:  # weights were given batch by batch
+        return problem, 1.0
+    _once(small.gradient)  # first calls pay for set-up inside torch
+    seconds = _once(small.gradient) * problem.samples / few.size
+    if seconds <= LONG:
+        return problem, 1.0
+    size = max(few.size, math.ceil(problem.samples * LONG / seconds))
+    if size < first.size:
+        few = first.part(slice(0, size))
+        return problem.with_batches([few]), few.size / problem.samples
+    return problem.with_batches([first]), first.size / problem.samples
+
+
+def _once(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def quickest(work: Callable[[], Any], least: float = 0.03) -> float:
+    """Seconds of one call: the quickest of at least three, for whatever else the machine does only makes it slower."""
+    seconds = [_once(work)]
+    while len(seconds) < 3 or (sum(seconds) < least and len(seconds) < 30):
+        seconds.append(_once(work))
+        if sum(seconds) > 2 * LONG:
+            break
+    return min(seconds)

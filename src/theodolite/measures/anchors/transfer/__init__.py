@@ -1,0 +1,1 @@
+"""What an anchor vector means downstream: log-linear models, classifiers of label words, students, the certificate."""

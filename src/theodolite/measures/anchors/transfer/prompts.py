@@ -1,0 +1,191 @@
+"""Prompts: the states in which a language model is about to say a label word, and how a prompt changes the transfer theorem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.measures.anchors.probing.bulk import check_one_top, log_bulk_partition
+from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
+from theodolite.measures.anchors.probing.inputs import check_ids, context_length, model_kind, tokenise
+from theodolite.measures.anchors.transfer.certificate import check_coefficients, fit_anchor, normalized_margin
+from theodolite.measures.anchors.transfer.log_linear import LogLinear
+from theodolite.measures.anchors.transfer.readout import anchored_logits, label_ids, thresholded_score
+from theodolite.problem.calling import unwrap
+from theodolite.problem.state_guard import left_as_found
+from theodolite.progress import counting
+from theodolite.results import Result, Row
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PromptComparison(Result):
+    """What enters the transfer theorem, per prompt; every tuple follows `prompts`.
+
+    `active`: share of thresholded units above 0. `undecided`: share of texts with f* = 0. `Gamma`: the least normalised margin
+    of the others, and `Gamma_median` the median. `p_b`: least bulk mass. `eps_b`: largest error of the anchor, and
+    `eps_b_99` its 99 % quantile (no guarantee). `mu`: density ratio, NaN where unknown.
+    """
+
+    prompts: tuple[str, ...]
+    active: tuple[float, ...]
+    undecided: tuple[float, ...]
+    Gamma: tuple[float, ...]
+    Gamma_median: tuple[float, ...]
+    p_b: tuple[float, ...]
+    eps_b: tuple[float, ...]
+    eps_b_99: tuple[float, ...]
+    mu: tuple[float, ...]
+    texts: int
+
+    def rows(self) -> list[Row]:
+        columns = ("active", "undecided", "Gamma", "Gamma_median", "p_b", "eps_b", "eps_b_99", "mu")
+        return [{"prompt": prompt, **{c: getattr(self, c)[i] for c in columns}} for i, prompt in enumerate(self.prompts)]
+
+    def sentence(self) -> str:
+        parts = [
+            f"{row['prompt']!r}: {row['active']:.0%} of the units active, median Γ = {row['Gamma_median']:.3g}, "
+            f"p_b = {row['p_b']:.3g}, ε_b = {row['eps_b']:.3g}"
+            for row in self.rows()
+        ]
+        return f"Over {self.texts} texts, {'; '.join(parts)}."
+
+
+def prompted_states(
+    model: nn.Module,
+    texts: Sequence[str],
+    prompt: str,
+    tokenizer: Any,
+    *,
+    head: str | nn.Module | None = None,
+    mask_token: int | None = None,
+    batch_size: int = 16,
+    progress: bool | None = None,
+) -> LogLinear:
+    """The model at the end of each "text prompt", as a `LogLinear` of one context per text.
+
+    A causal model is read at the last token of the prompt; a masked one at a mask token put after it. Of texts longer than the
+    model's context the beginning is cut off, never the prompt. The model is left as found.
+    """
+    if isinstance(texts, str) or not len(texts):
+        raise ValueError(f"texts must be a list of at least one text. Got {texts!r}.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1. Got {batch_size}.")
+    model = unwrap(model)
+    kind = model_kind(model, mask_token)
+    rows = _token_rows(texts, prompt, tokenizer, _end(kind, mask_token, tokenizer), context_length(model))
+    check_ids(torch.cat(rows), model)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    states = torch.empty(0)
+    with left_as_found(model, "eval"), torch.no_grad(), counting("prompts", progress=progress, total=len(rows)) as advance:
+        output = find_head(model, (rows[0][None].to(device),), {}, head)
+        for part in _alike(rows, batch_size, exactly=kind != "causal"):
+            last = _last_states(model, output, [rows[i] for i in part.tolist()], device)
+            states = states if len(states) else last.new_empty(len(rows), last.shape[1])
+            states[part] = last
+            advance(len(part))
+    return LogLinear(states, output.weight, output.bias)
+
+
+def _end(kind: str, mask_token: int | None, tokenizer: Any) -> list[int]:
+    """What comes after a prompt: nothing, or the mask token."""
+    if kind == "encoder-decoder":
+        raise ValueError(
+            "Prompts are for causal and masked language models. Got an encoder-decoder one; pass its states to LogLinear."
+        )
+    mask = mask_token if mask_token is not None else getattr(tokenizer, "mask_token_id", None)
+    if kind == "masked" and mask is None:
+        raise ValueError("A masked language model needs the number of its mask token: mask_token=, or a tokenizer that knows it.")
+    return [int(mask)] if kind == "masked" and mask is not None else []
+
+
+def _alike(rows: list[Tensor], batch_size: int, *, exactly: bool) -> Iterator[Tensor]:
+    """Numbers of rows in batches of like lengths, so that there is little padding, or none."""
+    lengths = torch.tensor([len(row) for row in rows])
+    order = lengths.argsort(stable=True)
+    groups = order.split(lengths[order].unique_consecutive(return_counts=True)[1].tolist()) if exactly else (order,)
+    for group in groups:
+        yield from group.split(batch_size)
+
+
+def _last_states(model: nn.Module, output: OutputHead, rows: list[Tensor], device: torch.device) -> Tensor:
+    """The states (N, d) at the last tokens; padding comes after them, where a causal model cannot see it."""
+    block = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+    caught = states_of(model, output.module, (block,), {}, output.call)
+    last = torch.tensor([len(row) - 1 for row in rows])
+    return output.states(caught[torch.arange(len(rows)), last]).double().cpu()
+
+
+def _token_rows(texts: Sequence[str], prompt: str, tokenizer: Any, end: list[int], longest: int | None) -> list[Tensor]:
+    """The tokens of each text with its prompt, the last `longest` of them."""
+    full = (f"{text} {prompt}" if prompt else text for text in texts)
+    rows = [torch.cat([tokenise(text, tokenizer), torch.tensor(end, dtype=torch.int64)]) for text in full]
+    return rows if longest is None else [row[-longest:] for row in rows]
+
+
+def compare_prompts(
+    models: dict[str, LogLinear],
+    *,
+    labels: Sequence[int] | Tensor,
+    a: Sequence[float] | Tensor,
+    b: Sequence[float] | Tensor,
+    anchor: Tensor | None = None,
+    top: int = 0,
+    mu: dict[str, float] | None = None,
+) -> PromptComparison:
+    """Share of active units, margin, bulk mass and anchor error for each prompt.
+
+    models : prompt → the model at the end of the prompted texts, from `prompted_states`. anchor : one vector for all prompts,
+    or one fitted to each by least squares. The bulk is all words but the labels and the `top` most probable of a context,
+    labels counted.
+    """
+    if not models:
+        raise ValueError("models must hold at least one prompt with its LogLinear model. Got none.")
+    reports = [_report(model, labels, a, b, anchor, top) for model in models.values()]
+    active, undecided, least, median, mass, error, error_99 = zip(*reports, strict=True)
+    return PromptComparison(
+        prompts=tuple(models),
+        active=active,
+        undecided=undecided,
+        Gamma=least,
+        Gamma_median=median,
+        p_b=mass,
+        eps_b=error,
+        eps_b_99=error_99,
+        mu=tuple((mu or {}).get(prompt, math.nan) for prompt in models),
+        texts=next(iter(models.values())).contexts,
+    )
+
+
+def _report(
+    model: LogLinear,
+    labels: Sequence[int] | Tensor,
+    a: Sequence[float] | Tensor,
+    b: Sequence[float] | Tensor,
+    anchor: Tensor | None,
+    top: int,
+) -> tuple[float, ...]:
+    """Of one prompt: active, undecided, Gamma, Gamma_median, p_b, eps_b, eps_b_99."""
+    ids = label_ids(labels, model.words)
+    a_, b_ = check_coefficients(a, b, len(ids))
+    tops = (check_one_top(top, model.words, len(ids)),)
+    parts = [log_bulk_partition(model.logits(rows), tops, ids) for rows in model.chunks()]
+    total, bulk = torch.cat([part.total for part in parts]), torch.cat([part.bulk[:, 0] for part in parts])
+    vector = fit_anchor(model.states, bulk) if anchor is None else anchor.double().cpu()
+    u = anchored_logits(model, vector, ids)
+    score = thresholded_score(u, a_, b_).abs()
+    margins = normalized_margin(score[score > 0], a_) if bool((score > 0).any()) else torch.zeros(1)
+    errors = (model.states @ vector - bulk).abs()
+    return (
+        float((u > b_).double().mean()),
+        float((score == 0).double().mean()),
+        float(margins.min()),
+        float(margins.median()),
+        float((bulk - total).exp().min()),
+        float(errors.max()),
+        float(errors.quantile(0.99)),
+    )

@@ -1,0 +1,313 @@
+"""Batches and inputs before anything is measured: sizes, classes, ranges, duplicate rows, values that are not finite."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from theodolite.errors import NonFiniteError, WeightingError
+from theodolite.problem import Batch, Problem
+from theodolite.problem.tensors import named_tensors
+from theodolite.problem.weighting import IGNORED
+from theodolite.results import Cost, Outcome, Result, Row
+
+
+def equal_rows(matrix: Tensor, tolerance: float = 1e-6) -> list[list[int]]:
+    """Groups of rows that agree to a relative `tolerance`, each with at least two members.
+
+    Rows are sorted by a random projection, so that equal ones become neighbours, and neighbours are compared in full.
+
+    >>> equal_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]))
+    [[0, 2]]
+    """
+    rows = matrix.detach().double().flatten(1)
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(rows.shape[1], generator=generator, dtype=torch.float64).to(rows.device)
+    order = torch.argsort(rows @ direction, stable=True)
+    ordered = rows[order]
+    size = torch.maximum(ordered[1:].abs().amax(1), ordered[:-1].abs().amax(1))
+    same = ((ordered[1:] - ordered[:-1]).abs().amax(1) <= tolerance * size).tolist()
+    groups: list[list[int]] = []
+    current = [int(order[0])]
+    for place, equal in zip(order[1:].tolist(), same, strict=True):
+        if equal:
+            current.append(place)
+            continue
+        groups.append(sorted(current))
+        current = [place]
+    groups.append(sorted(current))
+    return sorted(group for group in groups if len(group) > 1)
+
+
+# Every batch once: its loss, its gradient, its weight, and where NaN or infinity first appears.
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BatchAudit(Result):
+    """The batches one by one. `bad` says what is not finite, batch by batch and parameter by parameter.
+
+    `loss` weighs each batch by what its loss divides by (`rule`), `naive_loss` averages the batches as they come.
+    `labels` counts the labels where they are classes, `ignored` those that do not count, `label_entropy` is the entropy of
+    their frequencies in nats.
+    """
+
+    batches: tuple[Row, ...]
+    rule: str
+    loss: float
+    naive_loss: float
+    ignored: int
+    labels: int
+    classes: int
+    majority: float
+    label_entropy: float
+    bad: tuple[str, ...]
+
+    @property
+    def finite(self) -> bool:
+        return not self.bad
+
+    @property
+    def sizes(self) -> list[int]:
+        return [int(row["samples"]) for row in self.batches]
+
+    def rows(self) -> list[Row]:
+        return [dict(row) for row in self.batches]
+
+    def sentence(self) -> str:
+        if self.bad:
+            return " ".join(self.bad[:3])
+        count = (
+            f"{len(self.batches)} batches, {sum(self.sizes)} samples" if len(self.batches) > 1 else f"{sum(self.sizes)} samples"
+        )
+        return f"{count}, weighted by {self.rule}; the loss is {self.loss:.4g} and finite everywhere."
+
+
+def audit_batches(problem: Problem) -> BatchAudit:
+    """One pass over the data, loss and gradient; nothing is raised for NaN, it is written down.
+
+    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> x = torch.ones(3, 1)
+    >>> audit_batches(Problem(model, torch.nn.MSELoss(), [(x, x), (x[:1], x[:1])])).sizes
+    [3, 1]
+    """
+    began = time.perf_counter()
+    bad = _bad_parameters(problem)
+    weights, rule = _weights(problem)
+    rows: list[Row] = []
+    with problem.session(second=False):
+        leaves = problem.leaves()
+        tensors = problem.tensors(leaves)
+        for i, batch in enumerate(problem.data):
+            loss, norm = math.nan, math.nan
+            if weights is None or weights[i] > 0:
+                try:
+                    value = problem.evaluate(tensors, problem.placed(batch), i).loss
+                    loss = float(value.detach())
+                    gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+                    norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients if g is not None))
+                    if not math.isfinite(norm):
+                        bad.append(_bad_gradient(i, problem, gradients))
+                except NonFiniteError as error:
+                    bad.append(str(error))
+            weight = None if weights is None else weights[i]
+            rows.append({"batch": i, "samples": batch.size, "weight": weight, "loss": loss, "gradient_norm": norm})
+    labels, ignored = _labels(problem)
+    counted = [row["loss"] for row in rows if row["weight"] is None or row["weight"] > 0]
+    return BatchAudit(
+        batches=tuple(rows),
+        rule=rule,
+        loss=_weighted(rows, rule) if weights is not None else math.nan,
+        naive_loss=sum(counted) / max(1, len(counted)),
+        ignored=ignored,
+        labels=sum(labels.values()),
+        classes=len(labels),
+        majority=max(labels.values(), default=0) / max(1, sum(labels.values())),
+        label_entropy=-sum(n / labels.total() * math.log(n / labels.total()) for n in labels.values()),
+        bad=tuple(bad),
+        outcome=Outcome.FINISHED,
+        cost=Cost(seconds=time.perf_counter() - began, route="gradients of batches"),
+    )
+
+
+def _weights(problem: Problem) -> tuple[tuple[float, ...] | None, str]:
+    try:
+        return problem.weighting.weights, problem.weighting.rule
+    except (WeightingError, NonFiniteError) as error:
+        return None, f"unknown ({error})"
+
+
+def _weighted(rows: list[Row], rule: str) -> float:
+    total = 1.0 if rule == "sum" else sum(row["weight"] for row in rows)
+    return float(sum(row["weight"] * row["loss"] for row in rows if row["weight"] > 0)) / total
+
+
+def _bad_parameters(problem: Problem) -> list[str]:
+    bad = []
+    for kind, named in (("parameter", problem.model.named_parameters()), ("buffer", problem.model.named_buffers())):
+        for name, t in named:
+            if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+                bad.append(f"The {kind} {name} holds {int((~torch.isfinite(t)).sum())} NaN or inf of {t.numel()} values.")
+    return bad
+
+
+def _bad_gradient(index: int, problem: Problem, gradients: tuple[Tensor | None, ...]) -> str:
+    for name, g in zip(problem.names, gradients, strict=True):
+        if g is not None and not bool(torch.isfinite(g).all()):
+            return f"The loss of batch {index} is finite, but its gradient is not: {name} is the first parameter concerned."
+    return f"The gradient of batch {index} overflows."
+
+
+def _labels(problem: Problem) -> tuple[Counter[int], int]:
+    """How often each class label occurs, and how many labels are ignored."""
+    counts: Counter[int] = Counter()
+    ignored = 0
+    skip = getattr(problem.loss_function, "ignore_index", IGNORED)
+    for batch in problem.data:
+        target = batch.target
+        if not isinstance(target, Tensor) or target.is_floating_point() or target.dtype == torch.bool:
+            continue
+        values, times = torch.unique(target, return_counts=True)
+        for value, count in zip(values.tolist(), times.tolist(), strict=True):
+            if value == skip:
+                ignored += count
+            else:
+                counts[int(value)] += count
+    return counts, ignored
+
+
+# The inputs of the data: which never change, which say the same as another.
+
+
+#: Samples looked at; features that agree on so many agree.
+SAMPLES = 2000
+
+#: Features treated at a time, to bound the memory.
+CHUNK = 4096
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class InputAudit(Result):
+    """Features of the (one, floating-point) input: `constant` ones, and groups that are the same up to shift and scale."""
+
+    features: int
+    samples: int
+    constant: tuple[int, ...]
+    duplicated: tuple[tuple[int, ...], ...]
+
+    @property
+    def redundant(self) -> int:
+        """Features that could be left out because another says the same."""
+        return sum(len(group) - 1 for group in self.duplicated)
+
+    def rows(self) -> list[Row]:
+        groups = [{"features": ", ".join(map(str, group[:8])), "count": len(group), "what": "same"} for group in self.duplicated]
+        constant = [{"features": ", ".join(map(str, self.constant[:8])), "count": len(self.constant), "what": "constant"}]
+        return [*groups, *constant] if self.constant else groups
+
+    def sentence(self) -> str:
+        if not self.constant and not self.duplicated:
+            return f"All {self.features} inputs vary and no two are the same."
+        return f"Of {self.features} inputs {len(self.constant)} never change and {self.redundant} repeat another."
+
+
+def has_main_input(problem: Problem) -> bool:
+    """Whether the data has one floating-point input, a matrix or more for each batch."""
+    return _main_tensor(next(iter(problem.data))) is not None
+
+
+def _main_tensor(batch: Batch) -> Tensor | None:
+    floating = [t for _, t in named_tensors(batch.inputs) if t.is_floating_point() and t.ndim >= 2]
+    return floating[0] if len(floating) == 1 and floating[0].shape[0] == batch.size else None
+
+
+def main_input(problem: Problem) -> Tensor | None:
+    """The input of all samples as a matrix (samples, features), if it is one floating tensor; at most `SAMPLES` rows."""
+    parts: list[Tensor] = []
+    for batch in problem.data:
+        found = _main_tensor(batch)
+        if found is None:
+            return None
+        parts.append(found.flatten(1)[: SAMPLES - sum(map(len, parts))])
+        if sum(map(len, parts)) >= SAMPLES:
+            break
+    if len({part.shape[1] for part in parts}) != 1:
+        return None
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def audit_inputs(problem: Problem) -> InputAudit:
+    """Find constant and duplicated features; feature numbers count through the flattened sample.
+
+    Two features are the same if one is the other shifted and scaled, up to the rounding of their own precision; features that
+    stand out on fewer than five samples are not compared, for rare ones fall together by chance.
+
+    >>> x = torch.tensor([[1.0, 5.0, 2.0], [2.0, 5.0, 4.0], [4.0, 5.0, 8.0], [5.0, 5.0, 10.0], [9.0, 5.0, 18.0], [0.0, 5.0, 0.0]])
+    >>> audit_inputs(Problem(torch.nn.Linear(3, 1), torch.nn.MSELoss(), (x, torch.zeros(6, 1)))).duplicated
+    ((0, 2),)
+    """
+    began = time.perf_counter()
+    x = main_input(problem)
+    if x is None:
+        raise ValueError("audit_inputs needs data with one floating-point input of equal shape in all batches.")
+    direction = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.device)
+    still, rare, place, blur = (torch.cat(column) for column in zip(*_facts(x, direction), strict=True))
+    usable = torch.nonzero(~still & ~rare).flatten()
+    groups = _same(x, usable, place, blur) if len(x) > 2 else []
+    return InputAudit(
+        features=x.shape[1],
+        samples=len(x),
+        constant=tuple(torch.nonzero(still).flatten().tolist()),
+        duplicated=tuple(tuple(group) for group in groups),
+        outcome=Outcome.FINISHED,
+        cost=Cost(seconds=time.perf_counter() - began, route="comparison of features"),
+    )
+
+
+def _facts(x: Tensor, direction: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """By chunks of features: whether constant, whether rare, a number that copies share, and how blurred it is."""
+    eps = torch.finfo(x.dtype).eps
+    for start in range(0, x.shape[1], CHUNK):
+        part = x[:, start : start + CHUNK].double()
+        largest = part.abs().amax(0).clamp_min(1e-300)
+        centred = part - part.mean(0)
+        spread = centred.abs().amax(0)
+        still = spread <= 4 * eps * largest
+        usual = part.median(0).values
+        rare = ((part - usual).abs() > 1e-3 * spread).sum(0) < min(5, max(1, len(x) // 3))
+        scaled = _signed(centred / spread.clamp_min(1e-300))
+        blur = 1e-6 + 8 * eps * largest / spread.clamp_min(1e-300)
+        yield still, rare, direction @ scaled, blur
+
+
+def _signed(columns: Tensor) -> Tensor:
+    """Columns turned so that their largest entry is positive: a mirrored copy is a copy too."""
+    peak = columns.gather(0, columns.abs().argmax(0, keepdim=True))
+    return columns * torch.sign(peak)
+
+
+def _same(x: Tensor, usable: Tensor, place: Tensor, blur: Tensor) -> list[list[int]]:
+    """Groups of features whose scaled columns agree; only neighbours along a random direction are compared."""
+    order = usable[place[usable].argsort()]
+    groups: list[list[int]] = []
+    for i, j in itertools.pairwise(order.tolist()):
+        near = float(blur[i] + blur[j])
+        if abs(float(place[j] - place[i])) <= 4 * near * len(x) ** 0.5 and _agree(x, i, j, near):
+            if groups and groups[-1][-1] == i:
+                groups[-1].append(j)
+            else:
+                groups.append([i, j])
+    return sorted(sorted(group) for group in groups)
+
+
+def _agree(x: Tensor, i: int, j: int, near: float) -> bool:
+    pair = x[:, [i, j]].double()
+    pair = pair - pair.mean(0)
+    pair = _signed(pair / pair.abs().amax(0))
+    return float((pair[:, 0] - pair[:, 1]).abs().max()) <= near

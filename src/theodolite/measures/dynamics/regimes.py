@@ -1,0 +1,214 @@
+"""What a training run did, and what one at a given learning rate will do: settle, catapult, or diverge."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch.optim import Optimizer
+
+from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
+from theodolite.measures.dynamics.trials import BLOWN_UP, run_trial
+from theodolite.problem import Problem
+from theodolite.progress import counting
+from theodolite.results import Outcome, Result, Row, number
+from theodolite.training import Trace
+
+Word = Literal["monotone", "catapult", "divergent", "other"]
+
+#: A wide quadratic model climbs further than others before it settles.
+BLOWN_UP_QUADRATIC = 1e12
+#: Columns of a trace in which the norm of the tangent kernel may stand.
+KERNEL_COLUMNS = ("lambda_1", "kernel_norm")
+
+
+def classify_run(
+    trace: Trace | Iterable[float],
+    *,
+    kernel: Iterable[float | None] | None = None,
+    quadratic: bool = False,
+    blown_up: float | None = None,
+    rise: float = 0.05,
+    settled: float = 0.5,
+    kernel_fall: float = 0.01,
+    slack: float = 1e-6,
+) -> Word:
+    """The regime of a run in one word.
+
+    "divergent": a loss is not finite, or above `blown_up` times the first one. "monotone": no loss exceeds the one before
+    by more than the share `slack`. "catapult": the loss rose by more than the share `rise` over the first one, ended below
+    the first one and below the share `settled` of its peak, and the largest kernel eigenvalue fell by more than the share
+    `kernel_fall`. "other": none of these.
+
+    The eigenvalue is read from `kernel`, or from the column "lambda_1" or "kernel_norm" of a trace, first entry against
+    last. Where it was not measured the loss alone decides, and a rise for another reason also reads "catapult".
+
+    Parameters
+    ----------
+    trace : a `Trace` (its final loss counts as the last one) or losses in order.
+    quadratic : the model is a quadratic one: `blown_up` is then 1e12 by default and not 1e8.
+
+    >>> classify_run([2.0, 1.0, 0.5]), classify_run([1.0, 30.0, 0.2], kernel=[4.0, 2.0, 1.5])
+    ('monotone', 'catapult')
+    >>> classify_run([1.0, 30.0, 0.2], kernel=[4.0, 4.0, 4.0]), classify_run([1.0, 30.0, float("inf")])
+    ('other', 'divergent')
+    """
+    losses, measured = _read(trace, kernel)
+    limit = (BLOWN_UP_QUADRATIC if quadratic else BLOWN_UP) if blown_up is None else blown_up
+    word = classify_losses(losses, blown_up=limit, rise=rise, settled=settled, slack=slack)
+    if word == "catapult" and measured and not measured[-1] < (1.0 - kernel_fall) * measured[0]:
+        return "other"
+    return word
+
+
+def classify_losses(
+    losses: Sequence[float], *, blown_up: float = BLOWN_UP, rise: float = 0.05, settled: float = 0.5, slack: float = 1e-6
+) -> Word:
+    """The same word from the losses alone.
+
+    >>> classify_losses([1.0, 2.0, 1.5])
+    'other'
+    """
+    first, last, most = losses[0], losses[-1], max(losses)
+    scale = max(abs(first), 1e-30)
+    if not all(map(math.isfinite, losses)) or most > blown_up * scale:
+        return "divergent"
+    # Below a millionth of the first loss the slack no longer shrinks: rounding there is no rise.
+    if all(b <= a + slack * max(abs(a), 1e-6 * scale) for a, b in itertools.pairwise(losses)):
+        return "monotone"
+    if rose(losses, rise) and last < first and most - last > (1.0 - settled) * abs(most):
+        return "catapult"
+    return "other"
+
+
+def rose(losses: Sequence[float], rise: float = 0.05) -> bool:
+    """Whether the loss was once above the first one by more than this share of it."""
+    return max(losses) > losses[0] + rise * max(abs(losses[0]), 1e-30)
+
+
+def _read(trace: Trace | Iterable[float], kernel: Iterable[float | None] | None) -> tuple[list[float], list[float]]:
+    """Losses and kernel norms as plain numbers, None taken out of the latter."""
+    column: Any = kernel
+    if isinstance(trace, Trace):
+        losses = [*trace.loss, *([] if trace.final_loss is None else [trace.final_loss])]
+        if column is None:
+            column = next((trace.measured[name] for name in KERNEL_COLUMNS if name in trace.measured), None)
+    else:
+        losses = [float(value) for value in trace]
+    if not losses:
+        raise ValueError("classify_run needs at least one loss. Got none; train for at least one step.")
+    return losses, [float(value) for value in column if value is not None] if column is not None else []
+
+
+# What a training run at a given learning rate will do: settle, catapult, or diverge.
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Regime(Result):
+    """What to expect at a learning rate: `regime` is one of
+
+    "monotone" (below the edge), "stable" (below it, with momentum: oscillations fade), "catapult" (the loss rises, then
+    settles in a flatter place), "edge of stability" (above the edge, yet the loss of the trial stays below its start),
+    "divergence expected", "unstable" (it neither settled nor blew up within the trial) and "unknown" (above the edge, not
+    tried). `ratio` is the rate over the critical one; `losses` are those of a short run on a copy, empty where theory is `exact`
+    (a quadratic loss and an optimizer that is linear on it), or where no trial was asked for.
+    """
+
+    regime: str
+    rate: float
+    ratio: float
+    error: float
+    critical: CriticalRate
+    losses: tuple[float, ...]
+    exact: bool
+
+    def rows(self) -> list[Row]:
+        return [{"step": i, "loss": loss, "rate": self.rate, "seed": self.seed} for i, loss in enumerate(self.losses)]
+
+    def sentence(self) -> str:
+        times = f"{number(self.ratio, self.error)} times the critical rate {number(self.critical.value, self.critical.error)}"
+        return f"A learning rate of {self.rate:.4g} is {times}: {self.regime}."
+
+
+def expected_regime(
+    problem: Problem,
+    rate: float,
+    *,
+    optimizer: Optimizer | None = None,
+    critical: CriticalRate | None = None,
+    steps: int = 60,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Regime:
+    """The regime of training at `rate`, from the critical rate and a short full-batch run on a copy.
+
+    On a quadratic loss theory is exact and nothing is run. Elsewhere `steps` steps are taken on a copy of the model (0: none),
+    and the word says what that run did.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(1, 1, bias=False).double()
+    >>> x = torch.tensor([[3.0]]).double()
+    >>> problem = Problem(model, torch.nn.MSELoss(), (x, 0 * x))          # λ = 18, critical rate 1/9
+    >>> expected_regime(problem, 0.1).regime, expected_regime(problem, 0.12).regime
+    ('monotone', 'divergence expected')
+    """
+    if not (rate > 0 and math.isfinite(rate)):
+        raise ValueError(f"rate must be a positive number. Got {rate!r}.")
+    began = time.perf_counter()
+    if critical is None:
+        critical = critical_learning_rate(problem, optimizer=optimizer, seed=seed, progress=progress)
+    ratio = rate / critical.value if math.isfinite(critical.value) else 0.0
+    error = ratio * critical.error / critical.value if ratio else 0.0
+    exact = critical.quadratic and critical.linear
+    losses: tuple[float, ...] = ()
+    if steps and not exact:
+        with counting("trial run", progress=progress, total=steps) as advance:
+            losses = run_trial(problem, rate, optimizer=optimizer, steps=steps, advance=advance)
+    word = _by_theory(ratio, exact, has_momentum(optimizer)) if not losses else classify(losses, ratio, has_momentum(optimizer))
+    return Regime(
+        regime=word,
+        rate=rate,
+        ratio=ratio,
+        error=error,
+        critical=critical,
+        losses=losses,
+        exact=exact,
+        outcome=critical.outcome if not critical.outcome.good else Outcome.FINISHED,
+        seed=seed,
+        cost=replace(critical.cost, seconds=time.perf_counter() - began),
+    )
+
+
+def has_momentum(optimizer: Optimizer | None) -> bool:
+    """Whether a stable run may oscillate on its way down."""
+    if optimizer is None:
+        return False
+    return any(group.get("momentum") or group.get("betas") for group in optimizer.param_groups)
+
+
+def _by_theory(ratio: float, exact: bool, momentum: bool) -> str:
+    if ratio <= 1.0:
+        return "stable" if momentum else "monotone"
+    return "divergence expected" if exact else "unknown"
+
+
+def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> str:
+    """The regime a trial run shows.
+
+    >>> classify([1.0, 0.5, 0.2], 0.5), classify([1.0, 3.0, 0.2], 1.5), classify([1.0, 40.0, float("inf")], 5.0)
+    ('monotone', 'catapult', 'divergence expected')
+    """
+    word = classify_losses(losses)
+    if word == "divergent":
+        return "divergence expected"
+    if word == "monotone":
+        return "monotone" if ratio <= 1.0 else "edge of stability"
+    if word == "catapult":
+        return "catapult"
+    if rose(losses) or losses[-1] >= losses[0]:
+        return "unstable"
+    return "stable" if ratio <= 1.0 and momentum else "edge of stability"
