@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
+from theodolite.arguments import also_called
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
 from theodolite.measures.dynamics.trials import BLOWN_UP, run_trial
 from theodolite.problem import Problem
@@ -134,6 +135,7 @@ class Regime(Result):
         return f"A learning rate of {self.rate:.4g} is {times}: {self.regime}."
 
 
+@also_called(lr="rate")
 def expected_regime(
     problem: Problem,
     rate: float,

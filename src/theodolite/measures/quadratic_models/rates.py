@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from theodolite.arguments import also_called
 from theodolite.text import nearest
 
 #: Name of a loss -> its gradient in the outputs over the residual: 1 for ½ Σ r², whose step is r ← (I − ηK) r.
@@ -14,6 +15,7 @@ CONVENTIONS: Mapping[str, Callable[[int], float]] = {
 }
 
 
+@also_called(lr="rate")
 def half_sum_rate(rate: float, convention: str, outputs: int) -> float:
     """The rate for ½ Σ r² that takes the steps which `rate` takes for another squared loss.
 
