@@ -38,14 +38,6 @@ KNOWN_FAILURES: dict[str, set[str]] = {
         "LeNets: with batch norm no eigenvalue stands out (largest λ₁/λ₂)",
     },
     "hessian/table-10": {"the last hidden layer's subspace is that of the product"},
-    # −0.023 at d = 25, where a signal has a single atom.
-    "sparse-coding/figure-2.2": {"(a) masking is better at every size (smallest difference)"},
-    # Ten blocks and five batches in a fixed order: every batch meets only two masks, the same in each pass. SGD at its best rate
-    # (1) ends at 0.66 of Adam's loss in the few passes of this size.
-    "sparse-coding/ablations": {
-        "cycled masks do as well as random ones (difference of the errors)",
-        "Adam trains faster than SGD (last loss of SGD at its best rate over Adam's, smaller of the objectives)",
-    },
 }
 
 

@@ -105,9 +105,6 @@ def _read(trace: Trace | Iterable[float], kernel: Iterable[float | None] | None)
     return losses, [float(value) for value in column if value is not None] if column is not None else []
 
 
-# What a training run at a given learning rate will do: settle, catapult, or diverge.
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Regime(Result):
     """What to expect at a learning rate: `regime` is one of

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from theodolite.arguments import also_called
 from theodolite.measures.quadratic_models.recursions import Orbit, all_over
 
+# The quadratic model of a two-layer ReLU network: the same network with the gates of its start.
+
 
 class GatedBilinear(nn.Module):
     """`g(u, v; x) = (md)^(-1/2) Σ_i 1{u0_i·x ≥ 0} v_i u_i·x`: second Taylor model of a two-layer ReLU network at (u0, v0).

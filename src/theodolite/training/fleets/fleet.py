@@ -38,6 +38,9 @@ from theodolite.training.matrix_products import fix_matrix_products
 from theodolite.training.schedules import Schedule, as_schedule
 from theodolite.training.trace import FleetTrace
 
+# What the arguments of a fleet mean, checked.
+
+
 AnySchedule = Schedule | Mapping[int, float] | float | None
 Factors = Callable[[int], float | Tensor]  # step -> one factor for all replicas, or (R,)
 
@@ -104,9 +107,6 @@ def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[in
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= length:
             raise ValueError(f"{name} must list steps of the run, 0..{length}. Got {step!r}.")
     return set(when)
-
-
-# `Fleet`: many replicas of one architecture, trained as one vectorised program.
 
 
 #: Bytes that the replicas computed at once may take beside their weights.
