@@ -21,9 +21,8 @@ from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss, ModelCall
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
-from theodolite.training.feeding import Feed
 from theodolite.training.interruption import deferred_interrupt, load_state, save_state
-from theodolite.training.schedules import Schedule, as_schedule
+from theodolite.training.schedules import Feed, Schedule, as_schedule
 from theodolite.training.trace import Trace
 
 Observer = Callable[[int, nn.Module, Batch, Optimizer], None]

@@ -227,7 +227,9 @@ def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
     with a constant β it grows with m and is vacuous.
 
     Args:
-        beta: ≥ 0.  m : ≥ 1.  delta : 0 < δ < 1. Floats, arrays or tensors, which broadcast.
+        beta: ≥ 0.
+        m: ≥ 1.
+        delta: 0 < δ < 1. Floats, arrays or tensors, which broadcast.
 
     >>> round(fv_bound(0.0, 100, 0.1), 6)                                # sqrt(log 10) / 10
     0.151743
