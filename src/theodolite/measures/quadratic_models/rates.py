@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from theodolite.arguments import also_called
 from theodolite.text import nearest
 
+# Squared losses differ by a factor, and with it every critical rate.
+
+
 #: Name of a loss -> its gradient in the outputs over the residual: 1 for ½ Σ r², whose step is r ← (I − ηK) r.
 CONVENTIONS: Mapping[str, Callable[[int], float]] = {
     "half sum": lambda outputs: 1.0,

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from theodolite.arguments import also_called
 
+# Many runs of gradient descent side by side.
+
 
 @dataclass(frozen=True, eq=False)
 class Orbit:

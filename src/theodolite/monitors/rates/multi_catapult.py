@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.trials import BLOWN_UP
-from theodolite.monitors.rate_schedules import By, EdgeProbe
+from theodolite.monitors.rates.critical_rate import By, EdgeProbe
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss
 from theodolite.results import Outcome, Result, Row

@@ -12,7 +12,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.models.ntk import ntk_fcn
-from theodolite.monitors.rate_schedules import CriticalRateLR, EdgeProbe, cyclical_rate
+from theodolite.monitors.rates.critical_rate import CriticalRateLR, EdgeProbe, cyclical_rate
 
 
 def small(outputs: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from theodolite.results import Finding, Severity
+from theodolite.results import Finding, Row, Severity
 from theodolite.text import plural
 
 SOURCE = "003, sections 4.2 and 4.3 (catapults in SGD)"
@@ -107,6 +107,11 @@ class Spike:
     def recovered(self) -> bool:
         return self.end is not None
 
+    def row(self) -> Row:
+        """What the log keeps of it, without its words."""
+        names = ("start", "peak", "end", "height", "batch", "ratio", "sharpness_before", "sharpness_after", "top_share")
+        return {**{name: getattr(self, name) for name in names}, "cause": self.cause.value}
+
     @property
     def fall(self) -> float | None:
         """Share of the sharpness that the spike has taken away."""
@@ -176,6 +181,27 @@ def cause_of(evidence: Evidence) -> Cause:
     if ratios and max(ratios) > 1.0:
         return Cause.CATAPULT
     return Cause.UNEXPLAINED
+
+
+def detail_of(cause: Cause, evidence: Evidence) -> str:
+    """The numbers behind a cause that no measurement of curvature shows."""
+    if cause is Cause.RATE_JUMP:
+        return f"the learning rate had jumped {rate_jumped(evidence.rates):.3g} times"
+    if cause is Cause.MOMENT_COLLAPSE:
+        return (
+            f"the gradient was {evidence.surprise:.3g} times what Adam's second moment expected, which had fallen "
+            f"{evidence.moment_fall:.3g} times in the quiet stretch before"
+        )
+    if cause is Cause.DATA_SHIFT:
+        return f"{evidence.batches_high} batches in a row are far harder than the probe"
+    if cause is Cause.BAD_BATCH and batch_is_bad(evidence) and evidence.probe_loss:
+        times = evidence.batch_loss / (evidence.usual * evidence.probe_loss)
+        if times <= 0 or evidence.probe_loss < 0:
+            return f"its loss lies {evidence.batch_loss - evidence.probe_loss:.3g} above that of the probe at the same weights"
+        return f"its loss is {times:.3g} times what the probe has at the same weights"
+    if cause is Cause.BAD_BATCH:
+        return f"its inputs are {evidence.input_scale:.3g} times as large as those of other batches"
+    return ""
 
 
 def finding_of(spike: Spike) -> Finding:
