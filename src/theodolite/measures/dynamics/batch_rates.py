@@ -93,14 +93,13 @@ def batch_critical_rates(
     For a squared loss the tangent kernel of all samples is formed once, if it has at most 2000 rows, and the kernel of each
     batch is cut out of it. Otherwise each batch costs some products with its Gauss-Newton matrix, started from the last one.
 
-    Parameters
-    ----------
-    optimizer : sets the law of stability (momentum, decay, Adam) and the rate to compare with; None is plain descent.
-    batch_size : None means the size of the problem's own batches, where it has several.
-    batches : how many are drawn, each without replacement.
-    own : measure the problem's own batches as they are instead, `batches` of them at most, chosen at random.
-    by : (or `matrix`) "kernel", "gauss_newton" or "hessian"; None takes the kernel where that is possible and the Gauss-Newton
-        matrix elsewhere.
+    Args:
+        optimizer: sets the law of stability (momentum, decay, Adam) and the rate to compare with; None is plain descent.
+        batch_size: None means the size of the problem's own batches, where it has several.
+        batches: how many are drawn, each without replacement.
+        own: measure the problem's own batches as they are instead, `batches` of them at most, chosen at random.
+        by: (or `matrix`) "kernel", "gauss_newton" or "hessian"; None takes the kernel where that is possible and the Gauss-Newton
+            matrix elsewhere.
 
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
     >>> x = torch.tensor([[1.0], [1.0], [1.0], [2.0]]).double()

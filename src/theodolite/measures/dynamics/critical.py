@@ -125,17 +125,16 @@ def critical_learning_rate(
     Plain descent 2/λ; heavy ball 2(1+β)/λ; Nesterov 2(1+β)/((1+2β)λ); coupled weight decay adds to λ; Adam
     2(1+β₁)/((1−β₁)λ(P⁻¹H)) with its second moment frozen. Groups of different rates are measured by the first one's.
 
-    Parameters
-    ----------
-    by : (or `matrix`) the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel
-        and c the curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of
-        it.
-    optimizer : the optimizer as it stands; None means plain gradient descent.
-    trial : look for rates above the edge at which training still converges, by short runs on a copy, unless the loss is
-        quadratic.
-    population : size of the set the data was drawn from; adds the sampling error.
-    operator, start, max_matvecs : the Hessian (or Gauss-Newton matrix, or tangent kernel operator: what `by` names) where it
-        is there already, eigenvectors to start from, and the budget in products.
+    Args:
+        by: (or `matrix`) the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel
+            and c the curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of
+            it.
+        optimizer: the optimizer as it stands; None means plain gradient descent.
+        trial: look for rates above the edge at which training still converges, by short runs on a copy, unless the loss is
+            quadratic.
+        population: size of the set the data was drawn from; adds the sampling error.
+        operator, start, max_matvecs: the Hessian (or Gauss-Newton matrix, or tangent kernel operator: what `by` names) where it
+            is there already, eigenvectors to start from, and the budget in products.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()

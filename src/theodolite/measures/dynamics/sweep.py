@@ -91,17 +91,17 @@ def catapult_sweep(
 ) -> CatapultSweep:
     """Train the network and its Taylor twins at many learning rates, all rates and seeds of a model as one program.
 
-    Parameters
-    ----------
-    rates : learning rates; None means `ratios` times the critical rate, which is measured for each seed's network.
-    models : which of "network", "linear" and "quadratic" (its first and second order Taylor models at the same weights).
-    steps : of gradient descent on all data, or of mini-batches of `batch_size`.
-    seeds : how many initialisations, or which; seed 0 is the model as it is, others draw its layers' weights anew, and
-        `factory` (seed -> model) replaces all of them.
-    test : (inputs, targets) for the best test loss and accuracy, looked at every `every` steps.
-    by : (or `matrix`) how the critical rate is measured; None means by the kernel for a squared loss and by the Hessian
-        otherwise.
-    twins : replaces how a kind of model is made from the network, for instance {"quadratic": a form of it known in closed form}.
+    Args:
+        rates: learning rates; None means `ratios` times the critical rate, which is measured for each seed's network.
+        models: which of "network", "linear" and "quadratic" (its first and second order Taylor models at the same weights).
+        steps: of gradient descent on all data, or of mini-batches of `batch_size`.
+        seeds: how many initialisations, or which; seed 0 is the model as it is, others draw its layers' weights anew, and
+            `factory` (seed -> model) replaces all of them.
+        test: (inputs, targets) for the best test loss and accuracy, looked at every `every` steps.
+        by: (or `matrix`) how the critical rate is measured; None means by the kernel for a squared loss and by the Hessian
+            otherwise.
+        twins: replaces how a kind of model is made from the network, for instance {"quadratic": a form of it known in closed
+            form}.
 
     >>> model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)).double()
     >>> x = torch.linspace(-1, 1, 6).double()[:, None]

@@ -241,19 +241,18 @@ def track_eigenpairs(
 
     Everything is measured on a copy of the problem's model: the model itself is never written to.
 
-    Parameters
-    ----------
-    problem : loss and data, and a model of the checkpoints' architecture.
-    checkpoints : modules, state dicts, or flat vectors of the problem's measured parameters (what else the model holds is
-        then the problem's own). They are taken one at a time, so a generator may train in between and yield the same module
-        again and again.
-    labels : steps, epochs or names of the checkpoints; None counts them from 0.
-    layers : names or globs: the exact blocks of these layers, in lockstep. None: the whole Hessian.
-    matrix : another matrix: a function of the problem that gives an operator or a mapping of them, `gauss_newton` for one.
-    which, tol, verify, seed : as in `top_eigenpairs`. A warm start is trusted unless `verify="full"`, so an eigenvalue that
-        rises from nowhere between two checkpoints may be seen late.
-    start : what an earlier call returned; its looks come first, and the next one starts from its last.
-    progress : show a bar; None shows it on a terminal only.
+    Args:
+        problem: loss and data, and a model of the checkpoints' architecture.
+        checkpoints: modules, state dicts, or flat vectors of the problem's measured parameters (what else the model holds is then
+            the problem's own). They are taken one at a time, so a generator may train in between and yield the same module again
+            and again.
+        labels: steps, epochs or names of the checkpoints; None counts them from 0.
+        layers: names or globs: the exact blocks of these layers, in lockstep. None: the whole Hessian.
+        matrix: another matrix: a function of the problem that gives an operator or a mapping of them, `gauss_newton` for one.
+        which, tol, verify, seed: as in `top_eigenpairs`. A warm start is trusted unless `verify="full"`, so an eigenvalue that
+            rises from nowhere between two checkpoints may be seen late.
+        start: what an earlier call returned; its looks come first, and the next one starts from its last.
+        progress: show a bar; None shows it on a terminal only.
 
     With `layers`, or a `matrix` that gives a mapping, the result maps each name to its trajectory.
 
