@@ -101,7 +101,7 @@ class Monitor:
         """Observe one step, after `backward` and before `optimizer.step()`.
 
         `batch` is what the step was computed from (a list of them where gradients were accumulated); None takes the one that
-        passed through the model. `value` is the loss of the step where you have it; otherwise it is recorded as the loop computes it.
+        passed through the model. `value` is the loss of the step where you have it; it is recorded otherwise.
         """
         if self._closed:
             raise ValueError("This monitor is closed. Make a new one; with the same log it goes on where this one ended.")
