@@ -1,16 +1,14 @@
-"""One look at the curvature of a model in training: its sharpest direction, the critical rate there, the loss along it."""
+"""One measurement of the curvature of a model in training: its sharpest direction, the critical rate, the loss along it."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.linalg import Eigenpairs, top_eigenpairs
@@ -18,20 +16,21 @@ from theodolite.measures.dynamics.batch_rates import kernel_curvature
 from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.kernel.scalar_output import outputs_per_sample
-from theodolite.monitors.rate_schedules import KERNEL_ROWS, By
-from theodolite.operators import LinearOperator, gauss_newton, hessian, tangent_kernel
+from theodolite.monitors.rates.critical_rate import KERNEL_ROWS
+from theodolite.operators import LinearOperator, tangent_kernel
+from theodolite.operators.matrices import ON_PARAMETERS, MatrixName
 from theodolite.problem import Problem
 from theodolite.results import Row
 
-#: Products of one look, and at most where it matters most.
+#: Products of one measurement, and at most where it matters most.
 PRODUCTS, THOROUGH = 5, 40
 #: Relative residual below which an eigenvalue counts as found; its own error is about the square.
 TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """What was seen at one place of the weights, on a batch or on the probe.
+class CurvatureSample:
+    """What was measured at one place of the weights, on a batch or on the probe.
 
     `sharpness` is the eigenvalue that sets the edge, with its relative residual `error`; before it has converged it is too
     small and `critical_rate` too large: `exceeded` is then claimed or left open, never denied. `kernel_norm` is the largest
@@ -83,35 +82,22 @@ class Look:
         return {name: getattr(self, name) for name in names}
 
 
-@contextmanager
-def quiet_training_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode, but normalisation over the batch as it is trained: the loss of training without the noise of dropout."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, training in modes:
-            module.training = training and isinstance(module, nn.modules.batchnorm._BatchNorm)
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 @dataclass
-class Looker:
-    """Looks at problems of one kind one after the other, each from the directions the one before has found.
+class CurvatureProbe:
+    """Measures problems of one kind one after the other, each from the directions that the one before has found.
 
     `by=None` chooses: the tangent kernel for a squared loss with few outputs under plain or momentum descent, the Gauss-Newton
     matrix otherwise.
     """
 
-    by: By | None = None
+    by: MatrixName | None = None
     top: int | None = None
     seed: int = 0
     starts: dict[str, Tensor] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
     _passed: set[str] = field(default_factory=set)
 
-    def look(
+    def measure(
         self,
         problem: Problem,
         optimizer: Optimizer,
@@ -123,8 +109,8 @@ class Looker:
         split: bool,
         coming_step: bool = True,
         thorough: bool = False,
-    ) -> Look:
-        """One look.
+    ) -> CurvatureSample:
+        """One measurement.
 
         `split` also asks for the part of the loss in the top eigenspace, `coming_step` is about the step that the gradients at
         hand will make (and not the last one), `thorough` spends products until the eigenvalue has converged.
@@ -137,7 +123,7 @@ class Looker:
         critical = None if law is None else law.rate(sharpness) if sharpness > 0 else math.inf
         rule = "" if law is None else law.rule
         seconds = time.perf_counter() - began
-        return Look(step=step, on=on, why=why, rate=rate, critical_rate=critical, seconds=seconds, rule=rule, **facts)
+        return CurvatureSample(step=step, on=on, why=why, rate=rate, critical_rate=critical, seconds=seconds, rule=rule, **facts)
 
     def _law(self, optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw | None:
         try:
@@ -180,11 +166,11 @@ class Looker:
         }
 
     def _by_products(self, problem: Problem, law: StabilityLaw | None, on: str, split: bool, thorough: bool) -> dict[str, Any]:
-        """A few products with the Gauss-Newton matrix or the Hessian, started where the last look on the same kind ended."""
-        by: By = "hessian" if self.by == "hessian" else "gauss_newton"
-        matrix = hessian(problem) if by == "hessian" else gauss_newton(problem)
+        """A few products with the Gauss-Newton matrix or the Hessian, from where the last measurement of the same kind ended."""
+        by = "hessian" if self.by == "hessian" else "gauss_newton"
+        matrix = ON_PARAMETERS[by](problem)
         op = matrix if law is None else law.effective(matrix)
-        # Probing symmetry costs as much as a look. That the loss sees the weights through the output alone is checked once.
+        # Probing symmetry costs as much as measuring. That the loss sees the weights through the output alone is checked once.
         if by in self._passed:
             matrix.trusted()
         LinearOperator.trusted(matrix)

@@ -1,4 +1,4 @@
-"""Spikes told one step at a time."""
+"""Spikes found one step at a time, and their causes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from theodolite.measures.dynamics import spike_events
-from theodolite.monitors.alarm import Alarm, step_noise
-from theodolite.monitors.diagnosis import Cause, Evidence, cause_of, rate_jumped
-from theodolite.monitors.purse import Purse
+from theodolite.monitors.measuring.scheduler import TimeBudget
+from theodolite.monitors.spikes.detector import SpikeDetector, step_noise
+from theodolite.monitors.spikes.diagnosis import Cause, Evidence, cause_of, rate_jumped
 
 
 def words(losses: list[float], **settings: float) -> list[str]:
-    alarm = Alarm(**settings)  # type: ignore[arg-type]
-    return [alarm.update(step, loss) for step, loss in enumerate(losses)]
+    detector = SpikeDetector(**settings)  # type: ignore[arg-type]
+    return [detector.update(step, loss).phase for step, loss in enumerate(losses)]
 
 
 def test_a_smooth_loss_has_the_spikes_of_the_definition() -> None:
@@ -28,8 +28,8 @@ def test_a_smooth_loss_has_the_spikes_of_the_definition() -> None:
 
 
 @pytest.mark.parametrize(("noise", "most"), [(0.02, 0.001), (0.1, 0.004), (0.3, 0.03)])
-def test_noise_alone_hardly_ever_alarms(noise: float, most: float) -> None:
-    """Share of steps that raise an alarm in 40 runs of 300 steps, each of which is then checked on the probe.
+def test_noise_alone_hardly_ever_begins_a_spike(noise: float, most: float) -> None:
+    """Share of steps that begin a spike in 40 runs of 300 steps, each of which is then checked on the probe.
 
     Measured: none, 0.0023, 0.021.
     """
@@ -40,7 +40,7 @@ def test_noise_alone_hardly_ever_alarms(noise: float, most: float) -> None:
     assert count / (40 * 300) <= most, count
 
 
-def test_what_is_not_finite_alarms_at_once_and_negative_losses_are_welcome() -> None:
+def test_what_is_not_finite_is_a_spike_at_once_and_negative_losses_are_welcome() -> None:
     assert words([1.0, math.nan]) == ["calm", "begins"]
     calm = [-10.0 - 0.1 * t + 0.01 * (-1) ** t for t in range(30)]
     assert words([*calm, 5.0])[-1] == "begins"
@@ -98,16 +98,16 @@ def test_a_warm_up_is_no_jump() -> None:
     assert rate_jumped((0.1,) * 10 + (0.01,) * 10 + (0.1,)) == pytest.approx(10.0)
 
 
-def test_a_purse_saves_up() -> None:
-    purse = Purse(0.25)
-    purse.training = 10.0
-    assert purse.affords("batch", guess=2.5 / 1.2 - 1e-6)
-    assert not purse.affords("batch", guess=2.1)
-    purse.used = 2.0
-    purse.pay("batch", 2.0)
-    assert purse.prices["batch"] == 2.0
-    assert not purse.affords("batch")
-    assert purse.affords("batch", urgent=True)
-    purse.training = 18.0
-    assert purse.affords("batch")
-    assert Purse(None).affords("anything", guess=1e9)
+def test_a_budget_saves_up() -> None:
+    budget = TimeBudget(0.25)
+    budget.training = 10.0
+    assert budget.affords("batch", guess=2.5 / 1.2 - 1e-6)
+    assert not budget.affords("batch", guess=2.1)
+    budget.used = 2.0
+    budget.pay("batch", 2.0)
+    assert budget.prices["batch"] == 2.0
+    assert not budget.affords("batch")
+    assert budget.affords("batch", urgent=True)
+    budget.training = 18.0
+    assert budget.affords("batch")
+    assert TimeBudget(None).affords("anything", guess=1e9)

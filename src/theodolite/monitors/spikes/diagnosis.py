@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from theodolite.results import Finding, Severity
+from theodolite.results import Finding, Row, Severity
 from theodolite.text import plural
 
 SOURCE = "003, sections 4.2 and 4.3 (catapults in SGD)"
@@ -107,6 +107,11 @@ class Spike:
     def recovered(self) -> bool:
         return self.end is not None
 
+    def row(self) -> Row:
+        names = ("rate", "ratio", "top_share", "sharpness_before", "sharpness_after", "batch")
+        place = {"start": self.start, "peak": self.peak, "end": self.end, "height": self.height, "cause": self.cause.value}
+        return {**place, **{name: getattr(self, name) for name in names}}
+
     @property
     def fall(self) -> float | None:
         """Share of the sharpness that the spike has taken away."""
@@ -127,11 +132,6 @@ def batch_is_bad(evidence: Evidence) -> bool:
     extreme = max(2.0, math.exp(min(50.0, BEYOND_NOISE * evidence.spread)))
     far_off = evidence.spread > 0 and evidence.batch_loss > extreme * expected and typical > expected
     return typical > all_of_it * expected or far_off
-
-
-def batch_is_scaled(evidence: Evidence) -> bool:
-    """Whether the inputs of the batch at fault are of another size than all others."""
-    return is_scaled(evidence.input_scale)
 
 
 def is_scaled(scale: float | None) -> bool:
@@ -165,7 +165,7 @@ def cause_of(evidence: Evidence) -> Cause:
         return Cause.NON_FINITE
     ratios = [r for r in (evidence.ratio, evidence.probe_ratio) if r is not None]
     jump = rate_jumped(evidence.rates)
-    bad = batch_is_bad(evidence) or batch_is_scaled(evidence)
+    bad = batch_is_bad(evidence) or is_scaled(evidence.input_scale)
     if bad and (jump is None or not evidence.probe_raised):
         return Cause.DATA_SHIFT if evidence.batches_high > IN_A_ROW else Cause.BAD_BATCH
     if jump is not None and (jump >= LARGE_JUMP or not ratios or max(ratios) > 1.0):
@@ -176,6 +176,27 @@ def cause_of(evidence: Evidence) -> Cause:
     if ratios and max(ratios) > 1.0:
         return Cause.CATAPULT
     return Cause.UNEXPLAINED
+
+
+def detail_of(cause: Cause, evidence: Evidence) -> str:
+    """The numbers behind a cause that no measurement of curvature shows."""
+    if cause is Cause.RATE_JUMP:
+        return f"the learning rate had jumped {rate_jumped(evidence.rates):.3g} times"
+    if cause is Cause.MOMENT_COLLAPSE:
+        return (
+            f"the gradient was {evidence.surprise:.3g} times what Adam's second moment expected, which had fallen "
+            f"{evidence.moment_fall:.3g} times in the quiet stretch before"
+        )
+    if cause is Cause.DATA_SHIFT:
+        return f"{evidence.batches_high} batches in a row are far harder than the probe"
+    if cause is Cause.BAD_BATCH and batch_is_bad(evidence) and evidence.probe_loss:
+        times = evidence.batch_loss / (evidence.usual * evidence.probe_loss)
+        if times <= 0 or evidence.probe_loss < 0:
+            return f"its loss lies {evidence.batch_loss - evidence.probe_loss:.3g} above that of the probe at the same weights"
+        return f"its loss is {times:.3g} times what the probe has at the same weights"
+    if cause is Cause.BAD_BATCH:
+        return f"its inputs are {evidence.input_scale:.3g} times as large as those of other batches"
+    return ""
 
 
 def finding_of(spike: Spike) -> Finding:

@@ -1,4 +1,4 @@
-"""Looks against dense matrices in float64."""
+"""Measurements of curvature against dense matrices in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.func import functional_call, jacrev
 import theodolite as th
 from theodolite.measures.dynamics import match_table
 from theodolite.measures.dynamics.stability_laws import stability_law
-from theodolite.monitors.looks import Looker, quiet_training_mode
+from theodolite.monitors.measuring.curvature import CurvatureProbe
+from theodolite.monitors.watching.watched_model import quiet_training_mode
 
 
 def network(outputs: int = 1) -> nn.Module:
@@ -28,7 +29,9 @@ def dense_jacobian(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def look(problem: th.Problem, optimizer: torch.optim.Optimizer, **settings: Any) -> Any:
-    return Looker(**settings).look(problem, optimizer, step=0, on="probe", why="test", rate=0.1, split=True, thorough=True)
+    return CurvatureProbe(**settings).measure(
+        problem, optimizer, step=0, on="probe", why="test", rate=0.1, split=True, thorough=True
+    )
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -89,7 +92,7 @@ def test_what_has_not_converged_never_claims_too_much() -> None:
     model, x, y = network(3), torch.randn(20, 5).double(), torch.randint(0, 3, (20,))
     problem = th.Problem(model, nn.CrossEntropyLoss(), (x, y))
     exact = float(torch.linalg.eigvalsh(th.gauss_newton(problem).to_dense())[-1])
-    looker = Looker()
+    probe = CurvatureProbe()
     for seed in range(5):
         torch.manual_seed(seed)
         with torch.no_grad():
@@ -97,7 +100,7 @@ def test_what_has_not_converged_never_claims_too_much() -> None:
                 p.add_(0.1 * torch.randn_like(p))
         problem = th.Problem(model, nn.CrossEntropyLoss(), (x, y))
         exact = float(torch.linalg.eigvalsh(th.gauss_newton(problem).to_dense())[-1])
-        seen = looker.look(
+        seen = probe.measure(
             problem, torch.optim.SGD(model.parameters(), lr=0.1), step=seed, on="batch", why="test", rate=0.1, split=False
         )
         assert seen.sharpness <= exact * (1 + 1e-9)
