@@ -6,6 +6,7 @@ the removed weights at zero; those have no derivative and count in no norm, Hess
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,19 @@ from torch import Tensor
 from theodolite.models.dag import DagNetwork
 
 Weights = list[Tensor]
-#: (weights, inputs) -> one number for each network, (S,).
+#: Weights -> one number for each network, (S,).
 Scalar = Callable[[Weights], Tensor]
+#: Inputs of the networks, Gaussian with ‖x‖² = INPUTS.
+INPUTS = 10
+
+
+def gaussian_inputs(seeds: Sequence[int], samples: int, features: int) -> Tensor:
+    """(S, samples, features), each scaled to ‖x‖² = features."""
+    drawn = [
+        torch.randn(samples, features, generator=torch.Generator().manual_seed(10_000 + seed), dtype=torch.float64)
+        for seed in seeds
+    ]
+    return torch.nn.functional.normalize(torch.stack(drawn), dim=2) * math.sqrt(features)
 
 
 @dataclass(frozen=True)
