@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, measured, rows, sizes
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.linearity.ensembles import Ensemble, gaussian_inputs
-from theodolite.experiments.linearity.hessian import built
+from theodolite.experiments.linearity.ensembles import fully_connected, gaussian_inputs
 from theodolite.experiments.query import select
 from theodolite.measures.linearity import hessian_norm
 from theodolite.models.initialisation import NTKLinear, ntk_parameterise
@@ -139,8 +138,7 @@ class AttentionAndRecurrence(Experiment):
 
 def _kernel(job: Mapping[str, Any]) -> Iterator[Row]:
     seeds = range(job["seed"], job["seed"] + job["seeds"])
-    networks = built("three layers", job["m"], seeds)
-    assert isinstance(networks, Ensemble)
+    networks = fully_connected(job["m"], seeds)
     values = torch.linalg.eigvalsh(networks.kernel(networks.weights, gaussian_inputs(seeds, job["samples"], FEATURES)))
     for i, seed in enumerate(seeds):
         shared = {"part": "kernel", "m": job["m"], "samples": job["samples"], "seed": seed}

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, Reported, at_most, between, equal, measured, rows, sizes, within
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.linearity.ensembles import INPUTS, Ensemble, added, gaussian_inputs
-from theodolite.experiments.linearity.hessian import built
+from theodolite.experiments.linearity.ensembles import INPUTS, added, fully_connected, gaussian_inputs
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.measures.linearity import linearity_deviation
 from theodolite.models.dag import DagNetwork, densenet_graph, fcn_graph, with_skips
@@ -309,8 +308,7 @@ def _network(job: Mapping[str, Any]) -> Iterator[Row]:
     product of diag(σ'₂) W₂ diag(σ'₁)/√m with x/√d.
     """
     seeds = range(job["seed"], job["seed"] + job["seeds"])
-    networks = built("three layers", job["m"], seeds)
-    assert isinstance(networks, Ensemble)
+    networks = fully_connected(job["m"], seeds)
     x = gaussian_inputs(seeds, 1, INPUTS)
     weights = added(networks.weights, [RADIUS * s for s in networks.direction(torch.Generator().manual_seed(9))])
     pre, values = networks.forward(weights, x)

@@ -23,7 +23,7 @@ from theodolite.experiments.linearity.ensembles import (
     gaussian_inputs,
     hessian_norms,
 )
-from theodolite.experiments.query import Column, Query, Value, select, values_of
+from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.measures.linearity import Graph, dag_width
 from theodolite.models.dag import (
     DagNetwork,
@@ -88,31 +88,22 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def built(name: str, m: int, seeds: Sequence[int], activation: str = "tanh") -> Ensemble | Convolutions:
+def networks_of(family: Architecture, m: int, seeds: Sequence[int]) -> Ensemble | Convolutions:
     """The networks of these seeds."""
-    architecture = ARCHITECTURES[name]
-    if architecture.graph is None:
+    if family.graph is None:
         return Convolutions(len(seeds), INPUTS, [m, m], seed=seeds[0])
+    graphs = [family.graph(m, seed) for seed in seeds]
     return Ensemble(
-        [
-            DagNetwork(
-                architecture.graph(m, seed),
-                activation=activation,
-                output_activation=architecture.output_activation,
-                seed=seed,
-            )
-            for seed in seeds
-        ]
+        [DagNetwork(g, output_activation=family.output_activation, seed=s) for g, s in zip(graphs, seeds, strict=True)]
     )
 
 
-def scalar_of(name: str, networks: Ensemble | Convolutions, x: Tensor, output: int = 0) -> Scalar:
+def scalar_of(family: Architecture, networks: Ensemble | Convolutions, x: Tensor, output: int = 0) -> Scalar:
     """What the Hessian is taken of: an output for the first sample, or a pre-activation."""
-    layer = ARCHITECTURES[name].layer
 
     def scalar(weights: Weights) -> Tensor:
-        if layer is not None and isinstance(networks, Ensemble):
-            return networks.preactivations(weights, x)[layer - 1][:, 0, 0]
+        if family.layer is not None and isinstance(networks, Ensemble):
+            return networks.forward(weights, x)[0][family.layer - 1][:, 0, 0]
         return networks(weights, x)[:, 0, output]
 
     return scalar
@@ -156,33 +147,32 @@ class HessianNorms(Study):
 
 def hessian_rows(job: Mapping[str, Any]) -> Iterator[Row]:
     """One row per seed: the Hessian norm of a family's networks of one width."""
-    name, m = job["family"], job["m"]
+    family = ARCHITECTURES[job["family"]]
     seeds = range(job["seed"], job["seed"] + job["seeds"])
-    networks = built(name, m, seeds)
+    networks = networks_of(family, job["m"], seeds)
     x = gaussian_inputs(seeds, 1, INPUTS)
     weights = networks.weights
     if job["distance"]:
         step = networks.direction(torch.Generator().manual_seed(777 + job["seed"]))
         weights = added(weights, [job["distance"] * part for part in step])
-    architecture = ARCHITECTURES[name]
-    shared = {"family": name, "m": m, "distance": job["distance"], **_in_degrees(architecture, job)}
     found = [
-        hessian_norms(scalar_of(name, networks, x, k), weights, layers=architecture.layers, steps=job["steps"])
-        for k in range(architecture.outputs)
+        hessian_norms(scalar_of(family, networks, x, k), weights, layers=family.layers, steps=job["steps"])
+        for k in range(family.outputs)
     ]
     values = torch.stack([value for value, _ in found])  # (outputs, S)
     residuals = torch.stack([residual for _, residual in found]).amax(0)
-    tensors = _tensor_norms(networks, weights, x, architecture.outputs, job["steps"]) if architecture.outputs > 1 else None
+    tensors = _tensor_norms(networks, weights, x, family.outputs, job["steps"]) if family.outputs > 1 else None
+    shared = {"family": job["family"], "m": job["m"], "distance": job["distance"], **_in_degrees(family, job)}
     for i, seed in enumerate(seeds):
         row = {**shared, "seed": seed, "norm": float(values[:, i].max()), "residual": float(residuals[i])}
         yield row if tensors is None else {**row, "tensor_norm": max(row["norm"], float(tensors[i]))}
 
 
-def _in_degrees(architecture: Architecture, job: Mapping[str, Any]) -> Row:
+def _in_degrees(family: Architecture, job: Mapping[str, Any]) -> Row:
     """What the in-degree report says from the graph alone."""
-    if architecture.graph is None:
+    if family.graph is None:
         return {}
-    report = dag_width(architecture.graph(job["m"], job["seed"]))
+    report = dag_width(family.graph(job["m"], job["seed"]))
     return {"width": report.width, "bottlenecks": int(report.bottleneck.sum()), "safe": report.linear}
 
 
@@ -204,18 +194,14 @@ def _tensor_norms(networks: Any, weights: Weights, x: Tensor, outputs: int, step
 # What is claimed
 
 
-def family(name: str, distance: float = 0.0) -> Query:
-    return rows(family=name, distance=distance)
-
-
 def slope(name: str, distance: float = 0.0) -> Value:
     """The power of m that a family's median follows."""
-    return power_of(family(name, distance), "m", "norm", median)
+    return power_of(rows(family=name, distance=distance), "m", "norm", median)
 
 
 def medians(name: str, scale: Callable[[int], float] = lambda m: 1.0) -> Column:
     """A family's medians by width, from narrow to wide, times a function of the width."""
-    return family(name).by("m").each(rows.median("norm") * rows["m"].first().then(scale))
+    return rows(family=name, distance=0.0).by("m").each(rows.median("norm") * rows["m"].first().then(scale))
 
 
 #: At the largest width m, brought to m = 512 by the law 1/√m.
@@ -237,7 +223,7 @@ def draw_norms(rows: list[Row], names: Sequence[str], ax: Any) -> None:
         {"family": name, "m": m, "norm": median(row["norm"] for row in select(found, family=name, m=m))}
         for name, m in values_of(found, "family", "m")
     ]
-    labels = {"xlabel": "width m", "ylabel": "‖H‖ of the output, median over seeds"}
+    labels: dict[str, Any] = {"xlabel": "width m", "ylabel": "‖H‖ of the output, median over seeds"}
     plots.log_log(shown, "m", "norm", by="family", order=names, guides=(-0.5,), **labels, ax=ax)
 
 

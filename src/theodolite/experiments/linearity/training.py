@@ -21,6 +21,7 @@ from theodolite.experiments.linearity.ensembles import (
     Ensemble,
     Weights,
     added,
+    fully_connected,
     gaussian_inputs,
     hessian_norms,
     norms,
@@ -241,15 +242,10 @@ def _generated() -> tuple[list[Tensor], str]:
 # PL*: the inequality, the ball, the speed of gradient descent
 
 
-def _networks(m: int, seeds: range, *, hidden: int = 2, output: str = "identity") -> Ensemble:
-    graph = fcn_graph(INPUTS, [m] * hidden)
-    return Ensemble([DagNetwork(graph, output_activation=output, seed=seed) for seed in seeds])
-
-
 def _inequality(job: Mapping[str, Any]) -> Iterator[Row]:
     """T11: slack of the inequality over random weights, inputs and targets, and its gap along the bottom eigenvector."""
     seeds = range(job["seed"], job["seed"] + job["draws"])
-    networks = _networks(job["m"], seeds)
+    networks = fully_connected(job["m"], seeds)
     x = gaussian_inputs(seeds, job["samples"], INPUTS)
     generator = torch.Generator().manual_seed(3)
     y = torch.randn(len(seeds), job["samples"], generator=generator, dtype=torch.float64)
@@ -268,7 +264,7 @@ def _inequality(job: Mapping[str, Any]) -> Iterator[Row]:
 def _ball(job: Mapping[str, Any]) -> Iterator[Row]:
     """T12: changes of the smallest eigenvalue, the kernel and the Jacobian at distance 1, with their bounds."""
     seeds = range(job["seed"], job["seed"] + job["seeds"])
-    networks = _networks(job["m"], seeds)
+    networks = fully_connected(job["m"], seeds)
     x = gaussian_inputs(seeds, job["samples"], INPUTS)
     step = networks.direction(torch.Generator().manual_seed(11))
     there = added(networks.weights, step)
@@ -308,7 +304,7 @@ def _difference(networks: Ensemble, x: Tensor, there: list[Tensor]) -> list[Tens
 def _descent(job: Mapping[str, Any]) -> Iterator[Row]:
     """T14: losses of gradient descent beside those of the frozen kernel, and how far the weights go."""
     seeds = range(job["seed"], job["seed"] + job["seeds"])
-    networks = _networks(job["m"], seeds, hidden=job["hidden"], output=job["output"])
+    networks = fully_connected(job["m"], seeds, hidden=job["hidden"], output=job["output"])
     x = gaussian_inputs(seeds, job["samples"], INPUTS)
     y = labels(seeds, job["samples"]) * (1.0 if job["output"] == "identity" else 0.8)  # within the reach of tanh
     # Behind an output activation the kernel moves by a constant factor; a quarter of the rate leaves room for it.
