@@ -10,6 +10,9 @@ from torch import Tensor
 
 from theodolite.results import Outcome, Result, Row
 
+# `Trace`: what a training run did, step by step.
+
+
 Column = tuple[float | None, ...]
 
 

@@ -22,6 +22,9 @@ from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 from theodolite.text import nearest
 
+# States of one architecture, one after the other: modules, state dicts or flat vectors, put into a copy of the model.
+
+
 Checkpoint = nn.Module | Mapping[str, Tensor] | Tensor
 Label = int | float | str
 
@@ -103,9 +106,6 @@ def _check_finite(tensors: Mapping[str, Any], label: Label) -> None:
     for name, value in tensors.items():
         if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise NonFiniteError(f"Checkpoint {label!r}: {name} holds NaN or inf. The run has diverged there; leave it out.")
-
-
-# `track_eigenpairs`: how the sharpest directions move along a training run, each look started from the one before.
 
 
 Which = Literal["largest", "smallest", "magnitude"]

@@ -34,6 +34,9 @@ from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row, number
 from theodolite.text import nearest
 
+# What stands between the ends of a path, from its profile.
+
+
 #: Accuracy may fall this far below the weaker end between two connected solutions (a share, so 2 percentage points).
 ALLOWED_DROP = 0.02
 #: Where there is no accuracy: the loss may lie this share of the worse end's loss above it.
@@ -102,9 +105,6 @@ def inside(alphas: Any, values: Any) -> tuple[Tensor, Tensor]:
     if len(at) < 2 or abs(float(at[0])) > 1e-12 or abs(float(at[-1]) - 1) > 1e-12:
         raise ValueError("A barrier needs the values at both ends, alpha = 0 and alpha = 1.")
     return at, numbers
-
-
-# Linear mode connectivity: loss and accuracy on the straight line through two solutions.
 
 
 POLICIES: tuple[BatchNormPolicy, ...] = ("interpolate", "recompute", "batch")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from theodolite.arguments import also_called
 from theodolite.measures.mode_connectivity.linear_path import LinearPath, linear_path
 from theodolite.measures.mode_connectivity.points import BatchNormPolicy
 from theodolite.measures.stability.config import (
@@ -132,6 +133,7 @@ class StabilityResult(Result):
         return f"{lost}{told}{self.explanation.sentence()}{basins}"
 
 
+@also_called(lr="rate")
 def stability(
     factory: Any,
     optimizer: Any,
@@ -165,8 +167,8 @@ def stability(
     Parameters
     ----------
     factory : seed -> model, or a function of nothing; torch's generator is seeded before each call.
-    optimizer : as for `Fleet`: "sgd", "adam", "adamw" with `rate=...` and further settings (momentum, weight_decay, nesterov,
-        ...) as keywords, or a function of the parameters that makes such a torch optimizer.
+    optimizer : as for `Fleet`: "sgd", "adam", "adamw" with `rate=...` (or `lr=...`) and further settings (momentum,
+        weight_decay, nesterov, ...) as keywords, or a function of the parameters that makes such a torch optimizer.
     train, test : pools as tensors (inputs, targets), data sets or plain loaders of them; S is drawn from the first without
         repetition, the example that comes in from the second.
     sizes : of the training sets; three or more give a law. pairs : per size.

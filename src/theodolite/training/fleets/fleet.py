@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import either, integer
+from theodolite.arguments import also_called, either, integer
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -37,6 +37,9 @@ from theodolite.training.fleets.state import Factory, Stack, stack_replicas
 from theodolite.training.matrix_products import fix_matrix_products
 from theodolite.training.schedules import Schedule, as_schedule
 from theodolite.training.trace import FleetTrace
+
+# What the arguments of a fleet mean, checked.
+
 
 AnySchedule = Schedule | Mapping[int, float] | float | None
 Factors = Callable[[int], float | Tensor]  # step -> one factor for all replicas, or (R,)
@@ -106,9 +109,6 @@ def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[in
     return set(when)
 
 
-# `Fleet`: many replicas of one architecture, trained as one vectorised program.
-
-
 #: Bytes that the replicas computed at once may take beside their weights.
 MEMORY = 2.0**32
 
@@ -124,7 +124,7 @@ class Fleet:
     loss : `(output, target) -> scalar` of one replica, or None for models that return their own `.loss`.
     optimizer : `"sgd"`, `"adam"`, `"adamw"`, a function of the parameters that makes one of these torch optimizers, or a rule
         with `columns` and `step`.
-    rate : learning rate, one for all or one per replica; None where the torch optimizer brings it.
+    rate : (or `lr`) learning rate, one for all or one per replica; None where the torch optimizer brings it.
     momentum, dampening, nesterov, weight_decay, betas, eps : as in torch; None keeps its default.
     mode : `"train"` or `"eval"`, the mode of the modules in training steps. Tests run in eval mode.
     route : `"vmap"` for all replicas at once, `"loop"` for one after the other, `"auto"` for the loop where vmap refuses the
@@ -149,6 +149,7 @@ class Fleet:
     (torch.Size([3, 40]), (None, None, 9))
     """
 
+    @also_called(lr="rate")
     def __init__(
         self,
         factory: Factory,
