@@ -165,8 +165,8 @@ def labels_of_instruments() -> set[str]:
 
 
 def regimes() -> set[str]:
-    """All that a trial or theory may say: what the functions of `regime.py` that give a word return."""
-    tree = ast.parse((SOURCE / "measures" / "dynamics" / "regime.py").read_text(encoding="utf-8"))
+    """All that a trial or theory may say: what the functions of `regimes.py` that give a word return."""
+    tree = ast.parse((SOURCE / "measures" / "dynamics" / "regimes.py").read_text(encoding="utf-8"))
     words = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name in ("_by_theory", "classify")]
     assert len(words) == 2
     return {
