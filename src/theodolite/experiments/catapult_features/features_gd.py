@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from theodolite.experiments import Figure, Params, at_least, at_most, rows, sizes
+from theodolite.experiments import Figure, at_least, at_most, rows, sizes
 from theodolite.experiments.catapult_features.stacked_training import Raises, critical_rate, descend_with_raises
 from theodolite.experiments.catapult_features.tasks import (
     TASKS,
     Setting,
     TaskStudy,
     agops,
+    alignments,
     judged,
     prepare,
     score_of,
+    setting_of,
     with_origin,
 )
 from theodolite.experiments.claims import Claim
@@ -47,64 +49,28 @@ FOUR = sizes(
     seeds=3,
     check=10,
     raises=3,
+    scheduled=True,
     tiny={
-        "settings": (
-            Setting("rank-2", 80, 500, 20, 128),
-            Setting("rank-3", 150, 500, 20, 64),
-            Setting("svhn", 20, 60, 4, 4, "stand-in"),
-            Setting("celeba", 60, 100, 6, 64, "stand-in"),
-        ),
+        **{"settings": [setting_of("tiny", task) for task in ("rank-2", "rank-3", "svhn", "celeba")]},
         **{"steps": 200, "scheduled": False},
     },
     laptop={
-        "settings": (
-            Setting("rank-2", 500, 2000, 50, 512),
-            Setting("rank-3", 1000, 2000, 50, 256),
-            Setting("svhn", 200, 500, 8, 16),
-            Setting("celeba", 300, 500, 8, 256),
-        ),
-        **{"steps": 500, "scheduled": True},
+        "settings": [
+            *(setting_of("laptop", "rank-2"), setting_of("laptop", "rank-3", n=1000)),
+            *(setting_of("laptop", "svhn"), setting_of("laptop", "celeba")),
+        ],
+        "steps": 500,
     },
     paper={
-        "settings": (
-            Setting("rank-2", 2000, 5000, 100, 1024),
-            Setting("rank-3", 1000, 5000, 100, 256),
-            Setting("svhn", 1000, 5000, 32, 256, "files"),
-            Setting("celeba", 1000, 5000, 32, 256),
-        ),
-        **{"steps": 3000, "raises": 6, "scheduled": True},
+        **{"settings": [setting_of("paper", task) for task in ("rank-2", "rank-3", "svhn", "celeba")]},
+        **{"steps": 3000, "raises": 6},
     },
 )
 MORE = {
-    "tiny": FOUR["tiny"].but(
-        settings=(
-            Setting("rank-4", 150, 500, 20, 64),
-            Setting("usps", 60, 100, 8, 64, "stand-in"),
-            Setting("fashion", 60, 100, 6, 64, "stand-in"),
-        ),
-    ),
-    "laptop": FOUR["laptop"].but(
-        settings=(
-            Setting("rank-4", 500, 2000, 50, 256),
-            Setting("usps", 100, 100, 8, 256),
-            Setting("fashion", 500, 2000, 14, 256),
-        ),
-    ),
-    "paper": FOUR["paper"].but(
-        settings=(
-            Setting("rank-4", 1000, 5000, 100, 256),
-            Setting("usps", 100, 100, 8, 256),
-            Setting("fashion", 1000, 5000, 28, 256, "files"),
-        ),
-        raises=3,
-    ),
+    size: p.but(settings=[setting_of(size, task) for task in ("rank-4", "usps", "fashion")], raises=3) for size, p in FOUR.items()
 }
-_FULL_RANK = Params(settings=(Setting("full", 128, 2000, 100, 1024),), raises=4)
-FULL_RANK = {
-    "tiny": FOUR["tiny"].but(settings=(Setting("full", 60, 500, 20, 128),), raises=4, steps=400, scheduled=True),
-    "laptop": FOUR["laptop"].but(**_FULL_RANK),
-    "paper": FOUR["paper"].but(**_FULL_RANK),
-}
+FULL_RANK = {size: p.but(settings=[setting_of(size, "full")], raises=4, scheduled=True) for size, p in FOUR.items()}
+FULL_RANK["tiny"] = FULL_RANK["tiny"].but(steps=400)
 
 
 class RaisedRates(TaskStudy):
@@ -133,10 +99,11 @@ class RaisedRates(TaskStudy):
         history, losses = descend_with_raises(start.networks, start.splits, rule, steps=job["steps"], check=job["check"])
         shared = {"panel": TASKS[setting.task].title, "data": start.origin, "start": init}
         marks = [{**shared, "raises": int(k), "seed": r % len(seeds)} for r, k in enumerate(wanted)]
+        at_end = alignments(start.networks, x, start.target)
         for r, row in enumerate(judged(start, history)):
             spikes = len(spike_events([v for v in losses[:, r].tolist() if v == v]))
             rates = {"restored": int(rule.restored[r]), "critical_rate": float(rule.critical[r])}
-            yield {"kind": "run", **marks[r], "spikes": spikes, **row, **rates}
+            yield {"kind": "run", **marks[r], "spikes": spikes, **row, "alignment_at_end": at_end[r], **rates}
         for row in history.curves:
             yield {"kind": "curve", **marks[row["replica"]], **{k: row[k] for k in ("step", "loss", "validation")}}
         for row in _blocks(agops(history.best, x), start.target, marks):
@@ -250,7 +217,7 @@ class RaisedFigure(Figure):
     """Test performance and AGOP alignment against the number of catapults, one column of panels for each task."""
 
     study = RaisedRates()
-    only: ClassVar[Mapping[str, Any]] = {"init": "ntk"}
+    only: Mapping[str, Any] = {"init": "ntk"}
     view = rows(kind="run")
     departs = (
         "Rates are multiples of measured critical rates: for rank-2 and full rank the source's schedule divided by the critical "
@@ -337,7 +304,7 @@ class FigureC14(RaisedFigure):
     """
 
     item, where = "zhu-2024 Figure C.14", "appendix C.4"
-    only: ClassVar = {}
+    only: Mapping[str, Any] = {}
     claims = (
         at_least(
             *(0.0, "rank-2: the alignment from near zero is larger than that of plain gradient descent (difference)"),
@@ -368,7 +335,7 @@ class FigureC15(RaisedFigure):
     """
 
     item, where = "zhu-2024 Figure C.15", "appendix C.4"
-    only: ClassVar = {"init": "ntk", "setting": lambda setting: setting["task"] == "rank-2"}
+    only: Mapping[str, Any] = {"init": "ntk", "setting": lambda setting: setting["task"] == "rank-2"}
     view = rows(kind="block")
     claims = (
         at_most(

@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.experiments import Experiment, Figure, Measured, at_most, equal, measured, rows, sizes
+from theodolite.experiments.catapult_features.runs import squared_error
 from theodolite.experiments.catapult_features.stacked_training import UNTIL, Feed, History, critical_rate, train
-from theodolite.experiments.catapult_features.tasks import TASKS, Setting, TaskStudy, judged, prepare, score_of, with_origin
+from theodolite.experiments.catapult_features.tasks import (
+    TASKS,
+    Setting,
+    TaskStudy,
+    judged,
+    prepare,
+    score_of,
+    setting_of,
+    with_origin,
+)
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.measures.features import agop, agop_alignment, agop_penalty
 from theodolite.results import Row
@@ -42,45 +52,24 @@ _ADAPTIVE: dict[str, Callable[..., Optimizer]] = {
     "Adam": torch.optim.Adam,
 }
 
+FOUR = ("rank-2", "rank-4", "svhn", "celeba")
 OPTIMIZED = sizes(
     seeds=3,
     tiny={
-        "settings": (
-            Setting("rank-2", 80, 500, 20, 128),
-            Setting("rank-4", 100, 500, 20, 32),
-            Setting("svhn", 20, 60, 4, 4, "stand-in"),
-            Setting("celeba", 60, 100, 6, 32, "stand-in"),
-        ),
+        "settings": [
+            *(setting_of("tiny", "rank-2"), setting_of("tiny", "rank-4", n=100, width=32)),
+            *(setting_of("tiny", "svhn"), setting_of("tiny", "celeba", width=32)),
+        ],
         **{"batch": 10, "steps": 200},
     },
-    laptop={
-        "settings": (
-            Setting("rank-2", 500, 2000, 50, 512),
-            Setting("rank-4", 500, 2000, 50, 256),
-            Setting("svhn", 200, 500, 8, 16),
-            Setting("celeba", 300, 500, 8, 256),
-        ),
-        **{"batch": 25, "steps": 1500},
-    },
-    paper={
-        "settings": (
-            Setting("rank-2", 2000, 5000, 100, 1024),
-            Setting("rank-4", 1000, 5000, 100, 256),
-            Setting("svhn", 1000, 5000, 32, 256, "files"),
-            Setting("celeba", 1000, 5000, 32, 256),
-        ),
-        **{"batch": 100, "steps": 20_000},
-    },
+    laptop={"settings": [setting_of("laptop", task) for task in FOUR], "batch": 25, "steps": 1500},
+    paper={"settings": [setting_of("paper", task) for task in FOUR], "batch": 100, "steps": 20_000},
 )
 #: A while on each task, and on rank-3.
 TRIED = {
-    size: p.but(settings=(*p.settings, rank_3), steps=steps)
-    for (size, p), rank_3, steps in zip(
-        OPTIMIZED.items(),
-        (Setting("rank-3", 100, 500, 20, 32), Setting("rank-3", 500, 2000, 50, 256), Setting("rank-3", 1000, 5000, 100, 256)),
-        (200, 200, 1000),
-        strict=True,
-    )
+    "tiny": OPTIMIZED["tiny"].but(settings=[*OPTIMIZED["tiny"].settings, setting_of("tiny", "rank-3", n=100, width=32)]),
+    "laptop": OPTIMIZED["laptop"].but(settings=[setting_of("laptop", task) for task in (*FOUR, "rank-3")], steps=200),
+    "paper": OPTIMIZED["paper"].but(settings=[setting_of("paper", task) for task in (*FOUR, "rank-3")], steps=1000),
 }
 
 
@@ -275,9 +264,12 @@ class AGOPPenalty(Experiment):
         strengths=(0.0, 0.003, 0.01, 0.03, 0.1),
         seeds=3,
         batch=50,
-        tiny={"setting": Setting("rank-2", 80, 300, 20, 64), "batch": 20, "steps": 100, "strengths": (0.0, 0.03), "seeds": 2},
-        laptop={"setting": Setting("rank-2", 500, 2000, 50, 512), "steps": 1500},
-        paper={"setting": Setting("rank-2", 2000, 5000, 100, 1024), "steps": 6000},
+        tiny={
+            **{"setting": setting_of("tiny", "rank-2", held_out=300, width=64), "batch": 20, "steps": 100},
+            **{"strengths": (0.0, 0.03), "seeds": 2},
+        },
+        laptop={"setting": setting_of("laptop", "rank-2"), "steps": 1500},
+        paper={"setting": setting_of("paper", "rank-2"), "steps": 6000},
     )
     claims = (
         measured("alignment with the best strength (by validation) less that without", change("alignment")),
@@ -299,7 +291,7 @@ class AGOPPenalty(Experiment):
             x, y = feed.next()
             _penalised_step(model, x[0], y[0], rate, job["strength"])
             if (step + 1) % CHECK == 0:
-                loss, validation = _loss(model, *parts[0]), _loss(model, *parts[1])
+                loss, validation = squared_error(model, *parts[0]), squared_error(model, *parts[1])
                 best = (validation, copy.deepcopy(model)) if validation < best[0] else best
                 if not UNTIL <= loss < math.inf:
                     break
@@ -309,7 +301,7 @@ class AGOPPenalty(Experiment):
             "seed": job["seed"],
             "alignment": agop_alignment(matrix, start.target),
             "norm": float(matrix.norm()),
-            "test_loss": _loss(best[1], *parts[2]),
+            "test_loss": squared_error(best[1], *parts[2]),
             "validation": best[0],
             "steps": step + 1,
         }
@@ -323,11 +315,6 @@ class AGOPPenalty(Experiment):
             look: dict[str, Any] = {"band": "std", "markers": True, "xlabel": "strength of the penalty", "ylabel": label}
             plots.curves(rows, "strength", column, ax=ax, **look)
         return figure
-
-
-def _loss(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    with torch.no_grad():
-        return float((model(x)[:, 0] - y).double().square().mean())
 
 
 def _penalised_step(model: nn.Module, x: Tensor, y: Tensor, rate: float, strength: float) -> None:

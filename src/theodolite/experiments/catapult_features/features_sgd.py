@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 
 from theodolite.experiments import Figure, at_least, at_most, equal, rows, sizes, within
 from theodolite.experiments.catapult_features.stacked_training import critical_rate, train
-from theodolite.experiments.catapult_features.tasks import TASKS, Setting, TaskStudy, judged, prepare, score_of, with_origin
+from theodolite.experiments.catapult_features.tasks import (
+    TASKS,
+    Setting,
+    TaskStudy,
+    alignments,
+    judged,
+    prepare,
+    score_of,
+    setting_of,
+    with_origin,
+)
 from theodolite.experiments.claims import Claim
 from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.results import Row
@@ -59,21 +69,25 @@ class BatchSizes(TaskStudy):
         )
         mark = {"panel": TASKS[setting.task].title, "data": start.origin, "ratio": ratio}
         mark |= {"batch": min(batch, setting.n), "all": batch >= setting.n}
+        at_end = alignments(start.networks, points.x, start.target)
         for r, row in enumerate(judged(start, history)):
             to_best, in_all = history.catapults(r)
             early = sum(bool(flags[r]) for flags in history.exceeded[:EARLY])
             counts = {"catapults": to_best, "catapults_in_all": in_all, "early_catapults": early}
-            yield {"kind": "run", **mark, "seed": r, **counts, **row, "rate": ratio * float(critical[r])}
+            ends = {"alignment_at_end": at_end[r], "rate": ratio * float(critical[r])}
+            yield {"kind": "run", **mark, "seed": r, **counts, **row, **ends}
         for row in history.curves:
             yield {"kind": "curve", **mark, "seed": row["replica"], "step": row["step"], "validation": row["validation"]}
 
 
 # Sizes
 
+#: Batch sizes of the source, with all points as the last.
+ALL = (5, 10, 50, 100, 2000)
 RANK_2 = {
-    "tiny": Panel(Setting("rank-2", 80, 500, 20, 128), (5, 10, 50, 80), 3000),
-    "laptop": Panel(Setting("rank-2", 2000, 5000, 100, 1024), (5, 10, 50, 2000)),
-    "paper": Panel(Setting("rank-2", 2000, 5000, 100, 1024), (5, 10, 50, 100, 2000)),
+    "tiny": Panel(setting_of("tiny", "rank-2"), (5, 10, 50, 80), 3000),
+    "laptop": Panel(setting_of("paper", "rank-2"), (5, 10, 50, 2000)),
+    "paper": Panel(setting_of("paper", "rank-2"), ALL),
 }
 #: `ratios` are rates over the critical one of all training points.
 FOUR = sizes(
@@ -83,70 +97,65 @@ FOUR = sizes(
     tiny={
         "panels": (
             RANK_2["tiny"],
-            Panel(Setting("rank-3", 150, 500, 20, 64), (5, 20, 150), 400),
-            Panel(Setting("svhn", 20, 60, 4, 4, "stand-in"), (5, 20), 200),
-            Panel(Setting("celeba", 60, 100, 6, 64, "stand-in"), (5, 60), 300),
+            Panel(setting_of("tiny", "rank-3"), (5, 20, 150), 400),
+            Panel(setting_of("tiny", "svhn"), (5, 20), 200),
+            Panel(setting_of("tiny", "celeba"), (5, 60), 300),
         )
     },
     laptop={
         "panels": (
             RANK_2["laptop"],
-            Panel(Setting("rank-3", 500, 2000, 50, 256), (5, 20, 500), 4000),
-            Panel(Setting("svhn", 300, 500, 8, 16), (5, 20, 300), 1500),
-            Panel(Setting("celeba", 300, 500, 8, 256), (5, 20, 300), 3000),
+            Panel(setting_of("laptop", "rank-3"), (5, 20, 500), 4000),
+            Panel(setting_of("laptop", "svhn", n=300), (5, 20, 300), 1500),
+            Panel(setting_of("laptop", "celeba"), (5, 20, 300), 3000),
         )
     },
     paper={
-        "panels": (
-            RANK_2["paper"],
-            Panel(Setting("rank-3", 2000, 5000, 100, 256), (5, 10, 50, 100, 2000)),
-            Panel(Setting("svhn", 2000, 5000, 32, 256, "files"), (5, 10, 50, 100, 2000)),
-            Panel(Setting("celeba", 2000, 5000, 32, 256), (5, 10, 50, 100, 2000)),
-        )
+        "panels": (RANK_2["paper"], *(Panel(setting_of("paper", task, n=2000), ALL) for task in ("rank-3", "svhn", "celeba")))
     },
 )
-SMALLER_RANK_2 = Panel(Setting("rank-2", 500, 2000, 50, 512), (5, 20, 500), 10_000)
-TORCH = {
-    "tiny": FOUR["tiny"].but(init="torch"),
-    "laptop": FOUR["laptop"].but(panels=(SMALLER_RANK_2, *FOUR["laptop"].panels[1:]), init="torch"),
-    "paper": FOUR["paper"].but(init="torch"),
+SMALLER_RANK_2 = Panel(setting_of("laptop", "rank-2"), (5, 20, 500), 10_000)
+TORCH = {size: p.but(init="torch") for size, p in FOUR.items()}
+TORCH["laptop"] = TORCH["laptop"].but(panels=(SMALLER_RANK_2, *FOUR["laptop"].panels[1:]))
+FURTHER = {
+    "tiny": FOUR["tiny"].but(
+        panels=(
+            Panel(setting_of("tiny", "rank-4"), (5, 20, 150), 400),
+            Panel(setting_of("tiny", "usps", noise=0.1), (5, 60), 300),
+            Panel(setting_of("tiny", "fashion", noise=0.1), (5, 60), 300),
+        )
+    ),
+    "laptop": FOUR["laptop"].but(
+        panels=(
+            Panel(setting_of("laptop", "rank-4"), (5, 20, 500), 4000),
+            Panel(setting_of("laptop", "usps", noise=0.1), (5, 20, 100), 3000),
+            Panel(setting_of("laptop", "fashion", noise=0.1), (5, 20, 500), 3000),
+        )
+    ),
+    "paper": FOUR["paper"].but(
+        panels=(
+            Panel(setting_of("paper", "rank-4", n=2000), ALL),
+            Panel(setting_of("paper", "usps", noise=0.1), ALL[:-1]),
+            Panel(setting_of("paper", "fashion", n=2000, noise=0.1), ALL),
+        )
+    ),
 }
-FURTHER = sizes(
-    ratios=(0.5,),
-    seeds=3,
-    init="ntk",
-    tiny={
-        "panels": (
-            Panel(Setting("rank-4", 150, 500, 20, 64), (5, 20, 150), 400),
-            Panel(Setting("usps", 60, 100, 8, 64, "stand-in", 0.1), (5, 60), 300),
-            Panel(Setting("fashion", 60, 100, 6, 64, "stand-in", 0.1), (5, 60), 300),
-        )
-    },
-    laptop={
-        "panels": (
-            Panel(Setting("rank-4", 500, 2000, 50, 256), (5, 20, 500), 4000),
-            Panel(Setting("usps", 100, 100, 8, 256, "either", 0.1), (5, 20, 100), 3000),
-            Panel(Setting("fashion", 500, 2000, 14, 256, "either", 0.1), (5, 20, 500), 3000),
-        )
-    },
-    paper={
-        "panels": (
-            Panel(Setting("rank-4", 2000, 5000, 100, 256), (5, 10, 50, 100, 2000)),
-            Panel(Setting("usps", 100, 100, 8, 256, "either", 0.1), (5, 10, 50, 100)),
-            Panel(Setting("fashion", 2000, 5000, 28, 256, "files", 0.1), (5, 10, 50, 100, 2000)),
-        )
-    },
-)
 LARGE, SMALL = 0.5, 1 / 40
 #: The rate 0.1 of Figure C.23 over the critical rate computed for the rank-2 task.
 SMALLER = 0.1 / 6.15
-SMALL_RATES = {
+TWO_RATES = {
     "tiny": FOUR["tiny"].but(
-        panels=(RANK_2["tiny"]._replace(steps=1500), Panel(Setting("rank-3", 60, 300, 20, 32), (5, 20, 60), 1000)),
+        panels=(
+            RANK_2["tiny"]._replace(steps=1500),
+            Panel(setting_of("tiny", "rank-3", n=60, held_out=300, width=32), (5, 20, 60), 1000),
+        ),
         ratios=(LARGE, SMALL),
     ),
     "laptop": FOUR["laptop"].but(
-        panels=(SMALLER_RANK_2._replace(steps=24_000), Panel(Setting("rank-3", 500, 2000, 50, 128), (5, 20, 500), 12_000)),
+        panels=(
+            SMALLER_RANK_2._replace(steps=24_000),
+            Panel(setting_of("laptop", "rank-3", width=128), (5, 20, 500), 12_000),
+        ),
         ratios=(LARGE, SMALL),
     ),
     "paper": FOUR["paper"].but(ratios=(LARGE, SMALL)),
@@ -427,7 +436,7 @@ class Figure410(BatchFigure):
     Half the critical rate against a fortieth of it: with the small one no batch is supercritical, and all sizes test alike.
     """
 
-    study, item, where = BatchSizes(sizes=SMALL_RATES), "zhu-2024 Figure 4.10", "section 4.4"
+    study, item, where = BatchSizes(sizes=TWO_RATES), "zhu-2024 Figure 4.10", "section 4.4"
     claims = (
         *(
             claim
@@ -473,7 +482,7 @@ class FigureC23(CurvesFigure):
     The source's rate of 0.1, a sixtieth of the critical one of rank-2.
     """
 
-    study = BatchSizes(sizes={size: p.but(panels=p.panels[:2], ratios=(SMALLER,)) for size, p in SMALL_RATES.items()})
+    study = BatchSizes(sizes={size: p.but(panels=p.panels[:2], ratios=(SMALLER,)) for size, p in TWO_RATES.items()})
     item, where = "zhu-2024 Figure C.23", "appendix C.5"
     claims = tuple(
         at_most(

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from theodolite import data, training
 from theodolite.data.generators import rank_k_targets, two_class_images
 from theodolite.experiments import Study
+from theodolite.experiments.catapult_features.runs import torch_cnn
 from theodolite.experiments.catapult_features.stacked_networks import StackedNetworks
 from theodolite.experiments.catapult_features.stacked_training import History, Points, Splits
 from theodolite.experiments.lab.datasets import Source, features, load_or
 from theodolite.experiments.study import Computation
 from theodolite.measures.features import agop, agop_alignment
 from theodolite.models import fcn, myrtle5, ntk_cnn, ntk_fcn
-from theodolite.models.initialisation import construct
 from theodolite.results import Row
 
 Init = Literal["ntk", "ntk_small", "torch"]
@@ -82,6 +82,50 @@ class Setting(NamedTuple):
     noise: float = 0.0  # share of flipped training labels
 
 
+#: The tasks by size; figures that need more points or fewer say so.
+SETTINGS = {
+    "tiny": (
+        Setting("rank-2", 80, 500, 20, 128),
+        Setting("rank-3", 150, 500, 20, 64),
+        Setting("rank-4", 150, 500, 20, 64),
+        Setting("full", 60, 500, 20, 128),
+        Setting("svhn", 20, 60, 4, 4, "stand-in"),
+        Setting("celeba", 60, 100, 6, 64, "stand-in"),
+        Setting("usps", 60, 100, 8, 64, "stand-in"),
+        Setting("fashion", 60, 100, 6, 64, "stand-in"),
+    ),
+    "laptop": (
+        Setting("rank-2", 500, 2000, 50, 512),
+        Setting("rank-3", 500, 2000, 50, 256),
+        Setting("rank-4", 500, 2000, 50, 256),
+        Setting("full", 128, 2000, 100, 1024),
+        Setting("svhn", 200, 500, 8, 16),
+        Setting("celeba", 300, 500, 8, 256),
+        Setting("usps", 100, 100, 8, 256),
+        Setting("fashion", 500, 2000, 14, 256),
+    ),
+    "paper": (
+        Setting("rank-2", 2000, 5000, 100, 1024),
+        Setting("rank-3", 1000, 5000, 100, 256),
+        Setting("rank-4", 1000, 5000, 100, 256),
+        Setting("full", 128, 2000, 100, 1024),
+        Setting("svhn", 1000, 5000, 32, 256, "files"),
+        Setting("celeba", 1000, 5000, 32, 256),
+        Setting("usps", 100, 100, 8, 256),
+        Setting("fashion", 1000, 5000, 28, 256, "files"),
+    ),
+}
+
+
+def setting_of(size: str, task: str, **changes: Any) -> Setting:
+    """A task at a size, with other values.
+
+    >>> setting_of("laptop", "rank-3", n=1000)
+    Setting(task='rank-3', n=1000, held_out=2000, dim=50, width=256, source='either', noise=0.0)
+    """
+    return next(setting for setting in SETTINGS[size] if setting.task == task)._replace(**changes)
+
+
 class Prepared(NamedTuple):
     """Networks at their start, their points, the matrix (d, d) their AGOPs are compared with, and where the points are from."""
 
@@ -122,7 +166,7 @@ def network(setting: Setting, init: Init, seed: int, image: tuple[int, int, int]
     if task.convolutional:
         assert image is not None
         if init == "torch":
-            return _plain_cnn(setting, seed, image)
+            return torch_cnn(image, [setting.width] * (task.depth - 1), 1, seed=seed)
         return ntk_cnn(image, setting.width, task.depth, init=init, seed=seed)
     inputs = setting.dim if image is None else int(torch.Size(image).numel())
     if init == "torch":
@@ -143,10 +187,9 @@ def agops(networks: StackedNetworks, x: Tensor) -> Tensor:
 
 def judged(start: Prepared, history: History) -> list[Row]:
     """For each trained network: alignment and tests of its best weights, and how the run went."""
-    x, test = start.splits.train.x, start.splits.test
+    test = start.splits.test
     columns = {
-        "alignment": alignments(history.best, x, start.target),
-        "alignment_at_end": alignments(start.networks, x, start.target),
+        "alignment": alignments(history.best, start.splits.train.x, start.target),
         "test_loss": test.loss(history.best).tolist(),
         "test_error": test.error(history.best).tolist(),
     }
@@ -169,18 +212,6 @@ def _drawn(setting: Setting, seed: int) -> tuple[list[tuple[Tensor, Tensor]], Te
     sample = rank_k_targets(name, setting.n + 2 * setting.held_out, dim=setting.dim, seed=seed)
     sizes = [setting.n, setting.held_out, setting.held_out]
     return list(zip(sample.x.split(sizes), sample.y.split(sizes), strict=True)), sample.target.egop
-
-
-def _plain_cnn(setting: Setting, seed: int, image: tuple[int, int, int]) -> nn.Sequential:
-    channels, *pixels = image
-
-    def make() -> nn.Sequential:
-        layers: list[nn.Module] = []
-        for i in range(TASKS[setting.task].depth - 1):
-            layers += [nn.Conv2d(channels if i == 0 else setting.width, setting.width, 3, padding=1), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(setting.width * pixels[0] * pixels[1], 1))
-
-    return construct(make, "torch", seed)
 
 
 # Images
@@ -226,13 +257,13 @@ def flipped(y: Tensor, share: float) -> Tensor:
 
 def _pool(setting: Setting) -> tuple[Tensor, Tensor, str]:
     """Images (N, C, side, side), labels ±1, and the origin."""
-    name = READ.get(setting.task)
+    name = READ.get(setting.task, "")
 
     def from_files() -> tuple[Tensor, Tensor, str]:
         pair = data.load(name).classes_only(CLASSES)
         x = torch.cat([pair.x_train, pair.x_test]).float() / pair.peak
         y = torch.cat([pair.y_train, pair.y_test]).float() * 2 - 1
-        return features(x, setting.dim), y, "digits of scikit-learn" if name == "digits" else str(name)
+        return features(x, setting.dim), y, "digits of scikit-learn" if name == "digits" else name
 
     def generated() -> tuple[Tensor, Tensor, str]:
         count, channels = setting.n + 2 * setting.held_out, 1 if setting.task == "fashion" else 3
@@ -240,9 +271,9 @@ def _pool(setting: Setting) -> tuple[Tensor, Tensor, str]:
         made = two_class_images(count, setting.dim, channels, class_frac=CLASS_SHARE, seed=seed)
         return made.x, made.y, "generated images"
 
-    if name is None:
-        return generated()
-    return from_files() if name == "digits" else load_or(from_files, generated, setting.source)
+    if name == "digits":
+        return from_files()
+    return load_or(from_files, generated, setting.source if name else "stand-in")
 
 
 #: Epochs and filters of the reference network, a Myrtle-5 with biases trained by Adam at 1e-3 in batches of 50 on training and
