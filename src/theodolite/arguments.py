@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
 import operator
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from theodolite.text import quoted
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: What `positive` accepts, where a tensor or a text may have been meant.
 A_NUMBER = "positive and finite, a number"
@@ -137,6 +141,38 @@ def entry(name: str, value: Any, table: Mapping[str, T]) -> T:
     """
     choice(name, value, table)
     return table[value]
+
+
+def also_called(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Accept arguments under a second name, given by keyword: `also_called(lr="rate")` takes `lr` for `rate`.
+
+    >>> @also_called(lr="rate")
+    ... def step(weight, rate):
+    ...     return weight - rate
+    >>> step(1.0, lr=0.25)
+    0.75
+    >>> step(1.0, 0.25, lr=0.25)
+    Traceback (most recent call last):
+    TypeError: step() got both rate and lr, two names of one argument: give one of them.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        places = [*inspect.signature(function).parameters]
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            for other in names.keys() & kwargs.keys():
+                name = names[other]
+                if name in kwargs or name in places[: len(args)]:
+                    raise TypeError(
+                        f"{function.__qualname__}() got both {name} and {other}, two names of one argument: give one of them."
+                    )
+                kwargs[name] = kwargs.pop(other)
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorate
 
 
 def _nearest(value: Any, known: list[Any]) -> str:

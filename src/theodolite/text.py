@@ -43,9 +43,9 @@ def listed(names: Iterable[object], most: int | None = None) -> str:
     >>> listed("abc"), listed("abc", most=2), listed([])
     ('a, b, c', 'a, b and 1 more', 'none')
     """
-    names = [str(name) for name in names]
-    shown = names if most is None else names[:most]
-    rest = len(names) - len(shown)
+    words = [str(name) for name in names]
+    shown = words if most is None else words[:most]
+    rest = len(words) - len(shown)
     return (", ".join(shown) + (f" and {rest} more" if rest else "")) or "none"
 
 

@@ -13,6 +13,9 @@ from theodolite.data.base import DataError, UnknownDataError
 from theodolite.data.readers import read_arrays
 from theodolite.text import nearest
 
+# What the table of data sets is made of.
+
+
 Kind = Literal["images", "text", "documents", "audio", "weights"]
 
 
@@ -60,9 +63,6 @@ class Entry:
     @property
     def fetchable(self) -> bool:
         return any(file.url for file in self.files)
-
-
-# The table of data sets: what each one is, its files and checksums, its terms, and how it lies on disk.
 
 
 GROUP = "theodolite.data"  # entry points of other packages: the name of a data set -> an Entry

@@ -28,6 +28,9 @@ from theodolite.data.base import DamagedDataError, Dataset
 from theodolite.data.text import Documents, Text
 from theodolite.text import nearest
 
+# Bytes, text and arrays from files, where whatever is wrong with a file becomes one error that names it.
+
+
 Array = npt.NDArray[Any]
 
 # What the standard library and NumPy raise on cut or foreign files.

@@ -19,14 +19,13 @@ from theodolite.arguments import choice, integer, random_seed
 from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
-from theodolite.results import Cost, Outcome, ResultMapping, Row
-from theodolite.results import Result as ResultBase
+from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 
 Method = Literal["hutch++", "hutchinson", "xtrace"]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TraceEstimate(ResultBase):
+class TraceEstimate(Result):
     """An estimated trace with its standard error from `samples` exchangeable terms."""
 
     value: float
@@ -109,7 +108,7 @@ def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int 
         with counting("trace", progress=progress) as count:
             found = run_all(op, steps, count)
         cost = spent(op, began)
-        results: dict[str, ResultBase] = {name: result(terms, cost) for name, terms in found.items()}
+        results: dict[str, Result] = {name: result(terms, cost) for name, terms in found.items()}
         return ResultMapping(results=results, outcome=Outcome.ESTIMATED, seed=seed, cost=cost)
     operator = as_operator(op)
     with counting("trace", progress=progress, total=matvecs) as count:

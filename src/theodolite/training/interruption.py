@@ -17,6 +17,8 @@ from torch import Tensor
 
 from theodolite.files import write_whole
 
+# Ctrl-C between two steps instead of in the middle of one.
+
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:

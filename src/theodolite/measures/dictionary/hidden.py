@@ -17,6 +17,9 @@ from theodolite.measures.dictionary.decoding import Decoder, check_decoder, deco
 from theodolite.measures.dictionary.matching_pursuit import Selection
 from theodolite.results import Outcome, Result, Row
 
+# Which coordinates are hidden in a step of learning: a random set, blocks in turn, or a set of its own for each sample.
+
+
 Masks = Literal["batch", "sample", "cycle"]
 
 

@@ -1,4 +1,8 @@
-"""Learning dictionaries: decode, compare with the data, step, bring atoms back to unit length; several runs as one program."""
+"""Learning dictionaries: decode, compare with the data, step, bring atoms back to unit length; several runs as one program.
+
+The masked objective decodes each signal from its visible coordinates and is charged on hidden ones only, where the noise
+knows nothing of the code. The plain one decodes from, and is charged on, all of them.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,9 @@ from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection,
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.training.interruption import deferred_interrupt
+
+# Where learning starts: atoms taken from samples, random ones, or given ones.
+
 
 Start = Literal["samples", "random"]
 
@@ -57,10 +64,7 @@ def initial_dictionary(signals: Tensor, atoms: int, init: Any = "samples", *, se
     return start
 
 
-# Learning dictionaries: decode, compare with the data, step, bring atoms back to unit length; several runs as one program.
-#
-# The masked objective decodes each signal from its visible coordinates and is charged on hidden ones only, where the noise
-# knows nothing of the code. The plain one decodes from, and is charged on, all of them.
+# The steps of learning.
 
 
 Objective = Literal["masked", "reconstruction"]

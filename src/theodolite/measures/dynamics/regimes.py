@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
+from theodolite.arguments import also_called
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
 from theodolite.measures.dynamics.trials import BLOWN_UP, run_trial
 from theodolite.problem import Problem
@@ -47,10 +48,9 @@ def classify_run(
     The eigenvalue is read from `kernel`, or from the column "lambda_1" or "kernel_norm" of a trace, first entry against
     last. Where it was not measured the loss alone decides, and a rise for another reason also reads "catapult".
 
-    Parameters
-    ----------
-    trace : a `Trace` (its final loss counts as the last one) or losses in order.
-    quadratic : the model is a quadratic one: `blown_up` is then 1e12 by default and not 1e8.
+    Args:
+        trace: a `Trace` (its final loss counts as the last one) or losses in order.
+        quadratic: the model is a quadratic one: `blown_up` is then 1e12 by default and not 1e8.
 
     >>> classify_run([2.0, 1.0, 0.5]), classify_run([1.0, 30.0, 0.2], kernel=[4.0, 2.0, 1.5])
     ('monotone', 'catapult')
@@ -104,9 +104,6 @@ def _read(trace: Trace | Iterable[float], kernel: Iterable[float | None] | None)
     return losses, [float(value) for value in column if value is not None] if column is not None else []
 
 
-# What a training run at a given learning rate will do: settle, catapult, or diverge.
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Regime(Result):
     """What to expect at a learning rate: `regime` is one of
@@ -134,6 +131,7 @@ class Regime(Result):
         return f"A learning rate of {self.rate:.4g} is {times}: {self.regime}."
 
 
+@also_called(lr="rate")
 def expected_regime(
     problem: Problem,
     rate: float,

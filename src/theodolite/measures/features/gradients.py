@@ -21,6 +21,9 @@ from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.tensors import map_tensors, named_tensors
 from theodolite.text import nearest
 
+# What is differentiated with respect to what: the model behind a `Problem`, its inputs or the value of one of its layers.
+
+
 QUANTITY = "An average gradient outer product"
 
 #: How far the output of a sample taken alone may be from that in a batch, relative to the largest output.

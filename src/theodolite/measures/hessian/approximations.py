@@ -20,6 +20,8 @@ from theodolite.problem import Problem, match_layers
 from theodolite.problem.activations import Capture, capturing
 from theodolite.results import Cost, Outcome, Result, Row
 
+# The sharp output directions of a layer from products of the weights above it, with no second derivative at all.
+
 
 def weight_product(weights: Sequence[Tensor], rates: Sequence[Tensor] | None = None) -> Tensor:
     """`W_L ⋯ W_{p+1}` (c, m), or with firing rates `W_L Π_{L−1} ⋯ W_{p+1} Π_p`; `weights` from layer p+1 up to the last.

@@ -10,7 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import also_called
 from theodolite.measures.quadratic_models.recursions import Orbit, all_over
+
+# The quadratic model of a two-layer ReLU network: the same network with the gates of its start.
 
 
 class GatedBilinear(nn.Module):
@@ -72,6 +75,7 @@ class Descent(Orbit):
     v: Tensor
 
 
+@also_called(lr="rate")
 def descend(
     u: Tensor,
     v: Tensor,
@@ -124,12 +128,11 @@ def _scale(u: Tensor) -> float:
 class GeneralQuadratic(nn.Module):
     """`g(w; x) = wᵀφ(x) + ½γ wᵀΣ(x)w`, with Σ(x) symmetric and known by its products.
 
-    Parameters
-    ----------
-    w : first weights (p).
-    features : φ, inputs (n, ...) -> (n, p).
-    product : (inputs, w) -> Σ(x_i) w for every input: (n, p).
-    gamma : weight of the quadratic part.
+    Args:
+        w: first weights (p).
+        features: φ, inputs (n, ...) -> (n, p).
+        product: (inputs, w) -> Σ(x_i) w for every input: (n, p).
+        gamma: weight of the quadratic part.
 
     >>> model = GeneralQuadratic(torch.ones(2), lambda x: x, lambda x, w: w.expand(len(x), -1), gamma=0.5)
     >>> model(torch.tensor([[1.0, 2.0]])).item()                             # 3 + ½·½·2
@@ -151,6 +154,7 @@ class GeneralQuadratic(nn.Module):
         with torch.no_grad():
             return self.features(x) + self.gamma * self.product(x, self.w)
 
+    @also_called(lr="rate")
     def step(self, x: Tensor, y: Tensor, rate: float) -> QuadraticStep:
         """What one step of gradient descent on ½ Σ (g − y)² makes of residual and kernel."""
         with torch.no_grad():
@@ -165,6 +169,7 @@ class QuadraticStep(NamedTuple):
     kernel: Tensor
 
 
+@also_called(lr="rate")
 def quadratic_step(residual: Tensor, jacobian: Tensor, curved: Tensor, rate: float) -> QuadraticStep:
     """One exact step of any quadratic model: (3.15), and (3.16) corrected.
 
@@ -197,6 +202,7 @@ class TopDirection(NamedTuple):
     rho_K: Tensor  # noqa: N815 (as the source writes it)
 
 
+@also_called(lr="rate")
 def top_direction(
     kernel: Tensor, next_kernel: Tensor, residual: Tensor, next_residual: Tensor, rate: Tensor | float
 ) -> TopDirection:

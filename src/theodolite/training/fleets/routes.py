@@ -17,6 +17,8 @@ from theodolite.problem.calling import Evaluation, Loss, ModelCall, main_output
 from theodolite.training.fleets.data import FleetBatch
 from theodolite.training.fleets.state import FleetState, Stack
 
+# Linear layers of stacked replicas, arranged so that batched matrix products run at full speed.
+
 
 class NarrowLinear(TorchFunctionMode):
     """Compute `linear` as (W xᵀ)ᵀ where it has no more outputs than samples.
@@ -84,9 +86,6 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     logs = F.log_softmax(outputs.transpose(1, 2).contiguous(), dim=1)  # (R, C, B)
     index = targets.expand(len(outputs), -1)[:, None]  # (R, 1, B)
     return torch.gather(logs, 1, index).squeeze(1).mean(1).neg()
-
-
-# Losses and gradients of all replicas on a batch: as one vectorised program, or one replica after the other.
 
 
 #: `(module, parameters, buffers, batch) -> (loss, gradients by name)` of one replica.

@@ -13,6 +13,8 @@ from theodolite.training.fleets.optimizers import FleetOptimizer, State
 from theodolite.training.fleets.routes import Gradients, Route
 from theodolite.training.fleets.state import FleetState, Stack, laid_out_like, pick
 
+# The replicas in the stack: weights, optimizer state, rates; frozen ones are held still or leave the stack.
+
 
 @dataclass
 class ReplicaStack:
@@ -140,9 +142,6 @@ def equal_bits(replicas: ReplicaStack, route: Route, batch: FleetBatch, draws: i
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a, b))
-
-
-# One training run of a fleet: steps, frozen replicas, the record.
 
 
 #: `(step, losses (R,)) -> bool, or bool (R,)`: which replicas stop. Frozen replicas, and those of other chunks, have loss NaN.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.measures.audit.data import equal_rows
+from theodolite.measures.audit.data import duplicate_rows
 
 
 def test_equal_rows_finds_all_groups_and_nothing_else():
@@ -19,8 +19,8 @@ def test_equal_rows_finds_all_groups_and_nothing_else():
     rows[[10, 11]] = rows[10].clone()
     rows[50] = rows[51] * (1 + 1e-9)
     rows[80] = rows[81] + 1e-2
-    assert equal_rows(rows) == [[3, 60, 190], [10, 11], [50, 51]]
-    assert equal_rows(rows[:1]) == []
+    assert duplicate_rows(rows) == [[3, 60, 190], [10, 11], [50, 51]]
+    assert duplicate_rows(rows[:1]) == []
 
 
 def test_convolution_filters_and_their_dead_channels():
