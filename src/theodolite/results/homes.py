@@ -2,9 +2,9 @@
 
 HOMES: dict[str, str] = {
     "alignment": "theodolite.measures.hessian.spectrum",
-    "anchor-clusters": "theodolite.measures.anchors.probing.clusters",
+    "anchor-clusters": "theodolite.measures.anchors.probing.geometry",
     "anchor-probe": "theodolite.measures.anchors.probing.probe",
-    "atom-geometry": "theodolite.measures.anchors.probing.atoms",
+    "atom-geometry": "theodolite.measures.anchors.probing.geometry",
     "atom-matches": "theodolite.measures.dictionary.recovery",
     "atom-usage": "theodolite.measures.dictionary.structure",
     "batch-audit": "theodolite.measures.audit.data",
@@ -30,7 +30,7 @@ HOMES: dict[str, str] = {
     "fleet-trace": "theodolite.training.trace",
     "full-approximation": "theodolite.measures.hessian.approximations",
     "gradient-noise": "theodolite.measures.dynamics.noise",
-    "hessian-norm": "theodolite.measures.linearity.hessian_norm",
+    "hessian-norm": "theodolite.measures.linearity.deviation",
     "hidden-error": "theodolite.measures.dictionary.hidden",
     "in-degrees": "theodolite.measures.linearity.in_degree",
     "input-audit": "theodolite.measures.audit.data",

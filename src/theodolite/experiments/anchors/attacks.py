@@ -15,15 +15,15 @@ from theodolite.experiments.anchors.tasks import anchor_of, frequent_words, stat
 from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.figure import Experiment
 from theodolite.experiments.query import chosen
-from theodolite.measures.anchors.transfer.attacks import (
+from theodolite.measures.anchors.transfer.log_linear import (
     Shift,
+    kl_divergence,
     rare_word_kl,
     rare_word_module,
     shift_anchor,
     shifted_module,
     silencing_shift,
 )
-from theodolite.measures.anchors.transfer.log_linear import kl_divergence
 from theodolite.measures.anchors.transfer.readout import anchored_logits, compare_readouts
 from theodolite.models.transformers import GPT
 from theodolite.results import Row

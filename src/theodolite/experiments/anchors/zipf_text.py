@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.seeding import stream
+from theodolite.data.generators import stream
 
 #: Words that may follow a given one by habit, and how often habit decides rather than frequency alone.
 SUCCESSORS, HABIT = 20, 0.7
