@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
-from theodolite.experiments import Experiment, Params, at_least, at_most
+from theodolite.experiments import Experiment, at_least, at_most, sizes
 from theodolite.experiments.claims import Measure
 from theodolite.experiments.query import chosen
 from theodolite.measures.anchors import anchor_clusters, probe_states
@@ -114,7 +114,7 @@ class Worlds(Experiment):
 
     id = "anchor/worlds"
     where = "Wu 2023, section 3.4, Hypothesis 3.4.2; synthetic worlds of ours"
-    sizes = {"tiny": Params(seeds=1), "laptop": Params(seeds=5), "paper": Params(seeds=10)}
+    sizes = sizes(words=4000, dim=32, contexts=6000, tiny={"seeds": 1}, laptop={"seeds": 5}, paper={"seeds": 10})
     departs = "The source has no synthetic experiment; reference values were computed for this one beforehand."
     claims = (
         at_most(
