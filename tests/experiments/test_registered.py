@@ -10,11 +10,6 @@ from theodolite.testing import ExperimentContract
 
 #: Claims of the sources that do not hold at this size. They are shown as failed; a test fails when one begins to hold.
 KNOWN_FAILURES: dict[str, set[str]] = {
-    # Students of the first steps leave every context undecided (f = 0), which the error of the theorem does not count as wrong:
-    # their share of wrong ones is 0 at the largest divergences. Counted as failures, the correlation is 0.95.
-    "anchor/transfer": {
-        "wrong contexts follow the divergence (rank correlation over ten checkpoints, smallest of the tasks)",
-    },
     # Digits networks of this size have 6 to 8 sharp output directions, not m: their factors predict no peak at m either.
     "hessian/figure-1": {"the overlap peaks at the number m of outputs (place of the peak over m)"},
     # 0.698 in fc1, wanted 0.7.

@@ -15,16 +15,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from theodolite.arguments import also_called
 from theodolite.monitors.log import LogWriter
 from theodolite.monitors.measuring.curvature import CurvatureProbe, CurvatureSample
 from theodolite.monitors.measuring.scheduler import MeasurementScheduler, TimeBudget
-from theodolite.monitors.rates.critical_rate import By
 from theodolite.monitors.report import MonitorReport, summarise
 from theodolite.monitors.spikes.detector import SpikeDetector
 from theodolite.monitors.spikes.diagnosis import Spike, finding_of
 from theodolite.monitors.spikes.tracker import Diagnosis, Situation, SpikeTracker
 from theodolite.monitors.watching.recorder import StepStats, trained
 from theodolite.monitors.watching.watched_model import WatchedModel
+from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 
 
 class Monitor:
@@ -34,17 +35,16 @@ class Monitor:
     learning rate of the batch, sharpness on a fixed probe set, the part of the loss in the top eigenspace, the drift of the
     features. Training is not changed by a bit: nothing of the model, the optimizer or the random state is written to.
 
-    Parameters
-    ----------
-    loss : `(output, target) -> scalar`, or None for models that return `.loss`.
-    probe : fixed data for sharpness and features, in any form `Problem` takes; None copies the first batch
-        (32 to 128 samples).
-    budget : share of the training time that looks may take; None looks at every step.
-    log : file or folder for a JSON-lines log, which `theodolite watch` shows while training goes on.
-    by : the matrix whose top eigenvalue is tracked, `"kernel"`, `"gauss_newton"` or `"hessian"`; None chooses.
-    top : dimension of the top eigenspace; None means 5 where the tangent kernel is written out and 1 elsewhere.
-    target : key of the target in mapping batches.
-    writer : something with `add_scalar(name, value, step)`, such as TensorBoard's SummaryWriter.
+    Args:
+        loss: `(output, target) -> scalar`, or None for models that return `.loss`.
+        probe: fixed data for sharpness and features, in any form `Problem` takes; None copies the first batch
+            (32 to 128 samples).
+        budget: share of the training time that measurements may take; None measures at every step.
+        log: file or folder for a JSON-lines log, which `theodolite watch` shows while training goes on.
+        by: (or `matrix`) the matrix whose top eigenvalue is tracked, `"kernel"`, `"gauss_newton"` or `"hessian"`; None chooses.
+        top: dimension of the top eigenspace; None means 5 where the tangent kernel is written out and 1 elsewhere.
+        target: key of the target in mapping batches.
+        writer: something with `add_scalar(name, value, step)`, such as TensorBoard's SummaryWriter.
 
     >>> torch.manual_seed(0)                                                          # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>
@@ -62,6 +62,7 @@ class Monitor:
     ()
     """
 
+    @also_called(matrix="by")
     def __init__(
         self,
         loss: Any,
@@ -69,7 +70,7 @@ class Monitor:
         probe: Any = None,
         budget: float | None = 0.25,
         log: str | PathLike[str] | None = None,
-        by: By | None = None,
+        by: MatrixName | None = None,
         top: int | None = None,
         target: str = "labels",
         writer: Any = None,
@@ -79,8 +80,7 @@ class Monitor:
             raise ValueError(f"loss must be a callable (output, target) -> scalar, or None. Got {type(loss).__name__}.")
         if budget is not None and not (isinstance(budget, int | float) and budget > 0):
             raise ValueError(f"budget is a share of the training time, such as 0.25, or None for every step. Got {budget!r}.")
-        if by not in (None, "kernel", "gauss_newton", "hessian"):
-            raise ValueError(f"by must be 'kernel', 'gauss_newton', 'hessian' or None. Got {by!r}.")
+        check_matrix_or_none(by)
         self.loss, self.budget = loss, budget
         self._probe, self._target, self._writer = probe, target, writer
         self._log = None if log is None else LogWriter(log)
@@ -98,10 +98,10 @@ class Monitor:
     def observe(
         self, step: int, model: nn.Module, batch: Any, optimizer: Optimizer, *, value: float | torch.Tensor | None = None
     ) -> None:
-        """Look at one step, after `backward` and before `optimizer.step()`.
+        """Observe one step, after `backward` and before `optimizer.step()`.
 
         `batch` is what the step was computed from (a list of them where gradients were accumulated); None takes the one that
-        passed through the model. `value` is the loss of the step where you have it; it is otherwise overheard.
+        passed through the model. `value` is the loss of the step where you have it; it is recorded otherwise.
         """
         if self._closed:
             raise ValueError("This monitor is closed. Make a new one; with the same log it goes on where this one ended.")
@@ -117,7 +117,7 @@ class Monitor:
 
     def _observe(self, step: int, model: nn.Module, batch: Any, optimizer: Optimizer, value: Any) -> None:
         watched = self._watch(model, optimizer)
-        record = watched.record(step, batch, value)
+        record = watched.record(step, batch, value)  # what the loop has computed
         if self.steps and step <= self.steps[-1].step:
             self._measure.note("step numbers went back or repeated: the log keeps the later ones")
         self.steps.append(record.stats)
@@ -125,8 +125,8 @@ class Monitor:
         with self._measure.guarded():
             self._measure.settle(watched)
             watched.probe.gather(record.batches)
-            state = self._detector.update(index, record.stats.loss)
-            diagnosis = self._tracker.update(Situation(state, record, self.steps, watched, self._measure))
+            state = self._detector.update(index, record.stats.loss)  # calm, or a spike
+            diagnosis = self._tracker.update(Situation(state, record, self.steps, watched, self._measure))  # why
             self._detector.correct(diagnosis.correction, index, record.stats.loss)
             self._measure.sample(watched, record, calm=state.phase == "calm" and record.stats.finite)
         for text in diagnosis.notes:
@@ -135,13 +135,13 @@ class Monitor:
         watched.keep(record)
 
     def attach(self, model: nn.Module, optimizer: Optimizer, *, first_step: int = 0) -> Self:
-        """Observe by itself before every `optimizer.step()`: inputs, targets and losses are overheard.
+        """Observe by itself before every `optimizer.step()`: inputs, targets and losses are recorded as they pass by.
 
         The loss must be a module that the loop calls (or None with a model that returns its own).
         """
         if self.loss is not None and not isinstance(self.loss, nn.Module):
             raise ValueError(
-                "attach overhears targets where the loss is called: it must be an nn.Module such as nn.CrossEntropyLoss(). "
+                "attach records targets where the loss is called: it must be an nn.Module such as nn.CrossEntropyLoss(). "
                 "With a plain function call observe(step, model, batch, optimizer) in the loop."
             )
         watched = self._watch(model, optimizer)
@@ -164,7 +164,7 @@ class Monitor:
         return self
 
     def listen(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Begin to overhear batches and losses; `observe` does so by itself from its first call on."""
+        """Begin to record batches and losses; `observe` does so by itself from its first call on."""
         self._watch(model, optimizer)
 
     def close(self, reason: str = "closed") -> None:
@@ -227,9 +227,9 @@ class Monitor:
             for sample in samples:
                 self._log.write(kind="look", **sample.row())
             for spike in spikes:
-                found = finding_of(spike)
-                words = {"severity": found.severity.value, "sentence": found.sentence, "advice": found.advice}
-                self._log.write(kind="spike", **spike.row(), **words)
+                row, found = spike.row(), finding_of(spike)
+                row |= {"severity": found.severity.value, "sentence": found.sentence, "advice": found.advice}
+                self._log.write(kind="spike", **{name: value for name, value in row.items() if name != "rate"})
             self._log.write(kind="step", **stats.row())
         if self._writer is not None:
             for sample in samples:

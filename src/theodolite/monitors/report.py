@@ -18,7 +18,7 @@ MOVED = 0.9
 #: Share of sampled batches above their critical rate from which spikes are to be expected.
 OFTEN = 0.1
 
-#: Sampled steps below which no rate of matches is told.
+#: Sampled steps below which no rate of matches is reported.
 FEW = 5
 
 
@@ -54,22 +54,7 @@ class MonitorReport(Result):
 
     def rows(self) -> list[Row]:
         """One row per spike."""
-        return [
-            {
-                "start": s.start,
-                "peak": s.peak,
-                "end": s.end,
-                "height": s.height,
-                "cause": s.cause.value,
-                "rate": s.rate,
-                "ratio": s.ratio,
-                "top_share": s.top_share,
-                "sharpness_before": s.sharpness_before,
-                "sharpness_after": s.sharpness_after,
-                "batch": s.batch,
-            }
-            for s in self.spikes
-        ]
+        return [spike.row() for spike in self.spikes]
 
     def sentence(self) -> str:
         return "\n".join(map(str, self.findings))

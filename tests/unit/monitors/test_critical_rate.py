@@ -52,6 +52,22 @@ def test_the_rate_is_a_multiple_of_the_critical_one_whenever_it_was_looked_at(ma
         steps_of(model, data, optimizer, follow, 1)
 
 
+def test_matrix_is_another_name_for_by():
+    model, data = small()
+    loss, sgd = nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1)
+    assert EdgeProbe(th.Problem(model, loss, data), matrix="hessian").by == "hessian"
+    assert th.monitors.MultiCatapult(model, loss, data, sgd, matrix="gauss_newton").probe.by == "gauss_newton"
+    with th.Monitor(loss, budget=None, matrix="hessian") as monitor:
+        loss(model(data[0]), data[1]).backward()
+        monitor.observe(0, model, data, sgd)
+    assert {row["by"] for row in monitor.report().looks} == {"hessian"}
+    for make in (lambda **by: th.Monitor(loss, **by), lambda **by: EdgeProbe(th.Problem(model, loss, data), **by)):
+        with pytest.raises(ValueError, match="by must be 'kernel', 'gauss_newton', 'hessian' or None"):
+            make(matrix="fisher")
+        with pytest.raises(TypeError, match="two names of one argument"):
+            make(matrix="hessian", by="hessian")
+
+
 def test_the_kernel_and_the_gauss_newton_matrix_give_the_same_edge():
     model, data = small(2)
     problem = th.Problem(model, nn.MSELoss(), data)

@@ -16,8 +16,9 @@ from theodolite.measures.dynamics.batch_rates import kernel_curvature
 from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.kernel.scalar_output import outputs_per_sample
-from theodolite.monitors.rates.critical_rate import KERNEL_ROWS, By
-from theodolite.operators import LinearOperator, gauss_newton, hessian, tangent_kernel
+from theodolite.monitors.rates.critical_rate import KERNEL_ROWS
+from theodolite.operators import LinearOperator, tangent_kernel
+from theodolite.operators.matrices import ON_PARAMETERS, MatrixName
 from theodolite.problem import Problem
 from theodolite.results import Row
 
@@ -89,7 +90,7 @@ class CurvatureProbe:
     matrix otherwise.
     """
 
-    by: By | None = None
+    by: MatrixName | None = None
     top: int | None = None
     seed: int = 0
     starts: dict[str, Tensor] = field(default_factory=dict)
@@ -166,8 +167,8 @@ class CurvatureProbe:
 
     def _by_products(self, problem: Problem, law: StabilityLaw | None, on: str, split: bool, thorough: bool) -> dict[str, Any]:
         """A few products with the Gauss-Newton matrix or the Hessian, from where the last measurement of the same kind ended."""
-        by: By = "hessian" if self.by == "hessian" else "gauss_newton"
-        matrix = hessian(problem) if by == "hessian" else gauss_newton(problem)
+        by = "hessian" if self.by == "hessian" else "gauss_newton"
+        matrix = ON_PARAMETERS[by](problem)
         op = matrix if law is None else law.effective(matrix)
         # Probing symmetry costs as much as measuring. That the loss sees the weights through the output alone is checked once.
         if by in self._passed:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from theodolite.arguments import integer
+from theodolite.arguments import also_called, integer
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.batch_rates import kernel_curvature
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.kernel.scalar_output import require_problem
-from theodolite.operators import LinearOperator, gauss_newton, hessian, tangent_kernel
+from theodolite.operators import tangent_kernel
+from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Problem
 from theodolite.training.schedules import Schedule
-
-By = Literal["kernel", "gauss_newton", "hessian"]
-_MATRICES: dict[str, Callable[[Problem], LinearOperator]] = {"gauss_newton": gauss_newton, "hessian": hessian}
 
 #: Accuracy of the eigenvalue behind a critical rate, relative, where it is found by products.
 TOLERANCE = 1e-2
@@ -31,28 +28,28 @@ KERNEL_ROWS = 512
 class EdgeProbe:
     """The critical rate of a problem at the weights it has now; each search starts from the eigenvector of the last.
 
-    `optimizer` sets the law (momentum, weight decay, Adam), None is plain descent. `by` names the matrix: "kernel" (squared
-    losses, one rate for all parameters), "gauss_newton" (which has the same eigenvalues there), "hessian"; None takes the
-    kernel where it is small and serves, and the Gauss-Newton matrix else. After `measure`, `sharpness` is the eigenvalue behind
-    the rate: for a mean squared error over n samples (2/n) times the norm of the tangent kernel.
+    `optimizer` sets the law (momentum, weight decay, Adam), None is plain descent. `by` (or `matrix`) names the matrix:
+    "kernel" (squared losses, one rate for all parameters), "gauss_newton" (which has the same eigenvalues there), "hessian";
+    None takes the kernel where it is small and serves, and the Gauss-Newton matrix elsewhere. After `measure`, `sharpness` is
+    the eigenvalue behind the rate: for a mean squared error over n samples (2/n) times the norm of the tangent kernel.
     """
 
+    @also_called(matrix="by")
     def __init__(
         self,
         problem: Problem,
         optimizer: Optimizer | None = None,
         *,
-        by: By | None = None,
+        by: MatrixName | None = None,
         tol: float = TOLERANCE,
         seed: int = 0,
     ) -> None:
         require_problem(problem, "EdgeProbe")
-        if by not in (None, "kernel", *_MATRICES):
-            raise ValueError(f"by must be 'kernel', 'gauss_newton', 'hessian' or None. Got {by!r}.")
+        check_matrix_or_none(by)
         law = stability_law(optimizer, problem)  # refuses what has no law before anything runs
         forced = by == "kernel"
-        self._curvature = None if by in _MATRICES else kernel_curvature(problem, law, rows=KERNEL_ROWS, required=forced)
-        self.by: By = "kernel" if self._curvature is not None else by or "gauss_newton"
+        self._curvature = None if by in ON_PARAMETERS else kernel_curvature(problem, law, rows=KERNEL_ROWS, required=forced)
+        self.by: MatrixName = "kernel" if self._curvature is not None else by or "gauss_newton"
         self.problem, self.optimizer, self.tol, self.seed = problem, optimizer, tol, seed
         self.sharpness = math.nan
         self.matvecs = 0
@@ -69,7 +66,7 @@ class EdgeProbe:
         return largest if law.decay is None else largest + float(law.decay[0])
 
     def _by_products(self, law: StabilityLaw) -> float:
-        op = law.effective(_MATRICES[self.by](self.problem))
+        op = law.effective(ON_PARAMETERS[self.by](self.problem))
         pairs = top_eigenpairs(op, 1, tol=self.tol, start=self.start, seed=self.seed, progress=False)
         self.start = pairs.vectors.clone()  # nothing else is carried on, so that a resumed run sees the same numbers
         self.matvecs += pairs.matvecs
@@ -84,9 +81,8 @@ class CriticalRateLR(LRScheduler):
     asks for a catapult. Neither weights, gradients nor random state are touched. Where no direction curves upwards the rate
     stays as it is.
 
-    Parameters
-    ----------
-    probe : the `Problem` whose critical rate is followed (all the data, or a part of it), or an `EdgeProbe` of it.
+    Args:
+        probe: the `Problem` whose critical rate is followed (all the data, or a part of it), or an `EdgeProbe` of it.
 
     >>> from torch import nn
     >>> model = nn.Linear(1, 1, bias=False).double()

@@ -12,9 +12,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from theodolite.arguments import also_called
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.trials import BLOWN_UP
-from theodolite.monitors.rates.critical_rate import By, EdgeProbe
+from theodolite.monitors.rates.critical_rate import EdgeProbe
+from theodolite.operators.matrices import MatrixName
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss
 from theodolite.results import Outcome, Result, Row
@@ -109,16 +111,16 @@ class MultiCatapult:
     With `train`, pass it as the schedule: `train(model, loss, data, optimizer, schedule=driver, steps=500)`. `observe` fits
     `train(..., observe=driver.observe)` and monitors that look between backward and step.
 
-    Parameters
-    ----------
-    data : what loss and critical rate are measured on: all the data, or a part that stands for it.
-    ratio : of a raised rate over the critical one; it must lie below what the model survives (2 for wide quadratic models,
-        several times that for ReLU networks).
-    by : the matrix of the critical rate, "kernel", "gauss_newton" or "hessian"; None: the kernel or the Gauss-Newton matrix,
-        whichever is cheaper.
-    settle : steps a raise may take to bring the loss below its value before, or it counts as diverged.
+    Args:
+        data: what loss and critical rate are measured on: all the data, or a part that stands for it.
+        ratio: of a raised rate over the critical one; it must lie below what the model survives (2 for wide quadratic models,
+            several times that for ReLU networks).
+        by: (or `matrix`) the matrix of the critical rate, "kernel", "gauss_newton" or "hessian"; None: the kernel or the
+            Gauss-Newton matrix, whichever is cheaper.
+        settle: steps a raise may take to bring the loss below its value before, or it counts as diverged.
     """
 
+    @also_called(matrix="by")
     def __init__(
         self,
         model: nn.Module,
@@ -129,7 +131,7 @@ class MultiCatapult:
         raises: int = 3,
         ratio: float = 1.6,
         patience: int = 10,
-        by: By | None = None,
+        by: MatrixName | None = None,
         settle: int = 300,
         mode: Any = "eval",
         seed: int = 0,

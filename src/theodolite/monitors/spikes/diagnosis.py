@@ -108,9 +108,9 @@ class Spike:
         return self.end is not None
 
     def row(self) -> Row:
-        """What the log keeps of it, without its words."""
-        names = ("start", "peak", "end", "height", "batch", "ratio", "sharpness_before", "sharpness_after", "top_share")
-        return {**{name: getattr(self, name) for name in names}, "cause": self.cause.value}
+        names = ("rate", "ratio", "top_share", "sharpness_before", "sharpness_after", "batch")
+        place = {"start": self.start, "peak": self.peak, "end": self.end, "height": self.height, "cause": self.cause.value}
+        return {**place, **{name: getattr(self, name) for name in names}}
 
     @property
     def fall(self) -> float | None:
@@ -132,11 +132,6 @@ def batch_is_bad(evidence: Evidence) -> bool:
     extreme = max(2.0, math.exp(min(50.0, BEYOND_NOISE * evidence.spread)))
     far_off = evidence.spread > 0 and evidence.batch_loss > extreme * expected and typical > expected
     return typical > all_of_it * expected or far_off
-
-
-def batch_is_scaled(evidence: Evidence) -> bool:
-    """Whether the inputs of the batch at fault are of another size than all others."""
-    return is_scaled(evidence.input_scale)
 
 
 def is_scaled(scale: float | None) -> bool:
@@ -170,7 +165,7 @@ def cause_of(evidence: Evidence) -> Cause:
         return Cause.NON_FINITE
     ratios = [r for r in (evidence.ratio, evidence.probe_ratio) if r is not None]
     jump = rate_jumped(evidence.rates)
-    bad = batch_is_bad(evidence) or batch_is_scaled(evidence)
+    bad = batch_is_bad(evidence) or is_scaled(evidence.input_scale)
     if bad and (jump is None or not evidence.probe_raised):
         return Cause.DATA_SHIFT if evidence.batches_high > IN_A_ROW else Cause.BAD_BATCH
     if jump is not None and (jump >= LARGE_JUMP or not ratios or max(ratios) > 1.0):

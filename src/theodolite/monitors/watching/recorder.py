@@ -1,4 +1,4 @@
-"""What the loop passes by at every step: the batch and its loss, overheard, and the norms of gradient and update.
+"""What the loop passes by at every step: the batch, its loss, and the norms of gradient and update.
 
 Nothing is computed twice and nothing is changed: hooks only read.
 """

@@ -137,9 +137,9 @@ class WatchedModel:
     # Recording
 
     def record(self, step: int, batch: Any, value: Any) -> StepRecord:
-        """The step under way, from what its loop has computed; `batch` and `value` are overheard where they are None."""
+        """The step under way, from what its loop has computed; `batch` and `value` are the recorded ones where they are None."""
         self.recorder.trains_in_train_mode = self.model.training
-        batches, size, bad_data = self._parsed(self._overheard() if batch is None else batch)
+        batches, size, bad_data = self._parsed(self._recorded_batch() if batch is None else batch)
         loss = self._loss_of_step(batches) if value is None else float(value)
         if value is not None:
             self.recorder.take()
@@ -165,7 +165,7 @@ class WatchedModel:
     def close(self) -> None:
         self.recorder.close()
 
-    def _overheard(self) -> Any:
+    def _recorded_batch(self) -> Any:
         batch = self.recorder.batch()
         if batch is None:
             raise ValueError(
@@ -188,10 +188,10 @@ class WatchedModel:
 
     def _loss_of_step(self, batches: list[Batch]) -> float:
         """The loss of the step under way: as it passed by, from the output that did, or computed once more."""
-        heard, raw = self.recorder.take(), self.recorder.output
+        recorded, raw = self.recorder.take(), self.recorder.output
         self.recorder.output = None
-        if heard is not None or not batches:
-            return math.nan if heard is None else heard
+        if recorded is not None or not batches:
+            return math.nan if recorded is None else recorded
         with torch.no_grad():
             if raw is not None and len(batches) == 1:
                 return float(self._call._apply_loss(raw, main_output(raw), batches[0].target))

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
+from theodolite.experiments import Experiment, Reported, equal, rows, sizes
+from theodolite.experiments.query import Value, select
 from theodolite.measures.linearity import Graph, dag_width
 from theodolite.results import Row
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Three inputs, six neurons, two outputs. g has a path of one edge from x3 and one of three: it stands in layer 3.
 EXAMPLE = (
@@ -26,12 +21,6 @@ SCATTERED = {
     "x1": (0.0, 0.4), "x2": (1.6, 0.0), "x3": (3.4, 0.3), "a": (0.4, 2.0), "b": (2.2, 1.2), "c": (4.2, 1.6), "d": (1.4, 2.9),
     "e": (3.2, 2.4), "g": (2.6, 3.6), "y1": (0.9, 4.4), "y2": (4.0, 4.3),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Params:
-    graphs: int
-    vertices: int
 
 
 def brute_force(vertices: int, edges: list[tuple[int, int]]) -> list[int]:
@@ -49,13 +38,9 @@ def brute_force(vertices: int, edges: list[tuple[int, int]]) -> list[int]:
     return [longest(v) for v in range(vertices)]
 
 
-def _example(column: str, vertex: str) -> Any:
-    return lambda rows: next(row[column] for row in rows if row["kind"] == "vertex" and row["vertex"] == vertex)
-
-
-def disagreements(rows: list[Row]) -> int:
-    """Vertices of random graphs whose layer, or width, differs from the definition's."""
-    return int(sum(row["wrong"] for row in rows if row["kind"] == "random"))
+def layer_of(vertex: str) -> Value:
+    """The layer of a neuron of the example."""
+    return rows(kind="vertex", vertex=vertex)["layer"].first()
 
 
 class Figure21(Experiment):
@@ -66,49 +51,36 @@ class Figure21(Experiment):
     each neuron what the notation of the appendix calls ℓ, d_ℓ, m_i and S_i.
     """
 
-    id = "linearity/figure-2.1"
     item = ("zhu-2024 Figure 2.1", "zhu-2024 Table A.1")
-    source = "003, Figure 2.1, Definitions 2.2.1 and 2.2.7, Table A.1 (notation)"
-    sizes = {
-        "tiny": Params(graphs=20, vertices=50),
-        "laptop": Params(graphs=200, vertices=50),
-        "paper": Params(graphs=200, vertices=200),
-    }
+    where = "Definitions 2.2.1 and 2.2.7; of Table A.1 the notation"
+    sizes = sizes(graphs=200, vertices=50, tiny={"graphs": 20}, laptop={}, paper={"vertices": 200})
     claims = (
-        Claim(
+        equal(
+            3,
             "the neuron with a path of one edge and one of three stands in layer 3",
-            _example("layer", "g"),
-            rule="equal",
-            expected=3,
-            reported=Reported("the longest path decides", "003, Figure 2.1"),
+            layer_of("g"),
+            says="the longest path decides",
         ),
-        Claim(
-            "inputs stand in layer 0",
-            _example("layer", "x3"),
-            rule="equal",
-            expected=0,
-            reported=Reported(0, "003, Definition 2.2.1"),
-        ),
-        Claim(
+        equal(0, "inputs stand in layer 0", layer_of("x3"), reported=Reported(0, "Zhu 2024, Definition 2.2.1")),
+        equal(
+            0,
             "layers and widths of random graphs that differ from the definition",
-            disagreements,
-            rule="equal",
-            expected=0,
+            rows(kind="random")["wrong"].sum(),
         ),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield {"part": "example", "seed": 0}
         yield {"part": "random", "graphs": p.graphs, "vertices": p.vertices, "seed": 0}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         yield from _example_rows() if job["part"] == "example" else _random_rows(job)
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        vertices = {row["vertex"]: row for row in rows if row["kind"] == "vertex"}
-        edges = [(row["source"], row["target"]) for row in rows if row["kind"] == "edge"]
+        vertices = {row["vertex"]: row for row in select(rows, kind="vertex")}
+        edges = [(row["source"], row["target"]) for row in select(rows, kind="edge")]
         figure, (left, right) = plots.panels(2, size=(4.2, 3.8))
         _draw(left, SCATTERED, edges, vertices, "the graph")
         _draw(right, _by_layer(vertices), edges, vertices, "in layers, by the longest path")
@@ -161,13 +133,7 @@ def _by_layer(vertices: Mapping[str, Row]) -> dict[str, tuple[float, float]]:
     return places
 
 
-def _draw(
-    ax: Axes,
-    places: Mapping[str, tuple[float, float]],
-    edges: list[tuple[str, str]],
-    vertices: Mapping[str, Row],
-    title: str,
-) -> None:
+def _draw(ax: Any, places: Mapping[str, Any], edges: list[tuple[str, str]], vertices: Mapping[str, Row], title: str) -> None:
     from theodolite import plots
 
     for u, v in edges:
