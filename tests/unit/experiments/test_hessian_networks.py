@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.experiments.hessian.networks import Setup, problem_of, trained
+from theodolite.experiments.hessian.networks import Setup, network_of, problem_of
 from theodolite.linalg import overlap_curve, top_eigenpairs
 from theodolite.operators import layer_hessians
 
@@ -17,7 +17,7 @@ FEW = Setup("F-20^2", epochs=1, samples=30, pixels="raw")
 
 
 def test_inputs_in_their_span_have_the_same_outputs_and_fewer_weights():
-    (whole, (x, _)), (inside, (z, _)) = trained(FEW, 0), trained(replace(FEW, span=True), 0)
+    (whole, (x, _)), (inside, (z, _)) = network_of(FEW, 0), network_of(replace(FEW, span=True), 0)
     first = next(module for module in inside.modules() if isinstance(module, nn.Linear))
     assert first.weight.shape == (20, z.shape[1])
     assert first.in_features == z.shape[1] <= 30 < x.shape[1]
@@ -39,6 +39,6 @@ def test_the_first_layer_keeps_its_curvature_and_models_their_overlap():
 
 @pytest.mark.parametrize(("pixels", "low", "high"), [("raw", 0.0, 1.0), ("standard", -2.0, 3.0)])
 def test_raw_pixels_are_not_centred(pixels, low, high):
-    _, (x, _) = trained(replace(FEW, pixels=pixels), 0)
+    _, (x, _) = network_of(replace(FEW, pixels=pixels), 0)
     assert low <= float(x.min()) <= float(x.max()) <= high
     assert (float(x.min()) == 0.0) == (pixels == "raw")
