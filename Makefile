@@ -4,35 +4,39 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: survey reproduce test golden lint bench docs clean
+.DEFAULT_GOAL := survey
+.PHONY: help survey reproduce test test-fast golden lint bench docs clean
 
-# Trains the embedded example, surveys it, prints the findings and writes survey/index.html.
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
 # SURVEY="--model mymodule:build --data mymodule:data" surveys your own model instead.
-survey: $(VENV)/installed
+survey: $(VENV)/installed ## train the embedded example, survey it, write survey/index.html
 	$(BIN)/theodolite survey --out survey $(SURVEY)
 
-# Every registered experiment at tiny size, into gallery/index.html; exit code 1 if a claim failed.
-reproduce: $(VENV)/installed
+reproduce: $(VENV)/installed ## every experiment at tiny size into gallery/index.html; exit code 1 if a claim failed
 	$(BIN)/theodolite reproduce --size tiny --engine joblib --out gallery --resume
 
-test: $(VENV)/installed-test lint
+test: $(VENV)/installed-test lint ## lint, types and all tests on two cores (under 10 minutes)
 	$(BIN)/python -m pytest
 
-# Golden results in golden/: recorded by the first call, compared by every later one (rm -r golden starts anew).
-golden: $(VENV)/installed-test
+test-fast: $(VENV)/installed-test ## the quick tests, for while you write (under 2 minutes)
+	$(BIN)/python -m pytest -m 'not slow and not long'
+
+# Recorded by the first call, compared by every later one; rm -r golden starts anew.
+golden: $(VENV)/installed-test ## record golden results before a big step, compare after it
 	$(BIN)/python tools/golden.py $(if $(wildcard golden/*.json),compare,record) golden $(GOLDEN)
 
-lint: $(VENV)/installed-test
+lint: $(VENV)/installed-test ## ruff (rules and format) and mypy
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
 # BENCH="--quick" tries the harness, BENCH="--items product layers" measures only these.
-bench: $(VENV)/installed-bench
+bench: $(VENV)/installed-bench ## measure speed beside the peers, into benchmarks/results
 	$(BIN)/python benchmarks/run.py --out benchmarks/results $(BENCH)
 
-# The documentation with its gallery executed; a warning is an error.
-docs: $(VENV)/installed-docs
+docs: $(VENV)/installed-docs ## the documentation with its gallery executed; a warning is an error
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
 	@echo "The page is docs/_build/html/index.html"
 
@@ -56,5 +60,5 @@ $(VENV)/installed-docs: $(VENV)/installed
 	$(PIP) -e '.[docs]'
 	touch $@
 
-clean:
+clean: ## remove .venv and all that was made
 	rm -rf $(VENV) survey gallery benchmarks/results docs/_build docs/gallery docs/reference .mypy_cache .ruff_cache .pytest_cache

@@ -19,7 +19,7 @@ from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors import AnchorProbe
 from theodolite.measures.anchors.probing.heads import call
 from theodolite.models import gpt, stories260k_from
-from theodolite.models.gguf import load_gguf, smollm2_file
+from theodolite.models.pretrained import load_gguf, smollm2_file
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def warm_start(settings: Settings) -> Iterator[Row]:
 
 
 def _tracked(task: Task, k: int, start: Tensor | None, true: Tensor, settings: Settings, row: Row) -> None:
-    def solve() -> th.Eigenpairs:
+    def solve() -> th.linalg.Eigenpairs:
         return th.top_eigenpairs(th.hessian(peers.problem(task)), k, start=start)
 
     timing, pairs = one_shot(task.gradient, solve, settings, most=3)

@@ -35,7 +35,7 @@ def estimates(settings: Settings) -> Iterator[Row]:
 
 def _estimate(row: Row, *, task: networks.Task, settings: Settings) -> None:
     settings.patience.wait()
-    plan = th.plan_survey(_problem(task), lr=1e-3)
+    plan = th.instruments.plan_survey(_problem(task), lr=1e-3)
     settings.patience.wait()
     began = time.perf_counter()
     th.survey(_problem(task), lr=1e-3, progress=False)
@@ -55,7 +55,7 @@ def budgets(settings: Settings) -> Iterator[Row]:
 
 def _budget(row: Row, *, task: networks.Task, settings: Settings) -> None:
     settings.patience.wait()
-    budget = th.plan_survey(_problem(task), lr=1e-3).seconds / 3
+    budget = th.instruments.plan_survey(_problem(task), lr=1e-3).seconds / 3
     began = time.perf_counter()
     found = th.survey(_problem(task), lr=1e-3, budget=budget, progress=False)
     took = time.perf_counter() - began

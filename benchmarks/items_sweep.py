@@ -51,7 +51,7 @@ def _network(seed: int, width: int) -> nn.Module:
     return ntk_fcn(192, width, 2, init="ntk_sign", seed=seed)
 
 
-def _sweep(task: Task, test: tuple[Tensor, Tensor], steps: int, **more: Any) -> th.CatapultSweep:
+def _sweep(task: Task, test: tuple[Tensor, Tensor], steps: int, **more: Any) -> th.measures.dynamics.CatapultSweep:
     width = len(task.parameters[0])
     problem = th.Problem(task.model, task.loss, task.batches)
     return th.catapult_sweep(

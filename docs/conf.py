@@ -23,7 +23,7 @@ copyright = author
 version = release = theodolite.__version__
 language = "en_GB"
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_gallery.gen_gallery"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx_gallery.gen_gallery"]
 exclude_patterns = ["_build", "snippets", "gallery/**/*.ipynb", "gallery/**/*.py", "**/sg_execution_times.rst"]
 default_role = "code"
 highlight_language = "python"
@@ -34,6 +34,9 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autosummary_generate = False
+napoleon_numpy_docstring = False
+napoleon_use_param = False  # one entry may describe several arguments
+napoleon_use_rtype = False
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 
@@ -81,5 +84,5 @@ sphinx_gallery_conf = {
 
 def setup(app):
     reference_pages.write(Path(app.srcdir))
-    app.connect("autodoc-process-docstring", reference_pages.tidy)
+    app.connect("autodoc-process-docstring", reference_pages.escape, priority=100)  # before napoleon
     return {"parallel_read_safe": True}

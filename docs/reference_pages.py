@@ -1,17 +1,20 @@
-"""Writes the pages of the reference: the public names by room, and the help of each command.
+"""Writes the pages of the reference: the public names by question, the rest by room, and the help of each command.
 
-Everything is read from the package when the documentation is built, so a new name or option appears by itself.
+Everything is read from the package when the documentation is built: the questions and their names from the stub
+`theodolite/__init__.pyi`, the rest from what each room lists as its own. So a new name or option appears by itself.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import pkgutil
 import re
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import typer
 
@@ -22,14 +25,21 @@ from theodolite.results import Result
 FOLDER = "reference"
 _FIELDS_OF_ALL = {"outcome", "seed", "cost", "provenance"}
 
+#: Rooms below which the names stand that are not at the top; each is shown with the first question that takes a name from it,
+#: or with the one named here.
+_ROOMS = ("problem", "results", "operators", "linalg", "training", "monitors", "runners", "data", "models", "plots")
+_PLACES = {
+    "theodolite.measures.audit": "Which data matter?",
+    "theodolite.measures.quadratic_models": "Is it a kernel machine?",
+    "theodolite.models": "Reproduce",
+}
+
 
 def write(source: Path) -> None:
     """All pages below `source`/reference; a page that is as it was is left alone."""
-    pages = {room: _names_page(room, names) for room, names in theodolite._CONTENTS.items()}
-    for room in theodolite._ROOMS:
-        names = [name for name in importlib.import_module(f"theodolite.{room}").__all__ if not _is_shown(room, name)]
-        pages.setdefault(f"theodolite.{room}", "")
-        pages[f"theodolite.{room}"] += _room_page(room, names, more=bool(pages[f"theodolite.{room}"]))
+    questions = by_question()
+    rooms = _rooms_by_question(questions)
+    pages = {_slug(title): _question_page(title, names, rooms[title]) for title, names in questions.items()}
     pages["commands"] = _commands_page()
     pages["index"] = _index(list(pages))
     folder = source / FOLDER
@@ -43,9 +53,55 @@ def write(source: Path) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def _is_shown(room: str, name: str) -> bool:
-    """Whether a name of a room is public at the top as well."""
-    return theodolite._HOME.get(name) == f"theodolite.{room}"
+def by_question() -> dict[str, list[str]]:
+    """The questions of the stub, each with its names: a comment above imports is their question."""
+    text = Path(theodolite.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    found: dict[str, list[str]] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom):
+            above = lines[node.lineno - 2]
+            if above.startswith("# "):
+                found[above.removeprefix("# ")] = []
+            list(found.values())[-1].extend(alias.name for alias in node.names)
+    return found
+
+
+def rooms() -> list[str]:
+    """All modules that list names of their own for the reader."""
+    measures = importlib.import_module("theodolite.measures")
+    below = [f"theodolite.measures.{module.name}" for module in pkgutil.iter_modules(measures.__path__) if module.ispkg]
+    own = [f"theodolite.{name}" for name in (*_ROOMS, "experiments", "instruments", "testing")]
+    return [name for name in [*own, *below] if _listed(name)]
+
+
+def _listed(module: str) -> list[str]:
+    """What a room lists and the top level does not show."""
+    return [name for name in getattr(importlib.import_module(module), "__all__", ()) if not _is_at_the_top(module, name)]
+
+
+def _is_at_the_top(module: str, name: str) -> bool:
+    return name in theodolite.__all__ and getattr(theodolite, name) is getattr(importlib.import_module(module), name)
+
+
+def _rooms_by_question(questions: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Each room once, with the question it belongs to; rooms that no question takes a name from stand with the last."""
+    placed: dict[str, list[str]] = {title: [] for title in questions}
+    left = rooms()
+    for title, names in questions.items():
+        things = [getattr(theodolite, name) for name in names]
+        homes = [thing.__name__ if inspect.ismodule(thing) else thing.__module__ for thing in things]
+        for room in list(left):
+            if _PLACES.get(room, title) == title and any(f"{home}.".startswith(f"{room}.") for home in homes):
+                placed[title].append(room)
+                left.remove(room)
+    for room in left:
+        placed[_PLACES.get(room, list(questions)[-1])].append(room)
+    return placed
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
 
 
 def _title(text: str, line: str = "=") -> str:
@@ -63,23 +119,26 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _names_page(room: str, names: list[str]) -> str:
-    text = _title(room.removeprefix("theodolite.")) + _sentence(_about(room)) + "\n\n"
-    text += "Used as ``th.name`` after ``import theodolite as th``.\n\n"
-    return text + _entries("theodolite", names)
-
-
-def _room_page(room: str, names: list[str], *, more: bool) -> str:
-    module = f"theodolite.{room}"
-    text = _title("More", "-") if more else _title(room) + _sentence(_about(module)) + "\n\n"
-    return text + f"Used as ``th.{room}.name``.\n\n" + _entries(module, names)
+def _question_page(title: str, names: list[str], rooms: list[str]) -> str:
+    text = _title(title) + "Used as ``th.name`` after ``import theodolite as th``.\n\n"
+    plain = [name for name in names if not inspect.ismodule(getattr(theodolite, name))]
+    text += _entries("theodolite", plain) if plain else ""
+    for room in rooms:
+        short = room.removeprefix("theodolite.")
+        text += _title(f"More: {short}", "-") + f".. module:: {room}\n   :no-index-entry:\n\n"
+        text += _sentence(_about(room)) + f"\n\nUsed as ``th.{short}.name``.\n\n" + _entries(room, _listed(room))
+    for name in names:
+        module = getattr(theodolite, name)
+        if inspect.ismodule(module) and module.__name__ not in rooms:
+            text += _title(name, "-") + _sentence(_about(module.__name__)) + f"\n\nUsed as ``th.{name}``.\n\n"
+    return text
 
 
 def _entries(module: str, names: list[str]) -> str:
     """A table of the names, then each in full; modules among them come last, with their own names."""
     found = {name: getattr(importlib.import_module(module), name) for name in names}
     plain = [name for name, thing in found.items() if not inspect.ismodule(thing)]
-    described = [name for name in plain if callable(found[name])]
+    described = [name for name in plain if callable(found[name]) and get_origin(found[name]) is None]
     text = f".. currentmodule:: {module}\n\n.. autosummary::\n   :nosignatures:\n\n"
     text += "".join(f"   {name}\n" for name in described) + "\n"
     text += "".join(_entry(name, found[name]) for name in plain)
@@ -98,7 +157,7 @@ def _entry(name: str, thing: Any) -> str:
         if issubclass(thing, Enum):
             text += "   Values: " + ", ".join(f"``{member.name}``" for member in thing) + ".\n\n"
         return text + (f"   {_fields(thing)}\n\n" if is_dataclass(thing) else "")
-    if callable(thing):
+    if callable(thing) and get_origin(thing) is None:  # no alias of a type
         return f".. autofunction:: {name}\n\n"
     return f".. data:: {name}\n   :no-typesetting:\n\n.. rubric:: {name}\n\n``{_short(thing)}``\n\n"
 
@@ -118,7 +177,7 @@ def _fields(kind: type) -> str:
 
 def _index(pages: list[str]) -> str:
     listed = "".join(f"   {name}\n" for name in ("commands", *(p for p in pages if p != "commands")))
-    about = "The public names by room, and the command line. Written from the package itself when these pages are built.\n\n"
+    about = "The public names by question, and the command line. Written from the package itself when these pages are built.\n\n"
     return _title("Reference") + about + f".. toctree::\n   :maxdepth: 1\n\n{listed}"
 
 
@@ -155,35 +214,10 @@ def help_text(command: Any, name: str) -> str:
 # Docstrings
 
 
-def tidy(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """The house's docstrings as reStructuredText: code in backticks, `Parameters` as a list, nothing else marked up."""
+def escape(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Stars, bars and underscores of a docstring stand for themselves; sections are napoleon's business."""
     blocks = "\n".join(lines).expandtabs().split("\n\n")
-    done: list[str] = []
-    for block in blocks:
-        rows = block.strip("\n").splitlines()
-        if len(rows) > 1 and re.fullmatch(r"\s*-{3,}", rows[1]):
-            done.append(f"**{rows[0].strip()}**")
-            done += _parameters(rows[2:])
-        elif block.lstrip().startswith(">>>"):
-            done.append(block.strip("\n"))
-        else:
-            done.append(_escaped(block.strip("\n")))
-    lines[:] = [*"\n\n".join(done).splitlines(), ""]
-
-
-def _parameters(rows: list[str]) -> list[str]:
-    """`name : text` with further lines below it, as definitions."""
-    items: list[tuple[str, list[str]]] = []
-    for row in rows:
-        match = re.fullmatch(r"(\S.*?) : (.*)", row)
-        if match and not row.startswith(" "):
-            items.append((match[1], [match[2]]))
-        elif items:
-            items[-1][1].append(row.strip())
-    listed = [
-        f"{', '.join(f'``{n.strip()}``' for n in names.split(','))}\n    {_escaped(' '.join(text))}" for names, text in items
-    ]
-    return ["\n".join(listed)]
+    lines[:] = "\n\n".join(b if b.lstrip().startswith(">>>") else _escaped(b) for b in blocks).splitlines()
 
 
 def _escaped(text: str) -> str:

@@ -41,7 +41,7 @@ print(f"accuracy {right:.1%}; activations {signals.shape}")
 # Sizes up to four times the width of the layer, judged on activations that were held out. Nothing here is noisy, and the largest
 # dictionary that was tried predicts best: a still larger one may be better.
 
-choice = th.choose_dictionary(signals, [64, 128, 256], [4, 8], max_iter=20, learning_rate=3e-3, seed=0)
+choice = th.dictionary.choose_dictionary(signals, [64, 128, 256], [4, 8], max_iter=20, learning_rate=3e-3, seed=0)
 print(choice)
 th.plots.plot_dictionary_choice(choice.rows(), figure=plt.figure(layout="constrained"))
 plt.show()
@@ -100,4 +100,6 @@ for name, values in compared.items():
     found = shares(one_sided(values[:, strongest(values)])).max(1)
     print(f"{name}: {found.mean():.0%} on average, from {found.min():.0%} to {found.max():.0%}")
 learned = min(row["hidden_error"] for row in choice.rows())
-print(f"hidden error: learned {learned:.4g}, drawn {th.hidden_error(signals[others], atoms, choice.sparsity).value:.4g}")
+print(
+    f"hidden error: learned {learned:.4g}, drawn {th.dictionary.hidden_error(signals[others], atoms, choice.sparsity).value:.4g}"
+)

@@ -112,11 +112,11 @@ handle = model.head.register_forward_pre_hook(lambda layer, args: caught.append(
 with torch.no_grad():
     model(fresh[:, : PATTERN.index("it") + 1])
 handle.remove()
-known = th.LogLinear(caught[0][:, -1], model.head.weight)
+known = th.anchors.LogLinear(caught[0][:, -1], model.head.weight)
 
 labels, anchor = [NUMBER["good"], NUMBER["bad"]], probe.vector(TOP)
 noise = 10 * torch.randn(len(fresh), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-shifted = th.shift_log_linear(known, noise)
+shifted = th.anchors.shift_log_linear(known, noise)
 change = (shifted.logits().softmax(1) - known.logits().softmax(1)).abs().max()
 print(f"largest change of a probability: {float(change):.1e}")
 
@@ -124,8 +124,8 @@ figure, axes = th.plots.panels(4, columns=2, size=(3.6, 3.0), figure=plt.figure(
 views = {
     "logits": known.logits()[:, labels],
     "logits, shifted": shifted.logits()[:, labels],
-    "anchored logits": th.anchored_logits(known, anchor, labels),
-    "anchored logits, shifted": th.anchored_logits(shifted, th.shift_anchor(anchor), labels),
+    "anchored logits": th.anchors.anchored_logits(known, anchor, labels),
+    "anchored logits, shifted": th.anchors.anchored_logits(shifted, th.anchors.shift_anchor(anchor), labels),
 }
 for ax, (title, view) in zip(axes, views.items()):
     for praise, name in ((True, "praise"), (False, "blame")):
@@ -139,6 +139,6 @@ plt.show()
 # Classifiers of thresholded units, Σ a max(u − b, 0), fitted to half of the reviews and tested on the other half. The shift
 # spoils those on raw logits; it does not reach those on anchored logits or on log-probabilities.
 
-found = th.compare_readouts(known, praised, labels=labels, anchor=anchor, shift=10.0)
+found = th.anchors.compare_readouts(known, praised, labels=labels, anchor=anchor, shift=10.0)
 for row in found.rows():
     print(f"{row['readout']:>18}: {row['accuracy']:.3f} right, after the shift {row['accuracy_shifted']:.3f}")

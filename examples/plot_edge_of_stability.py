@@ -58,7 +58,7 @@ for ratio in (0.5, 1.5, 5.0):
 # :func:`theodolite.expected_regime` says the same in a word, from a run on a copy of the model.
 
 for ratio in (0.5, 1.5, 5.0):
-    print(th.expected_regime(th.Problem(model, loss, (x, y)), ratio * critical.value, critical=critical))
+    print(th.measures.dynamics.expected_regime(th.Problem(model, loss, (x, y)), ratio * critical.value, critical=critical))
 
 # %%
 # The picture

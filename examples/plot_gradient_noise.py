@@ -29,7 +29,7 @@ descent = torch.optim.SGD(model.parameters(), lr=0.05)
 
 rows = []
 for step in range(0, 201, 20):
-    noise = th.gradient_noise(th.Problem(model, loss, data), groups=32)
+    noise = th.measures.dynamics.gradient_noise(th.Problem(model, loss, data), groups=32)
     rows.append(
         {
             "step": step,
@@ -47,7 +47,7 @@ print(f"after {step} steps: {noise}")
 # the result says so.
 
 th.train(model, loss, data, descent, steps=280)
-print(f"after 500 steps: {th.gradient_noise(th.Problem(model, loss, data), groups=32)}")
+print(f"after 500 steps: {th.measures.dynamics.gradient_noise(th.Problem(model, loss, data), groups=32)}")
 
 # %%
 # The picture

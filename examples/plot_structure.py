@@ -60,7 +60,7 @@ def run():
         th.train(model, loss, data, sgd, steps=20)
 
 
-track = th.track_eigenpairs(th.Problem(model, loss, data), run(), k=5, labels=steps, layers="*")
+track = th.measures.hessian.track_eigenpairs(th.Problem(model, loss, data), run(), k=5, labels=steps, layers="*")
 print(track)
 
 # %%

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Equal bits are asserted of fleets in any order of the tests; MKL can be asked for them before its first product only.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+HERE = Path(__file__).parent
+
+#: What `make test-fast` leaves out: whole folders and files that train, start processes, build pages or open a browser.
+LONG = ("browser", "cli", "docs", "experiments", "oracles", "unit/experiments", "unit/runners")
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +30,21 @@ def _seeded():
     assert torch.get_default_dtype() == torch.float32
 
 
-class ByChapter(LoadScopeScheduling):
-    """Modules and classes stay on one worker, and so do the experiments of a chapter: they share trained networks."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = [HERE / name for name in LONG]
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker("long")
+
+
+class ByStudy(LoadScopeScheduling):
+    """Modules and classes stay on one worker, and so do the figures of one study, `Test…_of_<study>`: they share its runs."""
 
     def _split_scope(self, nodeid: str) -> str:
         scope: str = super()._split_scope(nodeid)
-        chapter = re.match(r"(.*test_registered.py::Test[A-Z][a-z]+)", scope)
-        return chapter.group(1) if chapter else scope
+        module, _, suite = scope.partition("::")
+        return f"{module}::{suite.partition('_of_')[2]}" if module.endswith("test_registered.py") else scope
 
 
-def pytest_xdist_make_scheduler(config: Any, log: Any) -> ByChapter:
-    return ByChapter(config, log)
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> ByStudy:
+    return ByStudy(config, log)

@@ -45,7 +45,7 @@ class Norms(Instrument):
         longest = max(result.norms, key=result.norms.__getitem__)
         total = sum(norm**2 for norm in result.norms.values()) ** 0.5
         share = result.norms[longest] / total
-        severity = th.Severity.WARNING if share > 0.95 else th.Severity.NOTE
+        severity = th.results.Severity.WARNING if share > 0.95 else th.results.Severity.NOTE
         return [
             self.found(
                 severity,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 
 class TheodoliteError(Exception):
     """Parent of every exception raised on purpose by this package."""
@@ -44,12 +41,3 @@ class WeightingError(TheodoliteError, ValueError):
 
 class NumericalWarning(UserWarning):
     """The numbers are usable but less exact than asked for."""
-
-
-def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
-    """The names of `known`, most similar to `name` first.
-
-    >>> nearest("fc1.wieght", ["fc1.bias", "fc1.weight", "conv.weight"], count=1)
-    ['fc1.weight']
-    """
-    return sorted(known, key=lambda other: -difflib.SequenceMatcher(None, name, other).ratio())[:count]

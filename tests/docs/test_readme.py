@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.models.language import gpt
+from theodolite.models.transformers import gpt
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -25,7 +25,7 @@ class Right(Experiment):
     """
 
     id = "samples/right"
-    source = "a test"
+    where = "a test"
     sizes = {"tiny": {"count": 6, "pause": 0.0}, "laptop": {"count": 60, "pause": 0.0}, "paper": {"count": 600, "pause": 0.0}}
     claims = [Claim("the mean lies in [0, 1]", mean, rule="between", expected=(0.0, 1.0), reported=Reported(0.5, "line 1"))]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from theodolite.instruments.language.anchors import (
     SOURCE,
@@ -20,38 +19,32 @@ from theodolite.instruments.language.anchors import (
 )
 from theodolite.instruments.language.anchors import atoms as atoms_finding
 from theodolite.measures.anchors import AnchorProbe
+from theodolite.report import Page, Section, provenance_of, write_page
 from theodolite.results import Finding, Row, worst_first
-
-if TYPE_CHECKING:
-    from theodolite.report import Section, SurveyPage
 
 
 def write_anchors(
     probe: AnchorProbe, out: str | PathLike[str], *, name: str = "a language model", facts: Mapping[str, str] | None = None
 ) -> tuple[Path, list[Finding]]:
     """Write a probe as a self-contained page; the page's place and its findings, the weightiest first."""
-    from theodolite.report import write_survey
-
     page = anchors_page(probe, name, facts or {})
-    return write_survey(page, out), worst_first(page.findings)
+    return write_page(page, out), worst_first(page.findings)
 
 
-def anchors_page(probe: AnchorProbe, name: str, facts: Mapping[str, str]) -> SurveyPage:
+def anchors_page(probe: AnchorProbe, name: str, facts: Mapping[str, str]) -> Page:
     """All that the page shows; every text is escaped by the template."""
-    from theodolite.report import SurveyPage
-
     sections = [_errors(probe), _partitions(probe)]
     sections += [_clusters(probe)] if probe.clusters else []
     sections += [_atoms(probe)] if probe.geometry is not None else []
     sections.append(_certificate(probe))
-    return SurveyPage(
+    return Page(
         title=name,
         findings=[finding for section in sections for finding in section.findings],
         sections=sections,
         kind="anchor probe",
         part="section",
         facts={**facts, **_facts(probe)},
-        provenance={key: str(value) for key, value in asdict(probe.provenance).items()} | {"seed": str(probe.seed)},
+        provenance=provenance_of(probe),
     )
 
 
@@ -74,8 +67,7 @@ def _in(section: str, findings: Sequence[Finding]) -> list[Finding]:
 
 def _errors(probe: AnchorProbe) -> Section:
     from theodolite import plots
-    from theodolite.plots.anchor_probe import plot_anchor_errors
-    from theodolite.report import Section
+    from theodolite.plots.anchors import plot_anchor_errors
 
     return Section(
         name="anchor",
@@ -98,8 +90,7 @@ def _errors(probe: AnchorProbe) -> Section:
 
 def _partitions(probe: AnchorProbe) -> Section:
     from theodolite import plots
-    from theodolite.plots.anchor_probe import plot_log_partitions
-    from theodolite.report import Section
+    from theodolite.plots.anchors import plot_log_partitions
 
     names = {"mean": "mean", "variance": "variance", "low": "smallest", "high": "largest", "mass_mean": "bulk mass"}
     names |= {"mass_1": "bulk mass, 1 % below", "mass_min": "smallest bulk mass"}
@@ -120,8 +111,6 @@ def _partitions(probe: AnchorProbe) -> Section:
 
 
 def _clusters(probe: AnchorProbe) -> Section:
-    from theodolite.report import Section
-
     return Section(
         name="clusters",
         title="Several anchors",
@@ -138,8 +127,7 @@ def _clusters(probe: AnchorProbe) -> Section:
 
 def _atoms(probe: AnchorProbe) -> Section:
     from theodolite import plots
-    from theodolite.plots.anchor_probe import plot_atom_geometry
-    from theodolite.report import Section
+    from theodolite.plots.anchors import plot_atom_geometry
 
     assert probe.geometry is not None
     return Section(
@@ -158,8 +146,6 @@ def _atoms(probe: AnchorProbe) -> Section:
 
 
 def _certificate(probe: AnchorProbe) -> Section:
-    from theodolite.report import Section
-
     i = probe.spoken
     rows: list[Row] = [
         {

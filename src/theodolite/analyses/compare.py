@@ -5,25 +5,22 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from theodolite.analyses.path import path_finding, path_section
-from theodolite.instruments.base import listed
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
 from theodolite.measures.mode_connectivity.linear_path import LinearPath, path_between
 from theodolite.measures.mode_connectivity.points import BatchNormPolicy
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import named_tensors
 from theodolite.progress import Stage, stages
+from theodolite.report import Page, Section, provenance_of, write_page
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, number
-
-if TYPE_CHECKING:
-    from theodolite.report import Section
+from theodolite.text import listed
 
 #: Columns of the table of all spectra.
 _SPECTRUM = ("sharpness", "residual", "outliers", "decoupling_error", "overlap")
@@ -55,8 +52,6 @@ class Comparison(Result):
 
     def to_html(self, path: str | PathLike[str], *, facts: Mapping[str, str] | None = None) -> Path:
         """Write the comparison as one self-contained page; `facts` (where the models come from, say) go into its header."""
-        from theodolite.report import Section, SurveyPage, write_survey
-
         sections = [self._section(layer, place) for place, layer in enumerate(_layers(self.pairs))]
         found = {finding.instrument: finding for finding in self.findings}
         between = [path_section(path, names, found[_way(i)]) for i, (names, path) in enumerate(_flat(self.paths))]
@@ -78,8 +73,8 @@ class Comparison(Result):
             ),
             source=_SOURCE,
         )
-        page = SurveyPage(
-            title=listed(list(self.models)),
+        page = Page(
+            title=listed(list(self.models), 4),
             findings=self.findings,
             sections=[*between, *sections, spectra],
             kind="comparison",
@@ -90,13 +85,12 @@ class Comparison(Result):
                 **{f"loss of {name}": f"{loss:.4g}" for name, loss in self.losses.items()},
                 **{f"{layer} not compared": why for layer, why in self.without.items()},
             },
-            provenance={key: str(value) for key, value in asdict(self.provenance).items()} | {"seed": str(self.seed)},
+            provenance=provenance_of(self),
         )
-        return write_survey(page, path)
+        return write_page(page, path)
 
     def _section(self, layer: str, place: int) -> Section:
         from theodolite import plots
-        from theodolite.report import Section
 
         mine = [pair for pair in self.pairs if pair.layer == layer]
         size = self.models[mine[0].first][layer].pairs.vectors.shape[0]

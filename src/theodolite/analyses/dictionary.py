@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from theodolite.analyses.dictionary_study import DictionaryStudy, Judged
+from theodolite.report import Page, Section, provenance_of, write_page
 from theodolite.results import Finding, Row, Severity, number
-
-if TYPE_CHECKING:
-    from theodolite.report import Section, SurveyPage
-
 
 SOURCE = "Hiding Data Helps: On the Benefits of Masking for Sparse Coding (ICML 2023), https://arxiv.org/abs/2302.12715"
 
@@ -69,12 +65,11 @@ def write_dictionary(
     feature_names: Sequence[str] | None = None,
 ) -> tuple[Path, list[Finding]]:
     """Write a study as a self-contained page; the page's place and its findings, the weightiest first."""
-    from theodolite.report import write_survey
     from theodolite.results import worst_first
 
     findings = dictionary_findings(study)
     page = dictionary_page(study, findings, name, facts or {}, patch_shape, feature_names)
-    return write_survey(page, out), worst_first(findings)
+    return write_page(page, out), worst_first(findings)
 
 
 def _found(section: str, severity: Severity, label: str, sentence: str, **fields: Any) -> Finding:
@@ -284,10 +279,8 @@ def dictionary_page(
     facts: Mapping[str, str],
     patch_shape: Sequence[int] | None = None,
     feature_names: Sequence[str] | None = None,
-) -> SurveyPage:
+) -> Page:
     """All that the page shows; every text is escaped by the template."""
-    from theodolite.report import SurveyPage
-
     by_section: dict[str, list[Finding]] = {}
     for finding in findings:
         by_section.setdefault(finding.instrument, []).append(finding)
@@ -298,14 +291,14 @@ def dictionary_page(
         _usage_section(study),
         _learning_section(study, by_section),
     ]
-    return SurveyPage(
+    return Page(
         title=name,
         findings=findings,
         sections=sections,
         kind="dictionary",
         part="section",
         facts={**facts, **_facts(study)},
-        provenance={key: str(value) for key, value in asdict(study.provenance).items()} | {"seed": str(study.seed)},
+        provenance=provenance_of(study),
     )
 
 
@@ -323,8 +316,6 @@ def _facts(study: DictionaryStudy) -> dict[str, str]:
 
 
 def _prediction_section(study: DictionaryStudy, found: Found) -> Section:
-    from theodolite.report import Section
-
     rows: list[Row] = []
     for objective, judged in study.judged.items():
         for where, error in (("held out", judged.held), ("training", judged.train)):
@@ -357,7 +348,6 @@ def _prediction_section(study: DictionaryStudy, found: Found) -> Section:
 
 def _choice_section(study: DictionaryStudy, found: Found) -> Section:
     from theodolite import plots
-    from theodolite.report import Section
 
     assert study.choice is not None
     return Section(
@@ -377,7 +367,6 @@ def _choice_section(study: DictionaryStudy, found: Found) -> Section:
 
 def _atoms_section(study: DictionaryStudy, found: Found, shape: Sequence[int] | None, names: Sequence[str] | None) -> Section:
     from theodolite import plots
-    from theodolite.report import Section
 
     usage = study.judged[study.main].usage
     order = usage.uses.argsort(descending=True, stable=True).tolist()
@@ -401,7 +390,6 @@ def _atoms_section(study: DictionaryStudy, found: Found, shape: Sequence[int] | 
 
 def _usage_section(study: DictionaryStudy) -> Section:
     from theodolite import plots
-    from theodolite.report import Section
 
     rows = [{"objective": name, **row} for name, judged in study.judged.items() for row in judged.usage.rows()]
     axes = plots.plot_atom_usage(rows, by="objective" if len(study.judged) > 1 else None, title="How often atoms are used")
@@ -417,7 +405,6 @@ def _usage_section(study: DictionaryStudy) -> Section:
 
 def _learning_section(study: DictionaryStudy, found: Found) -> Section:
     from theodolite import plots
-    from theodolite.report import Section
 
     by = "objective" if len(study.judged) > 1 else None
     axes = plots.plot_learning_curve(study.learning_rows(), by=by, title="Squared error per coordinate while learning")

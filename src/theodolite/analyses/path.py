@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from theodolite.measures.mode_connectivity.linear_path import LinearPath
+from theodolite.report import Page, Section, provenance_of, write_page
 from theodolite.results import Finding, Severity
-
-if TYPE_CHECKING:
-    from theodolite.report import Section
 
 SOURCE = "Karp (2024), thesis, chapter 2: linear mode connectivity of solutions from neighbouring training sets."
 
@@ -45,7 +41,6 @@ def path_section(path: LinearPath, names: tuple[str, str], finding: Finding) -> 
     """The profile as a section of a page."""
     from theodolite import plots
     from theodolite.plots.linear_path import linear_path_panels
-    from theodolite.report import Section
 
     return Section(
         name=finding.instrument,
@@ -69,10 +64,8 @@ def write_path(
     path: LinearPath, names: tuple[str, str], out: str | PathLike[str], *, facts: Mapping[str, str] | None = None
 ) -> tuple[Path, Finding]:
     """Write one path as a self-contained page; the page's place and its finding."""
-    from theodolite.report import SurveyPage, write_survey
-
     finding = path_finding(path, names, "path", barrier=Severity.WARNING)
-    page = SurveyPage(
+    page = Page(
         title=f"{names[0]} to {names[1]}",
         findings=[finding],
         sections=[path_section(path, names, finding)],
@@ -83,6 +76,6 @@ def write_path(
             "BatchNorm": path.batchnorm,
             "samples": str(path.train_samples) + (f", test {path.test_samples}" if path.test_samples else ""),
         },
-        provenance={key: str(value) for key, value in asdict(path.provenance).items()},
+        provenance=provenance_of(path),
     )
-    return write_survey(page, out), finding
+    return write_page(page, out), finding

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from theodolite.analyses.path import SOURCE as PATH_SOURCE
 from theodolite.measures.stability import StabilityResult
 from theodolite.measures.stability.explanation import BOUND_RATE, MARKED, SIZES
 from theodolite.measures.stability.power_law import PowerFit, signed
+from theodolite.report import Page, Section, provenance_of, write_page
 from theodolite.results import Finding, Row, Severity
-
-if TYPE_CHECKING:
-    from theodolite.report import Section, SurveyPage
-
 
 SOURCE = "Karp (2024), thesis, chapter 2: empirical uniform stability of stochastic gradient descent."
 BOUND_SOURCE = "Karp (2024), thesis, Eq. 2.1: the gap is bounded by max{β, 1/√m} up to logarithms, β the uniform stability."
@@ -83,11 +79,10 @@ def write_stability(
     places: Sequence[int] | None = None,
 ) -> tuple[Path, list[Finding]]:
     """Write a study as a self-contained page; the page's place and its findings, the weightiest first."""
-    from theodolite.report import write_survey
     from theodolite.results import worst_first
 
     findings = stability_findings(result, places)
-    return write_survey(stability_page(result, findings, name, facts or {}), out), worst_first(findings)
+    return write_page(stability_page(result, findings, name, facts or {}), out), worst_first(findings)
 
 
 def _found(section: str, severity: Severity, label: str, sentence: str, **fields: Any) -> Finding:
@@ -290,10 +285,8 @@ _STOPPED = {
 }
 
 
-def stability_page(result: StabilityResult, findings: Sequence[Finding], name: str, facts: Mapping[str, str]) -> SurveyPage:
+def stability_page(result: StabilityResult, findings: Sequence[Finding], name: str, facts: Mapping[str, str]) -> Page:
     """All that the page shows; every text is escaped by the template."""
-    from theodolite.report import SurveyPage
-
     by_section: dict[str, list[Finding]] = {}
     for finding in findings:
         by_section.setdefault(finding.instrument, []).append(finding)
@@ -306,14 +299,14 @@ def stability_page(result: StabilityResult, findings: Sequence[Finding], name: s
         *([_trials_section] if len(result.trials) > 1 else []),
     ]
     sections = [make(result, by_section) for make in makers] if alive else []
-    return SurveyPage(
+    return Page(
         title=name,
         findings=findings,
         sections=[*sections, *_path_sections(result, by_section), _checks_section(result, by_section)],
         kind="stability",
         part="section",
         facts={**facts, **_facts(result)},
-        provenance={key: str(value) for key, value in asdict(result.provenance).items()} | {"seed": str(result.seed)},
+        provenance=provenance_of(result),
     )
 
 
@@ -358,8 +351,6 @@ def _sizes_table(result: StabilityResult, columns: Mapping[str, tuple[str, Reduc
 
 
 def _stability_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
-    from theodolite.report import Section
-
     return Section(
         name="stability",
         title="One example",
@@ -389,7 +380,6 @@ def _stability_section(result: StabilityResult, found: Mapping[str, list[Finding
 
 def _gap_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
     from theodolite.plots.stability import LABELS
-    from theodolite.report import Section
 
     kept = ("b", "b_low", "b_high", "b_loglog", "r2", "sizes", "pairs")
     return Section(
@@ -414,8 +404,6 @@ def _gap_section(result: StabilityResult, found: Mapping[str, list[Finding]]) ->
 
 
 def _distance_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
-    from theodolite.report import Section
-
     return Section(
         name="distance",
         title="Distance of the parameters",
@@ -449,7 +437,6 @@ def _steps(result: StabilityResult) -> list[int]:
 
 def _growth_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
     from theodolite import plots
-    from theodolite.report import Section
 
     rows: list[Row] = []
     trial = result.trials[0]
@@ -483,8 +470,6 @@ def _growth_section(result: StabilityResult, found: Mapping[str, list[Finding]])
 
 
 def _trials_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
-    from theodolite.report import Section
-
     each = [result.explains(trial=trial) for trial in result.trials]
     return Section(
         name="trials",
@@ -505,7 +490,6 @@ def _path_sections(result: StabilityResult, found: Mapping[str, list[Finding]]) 
     """A picture per size; the finding stands with the largest."""
     from theodolite import plots
     from theodolite.plots.linear_path import linear_path_panels
-    from theodolite.report import Section
 
     by_size: dict[int, dict[str, Any]] = {}
     for name, path in result.paths.items():
@@ -539,8 +523,6 @@ def _size_of(name: str) -> int:
 
 
 def _checks_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
-    from theodolite.report import Section
-
     return Section(
         name="repeatable",
         title="The null swap",

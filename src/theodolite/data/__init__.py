@@ -7,11 +7,10 @@ Dataset(digits: 284 train, 71 test, 64 float32, 2 classes)
 
 from theodolite.data import generators
 from theodolite.data.base import DamagedDataError, DataError, Dataset, FetchError, MissingDataError, UnknownDataError
-from theodolite.data.catalog import names
-from theodolite.data.entry import Entry, File, Form
+from theodolite.data.catalog import Entry, File, Form, names
 from theodolite.data.fetch import Fetched, fetch
 from theodolite.data.loading import Listed, Location, listing, load, weights, where
-from theodolite.data.readers_folders import image_folder
+from theodolite.data.readers import image_folder
 from theodolite.data.stories import Tokenizer, stories260k_config, stories260k_tokenizer
 from theodolite.data.text import Documents, Text
 

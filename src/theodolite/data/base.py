@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from theodolite.errors import TheodoliteError, nearest
+from theodolite.errors import TheodoliteError
+from theodolite.text import nearest
 
 
 class DataError(TheodoliteError):

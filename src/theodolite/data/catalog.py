@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
 
-from theodolite.data import readers_audio, readers_folders, readers_images, readers_text
+from theodolite.data import readers
 from theodolite.data.base import DataError, UnknownDataError
-from theodolite.data.entry import Entry, File, Form
-from theodolite.data.files import read_arrays
-from theodolite.errors import nearest
+from theodolite.data.readers import read_arrays
+from theodolite.text import nearest
+
+# What the table of data sets is made of.
+
+
+Kind = Literal["images", "text", "documents", "audio", "weights"]
+
+
+@dataclass(frozen=True)
+class File:
+    """One file as published: its name on disk, its checksum `sha256:...` or `md5:...`, its address if public."""
+
+    name: str
+    digest: str
+    url: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which a data set lies in a folder.
+
+    `needs` has an item for each file or folder that must be there: the names (or patterns) it may have.
+    `read` gets the paths found, in that order, and those of its keyword arguments that `options` lists.
+    Names that say nothing of the data set (`train.bin`) count only in a folder of its own.
+    """
+
+    needs: tuple[tuple[str, ...], ...]
+    read: Callable[..., Any]
+    own_folder: bool = False
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set: forms in the order in which they are looked for, files, terms.
+
+    `folders` are the names its own folder may have. `bring` tells how to provide what cannot be fetched.
+    """
+
+    name: str
+    kind: Kind
+    title: str
+    terms: str
+    forms: tuple[Form, ...]
+    files: tuple[File, ...] = ()
+    folders: tuple[str, ...] = ()
+    bring: str = ""
+
+    @property
+    def fetchable(self) -> bool:
+        return any(file.url for file in self.files)
+
 
 GROUP = "theodolite.data"  # entry points of other packages: the name of a data set -> an Entry
 
@@ -57,14 +111,14 @@ def _files(base: str, *rows: tuple[str, str, int | None]) -> tuple[File, ...]:
     return tuple(File(name, digest, base + name, size) for name, digest, size in rows)
 
 
-def _npz(name: str, shape: readers_images.Shape, classes: tuple[str, ...] = ()) -> tuple[Form, Form]:
-    read = partial(readers_images.read_npz, shape=shape, classes=classes)
+def _npz(name: str, shape: readers.Shape, classes: tuple[str, ...] = ()) -> tuple[Form, Form]:
+    read = partial(readers.read_npz, shape=shape, classes=classes)
     return Form(((f"{name}.npz",),), read), Form(((f"{name}_subset.npz",),), read)
 
 
 def _idx(name: str, title: str, terms: str, classes: tuple[str, ...], folder: str, files: tuple[File, ...]) -> Entry:
     needs = tuple((f"{stem}.gz", stem) for stem in IDX)
-    form = Form(needs, partial(readers_images.read_idx_set, shape=(1, 28, 28), classes=classes), own_folder=True)
+    form = Form(needs, partial(readers.read_idx_set, shape=(1, 28, 28), classes=classes), own_folder=True)
     return Entry(name, "images", title, terms, (form, *_npz(name, (1, 28, 28), classes)), files, (name, folder))
 
 
@@ -108,10 +162,10 @@ _CIFAR10 = Entry(
     "CIFAR-10: 60000 pictures of 10 things, 32x32 colour",
     NO_LICENCE,
     (
-        Form((("cifar-10-binary.tar.gz",),), partial(readers_images.read_cifar10, classes=CIFAR10)),
+        Form((("cifar-10-binary.tar.gz",),), partial(readers.read_cifar10, classes=CIFAR10)),
         Form(
             (*((f"data_batch_{i}.bin",) for i in range(1, 6)), ("test_batch.bin",)),
-            partial(readers_images.read_cifar10, classes=CIFAR10),
+            partial(readers.read_cifar10, classes=CIFAR10),
             own_folder=True,
         ),
         *_npz("cifar10", (3, 32, 32), CIFAR10),
@@ -135,8 +189,8 @@ _CIFAR100 = Entry(
     "CIFAR-100: 60000 pictures of 100 things, 32x32 colour",
     NO_LICENCE,
     (
-        Form((("cifar-100-binary.tar.gz",),), readers_images.read_cifar100),
-        Form((("train.bin",), ("test.bin",), ("fine_label_names.txt",)), readers_images.read_cifar100, own_folder=True),
+        Form((("cifar-100-binary.tar.gz",),), readers.read_cifar100),
+        Form((("train.bin",), ("test.bin",), ("fine_label_names.txt",)), readers.read_cifar100, own_folder=True),
         *_npz("cifar100", (3, 32, 32)),
     ),
     (
@@ -158,7 +212,7 @@ _SVHN = Entry(
     "SVHN: 99289 house-number digits, cropped, 32x32 colour",
     "non-commercial use only; cite Netzer et al., NIPS workshop 2011",
     (
-        Form((("train_32x32.mat",), ("test_32x32.mat",)), partial(readers_images.read_svhn, classes=DIGITS)),
+        Form((("train_32x32.mat",), ("test_32x32.mat",)), partial(readers.read_svhn, classes=DIGITS)),
         *_npz("svhn", (3, 32, 32), DIGITS),
     ),
     (
@@ -179,7 +233,7 @@ _USPS = Entry(
     (
         Form(
             (("usps.bz2", "usps"), ("usps.t.bz2", "usps.t")),
-            partial(readers_images.read_usps, classes=DIGITS),
+            partial(readers.read_usps, classes=DIGITS),
             own_folder=True,  # a folder may be called usps too
         ),
     ),
@@ -195,14 +249,14 @@ _DIGITS = Entry(
     "images",
     "scikit-learn digits: 1797 handwritten digits, 8x8 grey, always there",
     "CC BY 4.0 (E. Alpaydin, C. Kaynak, UCI repository)",
-    (Form((), readers_images.read_digits),),
+    (Form((), readers.read_digits),),
 )
 _IMAGENET = Entry(
     "imagenet",
     "images",
     "ImageNet, or any tree train/CLASS/*.jpg with val/CLASS/*.jpg",
     "research only, may not be passed on; https://image-net.org/download",
-    (Form((("train",), ("val", "test")), readers_folders.read_tree, own_folder=True, options=("size", "per_class")),),
+    (Form((("train",), ("val", "test")), readers.read_tree, own_folder=True, options=("size", "per_class")),),
     folders=("imagenet",),
     bring="Provide a folder with train/CLASS/*.jpg and val/CLASS/*.jpg",
 )
@@ -214,7 +268,7 @@ _CELEBA = Entry(
     (
         Form(
             (("list_attr_celeba.txt", "Anno/list_attr_celeba.txt"), ("img_align_celeba", "Img/img_align_celeba")),
-            readers_folders.read_celeba,
+            readers.read_celeba,
             options=("attribute", "size", "limit"),
         ),
     ),
@@ -226,7 +280,7 @@ _FSDD = Entry(
     "audio",
     "Free Spoken Digit Dataset: 3000 recordings of 6 speakers, 8 kHz",
     "CC BY-SA 4.0 (Z. Jackson et al.)",
-    (Form((("recordings", "[0-9]_*_*.wav"),), readers_audio.read_fsdd, own_folder=True, options=("length",)),),
+    (Form((("recordings", "[0-9]_*_*.wav"),), readers.read_fsdd, own_folder=True, options=("length",)),),
     folders=("fsdd", "free-spoken-digit-dataset"),
     bring="Provide a folder of {digit}_{speaker}_{take}.wav files, or clone "
     "https://github.com/Jakobovski/free-spoken-digit-dataset, which holds them in recordings",
@@ -234,7 +288,7 @@ _FSDD = Entry(
 
 
 def _one_text(name: str, title: str, terms: str, files: tuple[File, ...]) -> Entry:
-    form = Form(((f"{name}.txt.gz", f"{name}.txt"),), readers_text.read_one)
+    form = Form(((f"{name}.txt.gz", f"{name}.txt"),), readers.read_one)
     return Entry(name, "text", title, terms, (form,), files, (name,))
 
 
@@ -265,8 +319,8 @@ _WIKITEXT2 = Entry(
     "WikiText-2: 2.6 million words of Wikipedia, rare ones as <unk>",
     "CC BY-SA 3.0 (Wikipedia; S. Merity et al., 2016)",
     (
-        Form(tuple((f"wikitext2_{p}.txt.gz", f"wikitext2_{p}.txt") for p in ("train", "valid", "test")), readers_text.read_three),
-        Form((("train.txt",), ("valid.txt",), ("test.txt",)), readers_text.read_three, own_folder=True),
+        Form(tuple((f"wikitext2_{p}.txt.gz", f"wikitext2_{p}.txt") for p in ("train", "valid", "test")), readers.read_three),
+        Form((("train.txt",), ("valid.txt",), ("test.txt",)), readers.read_three, own_folder=True),
     ),
     (
         *(
@@ -288,7 +342,7 @@ _AG_NEWS = Entry(
     "documents",
     "AG NEWS: 127600 news items in 4 classes",
     "non-commercial use; cite X. Zhang, J. Zhao, Y. LeCun, NIPS 2015",
-    (Form((("train.csv",), ("test.csv",)), partial(readers_text.read_ag_news, classes=AG_NEWS), own_folder=True),),
+    (Form((("train.csv",), ("test.csv",)), partial(readers.read_ag_news, classes=AG_NEWS), own_folder=True),),
     _files(
         "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
         ("train.csv", "md5:b1a00f826fdfbd249f79597b59e1dc12", 29_470_338),

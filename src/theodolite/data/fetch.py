@@ -16,7 +16,7 @@ from pathlib import Path
 
 from theodolite.data import catalog
 from theodolite.data.base import DamagedDataError, FetchError
-from theodolite.data.entry import Entry, File
+from theodolite.data.catalog import Entry, File
 from theodolite.data.loading import remedy, roots
 from theodolite.files import sync_folder
 from theodolite.progress import counting

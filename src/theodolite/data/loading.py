@@ -13,9 +13,9 @@ from torch import Tensor
 
 from theodolite.data import catalog
 from theodolite.data.base import DamagedDataError, DataError, Dataset, MissingDataError
-from theodolite.data.entry import Entry, Form
+from theodolite.data.catalog import Entry, Form
 from theodolite.data.text import Documents, Text
-from theodolite.errors import nearest
+from theodolite.text import nearest
 
 VARIABLE = "THEODOLITE_DATA"
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from theodolite.data import catalog
 from theodolite.data.base import DamagedDataError
-from theodolite.data.files import blaming
 from theodolite.data.loading import find, remedy
+from theodolite.data.readers import blaming
 
 BEGIN, FIRST_BYTE = 1, 3  # tokens 0, 1, 2 are unknown, begin and end; 3..258 stand for single bytes
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from theodolite.arguments import either
 from theodolite.data.base import Dataset
 
 Part = Literal["train", "valid", "test"]
@@ -71,8 +72,7 @@ class Text:
 
     def part(self, part: Part) -> str:
         """One of the three parts by its name."""
-        if part not in ("train", "valid", "test"):
-            raise ValueError(f"part must be 'train', 'valid' or 'test'. Got {part!r}.")
+        either("part", part, ("train", "valid", "test"))
         return str(getattr(self, part))
 
     def alphabet(self) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
-from theodolite.errors import nearest
 from theodolite.experiments.query import Measured
 from theodolite.results import Row
 from theodolite.runners.store import plain
+from theodolite.text import nearest
 
 #: From seconds to the source's own setting.
 SIZES = ("tiny", "laptop", "paper")

@@ -129,8 +129,8 @@ def chapter_of(figure: type) -> str:
 
 
 def _items(figure: type[Figure]) -> list[str]:
-    item = figure.item
-    return [item] if isinstance(item, str) else list(item)
+    stated = figure.item or getattr(figure, "reproduces", ())  # the latter is an older name
+    return [stated] if isinstance(stated, str) else list(stated) if isinstance(stated, Sequence) else []
 
 
 def _slug(item: str) -> str:
@@ -145,10 +145,10 @@ def _slug(item: str) -> str:
 def check_declaration(figure: type[Figure]) -> None:
     """Raise unless a class states all that a figure must."""
     name = figure.__name__
-    for part in ("id", "claims", *(() if issubclass(figure, Study) else ("study",))):
+    for part in ("id", "claims", "sizes" if issubclass(figure, Study) else "study"):
         if not getattr(figure, part, None):
             raise ValueError(f"{name} must state {part!r}.")
-    if not (figure.item or isinstance(vars(figure).get("source"), str) or getattr(figure, "where", "")):
+    if not (figure.item or isinstance(figure.source, str) or getattr(figure, "where", "")):
         raise ValueError(f"{name} must state 'item', the figure or table it reproduces, or 'where' its statement stands.")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", figure.id):
         raise ValueError(f"{name}: an id is made of letters, digits, '-', '.', '_' and single '/'. Got {figure.id!r}.")

@@ -47,6 +47,16 @@ def select(rows: Iterable[Row], **where: Any) -> list[Row]:
     return [row for row in rows if fits(row, where)]
 
 
+def chosen(rows: Iterable[Row], **where: Any) -> list[Row]:
+    """As `select`, at once; no rows are an error.
+
+    >>> chosen([{"k": 1}], k=2)
+    Traceback (most recent call last):
+    ValueError: no rows with k = 2
+    """
+    return Query()(**where).found(rows)
+
+
 def values_of(rows: Iterable[Row], *names: str) -> list[Any]:
     """The values of a column in the order of their first appearance, each once; of several columns, tuples.
 

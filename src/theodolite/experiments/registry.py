@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from theodolite.errors import TheodoliteError, nearest
+from theodolite.errors import TheodoliteError
 from theodolite.experiments.figure import Figure, check_declaration
+from theodolite.text import nearest
 
 GROUP = "theodolite.experiments"
 #: Folders of this package that hold no figures.

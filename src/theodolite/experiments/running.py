@@ -32,7 +32,7 @@ class ExperimentRun(Sequence[Verdict]):
     seconds: float
     folder: Path | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    torn: bool = False  # a line cut short by a kill was found, and its job done anew
+    torn: bool = False  # a line cut short by a kill was found
     outdated: int = 0  # jobs whose rows were made by older code
 
     @property
@@ -70,7 +70,7 @@ class ExperimentRun(Sequence[Verdict]):
         parts = [f"{n} {state.value}" for state in State if (n := self.count(state))]
         failed = f"; {len(self.failures)} of {self.jobs} jobs failed" if self.failures else ""
         before = f"; {self.reused} of {self.jobs} jobs were there already" if self.reused else ""
-        before += ", a line cut short was found and its job done anew" if self.torn else ""
+        before += ", a line cut short was found and mended" if self.torn else ""
         if self.outdated:
             before += f"; {self.outdated} of {self.jobs} jobs were made by older code, --update redoes them"
         missing = f"; {self.unfinished} of {self.jobs} jobs are not done" if self.unfinished else ""

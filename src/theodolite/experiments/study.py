@@ -131,5 +131,13 @@ class Study(ABC):
 
     def settings(self, size: str) -> dict[str, Any]:
         """The parameters as a dictionary, for the manifest of a run."""
-        p = self.parameters(size)
-        return {"size": size, "parameters": asdict(p) if is_dataclass(p) and not isinstance(p, type) else dict(p)}
+        return {"size": size, "parameters": _plain(self.parameters(size))}
+
+
+def _plain(value: Any) -> Any:
+    """Parameters as dictionaries, lists and plain values."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,16 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["InapplicableError", "Instrument", "SurveyContext", "Work", "listed"]
-
-
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """Names as a sentence shows them.
-
-    >>> listed(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+__all__ = ["InapplicableError", "Instrument", "SurveyContext", "Work"]
 
 
 class InapplicableError(TheodoliteError, ValueError):

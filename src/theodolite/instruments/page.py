@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from theodolite.instruments.registry import get, names
-from theodolite.report import Section, SurveyPage
+from theodolite.report import Page, Section, provenance_of
 from theodolite.results import Row
 
 if TYPE_CHECKING:
     from theodolite.instruments.survey_run import Survey
 
 
-def page_of(survey: Survey) -> SurveyPage:
+def page_of(survey: Survey) -> Page:
     """All that the page of a survey shows."""
     known = set(names())
     sections = [_section(survey, row, place) for place, row in enumerate(survey.plan) if row["instrument"] in known]
-    return SurveyPage(
+    return Page(
         title=survey.title,
         findings=survey.findings,
         sections=sorted(sections, key=lambda section: not section.svg),  # what has a picture first, else as they ran
         facts=survey.facts,
         plan=[_plan_row(row) for row in survey.plan],
-        provenance={name: str(value) for name, value in asdict(survey.provenance).items()} | {"seed": str(survey.seed)},
+        provenance=provenance_of(survey),
     )
 
 

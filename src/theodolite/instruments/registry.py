@@ -14,8 +14,8 @@ from importlib.metadata import entry_points
 from types import ModuleType
 
 import theodolite.instruments
-from theodolite.errors import nearest
 from theodolite.instruments.base import Instrument
+from theodolite.text import nearest
 
 #: Others add theirs through this group of entry points: `name = "module:Class"`.
 GROUP = "theodolite.instruments"

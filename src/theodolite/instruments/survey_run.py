@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.errors import NonFiniteError, ParameterSelectionError, nearest
+from theodolite.errors import NonFiniteError, ParameterSelectionError
 from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
 from theodolite.instruments.planning import Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
@@ -22,6 +22,7 @@ from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.problem import Problem
 from theodolite.progress import Stage, stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, worst_first
+from theodolite.text import nearest, plural
 
 Budget = float | str | None
 _NOT_GIVEN: Any = object()
@@ -67,9 +68,9 @@ class Survey(Result):
     def to_html(self, path: str | PathLike[str]) -> Path:
         """Write the survey as one self-contained page."""
         from theodolite.instruments.page import page_of
-        from theodolite.report import write_survey
+        from theodolite.report import write_page
 
-        return write_survey(page_of(self), path)
+        return write_page(page_of(self), path)
 
 
 def survey(
@@ -246,7 +247,7 @@ def _chosen(only: Iterable[str] | None, context: SurveyContext) -> list[Instrume
 def _facts(context: SurveyContext) -> dict[str, str]:
     problem = context.problem
     loss = problem.loss_function
-    layers = f"{len(problem.layers)} layer{'s' if len(problem.layers) > 1 else ''}"
+    layers = plural(len(problem.layers), "layer")
     facts = {
         "parameters": f"{problem.size:,} in {layers}".replace(",", " "),
         "loss": "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__),

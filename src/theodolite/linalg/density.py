@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.linalg.lockstep import positive_number, random_seed, run, run_all, spent, whole_number
+from theodolite.arguments import A_NUMBER, integer, positive, random_seed
+from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
@@ -85,9 +86,8 @@ def spectral_density(
     """
     seed = random_seed(seed)
     for name, value, least in (("probes", probes, 2), ("steps", steps, 1), ("points", points, 2)):
-        if whole_number(value, name) < least:
-            raise ValueError(f"{name} must be an integer of at least {least}. Got {value!r}.")
-    bandwidth = None if bandwidth is None else positive_number(bandwidth, "bandwidth")
+        integer(name, value, least=least, wanted=f"an integer of at least {least}")
+    bandwidth = None if bandwidth is None else positive("bandwidth", bandwidth, wanted=A_NUMBER)
     began = time.perf_counter()
     settings = _Settings(probes, steps, points, bandwidth, seed)
     if isinstance(op, Mapping):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
@@ -11,19 +10,16 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from theodolite.arguments import A_NUMBER, at_least, choice, either, integer, optional_integer, positive, random_seed
 from theodolite.linalg.certificate import RISK
-from theodolite.linalg.eigensolver import EigenSolver, Solution
-from theodolite.linalg.lockstep import positive_number, random_seed, run, run_all, spent, whole_number
-from theodolite.linalg.neighbours import Neighbours
+from theodolite.linalg.eigensolver import EigenSolver, Neighbours, Solution
+from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 
 Which = Literal["largest", "smallest", "magnitude"]
 _WHICH = ("largest", "smallest", "magnitude")
-
-#: Results that are still alive, so that `start=pairs.vectors`, or a copy of it, brings along what `start=pairs` would.
-_LIVING: weakref.WeakSet[Eigenpairs] = weakref.WeakSet()
 
 #: Memory the solver may use for its basis, in bytes; smaller bases restart more often.
 BASIS_BYTES = 2 * 2**30
@@ -52,13 +48,20 @@ class Eigenpairs(Result):
     nearby_values: Tensor
     nearby_vectors: Tensor
 
-    def __post_init__(self) -> None:
-        _LIVING.add(self)
-
     @property
     def unresolved(self) -> Tensor:
         """Which values are too small to be told from zero at this tolerance."""
         return self.values.abs() < self.tol * self.scale
+
+    def most_extreme(self, k: int) -> Eigenpairs:
+        """The k outermost of the pairs, as verified as they all are: a start for a smaller solve.
+
+        >>> import torch
+        >>> top_eigenpairs(torch.diag(torch.tensor([5.0, 3.0, 1.0]).double()), k=2).most_extreme(1).values.round().tolist()
+        [5.0]
+        """
+        part = slice(-k, None) if self.which == "smallest" else slice(k)
+        return replace(self, values=self.values[part], vectors=self.vectors[:, part], residuals=self.residuals[part])
 
     def rows(self) -> list[Row]:
         unresolved = self.unresolved
@@ -137,9 +140,8 @@ def top_eigenpairs(
         `layer_hessians`), which is solved in lockstep, k capped at the size of each block.
     which : `"largest"` or `"smallest"` (algebraic), or `"magnitude"`.
     tol : a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen.
-    start : columns (n, j), or an earlier `Eigenpairs`, near the wanted eigenvectors; the latter needs fewer
-        products, because it was verified and also knows the neighbouring eigenvectors (its `vectors` are recognised while
-        it lives). For a mapping, a mapping.
+    start : an earlier `Eigenpairs`, or columns (n, j), near the wanted eigenvectors. The former needs fewer products: it was
+        verified, and it also knows the neighbouring eigenvectors. For a mapping, a mapping.
     max_matvecs : the budget in products; None means `500 + 100 k`.
     verify : `"auto"` certifies the result against missed copies of eigenvalues with error chance 1e-3, but trusts a warm
         start (a converged `Eigenpairs` of the same end and at least this accuracy that is nearly right here too) after a
@@ -153,9 +155,13 @@ def top_eigenpairs(
     >>> [round(float(v), 6) for v in pairs.values], pairs.converged
     ([5.0, 3.0, 3.0], True)
     """
-    k, seed, tol = whole_number(k, "k"), random_seed(seed), positive_number(tol, "tol")
-    max_matvecs = None if max_matvecs is None else whole_number(max_matvecs, "max_matvecs")
-    _check_arguments(k, which, max_matvecs, verify)
+    k, seed, tol = integer("k", k), random_seed(seed), positive("tol", tol, wanted=A_NUMBER)
+    integer("k", k, least=1)
+    max_matvecs = optional_integer("max_matvecs", max_matvecs)
+    if max_matvecs is not None:
+        at_least(1, max_matvecs=max_matvecs)
+    choice("which", which, _WHICH)
+    either("verify", verify, ("auto", "full"))
     began = time.perf_counter()
     settings = _Settings(k, which, tol, max_matvecs, verify == "full", seed)
     if isinstance(op, Mapping):
@@ -200,17 +206,6 @@ def _starts(ops: Mapping[str, Any], start: Any) -> Mapping[str, Any]:
     return start
 
 
-def _check_arguments(k: int, which: str, max_matvecs: int | None, verify: str) -> None:
-    if k < 1:
-        raise ValueError(f"k must be a positive integer. Got {k!r}.")
-    if which not in _WHICH:
-        raise ValueError(f"which must be one of {', '.join(map(repr, _WHICH))}. Got {which!r}.")
-    if max_matvecs is not None and max_matvecs < 1:
-        raise ValueError(f"max_matvecs must be at least 1. Got {max_matvecs!r}.")
-    if verify not in ("auto", "full"):
-        raise ValueError(f"verify must be 'auto' or 'full'. Got {verify!r}.")
-
-
 def _steps(op: LinearOperator, settings: _Settings, start: Any) -> Generator[Tensor, Tensor, Solution]:
     """The solver's generator; the smallest eigenvalues are the largest of −A."""
     if not op.symmetric:
@@ -218,7 +213,7 @@ def _steps(op: LinearOperator, settings: _Settings, start: Any) -> Generator[Ten
     n = op.shape[0]
     k = min(settings.k, n)
     sign = -1.0 if settings.which == "smallest" else 1.0
-    known = _recognised(start)
+    known = start if isinstance(start, Eigenpairs) else None
     first = _start_block(op, k, start)
     solver = EigenSolver(
         n,
@@ -264,17 +259,6 @@ def _start_block(op: LinearOperator, k: int, start: Any) -> Tensor | None:
     if not bool(torch.isfinite(block).all()):
         raise ValueError("start holds NaN or inf.")
     return block
-
-
-def _recognised(start: Any) -> Eigenpairs | None:
-    """The earlier result that a start is, or whose first vectors it is."""
-    if isinstance(start, Eigenpairs):
-        return start
-    if not isinstance(start, Tensor) or start.ndim not in (1, 2):
-        return None
-    block = start[:, None] if start.ndim == 1 else start
-    firsts = ((pairs, pairs.vectors[:, : block.shape[1]]) for pairs in tuple(_LIVING))
-    return next((pairs for pairs, first in firsts if first.shape == block.shape and torch.equal(first.to(block), block)), None)
 
 
 def _claimed(known: Eigenpairs | None, block: Tensor | None, settings: _Settings, sign: float) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 From one vector the method is thick-restart Lanczos. From a subspace (a warm start) it expands by the leading
 direction of the unsettled residuals, corrected for the neighbouring eigenvectors where those are known
-(`neighbours.py`). Both end the same way: a random vector orthogonal to everything seen starts a fresh chain, which
+(`Neighbours`). Both end the same way: a random vector orthogonal to everything seen starts a fresh chain, which
 either brings up an eigenvalue that was missed or certifies (`certificate.py`) that there is none. A warm start is
 trusted further: its chain stops early unless it comes near the wanted values.
 """
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from theodolite.linalg.certificate import RISK, Chain
-from theodolite.linalg.neighbours import FEW, Neighbours, room_for
 from theodolite.linalg.ritz import RitzBasis, RitzPairs
 from theodolite.results import Outcome
 
@@ -312,3 +311,54 @@ def _mean_and_rest(block: Tensor) -> tuple[Tensor, Tensor]:
     ones = block.new_ones(block.shape[1], 1)
     rotation = torch.linalg.qr(ones, mode="complete").Q
     return block @ rotation[:, 0], block @ rotation[:, 1:]
+
+
+#: Neighbours kept beside the wanted pairs, and the most memory they may take, in bytes.
+COUNT = 10
+MEMORY = 256 * 2**20
+
+#: For more wanted pairs than this their own residuals point as well as the corrected ones.
+FEW = 5
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Rough eigenpairs beyond the wanted ones: `values` (g,) and orthonormal `vectors` (n, g).
+
+    They make `M = Σ_j g_j u_j u_jᵀ`, an operator like A that can be inverted. To first order an eigenvector with
+    value θ and residual r moves by `(θ − M)⁻¹ r`: large along neighbours with a close value, where a plain
+    residual would need many steps.
+
+    >>> near = Neighbours(torch.tensor([2.0]).double(), torch.tensor([[0.0], [1.0], [0.0]]).double())
+    >>> near.correct(torch.tensor([[0.0], [1.0], [1.0]]).double(), torch.tensor([4.0]).double())[:, 0].tolist()
+    [0.0, 0.5, 0.25]
+    """
+
+    values: Tensor
+    vectors: Tensor
+
+    def correct(self, residuals: Tensor, theta: Tensor) -> Tensor:
+        """`(θ_i − M)⁻¹ r_i` for every column (n, j); differences below 1 % of the largest θ are held there."""
+        theta = theta.to(residuals)
+        vectors, values = self.vectors.to(residuals), self.values.to(residuals)
+        inside = vectors.T @ residuals
+        floor = 1e-2 * float(theta.abs().max())
+        rest = (residuals - vectors @ inside) / _away_from_zero(theta, floor)
+        return rest + vectors @ (inside / _away_from_zero(theta - values[:, None], floor))
+
+    def outside(self, basis: Tensor) -> Neighbours:
+        """The same neighbours made orthogonal to the columns of `basis` (n, k); those that lie in it are dropped."""
+        vectors = self.vectors.to(basis)
+        vectors = vectors - basis @ (basis.T @ vectors)
+        kept = vectors.norm(dim=0) > 0.5
+        vectors, _ = torch.linalg.qr(vectors[:, kept])
+        return Neighbours(self.values[kept.cpu()], vectors.to(self.vectors.dtype))
+
+
+def room_for(n: int, k: int, dtype: torch.dtype) -> int:
+    """How many neighbours of length n are worth keeping beside k pairs."""
+    return min(COUNT, MEMORY // max(1, n * dtype.itemsize)) if k <= FEW else 0
+
+
+def _away_from_zero(x: Tensor, floor: float) -> Tensor:
+    return torch.where(x.abs() < floor, torch.where(x < 0, -floor, floor), x)

@@ -7,8 +7,6 @@ product, so that operators which share work (the layers of one network) pay for 
 
 from __future__ import annotations
 
-import math
-import operator
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
@@ -40,35 +38,6 @@ def spent(op: Any, began: float) -> Cost:
     costs = [as_operator(item).cost() for item in op.values()]
     notes = tuple(dict.fromkeys(note for cost in costs for note in cost.notes))
     return Cost(seconds, "; ".join(dict.fromkeys(c.route for c in costs)), sum(c.peak_bytes for c in costs), notes)
-
-
-def whole_number(value: Any, name: str) -> int:
-    """An argument that must be an integer, of whatever integer type."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer. Got {value!r}.") from None
-
-
-def random_seed(value: Any) -> int:
-    """A seed that torch's generators take."""
-    seed = whole_number(value, "seed")
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"seed must lie between -2^63 and 2^64 - 1. Got {seed}; take a smaller one.")
-    return seed
-
-
-def positive_number(value: Any, name: str) -> float:
-    """An argument that must be a positive finite number, of whatever real type."""
-    try:
-        number = math.nan if isinstance(value, str | bool | complex) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be positive and finite, a number. Got {value!r}.")
-    return number
 
 
 def run(op: LinearOperator, steps: Steps[Answer], advance: Advance) -> Answer:

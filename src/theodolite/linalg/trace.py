@@ -15,17 +15,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from theodolite.linalg.lockstep import random_seed, run, run_all, spent, whole_number
+from theodolite.arguments import choice, integer, random_seed
+from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
-from theodolite.results import Cost, Outcome, ResultMapping, Row
-from theodolite.results import Result as ResultBase
+from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 
 Method = Literal["hutch++", "hutchinson", "xtrace"]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TraceEstimate(ResultBase):
+class TraceEstimate(Result):
     """An estimated trace with its standard error from `samples` exchangeable terms."""
 
     value: float
@@ -79,12 +79,10 @@ def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int 
     >>> round(trace(torch.eye(5).double() * 2, matvecs=12).value, 9)
     10.0
     """
-    if method not in _METHODS:
-        raise ValueError(f"method must be one of {', '.join(map(repr, _METHODS))}. Got {method!r}.")
+    choice("method", method, _METHODS)
     least = {"hutchinson": 2, "hutch++": 6, "xtrace": 4}[method]
     seed = random_seed(seed)
-    if whole_number(matvecs, "matvecs") < least:
-        raise ValueError(f"matvecs must be an integer of at least {least} for {method!r}. Got {matvecs!r}.")
+    integer("matvecs", matvecs, least=least, wanted=f"an integer of at least {least} for {method!r}")
     began = time.perf_counter()
 
     def steps(_: str, operator: LinearOperator) -> Steps:
@@ -110,7 +108,7 @@ def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int 
         with counting("trace", progress=progress) as count:
             found = run_all(op, steps, count)
         cost = spent(op, began)
-        results: dict[str, ResultBase] = {name: result(terms, cost) for name, terms in found.items()}
+        results: dict[str, Result] = {name: result(terms, cost) for name, terms in found.items()}
         return ResultMapping(results=results, outcome=Outcome.ESTIMATED, seed=seed, cost=cost)
     operator = as_operator(op)
     with counting("trace", progress=progress, total=matvecs) as count:

@@ -13,27 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from theodolite.models.convolutional import cnn as cnn
-    from theodolite.models.dag_graphs import cnn_graph as cnn_graph
-    from theodolite.models.dag_graphs import densenet_graph as densenet_graph
-    from theodolite.models.dag_graphs import fcn_graph as fcn_graph
-    from theodolite.models.dag_graphs import with_bottlenecks as with_bottlenecks
-    from theodolite.models.dag_graphs import with_connections as with_connections
-    from theodolite.models.dag_graphs import with_drops as with_drops
-    from theodolite.models.dag_graphs import with_skips as with_skips
+    from theodolite.models.convolutional import lenet5 as lenet5
+    from theodolite.models.convolutional import lenet_mini as lenet_mini
+    from theodolite.models.convolutional import myrtle5 as myrtle5
+    from theodolite.models.convolutional import vgg11 as vgg11
+    from theodolite.models.dag import cnn_graph as cnn_graph
+    from theodolite.models.dag import densenet_graph as densenet_graph
+    from theodolite.models.dag import fcn_graph as fcn_graph
+    from theodolite.models.dag import with_bottlenecks as with_bottlenecks
+    from theodolite.models.dag import with_connections as with_connections
+    from theodolite.models.dag import with_drops as with_drops
+    from theodolite.models.dag import with_skips as with_skips
     from theodolite.models.fully_connected import f_network as f_network
     from theodolite.models.fully_connected import fcn as fcn
     from theodolite.models.initialisation import count_parameters as count_parameters
     from theodolite.models.initialisation import initialise as initialise
-    from theodolite.models.language import bert as bert
-    from theodolite.models.language import gpt as gpt
-    from theodolite.models.lenet import lenet5 as lenet5
-    from theodolite.models.lenet import lenet_mini as lenet_mini
+    from theodolite.models.initialisation import ntk_parameterise as ntk_parameterise
     from theodolite.models.llama import llama_decoder as llama_decoder
     from theodolite.models.llama import llama_from_config as llama_from_config
-    from theodolite.models.myrtle import myrtle5 as myrtle5
     from theodolite.models.ntk import ntk_cnn as ntk_cnn
     from theodolite.models.ntk import ntk_fcn as ntk_fcn
-    from theodolite.models.ntk_layers import ntk_parameterise as ntk_parameterise
     from theodolite.models.pretrained import load_weights as load_weights
     from theodolite.models.pretrained import resnet20_from as resnet20_from
     from theodolite.models.pretrained import stories260k_from as stories260k_from
@@ -42,26 +41,22 @@ if TYPE_CHECKING:
     from theodolite.models.resnet import cifar_resnet as cifar_resnet
     from theodolite.models.resnet import resnet18 as resnet18
     from theodolite.models.resnet import resnet20 as resnet20
-    from theodolite.models.vgg import vgg11 as vgg11
-    from theodolite.models.vit import vision_transformer as vision_transformer
-    from theodolite.models.wide_resnet import wrn as wrn
+    from theodolite.models.resnet import wrn as wrn
+    from theodolite.models.transformers import bert as bert
+    from theodolite.models.transformers import gpt as gpt
+    from theodolite.models.transformers import vision_transformer as vision_transformer
 
 # By file; imported on first use, so listing the names does not load torch. No function may be called like a file: the
 # module would hide it.
 _CONTENTS = {
     "registry": ["build", "names"],
     "fully_connected": ["fcn", "f_network"],
-    "lenet": ["lenet5", "lenet_mini"],
-    "vgg": ["vgg11"],
-    "resnet": ["resnet18", "resnet20", "cifar_resnet"],
-    "wide_resnet": ["wrn"],
-    "myrtle": ["myrtle5"],
-    "convolutional": ["cnn"],
-    "vit": ["vision_transformer"],
-    "language": ["gpt", "bert"],
+    "convolutional": ["cnn", "lenet5", "lenet_mini", "myrtle5", "vgg11"],
+    "resnet": ["resnet18", "resnet20", "cifar_resnet", "wrn"],
+    "transformers": ["gpt", "bert", "vision_transformer"],
     "llama": ["llama_decoder", "llama_from_config"],
     "ntk": ["ntk_fcn", "ntk_cnn"],
-    "dag_graphs": [
+    "dag": [
         "fcn_graph",
         "densenet_graph",
         "cnn_graph",
@@ -70,8 +65,7 @@ _CONTENTS = {
         "with_bottlenecks",
         "with_connections",
     ],
-    "initialisation": ["count_parameters", "initialise"],
-    "ntk_layers": ["ntk_parameterise"],
+    "initialisation": ["count_parameters", "initialise", "ntk_parameterise"],
     "pretrained": ["load_weights", "resnet20_from", "stories260k_from"],
 }
 _HOME = {name: f"theodolite.models.{module}" for module, names in _CONTENTS.items() for name in names}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from torch import nn
+
+from theodolite.arguments import choice, entry
+from theodolite.text import quoted
 
 T = TypeVar("T")
 
@@ -21,25 +24,13 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def choose(argument: str, value: object, table: Mapping[str, T]) -> T:
-    """The entry of `table` called `value`.
-
-    >>> choose("activation", "sine", {"relu": 1, "tanh": 2})
-    Traceback (most recent call last):
-    ValueError: activation must be one of 'relu', 'tanh'; got 'sine'.
-    """
-    if isinstance(value, str) and value in table:
-        return table[value]
-    raise ValueError(f"{argument} must be one of {', '.join(map(repr, table))}; got {value!r}.")
-
-
 def activation(name: str) -> nn.Module:
     """A fresh activation module, so that hooks can tell one layer's units from another's.
 
     >>> activation("swish")
     SiLU()
     """
-    return choose("activation", name, ACTIVATIONS)()
+    return entry("activation", name, ACTIVATIONS)()
 
 
 def normalisation(name: str | None, channels: int) -> nn.Module:
@@ -58,18 +49,5 @@ def normalisation(name: str | None, channels: int) -> nn.Module:
         "batch_stats": lambda: nn.BatchNorm2d(channels, track_running_stats=False),
         "group": lambda: nn.GroupNorm(max(g for g in range(1, 9) if channels % g == 0), channels),
     }
-    if name not in makers:
-        raise ValueError(f"norm must be one of {', '.join(map(repr, makers))} or None; got {name!r}.")
+    choice("norm", name, makers, wanted=f"one of {quoted(makers)} or None")
     return makers[name]()
-
-
-def check_positive(**sizes: int) -> None:
-    """Raise where a size is no whole number of at least 1.
-
-    >>> check_positive(width=0)
-    Traceback (most recent call last):
-    ValueError: width must be a whole number of at least 1; got 0.
-    """
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1; got {size!r}.")

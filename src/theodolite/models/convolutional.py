@@ -1,4 +1,4 @@
-"""Plain convolutional networks of a few layers, for the scaled-down experiments."""
+"""Plain convolutional networks: of a few layers, LeNet5 and its relatives, Myrtle-5, VGG11."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import construct
 
 
@@ -29,7 +29,7 @@ def cnn(
     >>> sum(p.numel() for p in cnn((16, 32), channels=1).parameters())  # 160 + 4640 + 330
     5130
     """
-    check_positive(classes=classes, channels=channels, kernel=kernel, stride=stride, **_each(widths))
+    positive_integers(classes=classes, channels=channels, kernel=kernel, stride=stride, **_each(widths))
     if not widths:
         raise ValueError("widths must name at least one convolution.")
 
@@ -48,3 +48,170 @@ def cnn(
 
 def _each(widths: Sequence[int]) -> dict[str, int]:
     return {f"widths[{i}]": width for i, width in enumerate(widths)}
+
+
+# LeNet5 and its relatives, for images of any size the convolutions fit.
+
+
+Image = tuple[int, int, int]  # channels, height, width
+
+
+def lenet5(
+    image: Image = (3, 32, 32),
+    classes: int = 10,
+    *,
+    conv1: int = 6,
+    conv2: int = 16,
+    fc1: int = 120,
+    fc2: int = 84,
+    activation: str = "relu",
+    batchnorm: bool = False,
+    init: str = "xavier",
+    seed: int | None = None,
+) -> nn.Sequential:
+    """conv1, conv2 (5×5, no padding, each with 2×2 max pooling), fc1, fc2, fc3; a plain `nn.Sequential`.
+
+    `image` is (channels, height, width); the widths of the four hidden layers are arguments under their names.
+    `batchnorm` is LeNet5-BN: a BatchNorm without scale and shift after each hidden activation, before the pooling.
+
+    >>> sum(p.numel() for p in lenet5().parameters())  # 456 + 2416 + 48120 + 10164 + 850
+    62006
+    """
+    positive_integers(classes=classes, conv1=conv1, conv2=conv2, fc1=fc1, fc2=fc2)
+    convolutions = [(conv1, 5, 2), (conv2, 5, 2)]
+    return construct(lambda: _network(image, convolutions, [fc1, fc2], classes, activation, batchnorm), init, seed)
+
+
+def lenet_mini(
+    image: Image = (1, 8, 8),
+    classes: int = 10,
+    *,
+    activation: str = "relu",
+    batchnorm: bool = False,
+    init: str = "xavier",
+    seed: int | None = None,
+) -> nn.Sequential:
+    """A LeNet for 8×8 digits: conv 4 (3×3), max pooling, conv 8 (2×2), fc 24, fc 16, classes.
+
+    `batchnorm` is LeNet-mini-BN, with norms where LeNet5-BN has them.
+
+    >>> sum(p.numel() for p in lenet_mini().parameters())  # 40 + 136 + 792 + 400 + 170
+    1538
+    """
+    positive_integers(classes=classes)
+    convolutions = [(4, 3, 2), (8, 2, 1)]
+    return construct(lambda: _network(image, convolutions, [24, 16], classes, activation, batchnorm), init, seed)
+
+
+def _network(
+    image: Image,
+    convolutions: Sequence[tuple[int, int, int]],
+    widths: Sequence[int],
+    classes: int,
+    activation: str,
+    batchnorm: bool,
+) -> nn.Sequential:
+    """Convolutions given as (channels, kernel, pooling), then hidden linear layers, then the classifier."""
+    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    channels, height, width = image
+    units = 0  # hidden layers so far: each has its own activation and norm
+    for units, (after, kernel, pool) in enumerate(convolutions, start=1):
+        modules[f"conv{units}"] = nn.Conv2d(channels, after, kernel)
+        modules[f"act{units}"] = make_activation(activation)
+        if batchnorm:
+            modules[f"bn{units}"] = nn.BatchNorm2d(after, affine=False)
+        if pool > 1:
+            modules[f"pool{units}"] = nn.MaxPool2d(pool)
+        channels, height, width = after, (height - kernel + 1) // pool, (width - kernel + 1) // pool
+    if min(height, width) < 1:
+        raise ValueError(f"image is too small for this network: nothing is left of {image[1]}×{image[2]} pixels.")
+    modules["flatten"] = nn.Flatten()
+    features = channels * height * width
+    for i, after in enumerate(widths, start=1):
+        modules[f"fc{i}"] = nn.Linear(features, after)
+        modules[f"act{units + i}"] = make_activation(activation)
+        if batchnorm:
+            modules[f"bn{units + i}"] = nn.BatchNorm1d(after, affine=False)
+        features = after
+    modules[f"fc{len(widths) + 1}"] = nn.Linear(features, classes)
+    return nn.Sequential(modules)
+
+
+# Myrtle-5: four 3×3 convolutions and a linear layer.
+
+
+def myrtle5(
+    width: int = 128,
+    classes: int = 10,
+    channels: int = 3,
+    *,
+    activation: str = "relu",
+    bias: bool = False,
+    init: str = "ntk",
+    seed: int | None = None,
+) -> nn.Sequential:
+    """conv1, conv2, 2×2 mean, conv3, 2×2 mean, conv4, mean over what is left, fc1; a plain `nn.Sequential`.
+
+    NTK parameterisation without biases by default, as in the study of catapults; `init="kaiming_normal", bias=True`
+    is the ordinary network.
+
+    >>> sum(p.numel() for p in myrtle5(64).parameters())  # 27·64 + 3·9·64² + 10·64
+    112960
+    """
+    positive_integers(width=width, classes=classes, channels=channels)
+
+    def make() -> nn.Sequential:
+        modules: OrderedDict[str, nn.Module] = OrderedDict()
+        for i in range(1, 5):
+            modules[f"conv{i}"] = nn.Conv2d(channels if i == 1 else width, width, 3, padding=1, bias=bias)
+            modules[f"act{i}"] = make_activation(activation)
+            if i in (2, 3):
+                modules[f"pool{i}"] = nn.AvgPool2d(2)
+        modules["pool4"] = nn.AdaptiveAvgPool2d(1)
+        modules["flatten"] = nn.Flatten()
+        modules["fc1"] = nn.Linear(width, classes, bias=bias)
+        return nn.Sequential(modules)
+
+    return construct(make, init, seed)
+
+
+# VGG11 for 32×32 images, without dropout and normalisation.
+
+
+#: Channels of conv1..conv8 at full width.
+FULL_WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
+# A 2×2 max pooling follows these convolutions: 32×32 pixels become 1×1.
+_POOL_AFTER = (1, 2, 4, 6, 8)
+
+
+def vgg11(
+    width: int | None = None,
+    classes: int = 10,
+    channels: int = 3,
+    *,
+    activation: str = "relu",
+    init: str = "xavier",
+    seed: int | None = None,
+) -> nn.Sequential:
+    """conv1..conv8 (3×3, padding 1) with `width` channels each, and one linear layer fc1; a plain `nn.Sequential`.
+
+    `width=None` is the network at its full widths 64, 128, 256, 256, 512, 512, 512, 512.
+
+    >>> sum(p.numel() for p in vgg11(48).parameters())  # 28·48 + 7·(9·48² + 48) + 10·48 + 10
+    147322
+    """
+    positive_integers(classes=classes, channels=channels, width=1 if width is None else width)
+    widths = FULL_WIDTHS if width is None else (width,) * 8
+
+    def make() -> nn.Sequential:
+        modules: OrderedDict[str, nn.Module] = OrderedDict()
+        for i, (before, after) in enumerate(zip((channels, *widths), widths, strict=False), start=1):
+            modules[f"conv{i}"] = nn.Conv2d(before, after, 3, padding=1)
+            modules[f"act{i}"] = make_activation(activation)
+            if i in _POOL_AFTER:
+                modules[f"pool{i}"] = nn.MaxPool2d(2)
+        modules["flatten"] = nn.Flatten()
+        modules["fc1"] = nn.Linear(widths[-1], classes)
+        return nn.Sequential(modules)
+
+    return construct(make, init, seed)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from theodolite.arguments import positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive
 from theodolite.models.initialisation import construct
 
 _PART = re.compile(r"(\d+)(?:\^(\d+))?")
@@ -35,7 +35,7 @@ def fcn(
     >>> sum(p.numel() for p in model.parameters())  # 784·100 + 100 + 100·20 + 20 + 20·10 + 10
     80730
     """
-    check_positive(inputs=inputs, outputs=outputs, **{f"widths[{i}]": w for i, w in enumerate(widths)})
+    positive_integers(inputs=inputs, outputs=outputs, **{f"widths[{i}]": w for i, w in enumerate(widths)})
 
     def make() -> nn.Sequential:
         modules: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
@@ -80,5 +80,5 @@ def hidden_widths(name: str) -> tuple[list[int], bool]:
     batchnorm = parts[-1] == "BN"
     found = [_PART.fullmatch(part) for part in (parts[1:-1] if batchnorm else parts[1:])]
     if parts[0] != "F" or not found or any(match is None or match[2] == "0" for match in found):
-        raise ValueError(f"name must look like 'F-200^2', 'F-200^2-100' or 'F-200^2-BN'; got {name!r}.")
+        raise ValueError(f"name must look like 'F-200^2', 'F-200^2-100' or 'F-200^2-BN'. Got {name!r}.")
     return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))], batchnorm

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.models.attention import check_heads, split_heads
-from theodolite.models.choices import check_positive
+from theodolite.arguments import positive_integers
 from theodolite.models.initialisation import TOKEN_INITS, construct
-from theodolite.models.language import positions_of
+from theodolite.models.transformers import check_heads, positions_of, split_heads
 
 
 def rotary_angles(positions: Tensor, size: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -140,10 +139,10 @@ def llama_decoder(
     >>> sum(p.numel() for p in llama_decoder().parameters())  # 512·64 + 5·(2·64² + 2·32·64 + 3·64·172 + 2·64) + 64
     260032
     """
-    check_positive(vocabulary=vocabulary, context=context, dim=dim, hidden=hidden, depth=depth, heads=heads, kv_heads=kv_heads)
+    positive_integers(vocabulary=vocabulary, context=context, dim=dim, hidden=hidden, depth=depth, heads=heads, kv_heads=kv_heads)
     check_heads(dim, heads)
     if heads % kv_heads or (dim // heads) % 2:
-        raise ValueError(f"kv_heads must divide heads, and dim/heads must be even; got {kv_heads}, {heads}, {dim}.")
+        raise ValueError(f"kv_heads must divide heads, and dim/heads must be even. Got {kv_heads}, {heads}, {dim}.")
 
     def make() -> Llama:
         body = LlamaBody(vocabulary, context, dim, hidden, depth, heads, kv_heads, rotary_base, eps)

@@ -26,10 +26,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from theodolite.arguments import entry, positive_integers
 from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import check_positive, choose
-from theodolite.models.initialisation import named, seeded
-from theodolite.models.ntk_layers import NTKConv, NTKLinear, ntk_layers
+from theodolite.models.initialisation import NTKConv, NTKLinear, named, ntk_layers, seeded
 
 # Name -> standard deviation of the weights.
 _STD = {"ntk": 1.0, "ntk_sign": 1.0, "ntk_small": 0.1}
@@ -57,8 +56,8 @@ def ntk_fcn(
     60
     """
     widths = _hidden(width, depth)
-    check_positive(inputs=inputs, outputs=outputs, **{f"width[{i}]": w for i, w in enumerate(widths)})
-    hidden_bias, last_bias = choose("bias", bias, _BIASES)
+    positive_integers(inputs=inputs, outputs=outputs, **{f"width[{i}]": w for i, w in enumerate(widths)})
+    hidden_bias, last_bias = entry("bias", bias, _BIASES)
 
     def make() -> nn.Sequential:
         modules: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
@@ -94,12 +93,12 @@ def ntk_cnn(
     364
     """
     widths = _hidden(width, depth)
-    check_positive(outputs=outputs, kernel=kernel, **{f"width[{i}]": w for i, w in enumerate(widths)})
+    positive_integers(outputs=outputs, kernel=kernel, **{f"width[{i}]": w for i, w in enumerate(widths)})
     if len(image) not in (2, 3):
-        raise ValueError(f"image must be (channels, height, width) or (channels, length); got {tuple(image)!r}.")
+        raise ValueError(f"image must be (channels, height, width) or (channels, length). Got {tuple(image)!r}.")
     if kernel % 2 == 0 or not widths:
-        raise ValueError(f"kernel must be odd and depth at least 2; got kernel {kernel}, depth {len(widths) + 1}.")
-    hidden_bias, last_bias = choose("bias", bias, _BIASES)
+        raise ValueError(f"kernel must be odd and depth at least 2. Got kernel {kernel}, depth {len(widths) + 1}.")
+    hidden_bias, last_bias = entry("bias", bias, _BIASES)
     channels, *pixels = image
     dimensions = len(pixels)
 
@@ -118,16 +117,16 @@ def ntk_cnn(
 def _hidden(width: int | Sequence[int], depth: int | None) -> list[int]:
     if isinstance(width, int):
         depth = 5 if depth is None else depth
-        check_positive(depth=depth)
+        positive_integers(depth=depth)
         return [width] * (depth - 1)
     if depth is not None and depth != len(width) + 1:
-        raise ValueError(f"depth must be {len(width) + 1} for {len(width)} hidden widths; got {depth}.")
+        raise ValueError(f"depth must be {len(width) + 1} for {len(width)} hidden widths. Got {depth}.")
     return list(width)
 
 
 def _construct(make: Callable[[], nn.Sequential], init: str, bias_init: str, seed: int | None) -> nn.Sequential:
-    std = choose("init", init, _STD)
-    bias_std = choose("bias_init", bias_init, {"zero": 0.0, "normal": 1.0})
+    std = entry("init", init, _STD)
+    bias_std = entry("bias_init", bias_init, {"zero": 0.0, "normal": 1.0})
     with seeded(seed), torch.no_grad():
         model = make()
         layers = ntk_layers(model)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from theodolite.errors import nearest
+from theodolite.text import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,13 +61,13 @@ _FAMILIES = [
     Family(
         r"LeNet5(?P<bn>-BN)?(-\((?P<layer>conv1|conv2|fc1|fc2)-(?P<width>\d+)\))?",
         ("LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5-(fc1-150)"),
-        "lenet", "lenet5", _lenet,
+        "convolutional", "lenet5", _lenet,
     ),
-    Family(r"LeNet-mini(?P<bn>-BN)?", ("LeNet-mini", "LeNet-mini-BN"), "lenet", "lenet_mini", _norm),
+    Family(r"LeNet-mini(?P<bn>-BN)?", ("LeNet-mini", "LeNet-mini-BN"), "convolutional", "lenet_mini", _norm),
     Family(
         r"VGG11(-W(?P<width>\d+))?",
         ("VGG11", "VGG11-W32", "VGG11-W48", "VGG11-W64", "VGG11-W80", "VGG11-W200"),
-        "vgg", "vgg11", _numbers,
+        "convolutional", "vgg11", _numbers,
     ),
     Family(
         r"ResNet18(-W(?P<width>\d+))?",
@@ -78,16 +78,16 @@ _FAMILIES = [
     Family(
         r"WRN-(?P<depth>\d+)-(?P<k>\d+)",
         ("WRN-10-1", "WRN-10-2", "WRN-10-10", "WRN-16-2"),
-        "wide_resnet", "wrn", _numbers,
+        "resnet", "wrn", _numbers,
     ),
-    Family(r"Myrtle-5", ("Myrtle-5",), "myrtle", "myrtle5"),
+    Family(r"Myrtle-5", ("Myrtle-5",), "convolutional", "myrtle5"),
     Family(r"CNN-(?P<widths>\d+(-\d+)*)", ("CNN-16-32", "CNN-16-32-64"), "convolutional", "cnn", _widths),
-    Family(r"ViT-(?P<depth>\d+)", ("ViT-4",), "vit", "vision_transformer", _numbers),
-    Family(r"GPT-small", ("GPT-small",), "language", "gpt"),
-    Family(r"GPT-2", ("GPT-2",), "language", "gpt", _fixed(vocabulary=50257, context=1024, dim=768, depth=12, heads=12)),
-    Family(r"BERT-small", ("BERT-small",), "language", "bert"),
-    Family(r"BERT-base", ("BERT-base",), "language", "bert", _fixed(**_BERT, dim=768, depth=12, heads=12)),
-    Family(r"BERT-large", ("BERT-large",), "language", "bert", _fixed(**_BERT, dim=1024, depth=24, heads=16)),
+    Family(r"ViT-(?P<depth>\d+)", ("ViT-4",), "transformers", "vision_transformer", _numbers),
+    Family(r"GPT-small", ("GPT-small",), "transformers", "gpt"),
+    Family(r"GPT-2", ("GPT-2",), "transformers", "gpt", _fixed(vocabulary=50257, context=1024, dim=768, depth=12, heads=12)),
+    Family(r"BERT-small", ("BERT-small",), "transformers", "bert"),
+    Family(r"BERT-base", ("BERT-base",), "transformers", "bert", _fixed(**_BERT, dim=768, depth=12, heads=12)),
+    Family(r"BERT-large", ("BERT-large",), "transformers", "bert", _fixed(**_BERT, dim=1024, depth=24, heads=16)),
     Family(r"stories260k", ("stories260k",), "llama", "llama_decoder"),
     Family(r"NTK-FCN-(?P<depth>\d+)", ("NTK-FCN-2", "NTK-FCN-3", "NTK-FCN-4", "NTK-FCN-5"), "ntk", "ntk_fcn", _numbers),
     Family(r"NTK-CNN-(?P<depth>\d+)", ("NTK-CNN-2", "NTK-CNN-5"), "ntk", "ntk_cnn", _numbers),

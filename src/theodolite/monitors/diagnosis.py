@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from theodolite.results import Finding, Severity
+from theodolite.text import plural
 
 SOURCE = "003, sections 4.2 and 4.3 (catapults in SGD)"
 
@@ -244,7 +245,7 @@ def _outcome(spike: Spike) -> tuple[Severity, str]:
     """How it ended, and how much that matters."""
     if spike.recovered:
         blameless = spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP, Cause.UNEXPLAINED)
-        steps = f"back after {spike.took} step{'s' if spike.took != 1 else ''}"
+        steps = f"back after {plural(spike.took or 0, 'step')}"
         return (Severity.NOTE if blameless else Severity.WARNING), f"{steps}: harmless" if blameless else steps
     if math.isinf(spike.rise):
         return Severity.CRITICAL, "and training cannot go on from it"

@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from theodolite.arguments import integer
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.batch_rates import kernel_curvature
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
@@ -101,8 +102,7 @@ class CriticalRateLR(LRScheduler):
     ) -> None:
         if not multiple > 0:
             raise ValueError(f"multiple must be positive. Got {multiple!r}.")
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a positive number of steps. Got {every!r}.")
+        integer("every", every, least=1, wanted="a positive number of steps")
         self.probe = probe if isinstance(probe, EdgeProbe) else EdgeProbe(probe, optimizer)
         self.multiple, self.every = multiple, every
         self.critical_rate = math.nan

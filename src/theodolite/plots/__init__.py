@@ -6,23 +6,26 @@
 True
 """
 
-from theodolite.plots.anchor_probe import plot_anchor_errors, plot_anchor_probe, plot_atom_geometry, plot_log_partitions
-from theodolite.plots.anchors import counted_histogram, grouped_bars
-from theodolite.plots.blocks import leading_blocks
+from theodolite.plots.anchors import (
+    counted_histogram,
+    grouped_bars,
+    plot_anchor_errors,
+    plot_anchor_probe,
+    plot_atom_geometry,
+    plot_log_partitions,
+)
+from theodolite.plots.axes_style import reference, span
 from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_atoms, plot_dictionary_choice, plot_learning_curve
-from theodolite.plots.fits import PowerLaw, log_log, power_law, with_error
-from theodolite.plots.heatmaps import heatmap, matrix
+from theodolite.plots.figures import panels, save, to_svg
+from theodolite.plots.heatmaps import heatmap, leading_blocks, matrix
 from theodolite.plots.linear_path import linear_path, linear_path_panels
 from theodolite.plots.monitor import plot_monitor
-from theodolite.plots.panels import panels
-from theodolite.plots.references import reference, span
 from theodolite.plots.regimes import regime_diagram
-from theodolite.plots.scatter import correlation_of, scatter
+from theodolite.plots.scatter import PowerLaw, correlation_of, log_log, power_law, scatter, with_error
 from theodolite.plots.spectra import density, eigenvalues, histogram
 from theodolite.plots.stability import pairs_and_maxima, stability_panels
 from theodolite.plots.style import DIVERGING, MARKERS, PALETTE, SEQUENTIAL, Look, look, looks, style
-from theodolite.plots.svg import save, to_svg
 
 __all__ = [
     "DIVERGING",

@@ -1,16 +1,182 @@
-"""Anchor vectors as pictures: histograms that come as counts, and bars of several models side by side."""
+"""Anchors of language models: what a probe found, histograms that come as counts, bars of several models side by side."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from theodolite.plots.axes_style import label_axes, labelled, legend, legend_title, set_scales
-from theodolite.plots.style import looks, new_axes, style
-from theodolite.plots.tables import By, groups, label_of, numbers, read
+from theodolite.measures.anchors import AnchorProbe, AtomGeometry
+from theodolite.plots.axes_style import (
+    label_axes,
+    labelled,
+    legend,
+    legend_title,
+    make_headroom,
+    note,
+    note_not_positive,
+    reference,
+    set_scales,
+    span,
+)
+from theodolite.plots.figures import panels
+from theodolite.plots.spectra import eigenvalues, histogram
+from theodolite.plots.style import GREY, PALETTE, look, looks, new_axes, style
+from theodolite.plots.tables import By, finite, groups, label_of, numbers, positive, read
+
+#: Curves of the error panel: column, name, whether it is a yardstick.
+_ERRORS = (
+    ("held_out_mse", "anchor, held out", False),
+    ("mse", "anchor, in sample", False),
+    ("intercept_mse", "with intercept, in sample", False),
+    ("variance", "the mean", True),
+    ("constant_mse", "all words alike", True),
+)
+_ALIKE = 1e-9  # a fit with intercept that is nearer than this to the one without is not drawn
+
+
+def plot_anchor_probe(probe: AnchorProbe, *, title: str | None = None, figure: Figure | None = None) -> Figure:
+    """Errors per number of words removed, histograms of the log partition functions, and the geometry of the atoms.
+
+    >>> import torch
+    >>> from theodolite.measures.anchors import probe_states
+    >>> states = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    >>> figure = plot_anchor_probe(probe_states(states, torch.eye(4)[[0, 1, 2, 3, 0]], top=(0, 1)))
+    >>> len(figure.axes)
+    5
+    """
+    count = 2 if probe.geometry is None else 5
+    figure, axes = panels(count, columns=min(3, count), size=(3.9, 3.2), title=title, figure=figure)
+    plot_anchor_errors(probe.rows(), ax=axes[0])
+    plot_log_partitions(probe, ax=axes[1])
+    if probe.geometry is not None:
+        _draw_geometry(probe.geometry, axes[2:])
+    return figure
+
+
+def plot_atom_geometry(geometry: AtomGeometry, *, title: str | None = None, figure: Figure | None = None) -> Figure:
+    """Singular values, norms and cosines of the atoms, beside those of a uniform sphere."""
+    figure, axes = panels(3, size=(3.9, 3.2), title=title, figure=figure)
+    _draw_geometry(geometry, axes)
+    return figure
+
+
+def _draw_geometry(geometry: AtomGeometry, axes: Sequence[Axes]) -> None:
+    plot_singular_values(geometry, ax=axes[0])
+    plot_atom_norms(geometry, ax=axes[1])
+    plot_atom_cosines(geometry, ax=axes[2])
+
+
+def plot_anchor_errors(rows: Any, *, title: str | None = None, ax: Axes | None = None) -> Axes:
+    """Mean square errors (rows of an `AnchorProbe`) against the number of words removed, which are evenly spaced.
+
+    Dashed are the yardsticks: predicting the mean of the log bulk partition function, which is its variance, and the logarithm of
+    the number of bulk words.
+    """
+    table = read(rows, "top", *(name for name, _, _ in _ERRORS))
+    tops = numbers(table, "top")
+    columns = {name: numbers(table, name) for name, _, _ in _ERRORS}
+    with style():
+        ax = new_axes(ax)
+        set_scales(ax, "y")
+        at, hidden, shown = np.arange(len(tops)), 0, 0
+        for i, (name, label, yardstick) in enumerate(_ERRORS):
+            values = columns[name]
+            if name == "intercept_mse" and np.allclose(values, columns["mse"], rtol=_ALIKE, atol=0):
+                continue
+            usable = finite(values) & positive(values)
+            hidden, shown = hidden + int((finite(values) & ~positive(values)).sum()), shown + len(values)
+            colour = GREY if yardstick else PALETTE[i]
+            line: Any = look(i).line if not yardstick else (0, (4, 2)) if name == "variance" else (0, (1, 2))
+            marker = "" if yardstick else look(i).marker
+            ax.plot(at[usable], values[usable], color=colour, linestyle=line, marker=marker, label=label)
+        ax.set_xticks(at, [f"{int(k)}" for k in tops])
+        ax.margins(x=0.08)
+        label_axes(ax, "", "", "most probable words removed", "mean square error", title or "Error of the anchor")
+        make_headroom(ax, labelled(ax) - 1)
+        ax.legend(fontsize=8, loc="upper right")
+        note_not_positive(ax, hidden, shown)
+    return ax
+
+
+def plot_log_partitions(probe: AnchorProbe, *, top: int | None = None, title: str | None = None, ax: Axes | None = None) -> Axes:
+    """Histograms over positions of log Z and of the log bulk partition function without the `top` most probable words.
+
+    By default it is the number that is nearest 0.2 % of the vocabulary.
+    """
+    chosen = probe.top[probe.spoken] if top is None else top
+    values = {"log Z, all words": probe.sampled_log_z}
+    if chosen or probe.excluded:
+        removed = [f"top {chosen}"] * bool(chosen) + [f"{probe.excluded} excluded"] * bool(probe.excluded)
+        values[f"bulk, without {' and '.join(removed)}"] = probe.sampled_values[:, probe.top.index(chosen)]
+    rows = [{"value": float(v), "of": name} for name, column in values.items() for v in column]
+    ax = histogram(
+        rows, "value", by="of", bins=60, xlabel="logarithm of the partition function", ylabel="density",
+        title=title or "How much it varies", ax=ax,
+    )  # fmt: skip
+    ax.legend(fontsize=8, loc="best")
+    if not probe.exact:
+        note(ax, f"a sample of {probe.sample} of {probe.positions} positions")
+    return ax
+
+
+def plot_singular_values(geometry: AtomGeometry, *, title: str | None = None, ax: Axes | None = None) -> Axes:
+    """Singular values of the dictionary by rank, and the range they would have for atoms uniform on a sphere."""
+    rows = [{"singular value": value} for value in geometry.singular_values.tolist()]
+    ax = eigenvalues(
+        rows, value="singular value", log=True, ylabel="singular value", title=title or "Spectrum of the atoms", ax=ax
+    )
+    # The theory is for unit atoms: here with the mean square norm that these have.
+    scale = float(geometry.norms.square().mean().sqrt())
+    low, high = (scale * value for value in geometry.sphere_singular_values)
+    if 0 < low < high:
+        bottom, up = ax.get_ylim()
+        ax.set_ylim(min(bottom, low / 1.3), max(up, high * 1.3))
+        span(ax, y=(low, high), colour=PALETTE[1])
+        ax.plot([], [], color=PALETTE[1], alpha=0.25, linewidth=7, label="uniform on a sphere")
+        legend(ax)
+    return ax
+
+
+def plot_atom_norms(geometry: AtomGeometry, *, title: str | None = None, ax: Axes | None = None) -> Axes:
+    """Histogram of the norms of the atoms."""
+    rows = [{"norm": value} for value in geometry.norms.tolist()]
+    ax = histogram(
+        rows, "norm", density=False, bins=60, xlabel="norm of an atom", ylabel="atoms", title=title or "Norms of the atoms", ax=ax
+    )
+    ax.set_xlim(left=0)
+    return ax
+
+
+def plot_atom_cosines(geometry: AtomGeometry, *, title: str | None = None, ax: Axes | None = None) -> Axes:
+    """Histogram of the cosines of random pairs of atoms beside the density for a uniform sphere."""
+    counts, edges = geometry.cosine_counts.double().numpy(), geometry.cosine_edges.numpy()
+    with style():
+        ax = new_axes(ax)
+        heights = counts / max(counts.sum(), 1.0) / np.diff(edges)
+        ax.stairs(heights, edges, fill=True, color=PALETTE[0], alpha=0.22)
+        ax.stairs(heights, edges, color=PALETTE[0], linewidth=1.4, label="these atoms")
+        grid = np.linspace(-1, 1, 401)[1:-1]
+        ax.plot(grid, _sphere_density(grid, geometry.dim), color=PALETTE[1], linestyle=look(1).line, label="uniform on a sphere")
+        reference(ax, x=0.0)
+        ax.set_xlim(-1, 1)
+        label_axes(ax, "", "", "cosine of two atoms", "density", title or "Directions of the atoms")
+        ax.legend(fontsize=8, loc="upper left")
+        note(ax, f"{geometry.pairs} random pairs, mean {geometry.cosine_mean:.2g}")
+    return ax
+
+
+def _sphere_density(cosines: Sequence[float] | np.ndarray, dim: int) -> np.ndarray:
+    """Density of the cosine of two independent uniform directions: c (1 − x²)^((d − 3)/2)."""
+    x = np.asarray(cosines, dtype=np.float64)
+    if dim < 2:
+        return np.zeros_like(x)
+    constant = math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2) - 0.5 * math.log(math.pi)
+    return np.asarray(np.exp(constant + (dim - 3) / 2 * np.log1p(-(x**2))))
 
 
 def counted_histogram(

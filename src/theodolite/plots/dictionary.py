@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from theodolite.plots.axes_style import label_axes, legend, legend_title, note, note_left_out, set_scales
 from theodolite.plots.curves import curves
+from theodolite.plots.figures import panels
 from theodolite.plots.heatmaps import as_array
-from theodolite.plots.panels import panels
 from theodolite.plots.spectra import histogram
 from theodolite.plots.style import DIVERGING, GREY, PALETTE, Look, looks, new_axes, style
 from theodolite.plots.tables import Group, finite, groups, numbers, read

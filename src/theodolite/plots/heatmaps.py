@@ -1,18 +1,20 @@
-"""Matrices as pictures: a colour bar, blocks, numbers in small ones."""
+"""Matrices as pictures: a colour bar, blocks, numbers in small ones; the leading corners of several side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LogNorm, Normalize
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from theodolite.plots.axes_style import label_axes, note, note_not_positive, set_log_labels
+from theodolite.plots.figures import panels
 from theodolite.plots.style import DIVERGING, SEQUENTIAL, new_axes, style
 from theodolite.plots.tables import Array, finite, groups, is_number, label_of, numbers, positive, read, words
 
@@ -242,3 +244,53 @@ def _numbers(ax: Axes, array: Array, shown: NDArray[np.bool_], colours: Colormap
         red, green, blue, _ = colours(norm(array[i, j]))
         dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
         ax.text(j, i, text, ha="center", va="center", fontsize=size, color="white" if dark else "black")
+
+
+def leading_blocks(
+    matrices: Mapping[str, Any] | Any,
+    *,
+    size: int = 10,
+    columns: int | None = None,
+    annotate: bool = False,
+    label: str = "scaled to [0, 1]",
+    title: str | None = None,
+) -> Figure:
+    """The top left `size` × `size` block of each matrix, shifted and scaled so that its entries run from 0 to 1.
+
+    `matrices` is one matrix, or several by name. Made for average gradient outer products: what a model looks at, beside what
+    it should look at. A block whose entries are all the same is drawn as 0.
+
+    >>> figure = leading_blocks({"learned": [[3.0, 1.0], [1.0, 2.0]], "target": [[1.0, 0.0], [0.0, 1.0]]})
+    >>> figure.axes[0].images[0].get_array().tolist()
+    [[1.0, 0.0], [0.0, 0.5]]
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1. Got {size}.")
+    named = dict(matrices) if isinstance(matrices, Mapping) else {"": matrices}
+    if not named:
+        raise ValueError("leading_blocks needs at least one matrix. Got an empty mapping.")
+    figure, axes = panels(len(named), columns=columns, letters=len(named) > 1, title=title)
+    last = len(named) - 1
+    for i, (ax, (name, values)) in enumerate(zip(axes, named.items(), strict=True)):
+        block = _scaled(as_array(values), size)
+        names = list(range(1, len(block) + 1))
+        matrix(
+            block,
+            row_names=names,
+            column_names=names,
+            limits=(0.0, 1.0),
+            annotate=annotate,
+            label=label if i == last else "",
+            title=name or None,
+            ax=ax,
+        )
+    return figure
+
+
+def _scaled(array: Array, size: int) -> Array:
+    if array.shape[0] != array.shape[1]:
+        raise ValueError(f"leading_blocks takes square matrices. Got shape {array.shape}.")
+    block: Array = array[:size, :size]
+    low, high = block.min(), block.max()
+    scaled: Array = (block - low) / (high - low) if high > low else 0.0 * block
+    return scaled

@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from theodolite.measures.mode_connectivity.linear_path import Barrier, accuracy_barrier, loss_barrier
-from theodolite.plots.axes_style import note
+from theodolite.plots.axes_style import note, reference, span
 from theodolite.plots.curves import curves
-from theodolite.plots.panels import panels
-from theodolite.plots.references import reference, span
+from theodolite.plots.figures import panels
 from theodolite.plots.style import GREY, look, new_axes, style
 from theodolite.plots.tables import Array, Group, finite, groups, numbers, positive, read
 from theodolite.results import Row

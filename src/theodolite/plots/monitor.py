@@ -9,10 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from theodolite.plots.axes_style import legend, note
+from theodolite.plots.axes_style import legend, note, reference
 from theodolite.plots.curves import curves
-from theodolite.plots.panels import panels
-from theodolite.plots.references import reference
+from theodolite.plots.figures import panels
 from theodolite.plots.style import GREY, PALETTE, style
 from theodolite.plots.tables import Array, finite, label_of, numbers, positive
 from theodolite.results import Row

@@ -10,9 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from theodolite.plots.axes_style import note
+from theodolite.plots.axes_style import note, reference
 from theodolite.plots.curves import curves
-from theodolite.plots.references import reference
 from theodolite.plots.style import PALETTE, new_axes, style
 from theodolite.results import Row
 

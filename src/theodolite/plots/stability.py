@@ -22,9 +22,9 @@ from theodolite.plots.axes_style import (
     note_left_out,
     note_not_positive,
     set_scales,
+    span,
 )
-from theodolite.plots.panels import panels
-from theodolite.plots.references import span
+from theodolite.plots.figures import panels
 from theodolite.plots.style import PALETTE, new_axes, style
 from theodolite.plots.tables import finite, groups, numbers, positive, read, words
 

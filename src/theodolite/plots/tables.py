@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.errors import nearest
 from theodolite.results import Result, Row
+from theodolite.text import nearest
 
 Array = NDArray[np.float64]
 By = str | Sequence[str] | None

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import ParameterSelectionError, nearest
+from theodolite.errors import ParameterSelectionError
+from theodolite.text import nearest
 
 Selector = str | Tensor | Iterable[str | Tensor] | Callable[[str, nn.Parameter], bool] | None
 
@@ -56,8 +57,8 @@ class Selection:
 def split_like(x: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """A flat vector (n,), or rows of them (k, n), as tensors of the shapes and dtypes of `like`."""
     lead = x.shape[:-1]
-    if not lead and x.is_contiguous() and all(t.dtype == x.dtype for t in like):
-        return list(torch._utils._unflatten_dense_tensors(x, like))  # the same, without leaving C++
+    if not lead and x.is_contiguous() and all(t.dtype == x.dtype and t.numel() for t in like):
+        return list(torch._utils._unflatten_dense_tensors(x, like))  # the same in C++, which in torch 2.9 flattens empty tensors
     parts = x.split([t.numel() for t in like], dim=-1) if len(like) > 1 else (x,)
     return [part.reshape((*lead, *t.shape)).to(t.dtype) for part, t in zip(parts, like, strict=True)]
 

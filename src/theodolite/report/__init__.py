@@ -8,26 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from theodolite.report.gallery import Gallery, collect_runs, write_gallery
-    from theodolite.report.survey import Section, SurveyPage, survey_html, write_survey
+    from theodolite.report.page import Page, Section, page_html, provenance_of, write_page
     from theodolite.report.watch import WatchServer, watch_html, write_watch
 
 _CONTENTS = {
     "gallery": ["Gallery", "collect_runs", "write_gallery"],
-    "survey": ["Section", "SurveyPage", "survey_html", "write_survey"],
+    "page": ["Page", "Section", "page_html", "provenance_of", "write_page"],
     "watch": ["WatchServer", "watch_html", "write_watch"],
 }
 _HOME = {name: module for module, names in _CONTENTS.items() for name in names}
 
 __all__ = [
     "Gallery",
+    "Page",
     "Section",
-    "SurveyPage",
     "WatchServer",
     "collect_runs",
-    "survey_html",
+    "page_html",
+    "provenance_of",
     "watch_html",
     "write_gallery",
-    "write_survey",
+    "write_page",
     "write_watch",
 ]
 

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from theodolite.files import write_whole
 from theodolite.monitors.log import MonitorLog, Record, encode, fold, log_path, read_chunk, read_log, restored
-from theodolite.report.pages import environment
+from theodolite.report.rendering import environment
 
 Columns: TypeAlias = dict[str, list[Any]]
 

@@ -1,10 +1,11 @@
 """L0: frozen results with their error, cost, outcome and seed."""
 
 from theodolite.results.base import Result, ResultMapping, Row, html_table
-from theodolite.results.findings import Finding, Severity, number, worst_first
+from theodolite.results.findings import Finding, Severity, worst_first
 from theodolite.results.outcome import Outcome
 from theodolite.results.provenance import Cost, Provenance
 from theodolite.results.storage import load, save
+from theodolite.text import number
 
 __all__ = [
     "Cost",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
+def type_key(name: str, module: str) -> str:
+    """What saved files call a class by default; classes of other packages have the package in front.
+
+    >>> type_key("CriticalRate", "theodolite.measures"), type_key("PLReport", "theodolite"), type_key("Knots", "sailing.ropes")
+    ('critical-rate', 'pl-report', 'sailing:knots')
+    """
+    key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
+    package = module.split(".")[0]
+    return key if package == "theodolite" else f"{package}:{key}"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
     """Parent of all results.
@@ -26,6 +38,9 @@ class Result:
     """
 
     schema: ClassVar[int] = 1
+    #: What saved files call the class: its name in lower case, such as "critical-rate". A class that is renamed states it.
+    type_key: ClassVar[str] = "result"
+    #: The classes imported so far, by that key.
     registry: ClassVar[dict[str, type[Result]]] = {}
 
     outcome: Outcome = Outcome.CONVERGED
@@ -35,7 +50,8 @@ class Result:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Result.registry[cls.__name__] = cls
+        cls.type_key = vars(cls).get("type_key") or type_key(cls.__name__, cls.__module__)
+        Result.registry[cls.type_key] = cls
 
     def rows(self) -> list[Row]:
         """One flat dictionary per observation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -73,24 +72,3 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
         return max(rank, Severity.NOTE.rank + 0.5) if finding.headline else rank
 
     return sorted(findings, key=urgency, reverse=True)
-
-
-def number(value: float, error: float | None = None) -> str:
-    """A number with its error, as a sentence shows it: rounded to two digits of the error, four digits where it is tiny.
-
-    >>> number(0.123456, 0.00123), number(371.4, 184.2), number(1.5), number(float("inf"))
-    ('0.1235 ± 0.0012', '370 ± 180', '1.5', 'infinite')
-    >>> number(7.9123, 8.9e-7), number(1.234e-7, 3e-9), number(0.0, 1e-12)
-    ('7.912 ± 9e-07', '1.234e-07 ± 3e-09', '0 ± 1e-12')
-    """
-    if math.isinf(value):
-        return "infinite"
-    if error is None or not error > 0 or not math.isfinite(error):
-        return f"{value:.4g}"
-    size = max(abs(value), error)
-    if error < 1e-4 * abs(value) or not 1e-3 <= size < 1e6:
-        return f"{value:.4g} ± {error:.1g}"
-    digits = 1 - math.floor(math.log10(error))  # decimals that keep two digits of the error
-    if digits < 0:
-        return f"{round(value, digits):.0f} ± {round(error, digits):.0f}"
-    return f"{value:.{digits}f} ± {error:.{digits}f}"

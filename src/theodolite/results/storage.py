@@ -14,12 +14,13 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from theodolite.errors import nearest
 from theodolite.files import write_whole
-from theodolite.results.base import Result
+from theodolite.results.base import Result, type_key
 from theodolite.results.findings import Finding, Severity
+from theodolite.results.homes import HOMES
 from theodolite.results.outcome import Outcome
 from theodolite.results.provenance import Cost, Provenance
+from theodolite.text import nearest
 
 _PLAIN = {"Cost": Cost, "Provenance": Provenance, "Finding": Finding}
 
@@ -73,8 +74,9 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         return {"severity": value.name}
     if isinstance(value, Result | Cost | Provenance | Finding):
         fields = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in dataclasses.fields(value)}
-        document = {"type": type(value).__name__, "module": type(value).__module__, "fields": fields}
-        return {**document, "schema": value.schema} if isinstance(value, Result) else document
+        if isinstance(value, Result):
+            return {"type": value.type_key, "schema": value.schema, "fields": fields}
+        return {"type": type(value).__name__, "fields": fields}
     if isinstance(value, dict):
         return {"map": [[name, _encode(v, f"{key}.{i}", tensors)] for i, (name, v) in enumerate(value.items())]}
     if isinstance(value, tuple | list):
@@ -100,6 +102,17 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     return _rebuild(value, tensors)
 
 
+def _class_of(name: str, module: str | None) -> type[Result]:
+    """The result class that a file names: by its key, or, in files of earlier versions, by its name and module."""
+    key = name if module is None else type_key(name, module)
+    if key not in Result.registry and key in HOMES:
+        importlib.import_module(HOMES[key])  # result types are known once their own module is
+    if key not in Result.registry:
+        near = ", ".join(nearest(key, {*HOMES, *Result.registry}, 3))
+        raise ValueError(f"Unknown result type {name!r}; the nearest known: {near}.")
+    return Result.registry[key]
+
+
 def _tensor(key: str, tensors: dict[str, Tensor]) -> Tensor:
     if key not in tensors:
         raise ValueError(
@@ -109,13 +122,8 @@ def _tensor(key: str, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def _rebuild(document: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    name, module = document["type"], str(document.get("module", ""))
-    if name not in Result.registry and module.startswith("theodolite."):
-        importlib.import_module(module)  # result types are known once their own module is
-    kinds: dict[str, Any] = {**_PLAIN, **Result.registry}
-    if name not in kinds:
-        raise ValueError(f"Unknown result type {name!r}; the nearest known: {', '.join(nearest(name, kinds, 3))}.")
-    kind = kinds[name]
+    name = document["type"]
+    kind: Any = _PLAIN.get(name) or _class_of(name, document.get("module"))
     if document.get("schema", 1) > getattr(kind, "schema", 1):
         raise ValueError(f"This {name} was saved by a newer version of theodolite; update to read it.")
     known = {f.name for f in dataclasses.fields(kind)}

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from theodolite.errors import TheodoliteError
 from theodolite.runners.code_version import is_users_own, package_version
-from theodolite.runners.engines import Failure, Finished, Job, Task, cores, failure_of, perform, thread_limits
+from theodolite.runners.engines import Failure, Finished, Job, Task, cores, failure_of, perform, worker_environment
 
 #: Settings of the caller that decide what a job computes or where its data lies; workers get them too.
 PASSED_ON = ("MKL_CBWR", "THEODOLITE_DATA")
@@ -122,7 +122,7 @@ class RayRun:
     def _remote(self) -> Any:
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         # Without the last, older versions of Ray hide the accelerators of a machine from a job that reserves none.
-        environment = {**thread_limits(self.threads), **passed, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        environment = {**worker_environment(self.threads), **passed, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         options = {"num_cpus": self.threads, "max_retries": 0, "runtime_env": {"env_vars": environment}}
         return self._ray.remote(**options)(_bootstrap(self.threads, package_version()))
 

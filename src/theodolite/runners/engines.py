@@ -17,9 +17,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.errors import nearest
+from theodolite.arguments import optional_integer
 from theodolite.progress import counting
 from theodolite.results import Row
+from theodolite.text import nearest
 
 Job = Mapping[str, Any]
 Task = Callable[[Job], Row | Iterable[Row]]
@@ -121,8 +122,7 @@ def check_engine(engine: Engine) -> None:
         near = nearest(engine.name, ENGINES, 1)[0]
         raise ValueError(f"engine must be one of {known}; the nearest is {near!r}. Got {engine.name!r}.")
     for name, value in (("workers", engine.workers), ("threads", engine.threads)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
+        optional_integer(name, value, least=1)
     if engine.name == "ray":
         from theodolite.runners.cluster import check_address, import_ray
 
@@ -216,6 +216,9 @@ def limited_threads(threads: int) -> Iterator[None]:
 
 
 def _serial(task: Task, jobs: Sequence[Job], engine: Engine) -> Performed:
+    from theodolite.training.matrix_products import fix_matrix_products
+
+    fix_matrix_products()  # as in a worker process, where this one has not begun to multiply
     for index, job in enumerate(jobs):
         yield perform(task, index, job, engine.threads)
 
@@ -237,9 +240,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def thread_limits(threads: int) -> dict[str, str]:
-    """Environment of a worker process; only what stands there before torch is imported binds all of its libraries."""
-    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+def worker_environment(threads: int) -> dict[str, str]:
+    """Environment of a worker process; only what stands there before torch is imported binds all of its libraries.
+
+    Numbers of a job must not depend on what the worker computed before: matrix products do not depend on memory.
+    """
+    from theodolite.training.matrix_products import VARIABLE, WANTED
+
+    limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return {**limits, VARIABLE: os.environ.get(VARIABLE, WANTED)}
 
 
 ENGINES: dict[str, Callable[[Task, Sequence[Job], Engine], Performed]] = {"serial": _serial, "joblib": _joblib, "ray": _ray}

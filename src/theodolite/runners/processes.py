@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from joblib.externals.loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
-from theodolite.runners.engines import Failure, Finished, Job, Task, failure_of, perform, thread_limits
+from theodolite.runners.engines import Failure, Finished, Job, Task, failure_of, perform, worker_environment
 
 #: Seconds given to the other futures of a broken pool to learn of it.
 GRACE = 10.0
@@ -89,7 +89,9 @@ class ProcessRun:
 
     def _new_pool(self) -> ProcessPoolExecutor:
         # No timeout: a worker that idles away between two jobs would be started, and torch imported, again.
-        return ProcessPoolExecutor(self.workers, timeout=None, initializer=_ignore_interrupts, env=thread_limits(self.threads))
+        return ProcessPoolExecutor(
+            self.workers, timeout=None, initializer=_ignore_interrupts, env=worker_environment(self.threads)
+        )
 
 
 def _lost(future: Future[Finished]) -> bool:

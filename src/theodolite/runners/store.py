@@ -265,8 +265,8 @@ def _read_records(folder: Path) -> tuple[dict[str, Record], int]:
             if record is None:
                 continue  # torn, or damaged in the middle: its job is done anew
             end = place
-            if record.key not in records or records[record.key].failed:
-                records[record.key] = record
+            if not record.failed or record.key not in records or records[record.key].failed:
+                records[record.key] = record  # the last success, else the last failure
     return records, end
 
 

@@ -17,6 +17,7 @@ from theodolite.experiments.figure import check_declaration
 from theodolite.experiments.running import run_folder
 from theodolite.runners import Computations, run_stored
 from theodolite.runners.store import Record, plain, read_records
+from theodolite.testing.equality import same
 
 #: Each experiment's run at `tiny` and the shortest of its jobs, which is cheap to repeat.
 _RUNS: dict[str, tuple[ExperimentRun, Record]] = {}
@@ -127,17 +128,6 @@ def _told(artist: Any, name: str) -> Any:
     if isinstance(answer, tuple | list):
         return [getattr(part, "tolist", lambda part=part: str(part))() for part in answer]
     return answer.tolist() if hasattr(answer, "tolist") else str(answer)
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equality of rows, value for value; NaN equals NaN, tensors are compared entry by entry."""
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, dict) and isinstance(right, dict):
-        return list(left) == list(right) and all(same(left[k], right[k]) for k in left)
-    if hasattr(left, "shape") or hasattr(right, "shape"):
-        return type(left) is type(right) and left.shape == right.shape and bool(((left == right) | (left != left)).all())
-    return bool(left == right or (left != left and right != right))
 
 
 def is_number(value: Any) -> bool:

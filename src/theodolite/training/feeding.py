@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from theodolite.arguments import optional_integer
 from theodolite.problem.batches import Batch, BatchParser
 
 
@@ -34,8 +35,7 @@ class Feed:
             self._parts = data
         else:
             raise ValueError(f"data must be (inputs, targets), a list of batches or a DataLoader. Got {type(data).__name__}.")
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise ValueError(f"batch_size must be a positive integer. Got {batch_size!r}.")
+        optional_integer("batch_size", batch_size, least=1)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of one epoch."""

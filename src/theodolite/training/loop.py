@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from theodolite.arguments import optional_integer
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss, ModelCall
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
-from theodolite.training.checkpoints import load_state, save_state
 from theodolite.training.feeding import Feed
-from theodolite.training.interrupts import deferred_interrupt
+from theodolite.training.interruption import deferred_interrupt, load_state, save_state
 from theodolite.training.schedules import Schedule, as_schedule
 from theodolite.training.trace import Trace
 
@@ -363,5 +363,4 @@ def _check_length(steps: int | None, epochs: int | None, every: int, checkpoint_
     if (steps is None) == (epochs is None):
         raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
     for name, value in (("steps", steps), ("epochs", epochs), ("every", every), ("checkpoint_every", checkpoint_every)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} must be a positive integer. Got {value!r}.")
+        optional_integer(name, value, least=1)

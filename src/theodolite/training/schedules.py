@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from theodolite.arguments import also_called
+
 Schedule = Callable[[int], float]
 
 
@@ -27,6 +29,7 @@ def as_schedule(schedule: Schedule | Mapping[int, float] | float | None) -> Sche
     return lambda step: [rate for first, rate in table if first <= step][-1]
 
 
+@also_called(lr="rate")
 def step_decay(rate: float, factor: float, at: list[int]) -> Schedule:
     """`rate`, multiplied by `factor` at each step in `at`.
 
@@ -36,6 +39,7 @@ def step_decay(rate: float, factor: float, at: list[int]) -> Schedule:
     return lambda step: rate * factor ** sum(step >= place for place in at)
 
 
+@also_called(lr="rate")
 def cosine(rate: float, steps: int, *, final: float = 0.0) -> Schedule:
     """Half a cosine wave from `rate` to `final`.
 

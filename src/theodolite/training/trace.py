@@ -1,11 +1,17 @@
-"""`Trace`: what a training run did, step by step."""
+"""What training runs did, step by step: the `Trace` of one model, the `FleetTrace` of many replicas."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-from theodolite.results import Result, Row
+from torch import Tensor
+
+from theodolite.results import Outcome, Result, Row
+
+# `Trace`: what a training run did, step by step.
+
 
 Column = tuple[float | None, ...]
 
@@ -63,3 +69,143 @@ class Trace(Result):
         after = f", {self.final_loss:.4g} on all data at the end" if self.final_loss is not None else ""
         first, last = self.loss[0], self.loss[-1]
         return f"{self.steps} steps: loss {first:.4g} at the start, {last:.4g} in the last step{after}; {self.stopped}."
+
+
+# `FleetTrace`: what the replicas of a fleet did, step by step.
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class FleetTrace(Result):
+    """A fleet's training run: R replicas, T steps; `run[r]` is the `Trace` of one replica.
+
+    Attributes
+    ----------
+    loss : (R, T), the loss of the replica's batch before step t. From the step at which a replica diverged on it is inf;
+        after it converged or was stopped it stays at its last value.
+    rates : (R,), learning rates; `factors` is what the schedule multiplied them with, (1, T) or, with a schedule per replica,
+        (R, T).
+    seeds, order_seeds : of the weights and of the order of the data.
+    diverged_at, stopped_at : per replica the step at which it diverged, or was stopped by `until` or `stop`; None otherwise.
+        Its weights are those at which that step's loss was seen.
+    measured_at : steps before which was measured; the last one is T, after the run, when also the frozen replicas are measured.
+    measured : (R, M) or (R, M, ...) by name; NaN where a replica was frozen.
+    test_loss, test_accuracy : (R, M), None without test data (accuracy: without labels).
+    checkpoints : parameters and buffers of all replicas, (R, *shape) by name, after so many steps; see `state`.
+    final_loss : (R,), on the whole data after the last step, None where it was not asked for.
+    matrix_products : whether products depended on where matrices lie in memory; empty where equal bits were not asked for.
+    """
+
+    loss: Tensor
+    rates: Tensor
+    factors: Tensor
+    seeds: tuple[int, ...]
+    order_seeds: tuple[int, ...]
+    epoch: tuple[int, ...]
+    diverged_at: tuple[int | None, ...]
+    stopped_at: tuple[int | None, ...]
+    measured_at: tuple[int, ...]
+    measured: dict[str, Tensor]
+    checkpoints: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    test_loss: Tensor | None = None
+    test_accuracy: Tensor | None = None
+    final_loss: Tensor | None = None
+    matrix_products: str = ""
+
+    @property
+    def replicas(self) -> int:
+        return len(self.seeds)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the replica that went farthest."""
+        return self.loss.shape[1]
+
+    @property
+    def diverged(self) -> tuple[bool, ...]:
+        return tuple(step is not None for step in self.diverged_at)
+
+    @property
+    def route(self) -> str:
+        """How the gradients were computed: "vmap" for all at once, "loop" for one after the other."""
+        return self.cost.route
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """All that was measured during the run, (R, M, ...) by name."""
+        test = {"test_loss": self.test_loss, "test_accuracy": self.test_accuracy}
+        return {**{name: t for name, t in test.items() if t is not None}, **self.measured}
+
+    def __len__(self) -> int:
+        return self.replicas
+
+    def __iter__(self) -> Iterator[Trace]:
+        return (self[r] for r in range(self.replicas))
+
+    def __getitem__(self, replica: int) -> Trace:
+        """The trace of one replica, up to the step at which it was frozen."""
+        r = range(self.replicas)[replica]
+        frozen = self.diverged_at[r] if self.diverged_at[r] is not None else self.stopped_at[r]
+        length = self.steps if frozen is None else frozen + 1
+        rate = float(self.rates[r])
+        return Trace(
+            loss=tuple(self.loss[r, :length].tolist()),
+            rate=tuple((rate * self.factors[min(r, len(self.factors) - 1), :length]).tolist()),
+            epoch=self.epoch[:length],
+            measured={name: self._column(t[r], length) for name, t in self.columns.items() if t.ndim == 2},
+            final_loss=None if self.final_loss is None else float(self.final_loss[r]),
+            stopped=self._ending(r),
+            outcome=Outcome.DIVERGED if self.diverged_at[r] is not None else Outcome.FINISHED,
+            seed=self.seeds[r],
+            cost=replace(self.cost, seconds=self.cost.seconds / self.replicas),
+        )
+
+    def state(self, step: int, replica: int) -> dict[str, Tensor]:
+        """Parameters and buffers of one replica after `step` steps, tied ones once; `Fleet.model` makes a module of them."""
+        if step not in self.checkpoints:
+            known = ", ".join(map(str, self.checkpoints)) or "none; ask with train(..., checkpoints=[...])"
+            raise ValueError(f"There is no checkpoint after {step} steps; there are: {known}.")
+        r = range(self.replicas)[replica]
+        return {name: t[r].clone() for name, t in self.checkpoints[step].items()}
+
+    def _column(self, values: Tensor, length: int) -> tuple[float | None, ...]:
+        """(M,) spread over the steps."""
+        column: list[float | None] = [None] * length
+        for step, value in zip(self.measured_at, values.tolist(), strict=True):
+            if step < length and not math.isnan(value):
+                column[step] = value
+        return tuple(column)
+
+    def _ending(self, r: int) -> str:
+        if self.diverged_at[r] is not None:
+            return "the loss became NaN, infinite or too large"
+        return "all steps were taken" if self.stopped_at[r] is None else "the rule to stop was met"
+
+    def rows(self) -> list[Row]:
+        """One row per replica."""
+        return [
+            {
+                "replica": r,
+                "seed": self.seeds[r],
+                "order_seed": self.order_seeds[r],
+                "rate": float(self.rates[r]),
+                "first_loss": float(self.loss[r, 0]),
+                "last_loss": float(self.loss[r, -1]),
+                "final_loss": None if self.final_loss is None else float(self.final_loss[r]),
+                "diverged_at": self.diverged_at[r],
+                "stopped_at": self.stopped_at[r],
+                **{name: float(t[r, -1]) for name, t in self.columns.items() if t.ndim == 2},
+            }
+            for r in range(self.replicas)
+        ]
+
+    def step_rows(self) -> list[Row]:
+        """One row per replica and step."""
+        return [{"replica": r, **row} for r, trace in enumerate(self) for row in trace.rows()]
+
+    def sentence(self) -> str:
+        count = sum(self.diverged)
+        lost = f"{count} diverged" if count else "none diverged"
+        last = self.loss[:, -1]
+        kept = last[last.isfinite()]
+        ends = f"; the others end at losses {float(kept.min()):.4g} to {float(kept.max()):.4g}" if len(kept) else ""
+        return f"{self.replicas} replicas, {self.steps} steps by {self.route}: {lost}{ends}."

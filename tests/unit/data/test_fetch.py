@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.data import writers
 from theodolite import data
-from theodolite.data.entry import Entry, File, Form
+from theodolite.data.catalog import Entry, File, Form
 
 fetching = importlib.import_module("theodolite.data.fetch")  # the attribute of that name is the function
 

@@ -12,7 +12,7 @@ import torch
 from tests.unit.data import writers
 from theodolite import data
 from theodolite.data import catalog
-from theodolite.data.entry import Entry, Form
+from theodolite.data.catalog import Entry, Form
 
 
 def write_npz(path, shape=(28, 28), first=0, n=4):

@@ -12,8 +12,8 @@ import torch
 
 from tests.unit.data import writers
 from theodolite.data import DamagedDataError
-from theodolite.data import readers_images as readers
-from theodolite.data.files import read_arrays
+from theodolite.data import readers as readers
+from theodolite.data.readers import read_arrays
 
 DIGITS = tuple("0123456789")
 

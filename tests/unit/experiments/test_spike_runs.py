@@ -7,12 +7,11 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.experiments.catapult_features import matching, one_sample, panels, raising
-from theodolite.experiments.catapult_features.descent import constant, descend
-from theodolite.experiments.catapult_features.networks import Widths, network
-from theodolite.experiments.catapult_features.samples import RMS, Points, points
+from theodolite.experiments import Params
+from theodolite.experiments.catapult_features import batch_rates, catapults, runs, sgd_spikes
+from theodolite.experiments.catapult_features.runs import RMS, Points, constant, descend, network, points
 
-SMALL = Widths(fcn=16, cnn=4, shallow=32, four=8, wrn=1, vit=8, patch=4, myrtle=4)
+SMALL = Params(fcn=16, cnn=4, shallow=32, four=8, wrn=1, vit=8, patch=4, myrtle=4)
 
 
 def test_points_are_balanced_scaled_and_say_where_they_come_from():
@@ -91,17 +90,15 @@ def test_a_run_stops_at_its_goal_and_says_when_it_diverged():
 
 
 def test_large_kernels_are_split_by_their_top_vectors_only(monkeypatch):
-    from theodolite.experiments.catapult_features import descent
-
     torch.manual_seed(0)
     kernel = torch.randn(30, 30).double()
     kernel, residual = kernel @ kernel.T, torch.randn(30, 1).double()
     rows = torch.arange(20)
-    dense = descent.look(kernel, residual, (1, 3)), descent.batch_critical(kernel, rows)
-    monkeypatch.setattr(descent, "DENSE", 10)
-    for a, b in zip(dense[0].values(), descent.look(kernel, residual, (1, 3)).values(), strict=True):
+    dense = runs.loss_and_kernel(kernel, residual, (1, 3)), runs.batch_critical(kernel, rows)
+    monkeypatch.setattr(runs, "DENSE", 10)
+    for a, b in zip(dense[0].values(), runs.loss_and_kernel(kernel, residual, (1, 3)).values(), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
-    assert descent.batch_critical(kernel, rows) == pytest.approx(dense[1], rel=1e-6)
+    assert runs.batch_critical(kernel, rows) == pytest.approx(dense[1], rel=1e-6)
 
 
 def run_of(losses: list[float], tops: list[float], kernel: list[float], **shared) -> list[dict]:
@@ -114,16 +111,16 @@ def run_of(losses: list[float], tops: list[float], kernel: list[float], **shared
 
 def test_the_share_of_a_rise_counts_from_the_lowest_loss_before_the_peak():
     rows = run_of([1.0, 0.5, 2.5, 0.4], [0.8, 0.4, 2.2, 0.1], [3.0, 3.0, 2.0, 1.0])
-    assert panels.share_of_rise(1)(rows) == pytest.approx(1.8 / 2.0)
-    assert panels.peak_over_start(rows) == 2.5
-    assert panels.end_over_start(rows) == 0.4
-    assert panels.kernel_end_over_start(rows) == pytest.approx(1 / 3)
-    assert panels.highest_spike(rows) == 5.0
-    assert panels.kernel_falls(rows) == 1.0
-    assert panels.share_of_spikes(1)(rows) == pytest.approx(0.9)
-    assert panels.rises_of_rest(1)(rows) == 1  # 0.1 to 0.3
+    assert catapults.share_of_rise(rows, 1) == pytest.approx(1.8 / 2.0)
+    assert catapults.peak_over_start(rows) == 2.5
+    assert catapults.end_over_start(rows) == 0.4
+    assert catapults.end_over_start(rows, "kernel") == pytest.approx(1 / 3)
+    assert catapults.highest_spike(rows) == 5.0
+    assert catapults.kernel_falls()(rows) == 1.0
+    assert sgd_spikes.share_of_spikes(1)(rows) == pytest.approx(0.9)
+    assert catapults.rises_of_rest(rows, 1) == 1  # 0.1 to 0.3
     with pytest.raises(ValueError, match="diverged"):
-        panels.peak_over_start([*rows, {"panel": "p", "seed": 0, "ratio": 1.5, "step": 4, "loss": None, "diverged": True}])
+        catapults.peak_over_start([*rows, {"panel": "p", "seed": 0, "ratio": 1.5, "step": 4, "loss": None, "diverged": True}])
 
 
 def test_the_match_table_of_several_runs_is_their_sum():
@@ -131,9 +128,9 @@ def test_the_match_table_of_several_runs_is_their_sum():
     second = [
         {**row, "exceeded": e} for row, e in zip(run_of([1, 3, 4], [0] * 3, [1] * 3, seed=1), (True, False, None), strict=True)
     ]
-    found = matching.table([*first, *second])
+    found = batch_rates.table([*first, *second])
     assert (found.both, found.only_up, found.only_exceeded, found.neither) == (2, 1, 0, 1)
-    assert matching.table([*first, *second], slack=0.5).only_up == 0
+    assert batch_rates.table([*first, *second], slack=0.5).only_up == 0
 
 
 def test_raises_are_measured_on_their_own_flights():
@@ -143,13 +140,14 @@ def test_raises_are_measured_on_their_own_flights():
     undone = {**shared, "step": 0, "end": None, "rolled_back": True, "kernel_before": 2.0, "kernel_after": None, "raised_to": 9.0}
     good = {**shared, "step": 1, "end": 4, "rolled_back": False, "kernel_before": 2.0, "kernel_after": 1.0, "raised_to": 6.0}
     late = {**good, "step": 4, "end": None, "kernel_before": 1.5, "kernel_after": None, "raised_to": 8.0}
-    assert raising.spikes_of_raises([*rows, undone, good]) == 1
-    assert raising.largest_kernel_ratio([*rows, undone, good, late]) == 0.5  # the late one has not settled
-    assert raising.final_over_first([*rows, undone, good, late]) == 4.0
-    assert raising.smallest_share([*rows, undone, good]) == pytest.approx(8.4 / 8.5)
+    assert catapults.spikes_of_raises([*rows, undone, good]) == 1
+    _, kernel, final, _, _ = (claim.measure for claim in catapults.Figure44.claims)
+    assert kernel([*rows, undone, good, late]) == 0.5  # the late one has not settled
+    assert final([*rows, undone, good, late]) == 4.0
+    assert catapults.shares_in_top([*rows, undone, good]) == [pytest.approx(8.4 / 8.5)]
 
 
 def test_check_09_the_doubled_sample_is_four_times_steeper():
-    rows = list(one_sample.Figure45().run({"width": 2000, "n": 100, "steps": 1, "seed": 0}))
-    assert one_sample.critical_ratio(rows) == pytest.approx(0.25, rel=0.1)
+    rows = list(batch_rates.Figure45().run({"width": 2000, "n": 100, "steps": 1, "seed": 0}))
+    assert rows[0]["critical_steep"] / rows[0]["critical_others"] == pytest.approx(0.25, rel=0.1)
     assert rows[0]["critical_others"] == pytest.approx(200, rel=0.05)  # K(x, x) = ‖x‖²/(2d)

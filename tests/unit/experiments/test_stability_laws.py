@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from theodolite.experiments.stability import connectivity, convex_case, laws, size_range, stopping
-from theodolite.experiments.stability.deep import contrast, reported_delta
-from theodolite.experiments.stability.logistic import farthest, largest
+from theodolite.experiments.stability import appendix, connectivity, laws, pairs
+from theodolite.experiments.stability.main_text import contrast, farthest, reported_delta
 
 SIZES = (100, 200, 400, 800)
 
@@ -75,14 +74,14 @@ def test_slopes_of_a_broken_line():
         for m, g in ((1, 8.0), (2, 4.0), (4, 2.0), (8, 1.9))
         for pair in (0, 1)
     ]
-    assert size_range.sizes_in_window("T/2")(rows) == 3
-    assert size_range.spread("T/2")(rows) > size_range.ROUGHLY
+    assert appendix.sizes_in_window("T/2")(rows) == 3
+    assert appendix.spread("T/2")(rows) > appendix.ROUGHLY
 
 
 def test_updates_under_a_stopping_rule():
     rows = pair_rows(stab=-0.5, gap_loss=-0.7) + pair_rows(rule="epochs", stab=-0.1, gap_loss=-0.7)
-    assert stopping.longer("epochs")(rows) == 8.0
-    assert stopping.harder("epochs")(rows) == pytest.approx(0.4)
+    assert appendix.longer("epochs")(rows) == 8.0
+    assert appendix.harder("epochs")(rows) == pytest.approx(0.4)
 
 
 def path_rows(configuration, heights):
@@ -101,7 +100,6 @@ def test_barriers_count_once_for_each_pair():
 
 
 def test_shares_of_a_bound():
-    assert convex_case._share(0.0, 0.0) == 0.0
-    assert convex_case._share(1.0, 4.0) == 0.25
-    assert math.isinf(convex_case._share(1.0, 0.0))
-    assert largest("distance_share")([{"distance_share": 0.1}, {"distance_share": 0.3}]) == 0.3
+    assert pairs.share(0.0, 0.0) == 0.0
+    assert pairs.share(1.0, 4.0) == 0.25
+    assert math.isinf(pairs.share(1.0, 0.0))

@@ -9,17 +9,28 @@ import torch
 
 import theodolite as th
 from theodolite.data import MissingDataError
-from theodolite.experiments.stability import configurations, convex_case, trained_pairs
+from theodolite.experiments import Params
+from theodolite.experiments.stability import configurations, pairs
+from theodolite.experiments.stability.appendix import FigureA2, FigureA5, FigureA11
 from theodolite.experiments.stability.configurations import CONFIGURATIONS, LOGISTIC_SIZES, TINY, Setting, recipe_of, task_of
-from theodolite.experiments.stability.deep import Figure22
-from theodolite.experiments.stability.pair_figures import DEEP_STUDY
-from theodolite.experiments.stability.seed_trials import FigureA2, FigureA5
-from theodolite.experiments.stability.trained_pairs import measured, own_task, profiles, short_run, stopped
+from theodolite.experiments.stability.main_text import Figure22, Figure23
+from theodolite.experiments.stability.pairs import DEEP_SIZES, ConvexPairs, Pairs, Paths, Stopped, own_task, pair_job, pair_rows
 from theodolite.measures.stability.pairs import visiting_steps
 from theodolite.runners.store import plain
 
 SHORT = replace(TINY[0], steps=8, tested=100)
 REGRESSION = replace(LOGISTIC_SIZES["tiny"], steps=24, tested=100)
+
+
+def measured(setting, trial, m, count):
+    """Rows of a job of `Pairs`."""
+    job = pair_job(setting, trial, m, Params(pairs=count, further=count))
+    return list(Pairs().run(job))
+
+
+def stopped(setting, m, count, rule, epochs, target):
+    job = pair_job(setting, 0, m, Params(pairs=count, further=count))
+    return list(Stopped().run({**job, "rule": rule, "epochs": epochs, "loss_target": target}))
 
 
 def test_every_row_of_the_chapter_is_registered():
@@ -47,17 +58,17 @@ def test_gaussian_classes_stand_in_for_files_that_are_not_there(monkeypatch):
     monkeypatch.setattr(configurations.data, "load", nothing)
     monkeypatch.setattr(configurations, "GENERATED", 40)
     for binary, shape, origin in ((True, (40, 1), "two Gaussian classes"), (False, (40,), "ten Gaussian classes")):
-        task = task_of.__wrapped__("mnist", "either", 20, binary)
+        task = task_of("mnist", "either", 20, binary)
         assert (task.origin, len(task.bench.test)) == (origin, 20)
         assert task.bench.train.targets.shape == shape
         with pytest.raises(MissingDataError):
-            task_of.__wrapped__("mnist", "files", 20, binary)
+            task_of("mnist", "files", 20, binary)
 
 
 def test_the_test_pool_is_a_choice_made_once():
-    task = task_of.__wrapped__("digits", "files", 50, False)
+    task = task_of("digits", "files", 50, False)
     assert len(task.bench.test) == len(task.bench.eval_rows) == 50
-    assert torch.equal(task.bench.test.inputs, task_of.__wrapped__("digits", "files", 50, False).bench.test.inputs)
+    assert torch.equal(task.bench.test.inputs, task_of("digits", "files", 50, False).bench.test.inputs)
 
 
 def test_logistic_regression_starts_at_zero_and_networks_do_not():
@@ -70,8 +81,8 @@ def test_logistic_regression_starts_at_zero_and_networks_do_not():
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), again.parameters(), strict=True))
 
 
-def test_a_run_repeats_without_its_cache():
-    assert measured.__wrapped__(SHORT, 1, 40, 2) == measured(SHORT, 1, 40, 2)
+def test_a_run_repeats():
+    assert measured(SHORT, 1, 40, 2) == measured(SHORT, 1, 40, 2)
     assert [row["step"] for row in measured(SHORT, 1, 40, 2)] == [4, 4, 8, 8, 12, 12]
 
 
@@ -83,14 +94,25 @@ def test_the_first_pairs_do_not_depend_on_how_many_follow():
 
 
 def test_figures_of_one_configuration_share_their_jobs():
-    def keys(figure):
-        jobs = figure().jobs(figure.sizes["laptop"])
-        return {(job["setting"]["name"], job["trial"], job["m"], job["pairs"]) for job in jobs}
+    """Equal jobs of one study are computed once, whatever figures look at them."""
 
-    assert keys(FigureA2) == keys(FigureA5)
-    assert {key for key in keys(FigureA2) if key[1] == 0} == {key for key in keys(Figure22) if key[0] == "1a"}
-    shown = {job["shown"] for job in FigureA2().jobs(FigureA2.sizes["laptop"])}
-    assert shown == {DEEP_STUDY["laptop"].further}
+    def jobs(figure):
+        return figure().chosen_jobs("laptop")
+
+    assert jobs(FigureA2) == jobs(FigureA5)
+    assert [job for job in jobs(FigureA2) if job["trial"] == 0] == [job for job in jobs(Figure22) if job["configuration"] == "1a"]
+    assert all(job in jobs(FigureA11) for job in (*jobs(FigureA2), *jobs(Figure22)))
+    assert [job for job in jobs(Figure23) if job["configuration"] in ("1a", "2a", "2b")] == jobs(Figure22)
+    assert {job["compared"] for job in jobs(FigureA2)} == {DEEP_SIZES["laptop"].further}
+
+
+def test_the_rule_by_updates_takes_the_runs_of_the_other_figures():
+    p = Params(settings=(SHORT,), ms=(40,), pairs=2, further=1, trials=(0,), epochs=1, loss_target=1.0)
+    job = next(iter(Stopped(sizes={"tiny": p}).jobs(p)))
+    (needed,) = Stopped().needs(job)
+    assert needed.job == next(iter(Pairs().jobs(p)))
+    rows = list(Stopped().run(job, list(Pairs().run(needed.job))))
+    assert [(row["time"], row["pair"], row["rule"]) for row in rows] == [("T", 0, "updates")]
 
 
 def test_stopping_by_epochs_takes_more_updates_for_larger_sets():
@@ -104,7 +126,8 @@ def test_stopping_by_epochs_takes_more_updates_for_larger_sets():
 
 
 def test_profiles_end_at_the_two_solutions():
-    rows = profiles(SHORT, 0, 40, 2)
+    p = Params(settings=(SHORT,), ms=(40, 80), trials=(0,), joined=2)
+    rows = list(Paths().run(next(iter(Paths().jobs(p)))))
     assert len(rows) == 2 * 76
     assert {row["pair"] for row in rows} == {0, 1}
     end = [row for row in measured(SHORT, 0, 40, 2) if row["step"] == SHORT.steps]
@@ -114,13 +137,14 @@ def test_profiles_end_at_the_two_solutions():
 
 
 def test_a_short_run_begins_before_the_first_update():
-    rows = short_run(SHORT, 0, 40, 1)
+    rows = pair_rows(SHORT, 0, 40, 1, (0, 4, 8))
     assert [row["step"] for row in rows] == [0, 4, 8]
     assert rows[0]["dist"] == rows[0]["stab"] == 0.0
 
 
 def test_check_10_pairs_of_logistic_regression_respect_the_convex_bounds():
-    rows = convex_case.with_bounds(list(measured(REGRESSION, 0, 200, 3)), REGRESSION, 200, 3)
+    job = pair_job(REGRESSION, 0, 200, Params(pairs=3, further=3))
+    rows = list(ConvexPairs().run(job, list(Pairs().run(job))))
     assert len(rows) == 9
     assert max(row["rate_share"] for row in rows) <= 1.0
     for share in ("distance_share", "stability_share"):
@@ -129,11 +153,11 @@ def test_check_10_pairs_of_logistic_regression_respect_the_convex_bounds():
 
 def test_the_smoothness_of_batches_is_that_of_their_matrices():
     small = replace(REGRESSION, rate=2.0, batch=16)  # 2/rate = 1: bounds on the smoothness do not settle it
-    found, tested = convex_case._constants.__wrapped__(small, 64, 1)
+    found, tested = pairs.batch_constants(small, 64, 1)
     bench = own_task(small).bench
-    swap = convex_case.draw_swaps(len(bench.train), len(bench.test), 64, 1, 0)[0]
+    swap = pairs.draw_swaps(len(bench.train), len(bench.test), 64, 1, 0)[0]
     inputs = torch.cat([bench.joined[0].double(), torch.ones(len(bench.joined[0]), 1)], 1)
-    places = convex_case.batch_places(64, 16, 24)
+    places = pairs.batch_places(64, 16, 24)
     exact = max(
         float(torch.linalg.matrix_norm(inputs[both[batch]], 2) ** 2 / 16 / 4)
         for both in swap.rows(len(bench.train))
@@ -144,12 +168,12 @@ def test_the_smoothness_of_batches_is_that_of_their_matrices():
 
 
 def test_batches_are_those_of_the_fleet():
-    places = convex_case.batch_places(10, 3, 7, order_seed=5)
+    places = pairs.batch_places(10, 3, 7, order_seed=5)
     seen = visiting_steps(torch.arange(10), 10, 3, 7, order_seed=5)
     assert torch.equal(torch.stack([(places == i).any(1) for i in range(10)]), seen)
 
 
 def test_the_shared_runs_keep_what_figures_need():
     rows = measured(SHORT, 0, 40, 2)
-    assert set(trained_pairs.COLUMNS) <= set(rows[0])
+    assert set(pairs.COLUMNS) <= set(rows[0])
     assert {row["configuration"] for row in rows} == {"1a"}

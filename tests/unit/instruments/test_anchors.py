@@ -60,7 +60,7 @@ class TokenClassifier(nn.Module):
         return self.head(x.mean(1) if self.pool else x)
 
 
-def survey(problem: th.Problem, **more) -> tuple[th.Survey, dict[str, th.Finding]]:
+def survey(problem: th.Problem, **more) -> tuple[th.instruments.Survey, dict[str, th.Finding]]:
     found = th.survey(problem, only=["anchors"], progress=False, **more)
     assert found.good, found
     return found, {f.label: f for f in found.findings}
@@ -75,7 +75,7 @@ def world(states: torch.Tensor, weight: torch.Tensor, **more) -> dict[str, th.Fi
 
 def test_a_survey_of_an_image_classifier_does_not_speak_of_anchors():
     problem = classifier_problem()
-    plan = th.plan_survey(problem)
+    plan = th.instruments.plan_survey(problem)
     assert "anchors" not in {row["instrument"] for row in plan.rows()}
     found = th.survey(problem, only=["anchors"], progress=False)
     row = next(row for row in found.plan if row["instrument"] == "anchors")
@@ -167,7 +167,7 @@ def test_a_planted_anchor_is_found():
     atom = torch.randn(1, 9, generator=torch.Generator().manual_seed(1)).double()
     by = world(states(), atom.expand(500, 9), top=(0, 1))
     found = by["anchor vector"]
-    assert found.severity is th.Severity.GOOD
+    assert found.severity is th.results.Severity.GOOD
     assert found.value == pytest.approx(1.0, abs=1e-9)
     assert found.error == pytest.approx(0.0, abs=1e-9)
     assert "anchored logits" in found.advice

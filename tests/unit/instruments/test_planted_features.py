@@ -13,7 +13,7 @@ from theodolite.measures.features import agop
 from theodolite.results import Severity
 
 
-def survey(problem: th.Problem, **more) -> tuple[th.Survey, dict[str, th.Finding]]:
+def survey(problem: th.Problem, **more) -> tuple[th.instruments.Survey, dict[str, th.Finding]]:
     found = th.survey(problem, only=["features"], progress=False, **more)
     assert found.good, found
     return found, {f.label: f for f in found.findings}
@@ -122,7 +122,7 @@ def test_images_with_many_outputs_by_projections():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 30))
     problem = th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(50, 1, 8, 8), torch.arange(50) % 30))
     found, by = survey(problem)
-    assert found.results["features"].outcome is th.Outcome.ESTIMATED
+    assert found.results["features"].outcome is th.results.Outcome.ESTIMATED
     exact = agop(problem)
     truth = float(exact.trace() ** 2 / exact.square().sum())
     assert by["input directions"].value == pytest.approx(truth, rel=0.15)

@@ -47,7 +47,7 @@ def line() -> th.Problem:
     return th.Problem(nn.Linear(4, 1).double(), nn.MSELoss(), points())
 
 
-def survey(problem: th.Problem, *only: str, **more) -> tuple[th.Survey, dict[str, th.Finding]]:
+def survey(problem: th.Problem, *only: str, **more) -> tuple[th.instruments.Survey, dict[str, th.Finding]]:
     found = th.survey(problem, only=list(only) or OURS, progress=False, **more)
     assert found.good, found
     return found, {f.label: f for f in found.findings}

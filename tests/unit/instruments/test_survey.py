@@ -28,7 +28,7 @@ def problem(hidden: int = 10, samples: int = 90, **more) -> th.Problem:
 
 
 @pytest.fixture(scope="module")
-def surveyed() -> th.Survey:
+def surveyed() -> th.instruments.Survey:
     return th.survey(problem(), lr=0.1, name=EVIL, progress=False)
 
 
@@ -71,7 +71,7 @@ def test_the_table_of_the_spectrum_loses_nothing(surveyed):
 def test_a_saved_survey_comes_back_with_its_page(surveyed, tmp_path):
     surveyed.save(tmp_path / "survey")
     back = th.load(tmp_path / "survey")
-    assert isinstance(back, th.Survey)
+    assert isinstance(back, th.instruments.Survey)
     assert [f.row() for f in back.findings] == [f.row() for f in surveyed.findings]
     assert torch.equal(back.results["curvature"].values, surveyed.results["curvature"].values)
     assert back.to_html(tmp_path / "index.html").stat().st_size > 10_000
@@ -211,7 +211,7 @@ def test_a_model_without_second_derivatives_still_gets_its_first_order_survey():
 
 
 def test_the_plan_names_every_instrument_with_its_price():
-    plan = th.plan_survey(problem(), lr=0.1)
+    plan = th.instruments.plan_survey(problem(), lr=0.1)
     assert [row["instrument"] for row in plan.rows()] == [name for name in th.instruments.names() if name in NAMES]
     assert plan.seconds > 0
     assert plan.gradients == pytest.approx(plan.seconds / plan.gradient_seconds)

@@ -25,7 +25,7 @@ def test_a_bar_when_asked_for(capfd):
 
 
 def test_algorithms_spend_the_products_they_report():
-    class Counting(th.DenseOperator):
+    class Counting(th.operators.DenseOperator):
         count = 0
 
         def _matmat(self, x):

@@ -200,7 +200,7 @@ def test_activations_can_be_chosen():
     x = torch.randn(3, 6)
     model = models.fcn(6, [5], 2, activation="swish", seed=0)
     torch.testing.assert_close(model(x), model.fc2(nn.functional.silu(model.fc1(x))))
-    with pytest.raises(ValueError, match=r"activation must be one of 'relu', .*'softplus'.*; got 'sine'"):
+    with pytest.raises(ValueError, match=r"activation must be one of 'relu', .*'softplus'.*. Got 'sine'"):
         models.fcn(6, [5], 2, activation="sine")
 
 

@@ -94,7 +94,7 @@ def test_brute_force_agrees_with_its_remembering_form():
 def test_named_vertices_keep_their_names():
     graph = Graph.of([("x", "h"), ("h", "y"), ("x", "y")])
     assert graph.labels == ("x", "h", "y")
-    assert [row["neuron"] for row in th.dag_width(graph).rows()] == ["x", "h", "y"]
+    assert [row["neuron"] for row in th.measures.linearity.dag_width(graph).rows()] == ["x", "h", "y"]
 
 
 @pytest.mark.parametrize(
@@ -115,22 +115,22 @@ def test_graphs_that_are_none_are_refused(edges, options, message):
 
 
 def test_width_report_finds_bottlenecks():
-    plain = th.dag_width(fcn_graph(4, [60, 60]))
+    plain = th.measures.linearity.dag_width(fcn_graph(4, [60, 60]))
     assert plain.width == 60
     assert plain.linear
-    few = th.dag_width(with_bottlenecks(fcn_graph(4, [60, 60]), 2, 2))
+    few = th.measures.linearity.dag_width(with_bottlenecks(fcn_graph(4, [60, 60]), 2, 2))
     assert (few.width, int(few.bottleneck.sum())) == (1, 2)
     assert few.linear
-    narrow = th.dag_width(fcn_graph(4, [60, 2, 60]))
+    narrow = th.measures.linearity.dag_width(fcn_graph(4, [60, 2, 60]))
     assert (narrow.width, int(narrow.bottleneck.sum())) == (2, 60)
     assert not narrow.linear
     assert "at risk" in str(narrow)
-    assert not th.dag_width(fcn_graph(4, [60, 2])).linear  # the output itself is one
-    assert th.dag_width(with_connections(fcn_graph(4, [60, 2, 60]), 1, 3)).linear
+    assert not th.measures.linearity.dag_width(fcn_graph(4, [60, 2])).linear  # the output itself is one
+    assert th.measures.linearity.dag_width(with_connections(fcn_graph(4, [60, 2, 60]), 1, 3)).linear
 
 
 def test_width_reports_are_saved_and_read(tmp_path):
-    report = th.dag_width(fcn_graph(2, [3]))
+    report = th.measures.linearity.dag_width(fcn_graph(2, [3]))
     report.save(tmp_path / "width")
     assert th.load(tmp_path / "width").rows() == report.rows()
 
@@ -244,6 +244,6 @@ def test_what_cannot_be_built_says_why(build, message):
 def test_a_dag_network_is_measured_like_any_module():
     network = th.DagNetwork(with_drops(densenet_graph(3, [6, 6], 2), seed=0), seed=0)
     problem = th.Problem(network, nn.MSELoss(), (normal(4, 3), normal(4, 2, seed=1)))
-    jacobian = th.jacobian(problem).to_dense()
+    jacobian = th.operators.jacobian(problem).to_dense()
     assert jacobian.shape == (8, len(network.graph.edges))
     assert torch.allclose(th.tangent_kernel(problem), jacobian @ jacobian.T, rtol=1e-10)

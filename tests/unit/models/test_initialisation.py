@@ -53,7 +53,7 @@ def test_without_a_seed_the_global_generator_is_used_as_torch_does():
 
 @pytest.mark.parametrize("name", [*IMAGE_MODELS, *TOKEN_MODELS, *NTK_MODELS])
 def test_a_wrong_name_lists_those_accepted(name):
-    with pytest.raises(ValueError, match=r"init must be one of '\w.*; got 'orthogonal'"):
+    with pytest.raises(ValueError, match=r"init must be one of '\w.*. Got 'orthogonal'"):
         build(name, init="orthogonal")
 
 

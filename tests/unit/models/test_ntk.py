@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from theodolite import models
-from theodolite.models.ntk_layers import NTKConv, NTKLinear, ntk_layers
+from theodolite.models.initialisation import NTKConv, NTKLinear, ntk_layers
 
 
 def tangent_kernel(model: nn.Module, x: Tensor) -> Tensor:

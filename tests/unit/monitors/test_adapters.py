@@ -31,11 +31,11 @@ def loader() -> DataLoader[Any]:
     return DataLoader(TensorDataset(*data()), batch_size=BATCH)
 
 
-def losses(report: th.MonitorReport) -> list[float]:
+def losses(report: th.monitors.MonitorReport) -> list[float]:
     return [row["loss"] for row in report.steps]
 
 
-def in_a_plain_loop() -> tuple[nn.Module, th.MonitorReport]:
+def in_a_plain_loop() -> tuple[nn.Module, th.monitors.MonitorReport]:
     model, loss = network(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with th.Monitor(loss, budget=None) as monitor:

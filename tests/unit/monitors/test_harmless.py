@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import theodolite as th
-from theodolite.models.language import gpt
 from theodolite.models.resnet import cifar_resnet
+from theodolite.models.transformers import gpt
 
 STEPS = 8
 
@@ -65,7 +65,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 def trained(
     case: str, optimizer: str, watch: bool, *, accumulate: int = 1, autocast: bool = False, budget: float | None = None
-) -> tuple[nn.Module, torch.optim.Optimizer, Tensor, th.MonitorReport | None]:
+) -> tuple[nn.Module, torch.optim.Optimizer, Tensor, th.monitors.MonitorReport | None]:
     make, loss, data = CASES[case]
     model = make().train()
     opt = OPTIMIZERS[optimizer](model.parameters())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import theodolite as th
-from theodolite.models.language import gpt
+from theodolite.models.transformers import gpt
 from theodolite.monitors import Cause, read_log
 from theodolite.monitors.purse import Purse
 

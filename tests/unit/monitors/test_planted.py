@@ -45,7 +45,7 @@ def run(
     before_step: Callable[[int], None] = lambda step: None,
     budget: float | None = 0.25,
     **monitor: Any,
-) -> th.MonitorReport:
+) -> th.monitors.MonitorReport:
     with th.Monitor(loss, budget=budget, **monitor) as watching:
         for step in range(steps):
             x, y = draw(step)
@@ -57,7 +57,7 @@ def run(
     return watching.report()
 
 
-def spikes_near(report: th.MonitorReport, step: int, within: int = 6) -> list[Cause]:
+def spikes_near(report: th.monitors.MonitorReport, step: int, within: int = 6) -> list[Cause]:
     return [spike.cause for spike in report.spikes if step <= spike.start <= step + within]
 
 
@@ -129,7 +129,7 @@ def test_a_number_that_is_not_finite(where: str) -> None:
     assert spike.cause is Cause.NON_FINITE
     assert (spike.start, spike.batch) == (50, 50)
     [finding] = [f for f in report.findings if f.label == "spike: non-finite"]
-    assert finding.severity is th.Severity.CRITICAL
+    assert finding.severity is th.results.Severity.CRITICAL
     assert ("input" if where == "input" else "2.weight") in finding.sentence
     assert "batch 50" in finding.advice
 

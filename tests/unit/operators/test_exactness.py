@@ -87,7 +87,7 @@ def test_jacobian_is_exact(builder):
     with KeepFloat64():
         z = case.output() if case.loss is not None else case.output().logits
     parameters = case.parameters()
-    op = th.jacobian(case.problem())
+    op = th.operators.jacobian(case.problem())
     assert op.shape == (z.numel(), sum(p.numel() for p in parameters))
     generator = torch.Generator().manual_seed(5)
     u = torch.randn(z.numel(), generator=generator, dtype=torch.float64)

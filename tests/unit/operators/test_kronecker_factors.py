@@ -215,7 +215,7 @@ def test_sampling_is_unbiased_and_its_error_honest():
     claimed = torch.tensor([run.stderr for run in runs])
     assert 0.7 <= float(errors.square().mean().sqrt() / claimed.square().mean().sqrt()) <= 1.35
     assert float((mean - exact).norm() / exact.norm()) <= 4 * float(claimed.mean()) / 60**0.5
-    assert runs[0].outcome is th.Outcome.ESTIMATED
+    assert runs[0].outcome is th.results.Outcome.ESTIMATED
 
 
 def test_hugging_face_transposed_layers():

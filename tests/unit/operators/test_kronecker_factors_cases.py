@@ -146,7 +146,7 @@ def test_a_loss_without_curvature_in_the_output_is_refused():
     with pytest.raises(ValueError, match="end at the logits"):
         kronecker_factors(problem)
     with pytest.raises(ValueError, match="end at the logits"):
-        th.full_hessian_approximation(problem, 2)
+        th.measures.hessian.full_hessian_approximation(problem, 2)
     torch.manual_seed(0)
     model, pair = mlp(), data()
     plain = kronecker_factors(th.Problem(model, LOSS, pair))
@@ -166,7 +166,7 @@ def test_other_ways_from_the_parameters_to_the_loss_are_refused():
     with pytest.raises(ValueError, match="gauss_newton: the loss depends"):
         th.gauss_newton(problem).to_dense()
     with pytest.raises(ValueError, match="full_hessian_approximation: the loss depends"):
-        th.full_hessian_approximation(problem, 2)
+        th.measures.hessian.full_hessian_approximation(problem, 2)
 
 
 def test_concave_and_mixing_losses_are_refused():
@@ -253,7 +253,7 @@ def test_the_number_of_draws_is_checked_and_one_has_no_error():
     problem = th.Problem(mlp(), LOSS, data())
     one = kronecker_factors(problem, draws=1)
     assert one["0"].stderr != one["0"].stderr  # NaN
-    assert one["0"].outcome is one.outcome is th.Outcome.ESTIMATED
+    assert one["0"].outcome is one.outcome is th.results.Outcome.ESTIMATED
     assert "error unknown" in str(one["0"])
     for draws in (0, -3, 2.5):
         with pytest.raises(ValueError, match="draws must be"):

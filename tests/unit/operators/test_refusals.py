@@ -39,12 +39,12 @@ def test_an_interrupted_probe_begins_anew(interrupted):
 
 def test_a_tiny_operator_in_float32_is_not_called_lopsided():
     matrix = torch.diag(torch.tensor([3.0, 2.0, 1.0])) * 1e-30
-    torch.testing.assert_close(th.as_operator(matrix) @ torch.ones(3), matrix.diagonal(), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(th.operators.as_operator(matrix) @ torch.ones(3), matrix.diagonal(), rtol=1e-6, atol=0.0)
 
 
 def test_a_block_without_columns_is_refused():
     with pytest.raises(ValueError, match=r"k of at least 1. Got \(3, 0\)"):
-        th.as_operator(torch.eye(3)) @ torch.ones(3, 0)
+        th.operators.as_operator(torch.eye(3)) @ torch.ones(3, 0)
 
 
 class OwnLoss(nn.Module):

@@ -261,7 +261,7 @@ def test_problem_gives_mode_parameters_and_inputs() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     x, y = numbers(6, 3), numbers(6, 2)
     problem = th.Problem(model, nn.MSELoss(), [(x[:4], y[:4]), (x[4:], y[4:])], params="2.*")
-    jacobian = th.jacobian(problem).to_dense()
+    jacobian = th.operators.jacobian(problem).to_dense()
     assert_close(th.tangent_kernel(problem), jacobian @ jacobian.T)
     assert_close(th.tangent_kernel(problem, x[:2]), (jacobian @ jacobian.T)[:4, :4])
     assert_close(th.tangent_kernel_operator(problem, x[:2]).to_dense(), (jacobian @ jacobian.T)[:4, :4])

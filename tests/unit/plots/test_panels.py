@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from theodolite import plots
-from theodolite.plots.panels import _name
+from theodolite.plots.figures import _name
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (1, 1)), (2, (1, 2)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (7, (3, 3))])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -189,7 +191,8 @@ def test_embeddings_with_gradients_of_their_own_name_the_remedy(option):
 
 
 def test_compiled_models_and_classes_of_losses_are_named():
-    with pytest.warns(DeprecationWarning, match="script"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of torch discourage scripts
         script = torch.jit.script(network())
     with pytest.raises(ValueError, match=r"torch\.jit.*nn\.Module it was made from"):
         th.Problem(script, CE, (X, Y))

@@ -83,7 +83,7 @@ MEASURES = {
     "recomputed hessian": lambda p: th.hessian(p, keep="never") @ torch.ones(p.size, dtype=torch.float64),
     "gauss-newton": lambda p: th.gauss_newton(p) @ torch.ones(p.size, dtype=torch.float64),
     "layers": lambda p: th.top_eigenpairs(th.layer_hessians(p), 2),
-    "jacobian": lambda p: th.jacobian(p) @ torch.ones(p.size, dtype=torch.float64),
+    "jacobian": lambda p: th.operators.jacobian(p) @ torch.ones(p.size, dtype=torch.float64),
     "density": lambda p: th.spectral_density(th.hessian(p), probes=2, steps=3),
     "weighting": lambda p: p.weighting,
 }
@@ -240,7 +240,7 @@ def test_batchnorm_in_train_mode_is_refused_per_sample():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
     problem = th.Problem(model, LOSS, (X, Y), mode="train")
     with pytest.raises(BatchCoupledError, match=r"1 normalises.*mode='eval'.*hessian"):
-        th.jacobian(problem)
+        th.operators.jacobian(problem)
 
 
 def test_embedding_bag_names_the_remedy():

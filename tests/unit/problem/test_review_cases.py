@@ -258,7 +258,7 @@ def test_a_trusted_start_is_said_to_be_trusted():
 
 
 def test_a_suggested_start_is_verified():
-    class Suggestive(th.DenseOperator):
+    class Suggestive(th.operators.DenseOperator):
         def suggest_start(self, k):
             return torch.eye(self.shape[0], dtype=self.dtype)[:, 5 : 5 + k]
 
@@ -269,7 +269,7 @@ def test_a_suggested_start_is_verified():
 
 def test_algebra():
     a, b = torch.randn(4, 4).double(), torch.randn(4, 4).double()
-    one, two = th.DenseOperator(a), th.DenseOperator(b)
+    one, two = th.operators.DenseOperator(a), th.operators.DenseOperator(b)
     torch.testing.assert_close((one @ two).to_dense(), a @ b)
     torch.testing.assert_close((one / 2).to_dense(), a / 2)
     identity = th.operators.IdentityOperator(4)
@@ -284,8 +284,8 @@ def test_algebra():
     ("call", "error", "message"),
     [
         (lambda: th.hessian(network()), ValueError, "wrap it"),
-        (lambda: th.DenseOperator(torch.zeros(0, 0)), ValueError, "entries"),
-        (lambda: th.DenseOperator(torch.full((2, 2), float("nan"))), NonFiniteError, "NaN"),
+        (lambda: th.operators.DenseOperator(torch.zeros(0, 0)), ValueError, "entries"),
+        (lambda: th.operators.DenseOperator(torch.full((2, 2), float("nan"))), NonFiniteError, "NaN"),
         (lambda: th.top_eigenpairs(torch.eye(3), 1, seed=None), ValueError, "seed must be an integer"),
         (lambda: th.top_eigenpairs({"a": torch.eye(3)}, 1, start=torch.eye(3)), ValueError, "start must be a mapping"),
         (lambda: th.top_eigenpairs({"a": torch.eye(3)}, 1, start={"b": torch.eye(3)}), ValueError, "none of the operators"),
@@ -300,7 +300,7 @@ def test_complex_operators_are_refused():
     from scipy.sparse.linalg import aslinearoperator
 
     with pytest.raises(ValueError, match="real"):
-        th.as_operator(aslinearoperator(np.array([[1, 1j], [-1j, 1]])))
+        th.operators.as_operator(aslinearoperator(np.array([[1, 1j], [-1j, 1]])))
 
 
 def test_whole_numbers_of_any_type():
@@ -327,7 +327,7 @@ def test_an_output_without_the_parameters():
 
     model = Unused().double()
     assert float(th.hessian(th.Problem(model, CE, (X, Y), params="unused.*")).to_dense().abs().max()) == 0.0
-    for make in (th.jacobian, th.gauss_newton):
+    for make in (th.operators.jacobian, th.gauss_newton):
         problem = th.Problem(model, CE, (X, Y), params="unused.*")
         with pytest.raises(ValueError, match="does not depend on the measured parameters"):
             make(problem) @ torch.ones(problem.size, dtype=torch.float64)

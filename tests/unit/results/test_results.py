@@ -51,11 +51,11 @@ def test_results_are_frozen_and_show_themselves(make):
 def test_tensors_come_back_bit_by_bit(tmp_path):
     pairs = RESULTS["eigenpairs"]()
     pairs.save(tmp_path / "pairs")
-    loaded = th.Eigenpairs.load(tmp_path / "pairs")
+    loaded = th.linalg.Eigenpairs.load(tmp_path / "pairs")
     assert torch.equal(loaded.vectors, pairs.vectors)
     assert torch.equal(loaded.residuals, pairs.residuals)
     with pytest.raises(ValueError, match="holds a Eigenpairs"):
-        th.Density.load(tmp_path / "pairs")
+        th.linalg.Density.load(tmp_path / "pairs")
 
 
 def test_files_that_are_not_results_are_refused(tmp_path):
@@ -68,7 +68,7 @@ def test_files_that_are_not_results_are_refused(tmp_path):
     document = json.loads((tmp_path / "trace.json").read_text())
     document["content"]["type"] = "TraceEstimat"
     (tmp_path / "typo.json").write_text(json.dumps(document))
-    with pytest.raises(ValueError, match="TraceEstimate"):
+    with pytest.raises(ValueError, match="trace-estimate"):
         th.load(tmp_path / "typo")
     document["content"].update(type="TraceEstimate", schema=99)
     (tmp_path / "newer.json").write_text(json.dumps(document))

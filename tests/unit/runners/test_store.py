@@ -187,10 +187,9 @@ def test_damaged_tensors_make_the_job_undone(tmp_path, damage):
 
 
 def test_keys_follow_content():
-    base = job_key("a", {"x": 1.0, "seed": 0}, "v1")
-    others = [("b", {"x": 1.0, "seed": 0}, "v1"), ("a", {"x": 1.5, "seed": 0}, "v1"), ("a", {"x": 1.0, "seed": 1}, "v1")]
-    others.append(("a", {"x": 1.0, "seed": 0}, "v2"))
-    assert len({base, *(job_key(*other) for other in others)}) == 5
+    base = job_key("a", {"x": 1.0, "seed": 0})
+    others = [("b", {"x": 1.0, "seed": 0}), ("a", {"x": 1.5, "seed": 0}), ("a", {"x": 1.0, "seed": 1})]
+    assert len({base, *(job_key(*other) for other in others)}) == 4
     assert plain({"a": torch.tensor(2.0), "b": (1, 2)}) == {"a": 2.0, "b": [1, 2]}
     with pytest.raises(ValueError, match="object"):
         plain({"a": object()})
@@ -257,34 +256,36 @@ class Base:
 
 
 def test_results_follow_the_code_that_made_them(tmp_path):
-    """A helper module, the class's own file and its parent's: a change in any of them makes old rows stale."""
+    """A helper module, the class's own file and its parent's: a change in any of them makes rows older, a comment does not."""
     run = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
 import owner_module, child_module
 from theodolite.runners import run_stored
 done = run_stored(child_module.Child().run, [{{"x": 1}}, {{"x": 2}}], name="r", folder={str(tmp_path / "run")!r},
-                  owners=(child_module.Child,), resume=True)
-print(done.reused, [row["value"] for row in done.rows])
+                  owners=(child_module.Child,), resume=True, update=bool(int(sys.argv[1])))
+print(done.reused, done.outdated, [row["value"] for row in done.rows])
 """
     (tmp_path / "child_module.py").write_text("from owner_module import Base\nclass Child(Base):\n    pass\n")
 
-    def write_and_run(factor, shift):
-        (tmp_path / "helper_module.py").write_text(MODULE.format(factor=factor))
-        (tmp_path / "owner_module.py").write_text(OWNER.format(shift=shift))
+    def write_and_run(factor, shift, *, update=False, comment=""):
+        (tmp_path / "helper_module.py").write_text(MODULE.format(factor=factor) + comment)
+        (tmp_path / "owner_module.py").write_text(comment + OWNER.format(shift=shift))
         options = {"capture_output": True, "text": True, "check": True, "env": {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}}
-        return subprocess.run([sys.executable, "-c", run], **options).stdout.strip()
+        return subprocess.run([sys.executable, "-c", run, str(int(update))], **options).stdout.strip()
 
-    assert write_and_run(10, 0) == "0 [10, 20]"
-    assert write_and_run(10, 0) == "2 [10, 20]"
-    assert write_and_run(30, 0) == "0 [30, 60]"
-    assert write_and_run(30, 1) == "0 [31, 61]"
-    assert write_and_run(10, 0) == "2 [10, 20]"
+    assert write_and_run(10, 0) == "0 0 [10, 20]"
+    assert write_and_run(10, 0, comment="# no change of meaning\n") == "2 0 [10, 20]"
+    assert write_and_run(30, 0) == "2 2 [10, 20]"  # kept, and counted as older
+    assert write_and_run(30, 0, update=True) == "0 0 [30, 60]"
+    assert write_and_run(30, 1, update=True) == "0 0 [31, 61]"
+    assert write_and_run(30, 1, update=True) == "2 0 [31, 61]"
 
 
-def test_other_threads_are_another_result(tmp_path):
+def test_other_threads_are_other_conditions(tmp_path):
     run_stored(Right().run, JOBS, name="r", folder=tmp_path)
-    assert run_stored(Right().run, JOBS, name="r", folder=tmp_path, resume=True, threads=2).reused == 0
+    assert run_stored(Right().run, JOBS, name="r", folder=tmp_path, resume=True, threads=2).outdated == 6
+    assert run_stored(Right().run, JOBS, name="r", folder=tmp_path, resume=True, update=True, threads=2).reused == 0
 
 
 def test_tasks_without_a_file_have_a_version_too():
@@ -301,11 +302,16 @@ def test_no_jobs_are_no_run():
         run_stored(Right().run, [], name="r")
 
 
-def test_results_of_other_code_are_not_reused(tmp_path, monkeypatch):
+def test_results_of_other_code_are_marked_and_redone_when_asked(tmp_path, monkeypatch):
     run_stored(Right().run, JOBS, name="r", folder=tmp_path)
     monkeypatch.setattr("theodolite.runners.runs.code_version", lambda *owners: "other")
-    assert run_stored(Right().run, JOBS, name="r", folder=tmp_path, resume=True).reused == 0
+    kept = run_stored(Right().run, JOBS, name="r", folder=tmp_path, resume=True)
+    assert (kept.reused, kept.outdated) == (6, 6)
+    redone = run_stored(Right().run, JOBS, name="r", folder=tmp_path, resume=True, update=True)
+    assert (redone.reused, redone.outdated) == (0, 0)
+    assert same(redone.rows, kept.rows)
     assert json.loads((tmp_path / "manifest.json").read_text())["code"] == "other"
+    assert {record.code for record in read_records(tmp_path).values()} == {"other"}
 
 
 def test_equal_jobs_are_refused():

@@ -29,7 +29,9 @@ def alone(seed: int, loss, data, optimizer, **kwargs):
     return model, th.train(model, loss, data, optimizer, seed=seed, progress=False, **kwargs)
 
 
-def assert_same(fleet: th.Fleet, run: th.FleetTrace, r: int, model: nn.Module, trace: th.Trace, tol: float = 1e-10) -> None:
+def assert_same(
+    fleet: th.Fleet, run: th.training.FleetTrace, r: int, model: nn.Module, trace: th.training.Trace, tol: float = 1e-10
+) -> None:
     assert run[r].loss == pytest.approx(trace.loss, rel=tol, abs=tol)
     for name, p in model.named_parameters():
         torch.testing.assert_close(fleet.parameters[name][r], p.detach(), rtol=tol, atol=tol)
@@ -230,10 +232,10 @@ def test_accuracy_of_one_hot_and_signed_targets():
 
 
 def test_large_test_sets_are_evaluated_in_parts(monkeypatch):
-    from theodolite.training.fleets import measures as fleet_measures
+    from theodolite.training.fleets import recorder
 
     whole = th.Fleet(factory, 2, loss=nn.CrossEntropyLoss(), rate=0.1).train((X, LABELS), steps=1, test=(X, LABELS))
-    monkeypatch.setattr(fleet_measures, "EVALUATED_AT_ONCE", 10)
+    monkeypatch.setattr(recorder, "EVALUATED_AT_ONCE", 10)
     parts = th.Fleet(factory, 2, loss=nn.CrossEntropyLoss(), rate=0.1).train((X, LABELS), steps=1, test=(X, LABELS))
     torch.testing.assert_close(parts.test_loss, whole.test_loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(parts.test_accuracy, whole.test_accuracy)
@@ -250,7 +252,7 @@ def test_the_trace_prints_becomes_rows_and_comes_back(tmp_path):
     assert len(run.step_rows()) == 5 + 2
     assert [trace.seed for trace in run] == [7, 8]
     run.save(tmp_path / "run")
-    back = th.FleetTrace.load(tmp_path / "run")
+    back = th.training.FleetTrace.load(tmp_path / "run")
     assert torch.equal(back.loss, run.loss)
     assert back.rows() == rows
     assert back.diverged_at == run.diverged_at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,10 +100,38 @@ x, y = torch.randn(66, 13), torch.randint(0, 3, (66,))
 make = lambda seed: nn.Sequential(nn.Linear(13, 7), nn.ReLU(), nn.Linear(7, 3))
 fleet = th.Fleet(make, [0] * 14, loss=nn.CrossEntropyLoss(), rate=0.1, bitwise=True)
 run = fleet.train((x, y), steps=20, batch_size=33, index=torch.arange(66).repeat(14, 1), order_seeds=1, progress=False)
-print(run.route, all(torch.equal(p, p[:1].expand_as(p)) for p in fleet.parameters.values()))
+print(run.route, all(torch.equal(p, p[:1].expand_as(p)) for p in fleet.parameters.values()), run.matrix_products, sep="\\n")
 """
 
 
+def outside(script: str, **variables: str) -> list[str]:
+    """The last words that a script prints in a process of its own, without the settings of the tests."""
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parent, env=environment
+    )
+    return done.stdout.strip().splitlines()
+
+
 def test_kernels_that_were_not_asked_in_time_are_found_out():
-    done = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert done.stdout.split()[-1] == "True"  # by vmap where the kernels are exact anyway, by the loop elsewhere
+    route, equal, said = outside(WARM)
+    assert route in ("vmap", "loop")  # by vmap where the kernels are exact anyway, by the loop elsewhere
+    assert equal == "True"
+    assert "MKL had begun before" in said or "without MKL" in said
+
+
+def test_kernels_are_asked_by_the_fleet_and_not_by_the_import():
+    equal, said = outside(WARM.replace("torch.randn(64, 64) @ torch.randn(64, 64)", "pass"))[1:]
+    assert equal == "True"
+    assert "alike wherever" in said or "without MKL" in said
+    assert outside("import os, theodolite as th; th.Fleet; print(os.environ.get('MKL_CBWR'))") == ["None"]
+
+
+def test_what_the_environment_says_is_left_alone():
+    assert "MKL_CBWR=COMPATIBLE" in outside(WARM, MKL_CBWR="COMPATIBLE")[-1] or not torch.backends.mkl.is_available()
+
+
+def test_a_fleet_that_does_not_insist_says_nothing_of_products():
+    make, inputs = MODELS["mlp 13-7-3"]
+    run = th.Fleet(lambda seed: make(), 2, loss=nn.CrossEntropyLoss(), rate=0.02).train((inputs, LABELS), steps=1)
+    assert run.matrix_products == ""

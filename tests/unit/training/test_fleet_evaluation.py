@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.training.fleets import measures
+from theodolite.training.fleets import recorder
 
 SIZE = 30
 X = torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(0)).double()
@@ -55,7 +55,7 @@ CASES = {
 def test_parts_do_not_show_in_the_loss(name, route, monkeypatch):
     """Test and final losses are those of the loss of all outputs, also where data goes through in parts of 7 samples."""
     loss, target, make = CASES[name]
-    monkeypatch.setattr(measures, "EVALUATED_AT_ONCE", 14)
+    monkeypatch.setattr(recorder, "EVALUATED_AT_ONCE", 14)
     fleet = th.Fleet(make, [0, 1], loss=loss, rate=[1e-3, 2e-3], route=route)
     run = fleet.train((X, target), steps=2, test=(X, target), evaluate=True, progress=False)
     for r in range(2):

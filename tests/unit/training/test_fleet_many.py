@@ -173,7 +173,7 @@ def test_a_factory_may_take_nothing():
 def test_a_trace_with_checkpoints_is_kept_on_disk(tmp_path):
     run = fleet_of().train((X, Y), steps=4, checkpoints=[2], schedule=[1.0] * R, progress=False)
     run.save(tmp_path / "run")
-    again = th.FleetTrace.load(tmp_path / "run")
+    again = th.training.FleetTrace.load(tmp_path / "run")
     assert torch.equal(again.state(2, 1)["0.weight"], run.state(2, 1)["0.weight"])
     assert torch.equal(again.factors, run.factors)
 
@@ -313,7 +313,7 @@ def test_evaluation_in_parts_gives_the_same_outputs(monkeypatch):
     fleet = fleet_of(normed)
     fleet.train((X, Y), steps=3, progress=False)
     whole = fleet.outputs((X, Y))
-    monkeypatch.setattr("theodolite.training.fleets.measures.EVALUATED_BYTES", 20_000)
+    monkeypatch.setattr("theodolite.training.fleets.recorder.EVALUATED_BYTES", 20_000)
     parts = []
     original = FleetFeed.parts
     monkeypatch.setattr(FleetFeed, "parts", lambda self, width: parts.append(width) or original(self, width))

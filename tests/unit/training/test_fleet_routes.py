@@ -122,12 +122,12 @@ def test_vmap_on_demand_refuses_with_the_reason():
 def test_the_work_of_convolutions_is_that_of_one_pass(monkeypatch):
     work = SIZE * 4 * 6 * 3  # outputs times the weights behind each
     for limit, route in ((work, "vmap"), (work - 1, "loop")):
-        monkeypatch.setattr("theodolite.training.fleets.choice.CONVOLUTION_WORK", limit)
+        monkeypatch.setattr("theodolite.training.fleets.route_selection.CONVOLUTION_WORK", limit)
         assert th.Fleet(convolutional, 2, loss=LOSS, rate=0.1).train((X, Y), steps=1, progress=False).route == route
 
 
 def test_large_convolutions_take_the_loop(monkeypatch):
-    monkeypatch.setattr("theodolite.training.fleets.choice.CONVOLUTION_WORK", 100)
+    monkeypatch.setattr("theodolite.training.fleets.route_selection.CONVOLUTION_WORK", 100)
     run = th.Fleet(convolutional, 2, loss=LOSS, rate=0.1).train((X, Y), steps=1, progress=False)
     assert run.route == "loop"
     assert "convolutions" in run.cost.notes[0]

@@ -18,10 +18,10 @@ from theodolite.cli.loading.batches import first_parts, raw_batches, top_label, 
 from theodolite.cli.loading.datasets import Source, from_set, load_data
 from theodolite.cli.loading.losses import token_cross_entropy, word_of
 from theodolite.cli.loading.model_spec import ModelSpec
-from theodolite.cli.loading.module_attribute import listed, reason
-from theodolite.errors import nearest
+from theodolite.cli.loading.module_attribute import reason
 from theodolite.models import registry
 from theodolite.problem.tensors import named_tensors
+from theodolite.text import listed, nearest
 
 SIDE = 32  # images too small for a network are enlarged to this
 RESNET20 = ("resnet20_cifar10", "cifar10", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

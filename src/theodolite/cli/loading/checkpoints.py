@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.cli.loading.module_attribute import listed, reason
+from theodolite.cli.loading.module_attribute import reason
 from theodolite.models.pretrained import load_weights
 from theodolite.problem.calling import unwrap
-from theodolite.training.checkpoints import NAME as STATE
-from theodolite.training.checkpoints import load_state
+from theodolite.text import listed
+from theodolite.training.interruption import NAME as STATE
+from theodolite.training.interruption import load_state
 
 NESTS = ("state_dict", "model_state_dict", "model", "module")
 OPTIMIZERS = ("optimizer", "optimizer_state_dict")

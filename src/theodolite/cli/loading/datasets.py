@@ -14,9 +14,9 @@ from torch import Tensor
 from theodolite import data as data_sets
 from theodolite.cli.loading.batches import is_one_batch, take_samples
 from theodolite.cli.loading.checkpoints import read_file
-from theodolite.cli.loading.module_attribute import call, listed, load_attribute, names_code
-from theodolite.data.files import read_arrays, read_text
-from theodolite.errors import nearest
+from theodolite.cli.loading.module_attribute import call, load_attribute, names_code
+from theodolite.data.readers import read_arrays, read_text
+from theodolite.text import listed, nearest
 
 Part = Literal["train", "test"]
 FILES = (".npz", ".pt", ".pth", ".safetensors", ".txt", ".txt.gz")

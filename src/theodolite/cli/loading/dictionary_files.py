@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from theodolite.analyses.dictionary_study import DictionaryPlan, DictionaryStudy, Learner, encode
-from theodolite.cli.loading.module_attribute import listed, reason
+from theodolite.cli.loading.module_attribute import reason
 from theodolite.cli.terminal import plain
-from theodolite.data.files import blaming, read_arrays
-from theodolite.errors import nearest
+from theodolite.data.readers import blaming, read_arrays
 from theodolite.files import write_whole
 from theodolite.measures.dictionary import DictionaryChoice, LearnerState, SparseCodes
 from theodolite.measures.dictionary.learning import Objective
 from theodolite.results import Outcome, Row
+from theodolite.text import listed, nearest
 
 if TYPE_CHECKING:
     import pandas

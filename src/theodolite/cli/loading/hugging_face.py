@@ -20,11 +20,12 @@ from theodolite.cli.loading import text as tokens
 from theodolite.cli.loading.batches import LABELS, in_batches, is_one_batch, raw_batches, top_label
 from theodolite.cli.loading.datasets import Source
 from theodolite.cli.loading.losses import cross_entropy_for
-from theodolite.cli.loading.module_attribute import listed, reason
+from theodolite.cli.loading.module_attribute import reason
 from theodolite.cli.loading.text import Encode
 from theodolite.models.initialisation import seeded
 from theodolite.models.pretrained import load_weights
 from theodolite.problem.calling import main_output
+from theodolite.text import listed
 
 STORIES = "stories260k"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from theodolite import data as data_sets
-from theodolite.cli.loading.module_attribute import listed, reason
-from theodolite.data.files import read_text
-from theodolite.errors import nearest
+from theodolite.cli.loading.module_attribute import reason
+from theodolite.data.readers import read_text
+from theodolite.text import listed, nearest
 
 STORIES, SMOLLM2, SAMPLE_TEXT = "stories260k", "smollm2", "tinystories_sample"
 LANGUAGE_TASKS = ("causal", "masked", "seq2seq")
@@ -166,7 +166,7 @@ def _as_tokens(tokenizer: Any) -> Tokens:
 
 
 def _from_gguf(path: Path) -> LanguageModel:
-    from theodolite.models.gguf import load_gguf
+    from theodolite.models.pretrained import load_gguf
 
     model, tokenizer = load_gguf(path)
     facts = {"model": f"{type(model).__name__} from {path.name}", "parameters": _count(model)}
@@ -174,7 +174,7 @@ def _from_gguf(path: Path) -> LanguageModel:
 
 
 def _smollm2() -> LanguageModel:
-    from theodolite.models.gguf import smollm2_file
+    from theodolite.models.pretrained import smollm2_file
 
     path = smollm2_file()
     if path is None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.cli.loading.module_attribute import call, listed, load_attribute, names_code
-from theodolite.errors import nearest
+from theodolite.cli.loading.module_attribute import call, load_attribute, names_code
+from theodolite.text import listed, nearest
 
 Loss = Callable[[Any, Any], Tensor]
 

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.cli.loading.module_attribute import call, listed, load_attribute
+from theodolite.cli.loading.module_attribute import call, load_attribute
 from theodolite.cli.loading.optimizers import check_rate
-from theodolite.errors import nearest
 from theodolite.problem import Batch, Problem
+from theodolite.text import listed, nearest
 
 
 @dataclass(frozen=True)

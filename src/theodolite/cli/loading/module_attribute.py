@@ -8,13 +8,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from theodolite.errors import TheodoliteError, nearest
+from theodolite.errors import TheodoliteError
 from theodolite.models.initialisation import seeded
+from theodolite.text import listed, nearest
 
 
 def names_code(word: str) -> bool:
@@ -25,11 +26,6 @@ def names_code(word: str) -> bool:
     """
     module, colon, attribute = word.rpartition(":")
     return bool(colon and module and attribute) and not word.startswith("hf:")
-
-
-def listed(names: Iterable[object]) -> str:
-    """Names with commas between them, or the word none."""
-    return ", ".join(map(str, names)) or "none"
 
 
 def reason(error: BaseException) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from theodolite.cli.loading.module_attribute import call, listed, load_attribute, names_code, reason
-from theodolite.errors import nearest
+from theodolite.cli.loading.module_attribute import call, load_attribute, names_code, reason
+from theodolite.text import listed, nearest
 
 #: Word -> class and settings it stands for.
 WORDS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.seeding import at_least, between, stream
+from theodolite.arguments import at_least, between
+from theodolite.data.generators.seeding import stream
 
 
 class TwoClassImages(NamedTuple):

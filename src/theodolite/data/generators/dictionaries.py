@@ -13,7 +13,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.seeding import at_least, between, stream
+from theodolite.arguments import at_least, between, choice
+from theodolite.data.generators.seeding import stream
 
 Law = Literal["gaussian", "rademacher", "exponential", "student"]
 
@@ -58,8 +59,7 @@ def planted_samples(
     """
     if dictionary.ndim != 2:
         raise ValueError(f"dictionary must be (atoms, dim). Got shape {tuple(dictionary.shape)}.")
-    if law not in get_args(Law):
-        raise ValueError(f"law must be one of {', '.join(map(repr, get_args(Law)))}. Got {law!r}.")
+    choice("law", law, get_args(Law))
     atoms, dim = dictionary.shape
     at_least(1, n=n, sparsity=sparsity)
     if sparsity > atoms:

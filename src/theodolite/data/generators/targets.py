@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.seeding import at_least, between, stream
+from theodolite.arguments import at_least, between, choice
+from theodolite.data.generators.seeding import stream
 
 Rank = Literal["rank-2", "rank-3", "rank-4", "full"]
 
@@ -48,8 +49,7 @@ def rank_k_target(name: Rank, dim: int = 100) -> RankTarget:
     >>> rank_k_target("rank-4", dim=5).egop.diag().tolist()
     [4.0, 3.0, 2.0, 1.0, 0.0]
     """
-    if name not in _TARGETS:
-        raise ValueError(f"name must be one of {', '.join(map(repr, _TARGETS))}. Got {name!r}.")
+    choice("name", name, _TARGETS)
     least, function, egop, variance = _TARGETS[name]
     at_least(least, dim=dim)
     return RankTarget(name, function, egop(dim), variance(dim))

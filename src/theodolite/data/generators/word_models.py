@@ -13,7 +13,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.seeding import at_least, between, stream
+from theodolite.arguments import at_least, between, choice
+from theodolite.data.generators.seeding import stream
 
 RadiusLaw = Literal["uniform", "two"]
 
@@ -91,8 +92,7 @@ def gaussian_dictionary_world(
     """
     at_least(1, words=words, contexts=contexts)
     at_least(2, dim=dim)
-    if law not in get_args(RadiusLaw):
-        raise ValueError(f"law must be one of {', '.join(map(repr, get_args(RadiusLaw)))}. Got {law!r}.")
+    choice("law", law, get_args(RadiusLaw))
     low, high = (radius, radius) if isinstance(radius, int | float) else radius
     between(0, math.inf, radius=low, spread=spread, offset=offset)
     between(low, math.inf, radius=high)

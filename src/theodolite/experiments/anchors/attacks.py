@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK
 from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at, next_word_loss, windows
 from theodolite.experiments.anchors.tasks import anchor_of, frequent_words, states_at, task_of
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.figure import Experiment
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.query import chosen
 from theodolite.measures.anchors.transfer.attacks import (
     Shift,
     rare_word_kl,
@@ -25,7 +25,7 @@ from theodolite.measures.anchors.transfer.attacks import (
 )
 from theodolite.measures.anchors.transfer.log_linear import kl_divergence
 from theodolite.measures.anchors.transfer.readout import anchored_logits, compare_readouts
-from theodolite.models.language import GPT
+from theodolite.models.transformers import GPT
 from theodolite.results import Row
 
 if TYPE_CHECKING:

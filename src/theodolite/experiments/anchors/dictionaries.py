@@ -20,7 +20,7 @@ from theodolite.experiments.anchors.probes import (
     value_of,
 )
 from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import chosen
+from theodolite.experiments.query import chosen
 from theodolite.measures.anchors import AtomGeometry, atom_geometry
 from theodolite.results import Row
 

@@ -16,8 +16,8 @@ from theodolite.experiments.anchors.probes import (
     of_model,
     removed,
 )
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
 if TYPE_CHECKING:

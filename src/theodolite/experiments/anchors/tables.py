@@ -19,8 +19,8 @@ from theodolite.experiments.anchors.probes import (
     of_model,
     value_of,
 )
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from theodolite.experiments.anchors import theorems_parts as parts
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.figure import Experiment
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from torch import Tensor
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK
 from theodolite.experiments.anchors.small_gpt import Recipe, Weights, corpus_of, follow, network_at, windows
 from theodolite.experiments.anchors.tasks import Task, anchor_of, frequent_words, states_at, task_of
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.figure import Experiment
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.query import chosen
 from theodolite.measures.anchors.transfer.certificate import transfer_certificate
 from theodolite.measures.anchors.transfer.log_linear import LogLinear
 from theodolite.results import Row

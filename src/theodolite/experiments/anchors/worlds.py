@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
-from theodolite.experiments.claims import Claim, Reported
+from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.figure import Experiment
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.query import chosen
 from theodolite.measures.anchors import anchor_clusters, probe_states
 from theodolite.measures.anchors.probing.bulk import log_bulk_partition
 from theodolite.results import Row

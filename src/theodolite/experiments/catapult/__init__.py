@@ -1,1 +1,1 @@
-"""Catapults: training above the critical learning rate (003, chapter 3 and appendix B)."""
+"""Catapults: training above the critical learning rate (Zhu 2024, chapter 3 and appendix B)."""

@@ -1,26 +1,87 @@
-"""Two regimes of linear models, three of quadratic ones and of networks (Figure 3.1)."""
+"""Fall, catapult, divergence: linear models, quadratic models and networks, many starts at a time."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from theodolite.experiments.catapult.starts import draw, draw_quadratic, words
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
-from theodolite.measures.quadratic_models import Orbit, descend, gated_kernel, one_example, unit_sigma
+from theodolite import data
+from theodolite.data.generators import two_class_images
+from theodolite.experiments import Claim, Experiment, Reported, at_least, at_most, equal, relative, rows, sizes, within
+from theodolite.experiments.lab.datasets import Source, features, load_or
+from theodolite.experiments.lab.fits import log_log_slope
+from theodolite.experiments.query import Value, select
+from theodolite.measures.dynamics import classify_run
+from theodolite.measures.quadratic_models import (
+    Orbit,
+    descend,
+    displacement,
+    gated_kernel,
+    gated_output,
+    largest_rate,
+    one_example,
+    unit_sigma,
+)
 from theodolite.measures.quadratic_models.models import gates
+from theodolite.models import ntk_fcn
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+#: Target of the one example.
 TARGET = 1.0
-MODELS = ("linear", "quadratic", "general quadratic", "network")
+
+
+class Start(NamedTuple):
+    """Weights u (draws, m, d) ~ N(0, 1), v (draws, m) = ±1; outputs and kernels (draws) at one example with ‖x‖² = d."""
+
+    u: Tensor
+    v: Tensor
+    x: Tensor
+    output: Tensor
+    kernel: Tensor
+
+
+def draw_networks(m: int, draws: int, seed: int, d: int = 1) -> Start:
+    """Networks of the source's parameterisation (3.9). On one example only u·x/‖x‖ acts, so d = 1 is every d."""
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.randn(draws, m, d, generator=generator, dtype=torch.float64)
+    v = torch.randint(0, 2, (draws, m), generator=generator).double() * 2 - 1
+    x = torch.ones(1, d, dtype=torch.float64)
+    gate = gates(u, x)
+    return Start(u, v, x, gated_output(u, v, gate, x)[:, 0], gated_kernel(u, v, gate, x)[:, 0, 0])
+
+
+class QuadraticStart(NamedTuple):
+    """Outputs, kernels ‖φ + γΣw‖² and φᵀΣφ (draws) of general quadratic models at one example."""
+
+    output: Tensor
+    kernel: Tensor
+    bend: Tensor
+
+
+def draw_quadratic(draws: int, gamma: float, seed: int, p: int = 100) -> QuadraticStart:
+    """Models with φ a random unit vector of p entries, Σ = diag(±1), w ~ N(0, I)."""
+    generator = torch.Generator().manual_seed(seed)
+    phi, w = torch.randn(2, draws, p, generator=generator, dtype=torch.float64)
+    phi = phi / phi.norm(dim=1, keepdim=True)
+    signs = torch.randint(0, 2, (draws, p), generator=generator).double() * 2 - 1
+    output = (w * phi).sum(1) + 0.5 * gamma * (signs * w.square()).sum(1)
+    return QuadraticStart(output, (phi + gamma * signs * w).square().sum(1), (signs * phi.square()).sum(1))
+
+
+def words(orbit: Orbit, quadratic: bool = True) -> list[str]:
+    """The regime of every run of an orbit, run axes flattened."""
+    losses, norms = orbit.loss.flatten(1).T.tolist(), orbit.kernel_norm.flatten(1).T.tolist()
+    return [classify_run(loss, kernel=norm, quadratic=quadratic) for loss, norm in zip(losses, norms, strict=True)]
+
+
+# The regimes by learning rate
+
 TITLES = {
     "linear": "linear model",
     "quadratic": "quadratic model of a network",
@@ -30,33 +91,40 @@ TITLES = {
 WORDS = ("monotone", "catapult", "divergent", "other")
 
 
-@dataclass(frozen=True)
-class Params:
-    width: int = 2000
-    draws: int = 10
-    steps: int = 400
-    network_width: int = 1000
-    ratios: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.2, 1.4, 1.6, 1.8, 1.9, 2.1, 2.4, 3.0, 4.0, 5.0)
+def _one_example(job: Mapping[str, Any], c: float) -> Orbit:
+    """The recursion of the gated network; with c = 0 it is that of the linear model."""
+    start = draw_networks(job["width"], job["draws"], job["seed"])
+    return one_example(start.output, start.kernel, TARGET, c, 2 * job["ratio"] / start.kernel, job["steps"])
 
 
-def share(model: str, word: str, low: float, high: float) -> Callable[[list[Row]], float]:
-    """The share of runs with that word at rates between `low` and `high` critical rates, smallest over the rates."""
-
-    def measure(rows: list[Row]) -> float:
-        found = [row for row in rows if row["model"] == model and row["word"] == word and low < row["ratio"] < high]
-        return min(float(row["share"]) for row in found)
-
-    return measure
+def _general(job: Mapping[str, Any]) -> Orbit:
+    gamma = 1e-3
+    start = draw_quadratic(job["draws"], gamma, job["seed"])
+    return unit_sigma(start.output, start.kernel, TARGET, start.bend, gamma, 2 * job["ratio"] / start.kernel, job["steps"])
 
 
-def _regime(model: str, text: str, word: str, low: float, high: float) -> Claim:
-    return Claim(
-        f"{TITLES[model]}: {text} (smallest share of runs)",
-        share(model, word, low, high),
-        rule="equal",
-        expected=1.0,
-        reported=Reported(word, "003, Figure 3.1"),
-    )
+def _network(job: Mapping[str, Any]) -> Orbit:
+    generator = torch.Generator().manual_seed(job["seed"])
+    x = torch.randn(8, 10, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 2, (8,), generator=generator).double() * 2 - 1
+    start = draw_networks(job["width"], job["draws"], job["seed"], d=10)
+    kernel = gated_kernel(start.u, start.v, gates(start.u, x), x)
+    rate = 2 * job["ratio"] / torch.linalg.eigvalsh(kernel)[:, -1]
+    return descend(start.u, start.v, x, y, rate, job["steps"], frozen=False, until=1e-10)
+
+
+ORBITS: Mapping[str, Callable[[Mapping[str, Any]], Orbit]] = {
+    "linear": lambda job: _one_example(job, 0.0),
+    "quadratic": lambda job: _one_example(job, 1.0 / job["width"]),
+    "general quadratic": _general,
+    "network": _network,
+}
+
+
+def regime(model: str, text: str, word: str, low: float, high: float) -> Claim:
+    """All runs at rates between `low` and `high` critical rates do that."""
+    share = rows(model=model, word=word, ratio=lambda ratio: low < ratio < high).min("share")
+    return equal(1.0, f"{TITLES[model]}: {text} (smallest share of runs)", share, says=word)
 
 
 class Figure31(Experiment):
@@ -68,54 +136,48 @@ class Figure31(Experiment):
     The theorems leave a margin of order log m/√m at both ends of the window, 0.1 critical rates for the network.
     """
 
-    id = "catapult/figure-3.1"
-    source = "003, Figure 3.1 (an illustration); here measured"
-    item = "zhu-2024 Figure 3.1"
-    sizes = {
-        "tiny": Params(draws=6, steps=150),
-        "laptop": Params(10_000, 20, 1000, 4000),
-        "paper": Params(100_000, 50, 1000, 10_000),
-    }
+    item, where = "zhu-2024 Figure 3.1", "an illustration, here measured"
+    sizes = sizes(
+        ratios=(0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.2, 1.4, 1.6, 1.8, 1.9, 2.1, 2.4, 3.0, 4.0, 5.0),
+        steps=1000,
+        tiny={"width": 2000, "draws": 6, "steps": 150, "network_width": 1000},
+        laptop={"width": 10_000, "draws": 20, "network_width": 4000},
+        paper={"width": 100_000, "draws": 50, "network_width": 10_000},
+    )
     claims = (
-        _regime("linear", "falls below the critical rate", "monotone", 0.0, 1.0),
-        _regime("linear", "diverges above", "divergent", 1.0, 5.5),
-        _regime("quadratic", "falls below the critical rate", "monotone", 0.0, 1.0),
-        _regime("quadratic", "catapults between one and two critical rates", "catapult", 1.0, 2.0),
-        _regime("quadratic", "diverges above two", "divergent", 2.0, 5.5),
-        _regime("general quadratic", "falls below the critical rate", "monotone", 0.0, 1.0),
-        _regime("general quadratic", "catapults between one and two critical rates", "catapult", 1.0, 2.0),
-        _regime("general quadratic", "diverges above two", "divergent", 2.0, 5.5),
-        _regime("network", "falls below the critical rate", "monotone", 0.0, 1.0),
-        _regime("network", "catapults from 1.15 to 1.95 critical rates", "catapult", 1.15, 1.95),
-        _regime("network", "diverges at four and five critical rates", "divergent", 3.5, 5.5),
+        regime("linear", "falls below the critical rate", "monotone", 0.0, 1.0),
+        regime("linear", "diverges above", "divergent", 1.0, 5.5),
+        regime("quadratic", "falls below the critical rate", "monotone", 0.0, 1.0),
+        regime("quadratic", "catapults between one and two critical rates", "catapult", 1.0, 2.0),
+        regime("quadratic", "diverges above two", "divergent", 2.0, 5.5),
+        regime("general quadratic", "falls below the critical rate", "monotone", 0.0, 1.0),
+        regime("general quadratic", "catapults between one and two critical rates", "catapult", 1.0, 2.0),
+        regime("general quadratic", "diverges above two", "divergent", 2.0, 5.5),
+        regime("network", "falls below the critical rate", "monotone", 0.0, 1.0),
+        regime("network", "catapults from 1.15 to 1.95 critical rates", "catapult", 1.15, 1.95),
+        regime("network", "diverges at four and five critical rates", "divergent", 3.5, 5.5),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
-        for model in MODELS:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for model in TITLES:
             for ratio in p.ratios:
                 width = p.network_width if model == "network" else p.width
                 yield {"model": model, "ratio": ratio, "width": width, "draws": p.draws, "steps": p.steps, "seed": 0}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         found = Counter(words(ORBITS[job["model"]](job), quadratic=job["model"] != "network"))
+        shared = {"model": job["model"], "ratio": job["ratio"], "seed": job["seed"]}
         for word in WORDS:
-            yield {
-                "model": job["model"],
-                "ratio": job["ratio"],
-                "word": word,
-                "share": found[word] / job["draws"],
-                "seed": job["seed"],
-            }
+            yield {**shared, "word": word, "share": found[word] / job["draws"]}
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         figure, axes = plots.panels(4, columns=2, size=(4.2, 2.6), share_x=True, share_y=True)
-        for model, ax in zip(MODELS, axes, strict=True):
-            seen = [row for row in rows if row["model"] == model]
-            shown = [word for word in WORDS if any(row["share"] > 0 for row in seen if row["word"] == word)]
+        for (model, title), ax in zip(TITLES.items(), axes, strict=True):
+            shown = [word for word in WORDS if any(row["share"] > 0 for row in select(rows, model=model, word=word))]
             plots.curves(
-                [row for row in seen if row["word"] in shown],
+                select(rows, model=model, word=shown),
                 "ratio",
                 "share",
                 by="word",
@@ -123,7 +185,7 @@ class Figure31(Experiment):
                 labels="legend",
                 xlabel="learning rate / critical rate",
                 ylabel="share of runs",
-                title=TITLES[model],
+                title=title,
                 ax=ax,
             )
             ax.legend(loc="center right")
@@ -133,35 +195,327 @@ class Figure31(Experiment):
         return figure
 
 
-def _network_kind(c_of_width: Callable[[int], float]) -> Callable[[Mapping[str, Any]], Orbit]:
-    def orbit(job: Mapping[str, Any]) -> Orbit:
-        m = job["width"]
-        start = draw(m, job["draws"], job["seed"])
-        return one_example(start.output, start.kernel, TARGET, c_of_width(m), 2 * job["ratio"] / start.kernel, job["steps"])
+# General quadratic models beside networks
 
-    return orbit
+starts, networks = rows(part="quadratic"), rows(part="network")
+ends = starts(rate=2.8).by("gamma").each(rows.median("end"))
 
 
-def _network(job: Mapping[str, Any]) -> Orbit:
-    generator = torch.Generator().manual_seed(job["seed"])
-    x = torch.randn(8, 10, generator=generator, dtype=torch.float64)
-    y = torch.randint(0, 2, (8,), generator=generator).double() * 2 - 1
-    start = draw(job["width"], job["draws"], job["seed"], d=10)
-    kernel = gated_kernel(start.u, start.v, gates(start.u, x), x)
-    rate = 2 * job["ratio"] / torch.linalg.eigvalsh(kernel)[:, -1]
-    return descend(start.u, start.v, x, y, rate, job["steps"], frozen=False, until=1e-10)
+def smallest_factor(values: list[float]) -> float:
+    """From one value to the next."""
+    return min(after / before for before, after in itertools.pairwise(values))
 
 
-def _general(job: Mapping[str, Any]) -> Orbit:
-    gamma = 1e-3
+def smallest_fall(values: list[float]) -> float:
+    """From one value to the next."""
+    return min(before - after for before, after in itertools.pairwise(values))
+
+
+def farthest(target: float) -> Callable[[list[float]], float]:
+    return lambda values: max(values, key=lambda value: abs(value - target))
+
+
+def along_rates(rates: list[float], column: str, measure: Callable[[list[float]], float]) -> Value:
+    """Part (a): what becomes of the median over the starts from one rate to the next, the smallest of the γ."""
+    return starts(rate=rates).by("gamma").each(rows.by("rate").each(rows.median(column)).reduce(measure)).min()
+
+
+#: Part (b): means over the starts by width at each rate, and by rate at each width, from small to large.
+peaks_by_width = networks.by("ratio").each(rows.by("width").each(rows.mean("peak")).reduce(smallest_factor))
+peaks_by_rate = networks.by("width").each(rows.by("ratio").each(rows.mean("peak")).reduce(smallest_factor))
+ends_by_width = networks.by("ratio").each(
+    rows.by("width").each(rows.mean("end")).reduce(lambda found: abs(found[-1] - found[-2]))
+)
+
+
+class FigureB4(Experiment):
+    """General quadratic models catapult as networks do: γ plays the part of the width.
+
+    (a) g = wᵀφ + ½γ wᵀΣw with d = 100, φ a random unit vector, Σ = diag(±1), one example with target 1, at rates between
+    1.5 and 4.2 (λ(0) is near 1, so 2 is critical). (b) A two-layer ReLU network on 20 images of two classes, rates in units
+    of the critical one; 2.8 of the source is 1.4 of these.
+    """
+
+    item, where = "zhu-2024 Figure B.4", "appendix B.14"
+    sizes = sizes(
+        gammas=(1e-2, 1e-3, 1e-4),
+        rates=(1.5, 2.2, 2.5, 2.8, 3.2, 3.6, 4.2),
+        draws=20,
+        steps=2000,
+        source="either",
+        side=8,
+        ratios=(1.2, 1.4, 1.8),
+        seeds=2,
+        tiny={"steps": 400, "source": "stand-in", "widths": (256, 1024), "network_steps": 80},
+        laptop={"widths": (256, 1024, 4096), "network_steps": 100},
+        paper={"widths": (1000, 10_000, 30_000), "network_steps": 200, "side": 32, "seeds": 5},
+    )
+    departs = (
+        "The label of (a) is not stated; here 1. Rates of (b) are not in a stated convention; here multiples of 2/λ₁(0). With "
+        "γ = 10⁻² and below the kernel at the end is monotone in the rate only up to about 3.2."
+    )
+    claims = (
+        equal(
+            1.0,
+            "(a) at η = 2.8 every start catapults, for every γ (share)",
+            starts(rate=2.8).share(word="catapult"),
+            says="catapult",
+        ),
+        relative(
+            *(0.25, 0.032, "(a) peak of the loss times γ² at η = 2.8, median, of the γ farthest off"),
+            starts(rate=2.8).by("gamma").each(rows.median("scaled_peak")).reduce(farthest(0.032)),
+            says="smaller γ, larger peak",
+        ),
+        within(
+            *(0.05, 0.26, "(a) kernel at the end at η = 2.8, median, of the γ farthest off"),
+            ends.reduce(farthest(0.26)),
+            says="no effect of γ",
+        ),
+        at_most(
+            1.25,
+            "(a) γ has no effect on the kernel at the end (largest over smallest, η = 2.8)",
+            ends.max() / ends.min(),
+            says="no effect",
+        ),
+        at_least(
+            1.0,
+            "(a) larger rates, larger peaks: smallest factor from one rate to the next, 2.2 to 3.6",
+            along_rates([2.2, 2.5, 2.8, 3.2, 3.6], "peak", smallest_factor),
+            says="larger",
+        ),
+        at_least(
+            0.0,
+            "(a) larger rates, smaller kernel at the end: smallest fall from one rate to the next, 2.2 to 3.2",
+            along_rates([2.2, 2.5, 2.8, 3.2], "end", smallest_fall),
+            says="decreases more",
+        ),
+        equal(
+            1.0,
+            "(a) at η = 4.2 every start diverges (share)",
+            starts(rate=4.2).share(word="divergent"),
+            reported=Reported("divergence", "Zhu 2024, section 3.3", "theory"),
+        ),
+        equal(
+            1.0,
+            "(b) every network catapults (share)",
+            networks(ratio=lambda ratio: ratio > 1).share(word="catapult"),
+            says="catapult",
+        ),
+        at_least(
+            1.5,  # widths grow fourfold; a peak proportional to the width would grow as much
+            "(b) wider networks, larger peaks: smallest factor from one width to the next",
+            peaks_by_width.min(),
+            says="larger",
+        ),
+        at_least(
+            1.0,
+            "(b) larger rates, larger peaks: smallest factor from one rate to the next",
+            peaks_by_rate.min(),
+            says="larger",
+        ),
+        at_least(
+            0.0,
+            "(b) larger rates, smaller kernel at the end: smallest fall of λ₁(end)/λ₁(0) from one rate to the next",
+            networks.by("ratio").each(rows.mean("end")).reduce(smallest_fall),
+            says="decreases more",
+        ),
+        at_most(
+            0.1,
+            "(b) the width has no effect on the kernel at the end (distance of λ₁(end)/λ₁(0) between the two largest widths)",
+            ends_by_width.max(),
+            says="no effect",
+            fails={"tiny": "0.16 between widths of 256 and 1024: gates move, and these networks leave their quadratic models"},
+        ),
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for gamma in p.gammas:
+            yield {"part": "quadratic", "gamma": gamma, "rates": p.rates, "draws": p.draws, "steps": p.steps, "seed": 0}
+        shared = {"ratios": p.ratios, "steps": p.network_steps, "source": p.source, "side": p.side}
+        for seed in range(p.seeds):
+            for width in p.widths:
+                yield {"part": "network", "width": width, **shared, "seed": seed}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        for row in (_quadratic_rows if job["part"] == "quadratic" else _network_rows)(job):
+            yield {"seed": job["seed"], **row}
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        figure, axes = plots.panels(6, columns=3, size=(3.7, 2.9))
+        runs = [{**row, "γ": f"γ = {row['gamma']:g}"} for row in select(rows, part="quadratic") if row["word"] != "divergent"]
+        steps = select(rows, part="quadratic step", gamma=1e-3, rate=lambda rate: rate != 4.2)
+        look: dict[str, Any] = {"labels": "legend", "markers": False, "log": "y"}
+        by_rate = [{**row, "η": f"{row['rate']:g}"} for row in steps]
+        plots.curves(by_rate, "step", "loss", by="η", **look, ylabel="loss, γ = 0.001", ax=axes[0])
+        quantiles: dict[str, Any] = {"by": "γ", "band": "quantiles", "labels": "legend", "xlabel": "η"}
+        plots.curves(runs, "rate", "peak", **quantiles, log="y", ylabel="peak of the loss", ax=axes[1])
+        plots.curves(runs, "rate", "end", **quantiles, ylabel="kernel at the end", ax=axes[2])
+        widest = max(row["width"] for row in select(rows, part="network step"))
+        steps = select(rows, part="network step", seed=0, width=widest)
+        steps = [{**row, "rate": f"{row['ratio']:g} × critical"} for row in steps]
+        plots.curves(steps, "step", "loss", by="rate", **look, ylabel=f"loss, width {widest}", ax=axes[3])
+        runs = [{**row, "m": f"width {row['width']}"} for row in select(rows, part="network")]
+        shared: dict[str, Any] = {"by": "m", "labels": "legend", "xlabel": "η / critical rate", "band": "range"}
+        plots.curves(runs, "ratio", "peak", **shared, log="y", ylabel="peak of the loss", ax=axes[4])
+        plots.curves(runs, "ratio", "end", **shared, ylabel="λ₁(end)/λ₁(0)", ax=axes[5])
+        axes[0].legend(title="η", fontsize=7, ncols=2)
+        return figure
+
+
+def _quadratic_rows(job: Mapping[str, Any]) -> Iterator[Row]:
+    """Part (a), by the exact recursion for Σ² = I."""
+    gamma = job["gamma"]
     start = draw_quadratic(job["draws"], gamma, job["seed"])
-    return unit_sigma(start.output, start.kernel, TARGET, start.bend, gamma, 2 * job["ratio"] / start.kernel, job["steps"])
+    for rate in job["rates"]:
+        orbit = unit_sigma(start.output, start.kernel, TARGET, start.bend, gamma, rate, job["steps"])
+        found, peaks, ends = words(orbit), orbit.loss.amax(0).tolist(), orbit.kernel_norm[-1].tolist()
+        shared = {"gamma": gamma, "rate": rate}
+        for run, word in enumerate(found):
+            values = {"peak": peaks[run], "scaled_peak": gamma**2 * peaks[run], "end": ends[run]}
+            yield {"part": "quadratic", **shared, "run": run, "word": word, **values}
+        for step, loss in enumerate(orbit.loss[:40, 0].tolist()):
+            yield {"part": "quadratic step", **shared, "step": step, "loss": loss}
 
 
-#: With c = 0 the recursion of the gated network is that of the linear model.
-ORBITS: Mapping[str, Callable[[Mapping[str, Any]], Orbit]] = {
-    "linear": _network_kind(lambda m: 0.0),
-    "quadratic": _network_kind(lambda m: 1.0 / m),
-    "general quadratic": _general,
-    "network": _network,
-}
+def _network_rows(job: Mapping[str, Any]) -> Iterator[Row]:
+    """Part (b): full-batch descent on the weights of a network, all rates side by side."""
+    x, y, origin = twenty_images(job["source"], job["side"], job["seed"])
+    net: Any = ntk_fcn(x.shape[1], job["width"], 2, init="ntk_sign", seed=job["seed"]).to(x.dtype)
+    u, v = net.fc1.weight.detach(), net.fc2.weight.detach()[0]
+    top = float(torch.linalg.eigvalsh(gated_kernel(u, v, gates(u, x), x))[-1])
+    for ratio in job["ratios"]:
+        orbit = descend(u, v, x, y, ratio * 2 / top, job["steps"], frozen=False)
+        losses, norms = orbit.loss.tolist(), orbit.kernel_norm.tolist()
+        shared = {"width": job["width"], "ratio": ratio, "data": origin}
+        word = classify_run(losses, kernel=norms)
+        yield {"part": "network", **shared, "word": word, "peak": max(losses), "last": losses[-1], "end": norms[-1] / norms[0]}
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
+            yield {"part": "network step", **shared, "step": step, "loss": loss, "kernel": norm / norms[0]}
+
+
+def twenty_images(source: Source, side: int, seed: int) -> tuple[Tensor, Tensor, str]:
+    """Images of two classes (20, d), averaged down to `side` × `side` pixels, labels ±1, and where they come from.
+
+    CIFAR images are airplanes and birds, values 0 to 1; where the files are not there, or are not asked for, generated ones.
+    """
+
+    def cifar() -> tuple[Tensor, Tensor, str]:
+        found = data.load("cifar10").classes_only((0, 2)).subset(20, 0, seed=seed).scaled(dtype=torch.float64)
+        return features(found.x_train, side).flatten(1), found.y_train.double() * 2 - 1, "cifar10"
+
+    def generated() -> tuple[Tensor, Tensor, str]:
+        made = two_class_images(20, side, 3, seed=seed, dtype=torch.float64)
+        return made.x.flatten(1), made.y, "two_class_images"
+
+    return load_or(cifar, generated, source)
+
+
+# The window of catapults against the width
+
+#: A run has converged when its loss has fallen by this factor.
+CONVERGED = 1e-6
+upper_ends = rows(kind="window", m=lambda m: m >= 1000)["edge"]
+
+
+def travel(*ratios: float) -> Value:
+    """The power of m that the way of the weights follows, mean over rates."""
+
+    def exponent(found: list[Row]) -> float:
+        return log_log_slope([row["m"] for row in found], [row["distance"] for row in found])
+
+    return rows(kind="travel", ratio=ratios).by("ratio").each(exponent).mean()
+
+
+class Window(Experiment):
+    """The catapult window [2/λ, 4/λ] at every width: the transition to linearity is not continuous in the learning rate.
+
+    For quadratic models of two-layer networks on one example, the largest rate at which three starts converge is bisected
+    with the exact recursion, in units of 1/λ₀, and the distance travelled by the weights is computed from it. F17.
+    """
+
+    id, where = "catapult/window", "Zhu 2024, section 3.1 (discontinuity) and Theorem 3.3.1"
+    #: `together` starts must all converge for a rate to count.
+    sizes = sizes(
+        draws=100,
+        together=3,
+        steps=4000,
+        ratios=(1.0, 1.5, 2.2, 2.5, 3.0),
+        edge=(3.6, 3.7, 3.8, 3.9, 3.95, 4.05, 4.2),
+        tiny={"widths": (1000, 10_000, 100_000), "draws": 20},
+        laptop={"widths": (100, 1000, 10_000, 100_000)},
+        paper={"widths": (100, 1000, 10_000, 100_000, 1_000_000), "together": 10},
+    )
+    claims = (
+        at_least(
+            3.90,
+            "F17: the upper end of the window, ηλ₀, smallest over the widths",
+            upper_ends.min(),
+            reported=Reported("4 − Θ(log m/√m)", "Zhu 2024, Theorem 3.3.1"),
+        ),
+        at_most(4.05, "F17: the same, largest", upper_ends.max(), says="4", where="Zhu 2024, Theorems 3.3.1 and B.7.1"),
+        within(
+            *(0.1, 0.5, "F17: within the window the weights travel by m^(1/2) (exponent)", travel(2.2, 2.5, 3.0)),
+            reported=Reported("outside any ball of fixed radius", "Zhu 2024, Figure 3.2", "theory"),
+        ),
+        within(
+            *(0.1, 0.0, "F17: below it they travel as far at every width (exponent)", travel(1.0, 1.5)),
+            reported=Reported("inside a ball of fixed radius", "Zhu 2024, Figure 3.2", "theory"),
+        ),
+        at_least(
+            0.95,
+            "at m = 1000 and ηλ₀ = 3.95 the starts converge (share)",
+            rows(kind="edge", m=1000, ratio=3.95).only("share"),
+            reported=Reported("catapult", "Zhu 2024, Theorem 3.3.1"),
+        ),
+        equal(
+            0.0,
+            "at m = 1000 and ηλ₀ = 4.05 none does (share)",
+            rows(kind="edge", m=1000, ratio=4.05).only("share"),
+            reported=Reported("divergence", "Zhu 2024, Theorem B.7.1"),
+        ),
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        shared = {name: p[name] for name in ("draws", "together", "steps", "ratios", "edge")}
+        for m in p.widths:
+            yield {"m": m, **shared, "seed": 0}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        m, few = job["m"], job["together"]
+        start = draw_networks(m, job["draws"], job["seed"])
+
+        def orbit(ratio: float, draws: int | None = None) -> Orbit:
+            kernel = start.kernel[:draws]
+            return one_example(start.output[:draws], kernel, TARGET, 1 / m, ratio / kernel, job["steps"], until=1e-14)
+
+        def share(ratio: float, draws: int | None = None) -> float:
+            loss = orbit(ratio, draws).loss
+            return float((loss[-1] <= CONVERGED * loss[0]).double().mean())
+
+        # At 100 units the edge is soft, and starts converge together only well below it.
+        found = largest_rate(lambda ratio: share(ratio, few) == 1.0, 2.05, 16.0, tol=1e-3)
+        shared = {"m": m, "seed": job["seed"]}
+        yield {"kind": "window", **shared, "edge": found}
+        for ratio in job["edge"]:
+            yield {"kind": "edge", **shared, "ratio": ratio, "share": share(ratio)}
+        for ratio in job["ratios"]:
+            way = displacement(orbit(ratio), 1 / m)[-1]
+            yield {"kind": "travel", **shared, "ratio": ratio, "distance": median(way.tolist())}
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        figure, (left, middle, right) = plots.panels(3)
+        window = select(rows, kind="window")
+        plots.curves(window, "m", "edge", log="x", xlabel="width m", ylabel="largest ηλ₀ that converges", ax=left)
+        left.set_ylim(0, 4.5)
+        plots.reference(left, y=4.0, label="4")
+        plots.reference(left, y=2.0, label="2: critical")
+        edge = [{**row, "width": f"m = {row['m']:,}"} for row in select(rows, kind="edge")]
+        plots.curves(edge, "ratio", "share", by="width", labels="legend", xlabel="ηλ₀", ylabel="share that converges", ax=middle)
+        plots.reference(middle, x=4.0)
+        ways = [{**row, "rate": f"ηλ₀ = {row['ratio']:g}"} for row in select(rows, kind="travel")]
+        plots.log_log(ways, "m", "distance", by="rate", xlabel="width m", ylabel="‖w(end) − w(0)‖, median", ax=right)
+        return figure

@@ -2,42 +2,277 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from theodolite.experiments.catapult import theorems_parts as parts
-from theodolite.experiments.catapult.theorems_claims import CLAIMS
-from theodolite.experiments.figure import Experiment
+import torch
+from torch import Tensor
+
+from theodolite.data.generators import mixture_1d
+from theodolite.experiments import Experiment, Reported, at_least, at_most, equal, relative, rows, sizes, within
+from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words
+from theodolite.experiments.lab.fits import log_log_slope
+from theodolite.experiments.query import Value, select
+from theodolite.measures.dynamics import classify_run
+from theodolite.measures.quadratic_models import (
+    Orbit,
+    class_eigenvalues,
+    class_orbit,
+    descend,
+    one_example,
+    one_example_step,
+    pure_quadratic,
+    reduced_step,
+    sign_classes,
+)
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+
+def linear(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F1: a linear model, step by step on its weights, against powers of I − ηK."""
+    generator = torch.Generator().manual_seed(job["seed"])
+    features = torch.randn(8, 30, generator=generator, dtype=torch.float64)
+    y = torch.randn(8, generator=generator, dtype=torch.float64)
+    kernel = features @ features.T
+    for ratio in (0.5, 0.95, 1.05):
+        rate = ratio * 2 / float(torch.linalg.eigvalsh(kernel)[-1])
+        w = torch.zeros(30, dtype=torch.float64)
+        predicted = -y
+        losses, gap = [], 0.0
+        for _ in range(job["steps"]):
+            residual = features @ w - y
+            gap = max(gap, float((residual - predicted).norm() / torch.maximum(predicted.norm(), y.norm())))
+            losses.append(float(0.5 * residual.square().sum()))
+            w = w - rate * features.T @ residual
+            predicted = predicted - rate * kernel @ predicted
+        yield {"ratio": 2 * ratio, "gap": gap, "word": classify_run(losses)}
+
+
+def exact(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F2: gradient descent on the weights of a gated network against one step of the recursion."""
+    start = draw_networks(job["m"], 3, job["seed"], d=5)
+    y = torch.tensor([TARGET], dtype=torch.float64)
+    for ratio in (1.5, 2.5, 3.5):
+        found = descend(start.u, start.v, start.x, y, ratio / start.kernel, job["steps"])
+        g, kernel = found.output[..., 0], found.kernel_norm
+        after, next_kernel = one_example_step(g[:-1], kernel[:-1], TARGET, 1 / job["m"], found.rate)
+        size = torch.maximum(g.abs(), torch.ones_like(g))[1:]
+        yield {
+            "ratio": ratio,
+            "output_gap": float(((after - g[1:]) / size).abs().max()),
+            "kernel_gap": float(((next_kernel - kernel[1:]) / kernel[1:]).abs().max()),
+        }
+
+
+def regimes(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F4 to F8: what many networks do over the learning rates."""
+    m = job["m"]
+    start = draw_networks(m, job["draws"], job["seed"])
+    for ratio in job["ratios"]:
+        orbit = one_example(start.output, start.kernel, TARGET, 1 / m, ratio / start.kernel, job["steps"])
+        loss = orbit.loss
+        ends = (orbit.rate * orbit.kernel_norm[-1]).tolist()
+        growth = early_growth(orbit, ratio) if 2 < ratio < 4 else [None] * job["draws"]
+        for run, word in enumerate(words(orbit)):
+            below = (loss[:, run] < 1e-12).nonzero()
+            blown = word == "divergent"
+            yield {
+                "m": m,
+                "ratio": ratio,
+                "run": run,
+                "word": word,
+                "peak": None if blown else float(loss[:, run].max()) / m,
+                "first": float(loss[0, run]),
+                "last": None if blown else float(loss[-1, run]),
+                "end": None if blown else ends[run],
+                "steps": int(below[0]) if len(below) else None,
+                "growth": growth[run],
+                "blown_up": int(loss[:, run].isfinite().sum()) if blown else None,
+            }
+
+
+def early_growth(orbit: Orbit, ratio: float) -> list[float | None]:
+    """F5: largest relative distance of |r(t+1)/r(t)| from 1 + δ before the loss has reached 1 % of its peak."""
+    loss, size = orbit.loss, orbit.residual[..., 0].abs()
+    peak, at = loss.max(0)
+    times = torch.arange(1, len(loss))[:, None]
+    early = (times <= at) & (loss[1:] <= 0.01 * peak)
+    gaps = (size[1:] / size[:-1] / (ratio - 1) - 1).abs()
+    largest = torch.where(early, gaps, -1.0).amax(0).tolist()
+    return [value if value >= 0 else None for value in largest]
+
+
+def drift(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F3: below the critical rate the kernel moves by O(1/(mδ)), and the loss contracts."""
+    m = job["m"]
+    start = draw_networks(m, job["draws"], job["seed"])
+    for ratio in (0.5, 1.0, 1.5):
+        orbit = one_example(start.output, start.kernel, TARGET, 1 / m, ratio / start.kernel, job["steps"])
+        delta = min(ratio, 2 - ratio)
+        size = orbit.residual[..., 0].abs()
+        seen = size[1:] > 1e-6 * size[0]  # below, the rounding of g − y shows
+        factor = torch.where(seen, size[1:] / size[:-1], 0.0).amax(0)
+        moved = (orbit.kernel_norm - orbit.kernel_norm[0]).abs().amax(0)
+        yield {
+            "m": m,
+            "ratio": ratio,
+            "moved": float(moved.median()),
+            "excess": float((factor - (1 - delta)).median()) * m * delta,
+            "word": "monotone" if set(words(orbit)) == {"monotone"} else "other",
+        }
+
+
+def equilibria(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F7: eigenvalues of the linearised map at (u, v) = (0, v*), against 1 and (1 − v*)²."""
+    for v_star in (0.2, 0.8, 1.5, 1.9, 2.1, 3.0):
+        point = (torch.zeros((), dtype=torch.float64), torch.tensor(v_star, dtype=torch.float64))
+        rows: Any = torch.autograd.functional.jacobian(reduced_step, point)
+        jacobian = torch.stack([torch.stack(row) for row in rows])
+        found = torch.linalg.eigvals(jacobian).real.sort().values
+        expected = torch.tensor([1.0, (1 - v_star) ** 2], dtype=torch.float64).sort().values
+        yield {"v": v_star, "gap": float((found - expected).abs().max()), "stable": float(found[-1]) <= 1.0}
+
+
+def scale(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F12 and F13: the first kernel lies between 1/2 and 3/2 of its mean."""
+    kernel = draw_networks(job["m"], job["draws"], job["seed"]).kernel
+    x, y = mixture_1d(64, seed=job["seed"], dtype=torch.float64)
+    classes = sign_classes(x, y)
+    start = draw_networks(job["m"], job["draws"], job["seed"] + 1)
+    top = class_eigenvalues(start.u, start.v, start.u, classes).amax(-1)
+    yield {
+        "m": job["m"],
+        "inside": _inside(kernel, 1.0),
+        "mean": float(kernel.mean()),
+        "line_inside": _inside(top, float(classes.norms.square().max())),
+    }
+
+
+def _inside(values: Tensor, middle: float) -> float:
+    return float(((values >= 0.5 * middle) & (values <= 1.5 * middle)).double().mean())
+
+
+def line(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F9: catapults along p₁ and p₂. Inputs of one sign are shrunk, which sets λ₂/λ₁ near the square of `shrink`."""
+    x, y = mixture_1d(64, seed=job["seed"], dtype=torch.float64)
+    y = y - 0.5  # each class then has a residual to catapult from
+    for shrink in (0.8, 0.6):
+        classes = sign_classes(torch.where(x < 0, shrink * x, x), y)
+        start = draw_networks(job["m"], job["draws"], job["seed"])
+        first = class_eigenvalues(start.u, start.v, start.u, classes)
+        order = first.argsort(dim=-1, descending=True)
+        upper, lower = first.gather(-1, order).unbind(-1)
+        for place, rate in _rates_on_the_line(upper, lower).items():
+            orbit, _ = class_orbit(start.u, start.v, classes, rate, job["steps"])
+            found = words(orbit)
+            for run in range(job["draws"]):
+                pair = [found[2 * run + int(order[run, i])] for i in (0, 1)]
+                yield {
+                    "shrink": shrink,
+                    "place": place,
+                    "run": run,
+                    "word_1": pair[0],
+                    "word_2": pair[1],
+                    "ratio": float(rate[run] * upper[run]),
+                    "gap": float(upper[run] / lower[run]),
+                }
+
+
+def _rates_on_the_line(upper: Tensor, lower: Tensor) -> dict[str, Tensor]:
+    """Between 2/λ₁ and 2/λ₂, and between 2/λ₂ and 4/λ₁ where that exists; else over the whole window of λ₁."""
+    if bool((2 / lower < 4 / upper).all()):
+        return {"between": 1 / upper + 1 / lower, "above": 1 / lower + 2 / upper}
+    return {"low": 2.4 / upper, "middle": 3.0 / upper, "high": 3.8 / upper}
+
+
+def rank(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F10 and F11: eigenvectors, rank and the constant part of the loss, along gradient descent on all points."""
+    x, y = mixture_1d(24, seed=job["seed"], dtype=torch.float64)
+    classes = sign_classes(x, y)
+    start = draw_networks(400, 1, job["seed"])
+    top = float(class_eigenvalues(start.u, start.v, start.u, classes).max())
+    for ratio in (1.5, 2.6):
+        orbit = descend(start.u[0], start.v[0], x, y, ratio / top, 60)
+        p = (classes.directions / classes.norms[:, None]).T  # (n, 2)
+        image = orbit.kernel @ p
+        values = (p * image).sum(-2, keepdim=True)
+        largest = values.amax()
+        rest = classes.rest(orbit.residual)
+        yield {
+            "ratio": ratio,
+            "eigen_gap": float((image - values * p).abs().max() / largest),
+            "third": float(torch.linalg.eigvalsh(orbit.kernel)[..., :-2].abs().max() / largest),
+            "rest_gap": float((rest / classes.floor - 1).abs().max()),
+        }
+
+
+def pure(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F14: φ = 0, y = 0, Σ² = ‖x‖² I, in the form of two-layer linear networks."""
+    m = job["m"]
+    generator = torch.Generator().manual_seed(job["seed"])
+    a, v = torch.randn(2, job["draws"], m, generator=generator, dtype=torch.float64)  # a = Ux with ‖x‖ = 1
+    output, kernel = (a * v).sum(-1) / m**0.5, (a.square() + v.square()).sum(-1) / m
+    for ratio in (2.2, 2.6, 3.0, 3.6, 4.2):
+        orbit = pure_quadratic(output, kernel, m**-0.5, 1.0, ratio / kernel, job["steps"])
+        for run, word in enumerate(words(orbit)):
+            yield {"m": m, "ratio": ratio, "run": run, "word": word}
+
+
+def decrease(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F15: random (u, v, w) above the threshold; how often the kernel does not fall."""
+    generator = torch.Generator().manual_seed(job["seed"])
+    count, m = 200_000, 1000.0
+    u, v, share, constant = torch.rand(4, count, generator=generator, dtype=torch.float64)
+    u, v, constant = 10 ** (4 * u - 4), 4 * v, 0.1 + 3 * constant
+    w = (2 * share - 1) * constant * (u / m).sqrt()
+    _, after = reduced_step(u, v, w)
+    corrected = u > 16 * constant**2 / (m * (4 - v) ** 2)
+    printed = u > 4 * constant / (m * (4 - v) ** 2)
+    yield {
+        "tried": int(corrected.sum()),
+        "violations": int((corrected & (after >= v)).sum()),
+        "printed_violations": int((printed & (after >= v)).sum()),
+    }
+
 
 PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
-    "linear": parts.linear,
-    "exact": parts.exact,
-    "regimes": parts.regimes,
-    "drift": parts.drift,
-    "equilibria": parts.equilibria,
-    "scale": parts.scale,
-    "line": parts.line,
-    "rank": parts.rank,
-    "pure": parts.pure,
-    "decrease": parts.decrease,
+    part.__name__: part for part in (linear, exact, regimes, drift, equilibria, scale, line, rank, pure, decrease)
 }
 
 
-@dataclass(frozen=True)
-class Params:
-    widths: tuple[int, ...] = (1000, 10_000, 100_000)
-    ratios: tuple[float, ...] = (0.5, 1.0, 1.8, 2.2, 2.5, 3.0, 3.5, 3.9, 4.2)
-    draws: int = 20
-    drift_widths: tuple[int, ...] = (100, 1000, 10_000)
-    drift_draws: int = 60
-    scale_draws: int = 1000
-    steps: int = 500
-    exact_steps: int = 60
+# What is claimed
+
+CATAPULTS = (2.2, 2.5, 3.0, 3.5, 3.9)
+catapults = rows(part="regimes", ratio=CATAPULTS)
+peaks = rows(part="regimes", ratio=2.5).by("m").each(rows.median("peak"))
+on_the_line = rows(part="line", ratio=lambda ratio: ratio > 0)
+known_equilibria = rows(part="equilibria", v=lambda v: not math.isnan(v))
+
+
+def share(part: str, word: str, *ratios: float) -> Value:
+    """The share of runs with that word, smallest over the ratios (and widths, where there are several)."""
+    names = ("ratio",) if part == "linear" else ("m", "ratio")
+    return rows(part=part, ratio=ratios).by(*names).each(rows.share(word=word)).min()
+
+
+def drift_slope(ratio: float) -> Value:
+    """The power of m that the drift of the kernel follows."""
+    return rows(part="drift", ratio=ratio).measure(
+        lambda found: log_log_slope([row["m"] for row in found], [row["moved"] for row in found])
+    )
+
+
+def early(m: int) -> Value:
+    """F5: largest distance of the growth from 1 + δ over starts and rates with an early phase: half of them at least."""
+
+    def largest(found: list[float | None]) -> float:
+        seen = [value for value in found if value is not None]
+        if 2 * len(seen) < len(found) or not seen:
+            raise ValueError(f"an early phase was seen in {len(seen)} of {len(found)} runs only")
+        return max(seen)
+
+    return rows(part="regimes", m=m, ratio=(2.2, 2.5, 3.0))["growth"].reduce(largest)
 
 
 class Theorems(Experiment):
@@ -49,51 +284,242 @@ class Theorems(Experiment):
     on a line, the scale of the first kernel, pure quadratics, and when the kernel falls.
     """
 
-    id = "catapult/theorems"
-    source = "003, sections 3.2 and 3.3, appendix B.3 to B.13"
-    sizes = {
-        "tiny": Params(),
-        "laptop": Params(drift_widths=(100, 1000, 10_000, 100_000), drift_draws=100, scale_draws=2000, draws=50, exact_steps=200),
-        "paper": Params(
-            widths=(1000, 10_000, 100_000, 1_000_000),
-            drift_widths=(100, 1000, 10_000, 100_000, 1_000_000),
-            drift_draws=100,
-            scale_draws=2000,
-            draws=100,
-            exact_steps=200,
-        ),
-    }
-    claims = CLAIMS
+    id, where = "catapult/theorems", "Zhu 2024, sections 3.2 and 3.3, appendix B.3 to B.13"
+    sizes = sizes(
+        widths=(1000, 10_000, 100_000),
+        ratios=(0.5, 1.0, 1.8, 2.2, 2.5, 3.0, 3.5, 3.9, 4.2),
+        steps=500,
+        drift_draws=100,
+        scale_draws=2000,
+        exact_steps=200,
+        tiny={"drift_widths": (100, 1000, 10_000), "drift_draws": 60, "scale_draws": 1000, "draws": 20, "exact_steps": 60},
+        laptop={"drift_widths": (100, 1000, 10_000, 100_000), "draws": 50},
+        paper={
+            "widths": (1000, 10_000, 100_000, 1_000_000),
+            "drift_widths": (100, 1000, 10_000, 100_000, 1_000_000),
+            "draws": 100,
+        },
+    )
     departs = (
         "(3.12) is used without its division by g − y. Proposition B.5.2 needs u > 16C²/(m(4−v)²), not 4C/(m(4−v)²); B.13 has γ "
         "where γ² belongs and leaves out one η; M of Proposition B.11.2 is the larger sum of squares. On a line the two sign "
         "classes are treated as two exact problems of one example, which avoids the slips of B.11 and B.12."
     )
+    claims = (
+        at_most(
+            1e-8,
+            "F1: a linear model: the residual is that of (I − ηK)ᵗ r(0) (largest distance over the larger of it and the start)",
+            rows(part="linear").max("gap"),
+            reported=Reported("r(t+1) = (I − ηK) r(t)", "Zhu 2024, (3.7)"),
+        ),
+        equal(
+            1.0,
+            "F1: it falls at 0.5 and 0.95 of 2/λ (share of runs)",
+            share("linear", "monotone", 1.0, 1.9),
+            reported=Reported("monotone", "Zhu 2024, below (3.8)"),
+        ),
+        equal(
+            1.0,
+            "F1: it diverges at 1.05 of 2/λ, with no catapult (share of runs)",
+            share("linear", "divergent", 2.1),
+            reported=Reported("divergence", "Zhu 2024, below (3.8)"),
+        ),
+        at_most(
+            1e-10,
+            "F2: gradient descent on the gated network follows the recursion: output (largest relative distance of a step)",
+            rows(part="exact").max("output_gap"),
+            reported=Reported("equality", "Zhu 2024, (3.11)"),
+        ),
+        at_most(1e-10, "F2: the same, kernel", rows(part="exact").max("kernel_gap"), says="equality", where="Zhu 2024, (3.12)"),
+        *(
+            within(
+                *(0.1, -1.0, f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}"),
+                drift_slope(ratio),
+                reported=Reported("O(1/(mδ))", "Zhu 2024, Theorem B.3.1"),
+            )
+            for ratio in (0.5, 1.0, 1.5)
+        ),
+        at_most(
+            4.0,  # calibrated: 1.3
+            "F3: a step contracts the residual by 1 − δ + O(1/(mδ)) (largest excess times mδ, medians)",
+            rows(part="drift").max("excess"),
+            reported=Reported("O(1)", "Zhu 2024, Theorem B.3.1", "theory"),
+        ),
+        equal(
+            1.0,
+            "F3: at ηλ₀ = 1, 1.8 no run catapults: all fall monotonically (smallest share)",
+            share("regimes", "monotone", 1.0, 1.8),
+            reported=Reported("monotone", "Zhu 2024, Theorem B.3.1"),
+        ),
+        equal(
+            1.0,
+            "F4: at ηλ₀ = 2.2, 2.5, 3, 3.5, 3.9 all runs catapult (smallest share)",
+            share("regimes", "catapult", *CATAPULTS),
+            reported=Reported("catapult", "Zhu 2024, Theorem 3.3.1"),
+        ),
+        *(
+            relative(
+                *(0.2, 0.0134, f"F4: peak of the loss over m at ηλ₀ = 2.5, m = {m}"),
+                rows(part="regimes", ratio=2.5, m=m).median("peak"),
+                reported=Reported("Ω(m δ²/log m)", "Zhu 2024, Theorem 3.3.1"),
+            )
+            for m in (1000, 10_000, 100_000)
+        ),
+        at_most(
+            1.25,
+            "F4: the peak is proportional to m: largest peak/m over smallest, ηλ₀ = 2.5",
+            peaks.max() / peaks.min(),
+            reported=Reported("Ω(m δ²/log m)", "Zhu 2024, Theorem 3.3.1"),
+        ),
+        at_most(
+            0.05,
+            "F5: early growth of |g − y| per step over 1 + δ (largest relative distance), m = 100000",
+            early(100_000),
+            reported=Reported("1 + δ − O(δ/log m)", "Zhu 2024, Lemma 3.3.2"),
+        ),
+        at_most(
+            1.0,
+            "F6: after a catapult the loss is below its start (largest ratio; so F4 defines a catapult: a check of the code)",
+            (catapults["last"] / catapults["first"]).max(),
+            reported=Reported("O(1)", "Zhu 2024, Lemma 3.3.3"),
+        ),
+        at_least(
+            1e-9,
+            "F7: ηλ after a catapult, smallest (positive by definition: a check of the code)",
+            catapults.min("end"),
+            reported=Reported("above 0", "Zhu 2024, Theorem 3.3.4"),
+        ),
+        at_most(
+            2.0,
+            "F7: ηλ after a catapult, largest (descent settles only below 2: a check of the code)",
+            catapults.max("end"),
+            reported=Reported("below 2", "Zhu 2024, Theorem 3.3.4"),
+        ),
+        *(
+            within(
+                *(0.05, value, f"F7: ηλ at the end of a catapult at ηλ₀ = {ratio:g}, m = 10000"),
+                rows(part="regimes", ratio=ratio, m=10_000).median("end"),
+                reported=Reported("between 0 and 2", "Zhu 2024, Theorem 3.3.4"),
+            )
+            for ratio, value in ((2.2, 1.77), (2.5, 1.28))
+        ),
+        at_most(
+            1e-12,
+            "F7: the map linearised at (0, v*) has the eigenvalues 1 and (1 − v*)² "
+            "(largest distance; algebra: a check of the code)",
+            rows(part="equilibria").max("gap"),
+            reported=Reported("stable for v* in (0, 2)", "Zhu 2024, Theorem 3.3.4", "theory"),
+        ),
+        equal(
+            True,
+            "F7: equilibria are stable below v* = 2 and unstable above (algebra: a check of the code)",
+            known_equilibria.column(lambda row: row["stable"] == (row["v"] < 2)).reduce(all),
+            reported=Reported("λ in [ε, 2/η − ε]", "Zhu 2024, Theorem 3.3.4"),
+        ),
+        equal(
+            1.0,
+            "F8: at ηλ₀ = 4.2 all runs diverge (smallest share)",
+            share("regimes", "divergent", 4.2),
+            reported=Reported("divergence", "Zhu 2024, Theorem B.7.1"),
+        ),
+        equal(
+            1.0,
+            "F9: between 2/λ₁ and 2/λ₂ the catapult is along p₁ only (share of networks)",
+            on_the_line(place="between").share(word_1="catapult", word_2="monotone"),
+            reported=Reported("only p₁", "Zhu 2024, Theorem 3.3.6"),
+        ),
+        equal(
+            1.0,
+            "F9: between 2/λ₂ and 4/λ₁ it is along both (share of networks)",
+            on_the_line(place="above").share(word_1="catapult", word_2="catapult"),
+            reported=Reported("p₁ and p₂", "Zhu 2024, Theorem 3.3.6"),
+        ),
+        equal(
+            1.0,
+            "F9: where 2/λ₂ > 4/λ₁ it is never along p₂ (share of runs along p₁ only)",
+            on_the_line(shrink=0.6, gap=lambda gap: gap > 2).share(word_1="catapult", word_2="monotone"),
+            reported=Reported("only p₁", "Zhu 2024, before Theorem 3.3.6", "theory"),
+        ),
+        at_most(
+            1e-10,
+            "F10: p₁ and p₂ stay eigenvectors of the kernel (largest residual)",
+            rows(part="rank").max("eigen_gap"),
+            reported=Reported("eigenvectors for all t", "Zhu 2024, Proposition B.11.1"),
+        ),
+        at_most(
+            1e-10,
+            "F10: the kernel has rank two (third eigenvalue over the first)",
+            rows(part="rank").max("third"),
+            reported=Reported("rank at most 2", "Zhu 2024, Proposition B.11.1"),
+        ),
+        at_most(
+            1e-10,
+            "F11: the loss off p₁ and p₂ does not change (largest relative change)",
+            rows(part="rank").max("rest_gap"),
+            reported=Reported("constant", "Zhu 2024, Proposition B.11.3"),
+        ),
+        at_least(
+            0.97,
+            "F12: λ(0) lies within a half of ‖x‖²/d, m = 50 (share of draws)",
+            rows(part="scale", m=50).only("inside"),
+            reported=Reported("with high probability", "Zhu 2024, Proposition B.9.1"),
+        ),
+        equal(
+            1.0,
+            "F12: the same, m = 200",
+            rows(part="scale", m=200).only("inside"),
+            reported=Reported("with high probability", "Zhu 2024, Proposition B.9.1"),
+        ),
+        equal(
+            1.0,
+            "F13: the largest eigenvalue lies within a half of M, m = 200 (share of draws)",
+            rows(part="scale", m=200).only("line_inside"),
+            reported=Reported("with high probability", "Zhu 2024, Proposition B.11.2"),
+        ),
+        equal(
+            1.0,
+            "F14: pure quadratics catapult at ηλ₀ = 2.2, 2.6, 3, 3.6 (smallest share)",
+            share("pure", "catapult", 2.2, 2.6, 3.0, 3.6),
+            reported=Reported("catapult", "Zhu 2024, Proposition B.13.1"),
+        ),
+        equal(
+            0,
+            "F15: above the corrected threshold the kernel falls (violations)",
+            rows(part="decrease").max("violations"),
+            reported=Reported(0, "Zhu 2024, Proposition B.5.2, corrected", "theory"),
+        ),
+        at_least(
+            1,
+            "F15: the printed threshold is not enough (violations)",
+            rows(part="decrease").max("printed_violations"),
+            reported=Reported(0, "Zhu 2024, Proposition B.5.2"),
+        ),
+    )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for part in ("equilibria", "decrease", "rank"):
             yield {"part": part, "seed": 0}
         yield {"part": "linear", "steps": 400, "seed": 0}
         yield {"part": "exact", "m": 1000, "steps": p.exact_steps, "seed": 0}
         for m in p.widths:
-            yield {"part": "regimes", "m": m, "draws": p.draws, "ratios": list(p.ratios), "steps": p.steps, "seed": 0}
+            yield {"part": "regimes", "m": m, "draws": p.draws, "ratios": p.ratios, "steps": p.steps, "seed": 0}
         for m in p.drift_widths:
             yield {"part": "drift", "m": m, "draws": p.drift_draws, "steps": 200, "seed": 0}
         for m in (10, 50, 200):
             yield {"part": "scale", "m": m, "draws": p.scale_draws, "seed": 0}
-        yield {"part": "line", "m": 10_000, "draws": min(p.draws, 20), "steps": p.steps, "seed": 0}
-        yield {"part": "pure", "m": 10_000, "draws": min(p.draws, 20), "steps": p.steps, "seed": 0}
+        for part in ("line", "pure"):
+            yield {"part": part, "m": 10_000, "draws": min(p.draws, 20), "steps": p.steps, "seed": 0}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         for row in PARTS[job["part"]](job):
             yield {"part": job["part"], "seed": job["seed"], **row}
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        regimes = [{**row, "width": f"m = {row['m']:,}"} for row in rows if row["part"] == "regimes"]
+        regimes = [{**row, "width": f"m = {row['m']:,}"} for row in select(rows, part="regimes")]
         settled = [row for row in regimes if row["peak"] is not None]
-        risen = [{**row, "delta": row["ratio"] - 2} for row in settled if row["ratio"] > 2]
+        risen = [row for row in settled if row["ratio"] > 2]
         figure, axes = plots.panels(4, columns=2, size=(4.4, 3.2))
         shared: dict[str, Any] = {"by": "width", "band": "quantiles", "labels": "legend"}
         plots.curves(risen, "ratio", "peak", **shared, log="y", xlabel="ηλ₀", ylabel="peak loss / m", ax=axes[0])
@@ -101,7 +527,7 @@ class Theorems(Experiment):
         axes[1].legend(loc="lower left")
         plots.reference(axes[1], y=2.0, label="2: critical")
         plots.reference(axes[1], x=2.0)
-        drift = [{**row, "start": f"ηλ₀ = {row['ratio']:g}"} for row in rows if row["part"] == "drift"]
+        drift = [{**row, "start": f"ηλ₀ = {row['ratio']:g}"} for row in select(rows, part="drift")]
         plots.log_log(drift, "m", "moved", by="start", xlabel="width m", ylabel="largest change of λ, median", ax=axes[2])
         done = [row for row in settled if row["steps"] is not None]
         plots.curves(done, "ratio", "steps", **shared, log="y", xlabel="ηλ₀", ylabel="steps to a loss of 1e-12", ax=axes[3])

@@ -25,6 +25,7 @@ from theodolite.experiments.catapult_features.feature_gd import (
 from theodolite.experiments.catapult_features.feature_tasks import Setting
 from theodolite.experiments.claims import Claim, Reported
 from theodolite.results import Row
+from theodolite.text import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -234,7 +235,7 @@ class FigureC15(RaisedRates):
             for row in rows:
                 if row["raises"] == raises:
                     values[row["row"]][row["column"]] = row["value"]
-            title = "true AGOP" if raises < 0 else f"{raises} raise{'s' if raises != 1 else ''}"
+            title = "true AGOP" if raises < 0 else plural(raises, "raise")
             plots.matrix(values, limits=(0.0, 1.0), center=None, annotate=False, title=title, ax=ax)
         return figure
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-from theodolite.models.ntk_layers import NTKConv, NTKLinear
+from theodolite.models.initialisation import NTKConv, NTKLinear
 
 #: Samples, and numbers in the images of a convolution, that pass through the networks together: they should stay in the cache.
 SAMPLES, NUMBERS = 250, 2**17

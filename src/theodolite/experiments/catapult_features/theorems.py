@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
+from theodolite.experiments import Experiment, at_least, at_most, between, equal, rows, sizes
+from theodolite.experiments.lab.fits import log_log_slope
+from theodolite.experiments.query import Value, select, values_of
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import batch_critical_rates, split_loss
 from theodolite.models import ntk_fcn
@@ -20,22 +20,8 @@ from theodolite.operators import gauss_newton, hessian, tangent_kernel
 from theodolite.problem import Problem
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 #: Points of the segment of a step at which the sharpness is taken.
 SEGMENT = 9
-
-
-@dataclass(frozen=True)
-class Params:
-    widths: tuple[int, ...]
-    seeds: int
-    n: int = 32
-    dim: int = 20
-    batch_width: int = 512
-    batch_points: int = 400
-    batches: tuple[int, ...] = (1, 5, 10, 50, 100)
 
 
 def gaussian(n: int, dim: int, outputs: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -137,34 +123,24 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
 }
 
 
-def of(rows: list[Row], part: str, **wanted: Any) -> list[Row]:
-    return [row for row in rows if row["part"] == part and all(row[k] == v for k, v in wanted.items())]
+#: Parts of the rows.
+lemma, identity, by_width, by_batch = (rows(part=part) for part in ("lemma", "identities", "widths", "batches"))
 
 
-def slope(column: str, depth: int) -> Callable[[list[Row]], float]:
+def width_exponent(column: str, depth: int) -> Value:
     """Exponent of a column in the width, fitted to its means over the seeds."""
 
-    def measure(rows: list[Row]) -> float:
-        mine = of(rows, "widths", depth=depth)
-        sizes = sorted({row["m"] for row in mine})
-        means = [fmean(row[column] for row in mine if row["m"] == m) for m in sizes]
-        logs = torch.tensor([sizes, means], dtype=torch.float64).log()
-        centred = logs - logs.mean(1, keepdim=True)
-        return float((centred[0] @ centred[1]) / (centred[0] @ centred[0]))
+    def fitted(rows: list[Row]) -> float:
+        widths = values_of(rows, "m")
+        return log_log_slope(widths, [fmean(row[column] for row in select(rows, m=m)) for m in widths])
 
-    return measure
+    return by_width(depth=depth).measure(fitted)
 
 
-def by_size(column: str) -> Callable[[list[Row]], list[float]]:
-    return lambda rows: [fmean(row[column] for row in of(rows, "batches", size=s)) for s in _sizes(rows)]
-
-
-def _sizes(rows: list[Row]) -> list[int]:
-    return sorted({row["size"] for row in of(rows, "batches")})
-
-
-def falls(values: list[float]) -> bool:
-    return values == sorted(values, reverse=True)
+def falls_with_size(rows: list[Row]) -> bool:
+    """Whether the spread, mean over the seeds, falls from each batch size to the next."""
+    means = [fmean(row["spread"] for row in select(rows, size=size)) for size in sorted(values_of(rows, "size"))]
+    return means == sorted(means, reverse=True)
 
 
 class Theorems(Experiment):
@@ -175,95 +151,82 @@ class Theorems(Experiment):
     residuals leaves over (G4), and how the critical rates of batches spread as batches shrink (G12).
     """
 
-    id = "catapult-features/theorems"
-    source = "003, sections 4.2 and 4.3, appendix C.1"
-    sizes = {
-        "tiny": Params(widths=(64, 256, 1024), seeds=3),
-        "laptop": Params(widths=(64, 256, 1024, 4096), seeds=5, batch_width=1024, batch_points=2000),
-        "paper": Params(widths=(64, 256, 1024, 4096, 16_384), seeds=10, batch_width=1024, batch_points=2000),
-    }
+    id, where = "catapult-features/theorems", "Zhu 2024, sections 4.2 and 4.3, appendix C.1"
+    sizes = sizes(
+        n=32,
+        dim=20,
+        batches=(1, 5, 10, 50, 100),
+        batch_width=1024,
+        batch_points=2000,
+        tiny={"widths": (64, 256, 1024), "seeds": 3, "batch_width": 512, "batch_points": 400},
+        laptop={"widths": (64, 256, 1024, 4096), "seeds": 5},
+        paper={"widths": (64, 256, 1024, 4096, 16_384), "seeds": 10},
+    )
     departs = "(4.3) leaves out the factor ½ before the second-order term; only the size of the whole term is used here."
     claims = (
-        Claim(
-            "descent lemma: what is left over, relative to the loss (smallest)",
-            lambda rows: min(row["left"] for row in of(rows, "lemma", case="network")),
-            rule="at least",
-            expected=0.0,
-            reported=Reported("not negative", "003, Lemma 4.2.2", read_from="theory"),
+        at_least(
+            *(0.0, "descent lemma: what is left over, relative to the loss (smallest)", lemma(case="network").min("left")),
+            says="not negative",
+            where="Zhu 2024, Lemma 4.2.2",
+            read_from="theory",
         ),
-        Claim(
-            "nothing is left over for a quadratic loss along its sharpest direction (largest)",
-            lambda rows: max(abs(row["left"]) for row in of(rows, "lemma", case="equality")),
-            rule="at most",
-            expected=1e-9,
-            reported=Reported("equality", "003, Lemma 4.2.2", read_from="theory"),
+        at_most(
+            *(1e-9, "nothing is left over for a quadratic loss along its sharpest direction (largest)"),
+            abs(lemma(case="equality")["left"]).max(),
+            says="equality",
+            where="Zhu 2024, Lemma 4.2.2",
+            read_from="theory",
         ),
-        Claim(
-            "the parts of the loss sum to it (largest relative distance)",
-            lambda rows: max(row["split"] for row in of(rows, "identities")),
-            rule="at most",
-            expected=1e-10,
-            reported=Reported("identity", "003, (4.2)", read_from="theory"),
+        at_most(
+            *(1e-10, "the parts of the loss sum to it (largest relative distance)", identity.max("split")),
+            says="identity",
+            where="Zhu 2024, (4.2)",
+            read_from="theory",
         ),
-        Claim(
-            "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)",
-            lambda rows: max(row["edge"] for row in of(rows, "identities")),
-            rule="at most",
-            expected=1e-8,
-            reported=Reported("identity", "003, appendix C.1", read_from="theory"),
+        at_most(
+            *(1e-8, "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)", identity.max("edge")),
+            says="identity",
+            where="Zhu 2024, appendix C.1",
+            read_from="theory",
         ),
         *(
-            Claim(
-                f"distance of Hessian and kernel rate by width, {depth} layers (exponent)",
-                slope("gap", depth),
-                rule="at most",
-                expected=-0.3,
-                reported=Reported(-0.5, "003, appendix C.1: Õ(1/√m)", read_from="theory"),
+            at_most(
+                *(-0.3, f"distance of Hessian and kernel rate by width, {depth} layers (exponent)"),
+                width_exponent("gap", depth),
+                reported=-0.5,
+                where="Zhu 2024, appendix C.1: Õ(1/√m)",
+                read_from="theory",
             )
             for depth in (2, 3)
         ),
-        Claim(
-            "what the linear recursion leaves over by width, 2 layers (exponent)",
-            slope("remainder", 2),
-            rule="at most",
-            expected=-0.5,
-            reported=Reported("-1/2 or faster", "003, section 4.3", read_from="theory"),
+        *(
+            at_most(
+                *(bound, f"what the linear recursion leaves over by width, {depth} layers (exponent)"),
+                width_exponent("remainder", depth),
+                says="-1/2 or faster",
+                where="Zhu 2024, section 4.3",
+                read_from="theory",
+            )
+            for depth, bound in ((2, -0.5), (3, -0.3))
         ),
-        Claim(
-            "what the linear recursion leaves over by width, 3 layers (exponent)",
-            slope("remainder", 3),
-            rule="at most",
-            expected=-0.3,
-            reported=Reported("-1/2 or faster", "003, section 4.3", read_from="theory"),
+        equal(
+            *(True, "the spread of λ₁(K)/b falls with the batch size", by_batch.measure(falls_with_size)),
+            says="smaller batches, more catapults",
+            where="Zhu 2024, section 4.4",
+            read_from="theory",
         ),
-        Claim(
-            "the spread of λ₁(K)/b falls with the batch size",
-            lambda rows: falls(by_size("spread")(rows)),
-            rule="equal",
-            expected=True,
-            reported=Reported("smaller batches, more catapults", "003, section 4.4", read_from="theory"),
+        between(
+            *(0.5, 0.8, "share of batches of five below half the critical rate of all points"),
+            by_batch(size=5).mean("exceeded"),
         ),
-        Claim(
-            "share of batches of five below half the critical rate of all points",
-            lambda rows: fmean(row["exceeded"] for row in of(rows, "batches", size=5)),
-            rule="between",
-            expected=(0.5, 0.8),
+        at_most(
+            *(0.02, "share of larger batches below it (largest)"),
+            by_batch(size=lambda size: size >= 10).max("exceeded"),
         ),
-        Claim(
-            "share of larger batches below it (largest)",
-            lambda rows: max(row["exceeded"] for row in of(rows, "batches") if row["size"] >= 10),
-            rule="at most",
-            expected=0.02,
-        ),
-        Claim(
-            "share of batches of any size below a fortieth of it (largest)",
-            lambda rows: max(row["small"] for row in of(rows, "batches")),
-            rule="equal",
-            expected=0.0,
-        ),
+        equal(0.0, "share of batches of any size below a fortieth of it (largest)", by_batch.max("small")),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         points = {"n": p.n, "dim": p.dim}
         for seed in range(p.seeds):
             for m in p.widths:
@@ -278,17 +241,17 @@ class Theorems(Experiment):
         for row in PARTS[job["part"]](job):
             yield {"part": job["part"], "seed": job["seed"], **row}
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         figure, axes = plots.panels(4, columns=2, size=(4.2, 3.0))
-        by_width = [{**row, "layers": f"{row['depth']} layers"} for row in of(rows, "widths")]
-        plots.log_log(by_width, "m", "gap", by="layers", xlabel="width", ylabel="Hessian against kernel rate", ax=axes[0])
-        plots.log_log(by_width, "m", "remainder", by="layers", xlabel="width", ylabel="left over by (4.3)", ax=axes[1])
-        sizes = of(rows, "batches")
+        widths = [{**row, "layers": f"{row['depth']} layers"} for row in by_width.of(rows)]
+        plots.log_log(widths, "m", "gap", by="layers", xlabel="width", ylabel="Hessian against kernel rate", ax=axes[0])
+        plots.log_log(widths, "m", "remainder", by="layers", xlabel="width", ylabel="left over by (4.3)", ax=axes[1])
+        sizes = by_batch.of(rows)
         look: dict[str, Any] = {"xlabel": "batch size", "log": "x", "labels": "none"}
         plots.curves(sizes, "size", "median", ylabel="critical rate, median", ax=axes[2], **look)
         plots.reference(axes[2], y=sizes[0]["whole"] / 2, label="half of all points'")
-        lemma = [{**row, "model": row["case"]} for row in of(rows, "lemma")]
-        plots.curves(lemma, "ratio", "left", by="model", xlabel="η/η_crit", ylabel="left over in the descent lemma", ax=axes[3])
+        left = [{**row, "model": row["case"]} for row in lemma.of(rows)]
+        plots.curves(left, "ratio", "left", by="model", xlabel="η/η_crit", ylabel="left over in the descent lemma", ax=axes[3])
         return figure

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from theodolite.experiments.linearity.ensembles import Convolutions, Ensemble, Scalar, Weights
 from theodolite.measures.linearity import Graph
-from theodolite.models.dag import DagNetwork
-from theodolite.models.dag_graphs import (
+from theodolite.models.dag import (
+    DagNetwork,
     densenet_graph,
     fcn_graph,
     with_bottlenecks,

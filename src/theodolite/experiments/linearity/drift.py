@@ -18,8 +18,7 @@ from theodolite.experiments.linearity.architectures import gaussian_inputs
 from theodolite.experiments.linearity.descent import Descent, descend
 from theodolite.experiments.linearity.ensembles import Ensemble
 from theodolite.experiments.linearity.scaling_claims import log_slope
-from theodolite.models.dag import DagNetwork
-from theodolite.models.dag_graphs import densenet_graph, with_drops
+from theodolite.models.dag import DagNetwork, densenet_graph, with_drops
 from theodolite.results import Row
 
 if TYPE_CHECKING:

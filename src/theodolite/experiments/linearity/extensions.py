@@ -16,8 +16,8 @@ from theodolite.experiments.linearity.architectures import built, gaussian_input
 from theodolite.experiments.linearity.ensembles import Ensemble
 from theodolite.experiments.linearity.scaling_claims import log_slope
 from theodolite.measures.linearity import hessian_norm
-from theodolite.models.attention import SelfAttention
-from theodolite.models.ntk_layers import NTKLinear, ntk_parameterise
+from theodolite.models.initialisation import NTKLinear, ntk_parameterise
+from theodolite.models.transformers import SelfAttention
 from theodolite.problem import Problem
 from theodolite.results import Row
 

@@ -16,8 +16,7 @@ from theodolite.experiments.linearity.architectures import INPUTS, gaussian_inpu
 from theodolite.experiments.linearity.descent import descend
 from theodolite.experiments.linearity.ensembles import Ensemble, added, hessian_norms, norms
 from theodolite.experiments.linearity.polyak_claims import CLAIMS
-from theodolite.models.dag import DagNetwork
-from theodolite.models.dag_graphs import fcn_graph
+from theodolite.models.dag import DagNetwork, fcn_graph
 from theodolite.models.initialisation import seeded
 from theodolite.results import Row
 

@@ -14,8 +14,7 @@ from theodolite.experiments.figure import Experiment
 from theodolite.experiments.linearity.architectures import INPUTS, gaussian_inputs
 from theodolite.experiments.linearity.scaling_claims import log_slope
 from theodolite.measures.linearity import linearity_deviation
-from theodolite.models.dag import DagNetwork
-from theodolite.models.dag_graphs import densenet_graph, fcn_graph, with_skips
+from theodolite.models.dag import DagNetwork, densenet_graph, fcn_graph, with_skips
 from theodolite.models.ntk import ntk_cnn
 from theodolite.problem import Problem
 from theodolite.results import Row

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from theodolite import data
-from theodolite.data import MissingDataError
-from theodolite.experiments.claims import Claim
-from theodolite.experiments.figure import Experiment
-from theodolite.experiments.sparse_coding.other_methods import mini_batch
+from theodolite.experiments import Experiment, Params, at_most, measured
+from theodolite.experiments.claims import Measure
+from theodolite.experiments.lab.datasets import Source, load_or
+from theodolite.experiments.query import chosen
+from theodolite.experiments.sparse_coding.baselines import mini_batch
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES
-from theodolite.experiments.sparse_coding.recovery_figures import NAMES, mean_of
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.sparse_coding.recovery import NAMES, mean_of
 from theodolite.measures.dictionary import LearningSettings, hidden_error, learn_dictionaries
 from theodolite.measures.dictionary.learning import initial_dictionary
 from theodolite.results import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SIDE = 8
 #: Sets of hidden pixels that an imputation error is averaged over.
@@ -35,7 +31,7 @@ CLEAN, NOISY = 0.0, 0.5
 
 
 @dataclass(frozen=True)
-class Study:
+class Patching:
     """Patches to learn from and to test on, and how. `source`: a data set, or digits where its files are not there."""
 
     name: Literal["digits", "cifar10"] = "digits"
@@ -50,25 +46,13 @@ class Study:
     learning_rate: float = 3e-3
 
 
-@dataclass(frozen=True)
-class Params:
-    study: Study
-    sizes: tuple[int, ...]
-    seeds: int
-
-
-@cache
-def patches(study: Study, seed: int) -> tuple[Tensor, Tensor, str]:
-    """Patches (n, 64) to learn from and to test on, of different images and less the mean patch of the first, and their origin.
+def patches(study: Patching, seed: int) -> tuple[Tensor, Tensor, str]:
+    """Patches (n, 64) to learn from and to test on, of different images and minus the mean patch of the first, and their origin.
 
     Scaled to a mean square of 1/64 per pixel about the mean, so that a patch has length 1 as planted signals have.
     """
-    try:
-        found = data.load(study.name)
-    except MissingDataError:
-        if study.required:
-            raise
-        found = data.load("digits")
+    source: Source = "files" if study.required else "either"
+    found = load_or(lambda: data.load(study.name), lambda: data.load("digits"), source)
     generator = torch.Generator().manual_seed(seed)
     known = _cut(found.x_train, study.samples, generator) / found.peak
     tested = _cut(found.x_test, study.tested, generator) / found.peak
@@ -90,7 +74,7 @@ def _cut(images: Tensor, n: int, generator: torch.Generator) -> Tensor:
     return images[chosen_images[:, None, None], down, across].flatten(1)
 
 
-def learned_by(method: str, study: Study, signals: Tensor, seed: int) -> Tensor:
+def learned_by(method: str, study: Patching, signals: Tensor, seed: int) -> Tensor:
     """Atoms (p', 64) from patches, started at some of them."""
     start = initial_dictionary(signals, study.learned, seed=seed)
     if method == OTHER:
@@ -132,46 +116,36 @@ class Patches(Experiment):
     """
 
     id = "sparse-coding/real-patches"
-    source = "beside 000, section 2.4"
+    where = "beside Wu 2023, section 2.4"
     sizes = {
-        "tiny": Params(Study(samples=600, tested=300, batch=100), (64, 128, 256), seeds=1),
-        "laptop": Params(Study("cifar10", samples=4000, tested=1000, epochs=100), (64, 128, 256, 512), seeds=2),
-        "paper": Params(Study("cifar10", True, 20_000, 5000, epochs=200), (64, 128, 256, 512, 1024), seeds=5),
+        "tiny": Params(study=Patching(samples=600, tested=300, batch=100), atoms=(64, 128, 256), seeds=1),
+        "laptop": Params(study=Patching("cifar10", samples=4000, tested=1000, epochs=100), atoms=(64, 128, 256, 512), seeds=2),
+        "paper": Params(study=Patching("cifar10", True, 20_000, 5000, epochs=200), atoms=(64, 128, 256, 512, 1024), seeds=5),
     }
     departs = (
         "Not in the source, which has planted signals alone. At tiny size whole digits of scikit-learn are the patches; they "
         "also stand for CIFAR-10 below paper size where its files are not there. The learning rate is 0.003."
     )
     claims = (
-        Claim(
-            "noisy patches, most atoms: masking's error on hidden pixels over the baseline's",
-            ratio(NOISY),
-            rule="at most",
-            expected=1.0,
-        ),
-        Claim(
-            "clean patches, most atoms: masking's error on hidden pixels over the baseline's",
-            ratio(CLEAN),
-            rule="at most",
-            expected=1.0,
-        ),
+        at_most(1.0, "noisy patches, most atoms: masking's error on hidden pixels over the baseline's", ratio(NOISY)),
+        at_most(1.0, "clean patches, most atoms: masking's error on hidden pixels over the baseline's", ratio(CLEAN)),
         *(
-            Claim(f"{word} patches: lowest error on hidden pixels, as a share of the variance: {method}", best(noise, method))
+            measured(f"{word} patches: lowest error on hidden pixels, as a share of the variance: {method}", best(noise, method))
             for noise, word in ((NOISY, "noisy"), (CLEAN, "clean"))
             for method in METHODS
         ),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for noise in (CLEAN, NOISY):
-            for size in p.sizes:
+            for size in p.atoms:
                 for method in METHODS:
                     for seed in range(p.seeds):
                         yield {"study": asdict(replace(p.study, learned=size, noise=noise)), "method": method, "seed": seed}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        study, method, seed = Study(**job["study"]), job["method"], job["seed"]
-        known, tested, origin = patches(replace(study, learned=Study.learned), seed)
+        study, method, seed = Patching(**job["study"]), job["method"], job["seed"]
+        known, tested, origin = patches(study, seed)
         atoms = learned_by(method, study, known, seed)
         held = hidden_error(tested, atoms, study.sparsity, masks=MASKS, seed=seed)
         seen = hidden_error(known, atoms, study.sparsity, masks=1, seed=seed)
@@ -187,7 +161,7 @@ class Patches(Experiment):
             "train_reconstruction": seen.reconstruction,
         }
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(4.3, 3.5))

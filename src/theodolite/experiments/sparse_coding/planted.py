@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from theodolite.data.generators.dictionaries import Law, planted_dictionary, planted_samples
+from theodolite.experiments import Study, sizes
+from theodolite.experiments.study import Computation
 from theodolite.measures.dictionary import LearningSettings, hidden_error, learn_dictionaries, recovery_error
 from theodolite.measures.dictionary.decoding import Decoder
 from theodolite.measures.dictionary.hidden import Masks
@@ -96,28 +97,33 @@ def planted(setting: Setting, init: Init, seed: int) -> Planted:
     return Planted(true, known, start, signals(min(setting.samples, 500), HELD_OUT))
 
 
-@cache
-def trained(setting: Setting, objective: Objective, runs: tuple[tuple[Init, int], ...]) -> tuple[Row, ...]:
-    """Rows of runs (start and seed of each) that are trained as one fleet, once in a process.
+class Trained(Study):
+    """Dictionaries learned by one objective; the runs of a job (start and seed of each) are trained as one fleet.
 
     `initial` and `final` are recovery errors (cosine); `score` is the squared error per hidden coordinate of held-out
-    signals, `reconstruction` that per coordinate of the signals learned from.
+    signals, `reconstruction` that per coordinate of the signals learned from. Other studies need its jobs; it has none itself.
     """
-    data = [planted(setting, init, seed) for init, seed in runs]
-    found = learn_dictionaries(
-        torch.stack([each.signals for each in data]),
-        torch.stack([each.start for each in data]),
-        setting.learning(objective),
-        epochs=setting.epochs,
-        seeds=[seed for _, seed in runs],
-    )
-    rows = []
-    for (init, seed), each, components, losses in zip(runs, data, found.components, found.losses.T.tolist(), strict=True):
-        decoding: dict[str, Any] = {"decoder": setting.decoder, "penalty": setting.penalty, "seed": seed}
-        held = hidden_error(each.held_out, components, setting.sparsity, masks=SCORE_MASKS, **decoding)
-        seen = hidden_error(each.signals, components, setting.sparsity, masks=1, **decoding)
-        rows.append(
-            {
+
+    sizes = sizes(tiny={}, laptop={}, paper={})
+
+    def jobs(self, p: Any) -> list[dict[str, Any]]:
+        return []
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        setting, objective, runs = Setting(**job["setting"]), job["objective"], job["runs"]
+        data = [planted(setting, init, seed) for init, seed in runs]
+        found = learn_dictionaries(
+            torch.stack([each.signals for each in data]),
+            torch.stack([each.start for each in data]),
+            setting.learning(objective),
+            epochs=setting.epochs,
+            seeds=[seed for _, seed in runs],
+        )
+        for (init, seed), each, components, losses in zip(runs, data, found.components, found.losses.T.tolist(), strict=True):
+            decoding: dict[str, Any] = {"decoder": setting.decoder, "penalty": setting.penalty, "seed": seed}
+            held = hidden_error(each.held_out, components, setting.sparsity, masks=SCORE_MASKS, **decoding)
+            seen = hidden_error(each.signals, components, setting.sparsity, masks=1, **decoding)
+            yield {
                 "init": init,
                 "objective": objective,
                 "seed": seed,
@@ -128,15 +134,19 @@ def trained(setting: Setting, objective: Objective, runs: tuple[tuple[Init, int]
                 "first_loss": losses[0],
                 "last_loss": losses[-1],
             }
-        )
-    return tuple(rows)
+
+
+class OnTrained(Study):
+    """Parent of studies whose jobs may look at a fleet: those that carry `runs` get its rows as the second argument of `run`."""
+
+    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
+        return [Trained().job(**{name: job[name] for name in FLEET})] if "runs" in job else []
+
+
+#: What a fleet is known by.
+FLEET = ("setting", "objective", "runs", "seed")
 
 
 def job_of(setting: Setting, objective: Objective, runs: tuple[tuple[Init, int], ...], **marks: Any) -> dict[str, Any]:
     """A fleet as plain values; `marks` go into its rows."""
     return {"setting": asdict(setting), "objective": objective, "runs": [list(run) for run in runs], "seed": runs[0][1], **marks}
-
-
-def rows_of(job: Mapping[str, Any]) -> tuple[Row, ...]:
-    """What `trained` finds for a job."""
-    return trained(Setting(**job["setting"]), job["objective"], tuple((init, seed) for init, seed in job["runs"]))

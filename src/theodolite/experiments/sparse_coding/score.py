@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
+from theodolite.experiments import Experiment, Params, at_least, at_most, equal, measured
+from theodolite.experiments.claims import Measure
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.baselines import TINY_FLEET
-from theodolite.experiments.sparse_coding.overrealization import FULL, TINY
-from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, Setting, job_of, planted, rows_of
-from theodolite.experiments.sparse_coding.recovery_figures import NAMES, STARTS, least, mean_of
-from theodolite.experiments.stability.laws import Measure, chosen
+from theodolite.experiments.sparse_coding.planted import OBJECTIVES, OnTrained, Setting, job_of, planted
+from theodolite.experiments.sparse_coding.recovery import FULL, NAMES, STARTS, TINY, least, mean_of
 from theodolite.measures.dictionary import choose_dictionary
 from theodolite.results import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Params:
-    """Runs of both objectives with p' = n, and a search over sizes and sparsities on signals of less noise."""
-
-    setting: Setting
-    fleets: tuple[tuple[tuple[Init, int], ...], ...]
-    search: Setting
-    sizes: tuple[int, ...]
-    sparsities: tuple[int, ...]
 
 
 def advantage(column: str) -> Callable[[list[Row]], list[float]]:
@@ -73,7 +58,7 @@ def extreme(rows: list[Row]) -> bool:
     return all(best[name] == max(row[name] for row in table) for name in ("n_components", "sparsity"))
 
 
-class Score(Experiment):
+class Score(OnTrained, Experiment):
     """A score without ground truth: the error of hidden coordinates prefers the dictionary nearer the truth.
 
     On held-out signals the masked dictionary predicts hidden coordinates better, although the baseline rebuilds its own
@@ -82,28 +67,28 @@ class Score(Experiment):
     """
 
     id = "sparse-coding/score"
-    source = "beside 000, Figure 2.1 at p' = n"
+    where = "beside Wu 2023, Figure 2.1 at p' = n"
     sizes = {
         "tiny": Params(
-            replace(TINY, learned=FULL * TINY.atoms),
-            (TINY_FLEET,),
-            Setting(dim=32, atoms=40, sparsity=3, noise=0.06, samples=500, batch=100, epochs=40, learning_rate=1e-2),
-            (20, 40, 80),
-            (1, 2, 3, 4),
+            setting=replace(TINY, learned=FULL * TINY.atoms),
+            fleets=(TINY_FLEET,),
+            search=Setting(dim=32, atoms=40, sparsity=3, noise=0.06, samples=500, batch=100, epochs=40, learning_rate=1e-2),
+            atoms=(20, 40, 80),
+            sparsities=(1, 2, 3, 4),
         ),
         "laptop": Params(
-            Setting(),
-            tuple(((init, 0),) for init in ("samples", "local")),
-            Setting(noise=0.03, samples=4000, epochs=100, learning_rate=1e-2),
-            (100, 200, 400),
-            (3, 4, 5, 6, 8),
+            setting=Setting(),
+            fleets=tuple(((init, 0),) for init in ("samples", "local")),
+            search=Setting(noise=0.03, samples=4000, epochs=100, learning_rate=1e-2),
+            atoms=(100, 200, 400),
+            sparsities=(3, 4, 5, 6, 8),
         ),
         "paper": Params(
-            Setting(),
-            tuple(((init, seed),) for init in ("samples", "local") for seed in range(5)),
-            Setting(noise=0.03, samples=4000, epochs=200, learning_rate=1e-2),
-            (100, 150, 200, 300, 400, 800),
-            (3, 4, 5, 6, 7, 8),
+            setting=Setting(),
+            fleets=tuple(((init, seed),) for init in ("samples", "local") for seed in range(5)),
+            search=Setting(noise=0.03, samples=4000, epochs=200, learning_rate=1e-2),
+            atoms=(100, 150, 200, 300, 400, 800),
+            sparsities=(3, 4, 5, 6, 7, 8),
         ),
     }
     departs = (
@@ -111,35 +96,37 @@ class Score(Experiment):
         "learning rate. At tiny size 100 atoms in 50 dimensions and 100 passes; the search has 40 atoms in 32 dimensions."
     )
     claims = (
-        Claim(
+        at_most(
+            0.0,
             "held-out hidden coordinates prefer the masked dictionary (score over the baseline's, less 1; larger of the starts)",
             most("score"),
-            rule="at most",
-            expected=0.0,
-            reported=Reported("lower", "000, section 2.3", read_from="theory"),
+            says="lower",
+            where="Wu 2023, section 2.3",
+            read_from="theory",
         ),
-        Claim(
+        at_least(
+            0.0,
             "reconstruction of the training signals prefers the baseline (masked over baseline, less 1; smaller of the starts)",
             fewest("reconstruction"),
-            rule="at least",
-            expected=0.0,
-            reported=Reported("higher", "000, section 2.3", read_from="theory"),
+            says="higher",
+            where="Wu 2023, section 2.3",
+            read_from="theory",
         ),
-        Claim("reconstruction wants most atoms and most per signal", extreme, expected=True),
-        Claim("atoms with the lowest score, over the true number", preferred("n_components", "hidden_error")),
-        Claim("atoms per signal with the lowest score, less the true number", preferred("sparsity", "hidden_error")),
+        equal(True, "reconstruction wants most atoms and most per signal", extreme),
+        measured("atoms with the lowest score, over the true number", preferred("n_components", "hidden_error")),
+        measured("atoms per signal with the lowest score, less the true number", preferred("sparsity", "hidden_error")),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for runs in p.fleets:
             for objective in OBJECTIVES:
                 yield job_of(p.setting, objective, runs, part="objectives")
-        for size in p.sizes:
+        for size in p.atoms:
             yield {"part": "search", "setting": asdict(p.search), "atoms": size, "sparsities": list(p.sparsities), "seed": 0}
 
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+    def run(self, job: Mapping[str, Any], *trained: list[Row]) -> Iterator[Row]:
         if job["part"] == "objectives":
-            yield from ({"part": job["part"], **row} for row in rows_of(job))
+            yield from ({"part": job["part"], **row} for row in trained[0])
             return
         setting = Setting(**job["setting"])
         signals = planted(setting, "samples", job["seed"]).signals
@@ -155,7 +142,7 @@ class Score(Experiment):
         for row in found.rows():
             yield {"part": job["part"], "atoms": setting.atoms, "true_sparsity": setting.sparsity, **row}
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(4.2, 3.4))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from theodolite import data
-from theodolite.data import MissingDataError
 from theodolite.data.generators import gaussian_classes, gaussian_mixture
-from theodolite.experiments.lab.datasets import Source
+from theodolite.experiments.lab.datasets import Source, load_or
 from theodolite.measures.stability.study import make_bench
 from theodolite.measures.stability.training_pairs import Bench, Recipe
 from theodolite.models import fcn, resnet20
@@ -119,7 +118,6 @@ class Task:
     origin: str
 
 
-@lru_cache(maxsize=4)
 def task_of(name: str, source: Source, tested: int, binary: bool) -> Task:
     """Pixels over 255 and nothing else; the test pool is a choice of `tested` examples made once.
 
@@ -136,16 +134,21 @@ Pool = tuple[Tensor, Tensor]
 
 
 def _examples(name: str, source: Source, tested: int, binary: bool) -> tuple[Pool, Pool, str]:
-    if name not in ("two classes", "ten classes"):
-        try:
-            found = data.load(name).scaled()
-            train, test = ((x, labels(y, binary)) for x, y in ((found.x_train, found.y_train), (found.x_test, found.y_test)))
-            return train, test, "digits of scikit-learn" if name == "digits" else name
-        except MissingDataError:
-            if source == "files":
-                raise
-            if name in PHOTOGRAPHS:
-                return _examples("digits", source, tested, binary)
+    if name in ("two classes", "ten classes"):
+        return _generated(tested, binary)
+
+    def from_files() -> tuple[Pool, Pool, str]:
+        found = data.load(name).scaled()
+        train, test = ((x, labels(y, binary)) for x, y in ((found.x_train, found.y_train), (found.x_test, found.y_test)))
+        return train, test, "digits of scikit-learn" if name == "digits" else name
+
+    def stand_in() -> tuple[Pool, Pool, str]:
+        return _examples("digits", source, tested, binary) if name in PHOTOGRAPHS else _generated(tested, binary)
+
+    return load_or(from_files, stand_in, source)
+
+
+def _generated(tested: int, binary: bool) -> tuple[Pool, Pool, str]:
     count = GENERATED + tested
     if binary:
         two = gaussian_classes(count)

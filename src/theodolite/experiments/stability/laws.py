@@ -6,22 +6,13 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from theodolite.experiments.query import Measured
+from theodolite.experiments.claims import Measure
+from theodolite.experiments.query import Measured, chosen
 from theodolite.measures.stability import Explanation, PowerFit, explains, fit_power_law
 from theodolite.results import Row
 
-Measure = Callable[[list[Row]], Any]
-
 #: Sizes from which an exponent is read.
 LEAST = 3
-
-
-def chosen(rows: list[Row], **where: Any) -> list[Row]:
-    """Rows with these values; there must be some."""
-    found = [row for row in rows if all(row[name] == value for name, value in where.items())]
-    if not found:
-        raise ValueError(f"no rows with {', '.join(f'{name} = {value}' for name, value in where.items())}")
-    return found
 
 
 def law(rows: list[Row], quantity: str, **where: Any) -> PowerFit:
@@ -64,7 +55,7 @@ def difference(first: str, second: str, **where: Any) -> Measure:
 
 
 def delta(**where: Any) -> Measure:
-    """Δb, the exponent of stability less that of the gap, with half its interval."""
+    """Δb, the exponent of stability minus that of the gap, with half its interval."""
 
     def measure(rows: list[Row]) -> Measured:
         found = reading(rows, **where)
@@ -106,7 +97,7 @@ def unexplained(threshold: float, **where: Any) -> Measure:
 
 
 def gain(first: str, second: str, **where: Any) -> Measure:
-    """The exponent of one quantity less that of another, median of the seed-trials."""
+    """The exponent of one quantity minus that of another, median of the seed-trials."""
     return lambda rows: median(
         law(rows, first, trial=t, **where).b - law(rows, second, trial=t, **where).b for t in trials_of(rows)
     )

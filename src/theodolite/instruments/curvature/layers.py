@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from theodolite.instruments.base import Instrument, SurveyContext, Work, listed
+from theodolite.instruments.base import Instrument, SurveyContext, Work
 from theodolite.instruments.curvature.spectrum import basis_bytes
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.audit import BatchAudit
 from theodolite.measures.hessian import StructureReport, hessian_structure
 from theodolite.operators.kronecker import affine_layers
 from theodolite.results import Finding, ResultMapping, Row, Severity, number
+from theodolite.text import listed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,7 +165,7 @@ class Structure(Instrument):
         bad = [row["layer"] for row in rows if row["decoupling_error"] > DOUBTFUL]
         mean = sum(row["decoupling_error"] for row in rows) / len(rows)
         text = f"Two small factors explain the curvature of {len(good)} of {len(rows)} layers (mean decoupling error {mean:.2g})"
-        text += f", but not that of {listed(bad)}." if bad else "."
+        text += f", but not that of {listed(bad, 4)}." if bad else "."
         advice = "Where they do, a Kronecker preconditioner (K-FAC, Shampoo) fits; elsewhere it would mislead." if bad else ""
         # A quotient of two norms, each an eigenvalue known to its residual; that of the difference is below the tolerance.
         worst = max(row["residual"] / max(abs(row["sharpness"]), 1e-30) for row in rows)
@@ -179,7 +180,7 @@ class Structure(Instrument):
         normalised = [row["layer"] for row in inner if row["squared_dot"] < 0.3 and row["ratio"] < 2]
         if normalised:
             text = (
-                f"The inputs of {listed(normalised)} have no dominant direction, as normalisation makes "
+                f"The inputs of {listed(normalised, 4)} have no dominant direction, as normalisation makes "
                 "them: no rank-one outliers there."
             )
             value = float(len(normalised))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from theodolite.instruments.base import Instrument, SurveyContext, Work, listed
+from theodolite.instruments.base import Instrument, SurveyContext, Work
 from theodolite.measures.audit import ParameterAudit, audit_parameters
 from theodolite.results import Finding, Severity
+from theodolite.text import listed
 
 
 class Parameters(Instrument):
@@ -59,7 +60,7 @@ class Parameters(Instrument):
         return [
             self.found(
                 Severity.NOTE,
-                f"{100 * share:.3g} % of the parameters are frozen ({listed(result.frozen)}); the survey measures the others.",
+                f"{100 * share:.3g} % of the parameters are frozen ({listed(result.frozen, 4)}); the survey measures the others.",
                 label="frozen parameters",
                 quantity="share of parameters frozen",
                 value=share,
@@ -121,7 +122,7 @@ class Parameters(Instrument):
     def _unreached(self, result: ParameterAudit) -> list[Finding]:
         if not result.unreached:
             return []
-        text = f"The output does not depend on {listed(result.unreached)} at all."
+        text = f"The output does not depend on {listed(result.unreached, 4)} at all."
         advice = "Remove them or connect them; distributed training stumbles over such parameters."
         return [self.found(Severity.WARNING, text, label="unused parameters", advice=advice, value=float(len(result.unreached)))]
 
@@ -132,7 +133,7 @@ class Parameters(Instrument):
         ]
         if result.waiting:
             text = (
-                f"No gradient reaches {listed(result.waiting)} yet, because {listed(result.waiting_for)} "
+                f"No gradient reaches {listed(result.waiting, 4)} yet, because {listed(result.waiting_for, 4)} "
                 f"{'is' if len(result.waiting_for) == 1 else 'are'} zero; that begins after the first step."
             )
             found.append(self.found(Severity.NOTE, text, label="zero initialisation", value=float(len(result.waiting))))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from theodolite.errors import BatchCoupledError, TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work, listed
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.instruments.subset import of_samples, subset
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
 from theodolite.measures.features.gradients import QUANTITY
@@ -22,6 +22,7 @@ from theodolite.problem import Problem
 from theodolite.problem.activations import recorded_calls
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
+from theodolite.text import listed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -172,7 +173,7 @@ class Features(Instrument):
         if not unused:
             return []
         what = "inputs" if result.report.at is None else f"features of {result.report.at}"
-        names = listed([*map(str, unused)])
+        names = listed([*map(str, unused)], 4)
         text = f"{len(unused)} of {result.report.dim} {what} have no effect on any output, at any sample: {names}."
         advice = (
             "All weights on them are zero, or every unit that reads them is shut. Expected where columns were masked or pruned; "

@@ -21,6 +21,7 @@ from theodolite.operators import LinearOperator, tangent_kernel_operator
 from theodolite.operators.algebra import DenseOperator
 from theodolite.problem import Problem
 from theodolite.results import Cost, Finding, Result, Row, Severity, number
+from theodolite.text import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +113,7 @@ class KernelReport(Result):
         return [{"quantity": name, "value": value, "error": error} for name, value, error in table]
 
     def sentence(self) -> str:
-        what = f"{self.where}, {self.outputs} output{'s' if self.outputs > 1 else ''} each"
+        what = f"{self.where}, {plural(self.outputs, 'output')} each"
         found = f"The tangent kernel on {what}, has largest eigenvalue {number(self.largest, self.resolution)}"
         if not self.formed:
             return f"{found}; it was known by its products only, so there is no smallest one."

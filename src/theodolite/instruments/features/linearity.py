@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work, listed
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.instruments.subset import moving_subset, of_samples, outputs_of, subset, unfit
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate
 from theodolite.measures.dynamics.weight_linearity import LOOKS, OUTPUTS, RADII, TRUSTED, WeightLinearity, weight_linearity
 from theodolite.results import Finding, Row, Severity, number
+from theodolite.text import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -141,7 +142,7 @@ class Linearity(Instrument):
             return []
         several = len(narrow.bottlenecks) > 1
         text = (
-            f"The units of {listed(narrow.bottlenecks)} read few inputs, {'at least ' if several else ''}{narrow.width}, far "
+            f"The units of {listed(narrow.bottlenecks, 4)} read few inputs, {'at least ' if several else ''}{narrow.width}, far "
             "below the other layers: however wide the rest, such a layer keeps the model from becoming linear."
         )
         advice = (

@@ -20,6 +20,7 @@ from theodolite.problem import Batch, Problem
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Finding, Row, Severity
+from theodolite.text import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,7 +116,7 @@ def _bulk(probe: AnchorProbe, i: int) -> str:
     """The bulk partition function in words."""
     most = "the most probable word" if probe.top[i] == 1 else f"the {probe.top[i]} most probable words"
     removed = [f"{most} of each context"] * bool(probe.top[i])
-    removed += [f"{probe.excluded} excluded word{'s' if probe.excluded != 1 else ''}"] * bool(probe.excluded)
+    removed += [plural(probe.excluded, "excluded word")] * bool(probe.excluded)
     return f"bulk partition function (without {' and '.join(removed)})" if removed else "partition function"
 
 
@@ -282,7 +283,7 @@ class Anchors(Instrument):
         return anchor_findings(result)
 
     def figure(self, results: Mapping[str, Any]) -> Figure:
-        from theodolite.plots.anchor_probe import plot_anchor_probe
+        from theodolite.plots.anchors import plot_anchor_probe
 
         return plot_anchor_probe(results[self.name])
 

@@ -69,7 +69,7 @@ class Rate(Instrument):
             context.problem,
             optimizer=context.optimizer,
             operator=context.hessian,
-            start=pairs.vectors[:, :1] if plain and isinstance(pairs, Eigenpairs) else None,
+            start=pairs.most_extreme(1) if plain and isinstance(pairs, Eigenpairs) else None,
             population=context.population if self._sampling(context, effort) else None,
             max_matvecs=context.affordable(600),
             seed=context.seed,

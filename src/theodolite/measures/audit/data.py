@@ -18,13 +18,15 @@ from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import IGNORED
 from theodolite.results import Cost, Outcome, Result, Row
 
+# Rows of a matrix that are the same.
 
-def equal_rows(matrix: Tensor, tolerance: float = 1e-6) -> list[list[int]]:
+
+def duplicate_rows(matrix: Tensor, tolerance: float = 1e-6) -> list[list[int]]:
     """Groups of rows that agree to a relative `tolerance`, each with at least two members.
 
     Rows are sorted by a random projection, so that equal ones become neighbours, and neighbours are compared in full.
 
-    >>> equal_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]))
+    >>> duplicate_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]))
     [[0, 2]]
     """
     rows = matrix.detach().double().flatten(1)

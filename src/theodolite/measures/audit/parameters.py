@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from theodolite.measures.audit.data import equal_rows
+from theodolite.measures.audit.data import duplicate_rows
 from theodolite.problem import Problem
 from theodolite.problem.parameters import Layer, clean_names
 from theodolite.results import Cost, Outcome, Result, Row
@@ -164,13 +164,13 @@ def _layer_row(problem: Problem, layer: Layer, reach: list[Tensor | None]) -> Ro
             alive = alive | r.to(alive.device)
     biases = [parameters[i].detach()[:, None].to(weight) for i in vectors]
     with_bias = torch.cat([weight.detach().reshape(len(weight), -1), *biases], dim=1)
-    twins = [group for group in equal_rows(with_bias) if bool(with_bias[group[0]].any())] if len(weight) > 1 else []
+    duplicates = [group for group in duplicate_rows(with_bias) if bool(with_bias[group[0]].any())] if len(weight) > 1 else []
     silent = int((~seen.transpose(0, 1).flatten(1).any(1)).sum()) if weight.ndim == 2 and bool(alive.any()) else 0
     return {
         **row,
         "units": weight.shape[0],
         "dead": int((~alive).sum()),
-        "duplicated": sum(len(group) - 1 for group in twins),
+        "duplicated": sum(len(group) - 1 for group in duplicates),
         "silent_inputs": silent,
     }
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from theodolite.arguments import either
 from theodolite.errors import NumericalWarning
 from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes, pursue_runs
 
@@ -18,8 +19,7 @@ _PART, _LOOK = 1 << 18, 5
 
 
 def check_decoder(decoder: str, penalty: float) -> None:
-    if decoder not in get_args(Decoder):
-        raise ValueError(f"decoder must be 'omp' or 'lasso'. Got {decoder!r}.")
+    either("decoder", decoder, get_args(Decoder))
     if not penalty > 0:
         raise ValueError(f"penalty must be positive. Got {penalty}.")
 

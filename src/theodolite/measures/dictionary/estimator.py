@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from theodolite.arguments import either, integer
 from theodolite.measures.dictionary.decoding import Decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import HiddenError, Masks, check_hidden, hidden_count, hidden_error
 from theodolite.measures.dictionary.learning import (
@@ -24,9 +25,8 @@ from theodolite.measures.dictionary.learning import (
     learn_batch,
     learn_dictionaries,
     start_seeds,
-    whole_number,
 )
-from theodolite.measures.dictionary.matching_pursuit import Selection
+from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection
 from theodolite.progress import counting
 from theodolite.results import Outcome, Result, Row
 
@@ -128,7 +128,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         signals, observed = self._read(X, reset=not going_on)
         self._refuse_empty(observed)
         settings = self._settings(signals.shape[1])
-        whole_number("max_iter", self.max_iter)
+        integer("max_iter", self.max_iter, least=1, wanted=FROM_ONE)
         if going_on:
             self._check_shape(signals.shape[1])
         else:
@@ -218,8 +218,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def _read(self, X: Any, *, reset: bool) -> tuple[Tensor, Tensor | None]:
         """Signals with zeros where missing, and what is there (None: everything)."""
-        if self.missing not in ("error", "mask"):
-            raise ValueError(f"missing must be 'error' or 'mask'. Got {self.missing!r}.")
+        either("missing", self.missing, ("error", "mask"))
         finite: Any = "allow-nan" if self.missing == "mask" else True
         try:
             array = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=finite)
@@ -267,13 +266,11 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def _count(self, dim: int) -> int:
         atoms = dim if self.n_components is None else self.n_components
-        if isinstance(atoms, bool) or not isinstance(atoms, (int, np.integer)) or atoms < 1:
-            raise ValueError(f"n_components must be a whole number from 1 on, or None. Got {atoms!r}.")
-        return int(atoms)
+        return integer("n_components", atoms, least=1, wanted=f"{FROM_ONE}, or None")
 
     def _begin(self, signals: Tensor) -> None:
         dim = signals.shape[1]
-        whole_number("n_init", self.n_init)
+        integer("n_init", self.n_init, least=1, wanted=FROM_ONE)
         settings = self._settings(dim)
         settings.check(len(signals), dim, self._count(dim))
         if self.n_init > 1:

@@ -11,10 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from theodolite.arguments import choice
 from theodolite.measures.dictionary.arrays import Array, as_pair
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.matching_pursuit import Selection
 from theodolite.results import Outcome, Result, Row
+
+# Which coordinates are hidden in a step of learning: a random set, blocks in turn, or a set of its own for each sample.
+
 
 Masks = Literal["batch", "sample", "cycle"]
 
@@ -36,8 +40,7 @@ def hidden_count(dim: int, hidden_fraction: float) -> int:
 
 
 def check_masks(masks: str) -> None:
-    if masks not in get_args(Masks):
-        raise ValueError(f"masks must be one of {', '.join(map(repr, get_args(Masks)))}. Got {masks!r}.")
+    choice("masks", masks, get_args(Masks))
 
 
 def visible_masks(dim: int, hidden: int, *, masks: Masks, batch: int, step: int, seeds: Sequence[int]) -> Tensor:

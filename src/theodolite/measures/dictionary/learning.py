@@ -1,8 +1,11 @@
-"""Learning dictionaries: decode, compare with the data, step, bring atoms back to unit length; several runs as one program."""
+"""Learning dictionaries: decode, compare with the data, step, bring atoms back to unit length; several runs as one program.
+
+The masked objective decodes each signal from its visible coordinates and is charged on hidden ones only, where the noise
+knows nothing of the code. The plain one decodes from, and is charged on, all of them.
+"""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +16,17 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from theodolite.arguments import either, integer, positive
 from theodolite.measures.dictionary.arrays import as_real, unit_rows
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import Masks, check_masks, hidden_count, visible_masks
-from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes
+from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection, SparseCodes
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
-from theodolite.training.interrupts import deferred_interrupt
+from theodolite.training.interruption import deferred_interrupt
+
+# Where learning starts: atoms taken from samples, random ones, or given ones.
+
 
 Start = Literal["samples", "random"]
 
@@ -57,10 +64,7 @@ def initial_dictionary(signals: Tensor, atoms: int, init: Any = "samples", *, se
     return start
 
 
-# Learning dictionaries: decode, compare with the data, step, bring atoms back to unit length; several runs as one program.
-#
-# The masked objective decodes each signal from its visible coordinates and is charged on hidden ones only, where the noise
-# knows nothing of the code. The plain one decodes from, and is charged on, all of them.
+# The steps of learning.
 
 
 Objective = Literal["masked", "reconstruction"]
@@ -88,24 +92,20 @@ class LearningSettings:
 
     def check(self, samples: int, dim: int, atoms: int) -> None:
         """Refuse what cannot be learned with, saying why."""
-        if self.objective not in get_args(Objective):
-            raise ValueError(f"objective must be 'masked' or 'reconstruction'. Got {self.objective!r}.")
-        if self.optimizer not in get_args(Optimizer):
-            raise ValueError(f"optimizer must be 'adam' or 'sgd'. Got {self.optimizer!r}.")
+        either("objective", self.objective, get_args(Objective))
+        either("optimizer", self.optimizer, get_args(Optimizer))
         visible = dim - hidden_count(dim, self.hidden_fraction) if self.objective == "masked" else dim
-        whole_number("batch_size", self.batch_size)
-        whole_number("sparsity", self.sparsity)
+        integer("batch_size", self.batch_size, least=1, wanted=FROM_ONE)
+        integer("sparsity", self.sparsity, least=1, wanted=FROM_ONE)
         if self.decoder == "omp" and self.sparsity > min(atoms, visible):
             raise ValueError(
                 f"sparsity must be at most {min(atoms, visible)}: there are {atoms} atoms and {visible} visible coordinates. "
                 f"Got {self.sparsity}."
             )
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"learning_rate must be a positive number. Got {self.learning_rate}.")
+        positive("learning_rate", self.learning_rate)
         check_masks(self.masks)
         check_decoder(self.decoder, self.penalty)
-        if self.selection not in get_args(Selection):
-            raise ValueError(f"selection must be 'raw' or 'normalized'. Got {self.selection!r}.")
+        either("selection", self.selection, get_args(Selection))
         if samples < 1:
             raise ValueError("There are no samples to learn from.")
 
@@ -326,9 +326,3 @@ def _signals(signals: Tensor, observed: Tensor | None, like: Tensor, seeds: Sequ
         return Y, None
     known = observed.expand(shape)
     return torch.where(known, Y, 0.0), known
-
-
-def whole_number(name: str, value: Any) -> None:
-    """Refuse what is not 1, 2, 3, ..."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} must be a whole number from 1 on. Got {value!r}.")

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from theodolite.arguments import choice
 from theodolite.measures.dictionary.arrays import Array, as_pair, as_visible, unit_rows
 from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes, pursue
 from theodolite.measures.dictionary.structure import all_supports
@@ -207,8 +208,7 @@ def _rebuilt(
     selection: Selection = "raw",
 ) -> Tensor:
     """Signals (n, d) as the dictionary (p, d) rebuilds them from k-sparse codes of their visible coordinates."""
-    if decoder not in get_args(Decoder):
-        raise ValueError(f"decoder must be one of {', '.join(map(repr, get_args(Decoder)))}. Got {decoder!r}.")
+    choice("decoder", decoder, get_args(Decoder))
     if decoder == "exhaustive":
         return exhaustive_search(signals, dictionary, k, visible=visible).reconstruct(dictionary)
     return pursue(signals, dictionary, k, visible=visible, selection=selection).reconstruct(dictionary)

@@ -15,7 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from theodolite.arguments import either, integer
 from theodolite.measures.dictionary.arrays import as_real, as_visible
+
+#: What counts of things must be.
+FROM_ONE = "a whole number from 1 on"
 
 Selection = Literal["raw", "normalized"]
 
@@ -257,12 +261,10 @@ def _chunks(n: int, per_signal: int) -> Iterator[slice]:
 
 
 def _check_settings(k: int, D: Tensor, selection: str, tolerance: float | None) -> None:
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise ValueError(f"k must be a whole number from 1 on. Got {k!r}.")
+    integer("k", k, least=1, wanted=FROM_ONE)
     if k > len(D):
         raise ValueError(f"k must be at most the number of atoms, {len(D)}. Got {k}.")
-    if selection not in get_args(Selection):
-        raise ValueError(f"selection must be 'raw' or 'normalized'. Got {selection!r}.")
+    either("selection", selection, get_args(Selection))
     if tolerance is not None and not tolerance >= 0:
         raise ValueError(f"tolerance must be at least 0. Got {tolerance}.")
 

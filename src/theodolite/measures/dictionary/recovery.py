@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from theodolite.arguments import choice
 from theodolite.measures.dictionary.arrays import Array, as_pair, unit_rows
 from theodolite.results import Outcome, Result, Row
 
@@ -68,8 +69,7 @@ def recovery_error(true: Array, learned: Array, metric: Metric = "cosine", *, si
     >>> recovery_error(torch.eye(2), -torch.eye(2), "euclidean", signed=True)    # the nearest is a right angle away
     2.0
     """
-    if metric not in get_args(Metric):
-        raise ValueError(f"metric must be one of {', '.join(map(repr, get_args(Metric)))}. Got {metric!r}.")
+    choice("metric", metric, get_args(Metric))
     a, b = (part.double() for part in as_pair("true", true, "learned", learned))
     if metric == "cosine":
         cosine = _most_alike(unit_rows(a), unit_rows(b), signed)[1]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from theodolite.arguments import also_called
 from theodolite.errors import BatchCoupledError
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.spikes import Proportion
@@ -76,6 +77,7 @@ class BatchCriticalRates(Result):
         return f"{spread}; the rate {self.rate:.4g} exceeds that of {share} of the batches."
 
 
+@also_called(matrix="by")
 def batch_critical_rates(
     problem: Problem,
     *,
@@ -97,7 +99,8 @@ def batch_critical_rates(
     batch_size : None means the size of the problem's own batches, where it has several.
     batches : how many are drawn, each without replacement.
     own : measure the problem's own batches as they are instead, `batches` of them at most, chosen at random.
-    by : "kernel", "gauss_newton" or "hessian"; None takes the kernel where that is possible and the Gauss-Newton matrix else.
+    by : (or `matrix`) "kernel", "gauss_newton" or "hessian"; None takes the kernel where that is possible and the Gauss-Newton
+        matrix elsewhere.
 
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
     >>> x = torch.tensor([[1.0], [1.0], [1.0], [2.0]]).double()

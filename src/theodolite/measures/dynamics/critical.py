@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from theodolite.arguments import also_called, choice
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.dynamics.trials import run_trial
@@ -104,6 +105,7 @@ class CriticalRate(Result):
         return f" Theory for wide models: it still converges up to {self.window[1]:.3g}; trial=True measures it."
 
 
+@also_called(matrix="by")
 def critical_learning_rate(
     problem: Problem,
     *,
@@ -125,8 +127,9 @@ def critical_learning_rate(
 
     Parameters
     ----------
-    by : the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel and c the
-        curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of it.
+    by : (or `matrix`) the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel
+        and c the curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of
+        it.
     optimizer : the optimizer as it stands; None means plain gradient descent.
     trial : look for rates above the edge at which training still converges, by short runs on a copy, unless the loss is
         quadratic.
@@ -142,8 +145,7 @@ def critical_learning_rate(
     (0.222222, (), '2/λ')
     """
     require_problem(problem, "critical_learning_rate")
-    if by not in (*_ROUTES, "kernel"):
-        raise ValueError(f"by must be one of {', '.join(map(repr, (*_ROUTES, 'kernel')))}. Got {by!r}.")
+    choice("by", by, (*_ROUTES, "kernel"))
     began = time.perf_counter()
     law = stability_law(optimizer, problem)
     op, rule = _edge(problem, by, law, operator)

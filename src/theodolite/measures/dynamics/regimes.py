@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
+from theodolite.arguments import also_called
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
 from theodolite.measures.dynamics.trials import BLOWN_UP, run_trial
 from theodolite.problem import Problem
@@ -104,9 +105,6 @@ def _read(trace: Trace | Iterable[float], kernel: Iterable[float | None] | None)
     return losses, [float(value) for value in column if value is not None] if column is not None else []
 
 
-# What a training run at a given learning rate will do: settle, catapult, or diverge.
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Regime(Result):
     """What to expect at a learning rate: `regime` is one of
@@ -134,6 +132,7 @@ class Regime(Result):
         return f"A learning rate of {self.rate:.4g} is {times}: {self.regime}."
 
 
+@also_called(lr="rate")
 def expected_regime(
     problem: Problem,
     rate: float,

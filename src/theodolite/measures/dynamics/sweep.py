@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from theodolite.arguments import also_called
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import By, critical_learning_rate
 from theodolite.measures.dynamics.regimes import BLOWN_UP_QUADRATIC, Word, classify_run
@@ -71,6 +72,7 @@ def _span(ratios: list[float]) -> str:
     return f"at {ratios[0]:.3g}" if len(set(ratios)) == 1 else f"from {min(ratios):.3g} to {max(ratios):.3g}"
 
 
+@also_called(matrix="by")
 def catapult_sweep(
     problem: Problem,
     rates: Sequence[float] | None = None,
@@ -97,7 +99,8 @@ def catapult_sweep(
     seeds : how many initialisations, or which; seed 0 is the model as it is, others draw its layers' weights anew, and
         `factory` (seed -> model) replaces all of them.
     test : (inputs, targets) for the best test loss and accuracy, looked at every `every` steps.
-    by : how the critical rate is measured; None means by the kernel for a squared loss and by the Hessian otherwise.
+    by : (or `matrix`) how the critical rate is measured; None means by the kernel for a squared loss and by the Hessian
+        otherwise.
     twins : replaces how a kind of model is made from the network, for instance {"quadratic": a form of it known in closed form}.
 
     >>> model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)).double()

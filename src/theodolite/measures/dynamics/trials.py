@@ -18,6 +18,9 @@ from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import copy_model
 from theodolite.progress import Advance
 
+# Short training runs on a copy: what would happen at this learning rate?
+
+
 #: A loss this many times the first one has diverged.
 BLOWN_UP = 1e8
 

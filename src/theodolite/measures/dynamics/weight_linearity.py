@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from theodolite.arguments import also_called
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.trials import descend
 from theodolite.measures.kernel.drift import relative_drift
@@ -112,6 +113,7 @@ def _percent(radius: float) -> str:
 # Measuring
 
 
+@also_called(lr="rate")
 def weight_linearity(
     problem: Problem,
     rate: float,

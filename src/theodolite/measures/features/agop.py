@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from theodolite.arguments import choice
 from theodolite.measures.features.gradients import (
     QUANTITY,
     InputGradients,
@@ -242,8 +243,7 @@ def agop_penalty(
     >>> round(penalty.item(), 6), model.weight.grad
     (25.0, tensor([[6., 8.]], dtype=torch.float64))
     """
-    if norm not in _NORMS:
-        raise ValueError(f"norm must be one of {', '.join(map(repr, _NORMS))}. Got {norm!r}.")
+    choice("norm", norm, _NORMS)
     problem = as_source(model_or_problem, inputs, check=False)
     rows, count = _rows(problem, inputs, Settings(at, None, projections, seed))
     if norm in ("trace", "nuclear"):

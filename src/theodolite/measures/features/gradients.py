@@ -13,11 +13,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from theodolite.errors import BatchCoupledError, nearest
+from theodolite.arguments import optional_integer
+from theodolite.errors import BatchCoupledError
 from theodolite.operators.tangent_kernels.tangent_kernel import CHECKED
 from theodolite.problem import Batch, Problem
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.tensors import map_tensors, named_tensors
+from theodolite.text import nearest
+
+# What is differentiated with respect to what: the model behind a `Problem`, its inputs or the value of one of its layers.
+
 
 QUANTITY = "An average gradient outer product"
 
@@ -245,9 +250,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "projections"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, or None. Got {value!r}.")
+            optional_integer(name, getattr(self, name), least=1, wanted="a whole number of at least 1, or None")
 
     def passes(self, outputs: int) -> int:
         """Backward passes for so many outputs."""

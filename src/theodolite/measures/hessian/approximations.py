@@ -12,12 +12,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import either
 from theodolite.operators.kronecker import LayerPass, affine_layers, visit_batches
 from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT
 from theodolite.problem import Problem, match_layers
 from theodolite.problem.activations import Capture, capturing
 from theodolite.results import Cost, Outcome, Result, Row
+
+# The sharp output directions of a layer from products of the weights above it, with no second derivative at all.
 
 
 def weight_product(weights: Sequence[Tensor], rates: Sequence[Tensor] | None = None) -> Tensor:
@@ -43,8 +46,7 @@ def sharp_subspace(product: Tensor, *, definition: str = "A") -> Tensor:
 
     `"A"` is `span{Sᵀv : v ⊥ 1}`, the range of `Sᵀ A S`; `"B"` the part of the row space of S orthogonal to `Sᵀ1`.
     """
-    if definition not in ("A", "B"):
-        raise ValueError(f"definition must be 'A' or 'B'. Got {definition!r}.")
+    either("definition", definition, ("A", "B"))
     c = product.shape[0]
     if definition == "A":
         centre = torch.eye(c, dtype=product.dtype) - 1.0 / c
@@ -134,8 +136,7 @@ def full_hessian_approximation(
     `"paper"` takes the eigenvectors u of E[M], lifts them to Bu and orthonormalises; `"whitened"` solves that matrix exactly,
     through `Λ^½ E[M] Λ^½` with Λ = BᵀB. More outputs than `max_passes` a batch are sampled (`seed`).
     """
-    if variant not in ("paper", "whitened"):
-        raise ValueError(f"variant must be 'paper' or 'whitened'. Got {variant!r}.")
+    either("variant", variant, ("paper", "whitened"))
     problem.refuse_batch_coupling("The joint output Hessian")
     began = time.perf_counter()
     recipes, without = affine_layers(problem, list(problem.layers))

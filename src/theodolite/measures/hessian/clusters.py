@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from theodolite.arguments import either
 from theodolite.operators.kronecker import LayerPass, affine_layers, visit_batches
 from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import SoftmaxCurvature
@@ -32,10 +33,8 @@ class Clusters:
 
     def score(self, by: str, part: str = "delta") -> float:
         """The share of the variance of the means that groups by `"logit"` (j) or by `"class"` (i) explain."""
-        if by not in ("logit", "class"):
-            raise ValueError(f"by must be 'logit' or 'class'. Got {by!r}.")
-        if part not in ("delta", "gamma"):
-            raise ValueError(f"part must be 'delta' or 'gamma'. Got {part!r}.")
+        either("by", by, ("logit", "class"))
+        either("part", part, ("delta", "gamma"))
         means = self.delta if part == "delta" else self.gamma
         centre = means.mean(0, keepdim=True) if by == "logit" else means.mean(1, keepdim=True)
         spread = (means - means.mean((0, 1))).square().sum()

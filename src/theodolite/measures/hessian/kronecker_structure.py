@@ -10,6 +10,8 @@ from torch import Tensor
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.operators import KroneckerFactors, LinearOperator
 
+# How far the sharp subspaces of two models overlap, predicted from their Kronecker factors.
+
 
 def rank_one_count(factors: KroneckerFactors) -> int:
     """K*: how many leading eigenvectors of the Kronecker product have the form u_i ⊗ v₁, i.e. `τ_i γ₁ > τ₁ γ₂`.

@@ -11,6 +11,8 @@ from torch import Tensor
 from theodolite.linalg import Density, Eigenpairs
 from theodolite.results import Cost, Outcome, Result, Row, number
 
+# How badly the curvature is conditioned: few sharp directions, many flat ones.
+
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Conditioning(Result):

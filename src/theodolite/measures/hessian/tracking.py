@@ -13,13 +13,17 @@ from typing import Any, Literal, cast, overload
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import NonFiniteError, nearest
+from theodolite.errors import NonFiniteError
 from theodolite.linalg import Eigenpairs, subspace_overlap, top_eigenpairs
 from theodolite.operators import LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem, split_like
 from theodolite.problem.parameters import clean_names
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
+from theodolite.text import nearest
+
+# States of one architecture, one after the other: modules, state dicts or flat vectors, put into a copy of the model.
+
 
 Checkpoint = nn.Module | Mapping[str, Tensor] | Tensor
 Label = int | float | str
@@ -102,9 +106,6 @@ def _check_finite(tensors: Mapping[str, Any], label: Label) -> None:
     for name, value in tensors.items():
         if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise NonFiniteError(f"Checkpoint {label!r}: {name} holds NaN or inf. The run has diverged there; leave it out.")
-
-
-# `track_eigenpairs`: how the sharpest directions move along a training run, each look started from the one before.
 
 
 Which = Literal["largest", "smallest", "magnitude"]
@@ -273,7 +274,7 @@ def track_eigenpairs(
 
         def look(step, model, batch, optimizer):
             if step % 50 == 0:
-                looks.append(th.track_eigenpairs(problem, [model], k=5, labels=[step], start=looks[-1]))
+                looks.append(th.measures.hessian.track_eigenpairs(problem, [model], k=5, labels=[step], start=looks[-1]))
 
         th.train(model, loss, data, optimizer, steps=1000, observe=look)
         looks[-1].rows()

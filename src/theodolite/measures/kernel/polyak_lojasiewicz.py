@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.arguments import also_called
 from theodolite.measures.kernel.drift import Kernels, kernels_on_ball, refuse_zero_kernel
 from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import require_problem
@@ -83,6 +84,7 @@ class PLReport(Result):
         )
 
 
+@also_called(lr="rate")
 def pl_report(
     problem: Problem,
     *,

@@ -26,6 +26,9 @@ from theodolite.problem import Problem
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 
+# An output along a straight way through the weights: whether its second derivatives explain how it changes there.
+
+
 #: Pieces a segment is cut into at first, and at most.
 PIECES, MOST_PIECES = 8, 64
 
@@ -86,9 +89,6 @@ def _explained(found: Tensor, slack: float, eps: float) -> bool:
 
 def _simpson(rate: Tensor, width: float) -> Tensor:
     return width / 3 * (rate[:-2:2] + 4 * rate[1:-1:2] + rate[2::2])
-
-
-# How far a model is from its linearisation, with Taylor's bound beside it.
 
 
 #: Share by which the estimated bound may fall short, and share of the change of a slope that may stay unexplained.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from theodolite.arguments import also_called
 from theodolite.measures.kernel.drift import KernelDrift, kernel_drift, kernels_on_ball, refuse_large_kernel
 from theodolite.measures.kernel.polyak_lojasiewicz import PLReport, pl_report
 from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
@@ -66,6 +67,7 @@ class LinearityReport(Result):
         return said if self.pl else said + " The loss is not squared, so the kernel gives no PL* constant."
 
 
+@also_called(lr="rate")
 def linearity(
     problem: Problem,
     *,
@@ -89,7 +91,7 @@ def linearity(
     directions : random directions tried, for the deviation and for the kernel.
     segments : points per segment at which the Hessian norm is taken for Taylor's bound.
     displacement : flat vector w_T − w₀ of a training run; deviation, drift and PL* are taken there too, whatever its length.
-    rate : learning rate to predict for; by default 1/λ_max in the loss's convention.
+    rate : (or `lr`) learning rate to predict for; by default 1/λ_max in the loss's convention.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import NonFiniteError, nearest
+from theodolite.errors import NonFiniteError
 from theodolite.measures.mode_connectivity.points import (
     Accuracy,
     BatchNormPolicy,
@@ -32,6 +32,10 @@ from theodolite.problem import Problem
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row, number
+from theodolite.text import nearest
+
+# What stands between the ends of a path, from its profile.
+
 
 #: Accuracy may fall this far below the weaker end between two connected solutions (a share, so 2 percentage points).
 ALLOWED_DROP = 0.02
@@ -101,9 +105,6 @@ def inside(alphas: Any, values: Any) -> tuple[Tensor, Tensor]:
     if len(at) < 2 or abs(float(at[0])) > 1e-12 or abs(float(at[-1]) - 1) > 1e-12:
         raise ValueError("A barrier needs the values at both ends, alpha = 0 and alpha = 1.")
     return at, numbers
-
-
-# Linear mode connectivity: loss and accuracy on the straight line through two solutions.
 
 
 POLICIES: tuple[BatchNormPolicy, ...] = ("interpolate", "recompute", "batch")

@@ -23,6 +23,8 @@ from theodolite.problem import Batch, Problem
 from theodolite.problem.accuracy import answers, right_answers
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, unwrap
 
+# The data along a path: whatever its form, as batches of bounded size, with the loss that fits them.
+
 
 def loss_for(model: nn.Module, loss: Loss) -> Loss:
     """The loss to evaluate: the one given, None for a model that computes its own, else cross entropy."""

@@ -10,7 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import also_called
 from theodolite.measures.quadratic_models.recursions import Orbit, all_over
+
+# The quadratic model of a two-layer ReLU network: the same network with the gates of its start.
 
 
 class GatedBilinear(nn.Module):
@@ -72,6 +75,7 @@ class Descent(Orbit):
     v: Tensor
 
 
+@also_called(lr="rate")
 def descend(
     u: Tensor,
     v: Tensor,
@@ -151,6 +155,7 @@ class GeneralQuadratic(nn.Module):
         with torch.no_grad():
             return self.features(x) + self.gamma * self.product(x, self.w)
 
+    @also_called(lr="rate")
     def step(self, x: Tensor, y: Tensor, rate: float) -> QuadraticStep:
         """What one step of gradient descent on ½ Σ (g − y)² makes of residual and kernel."""
         with torch.no_grad():
@@ -165,6 +170,7 @@ class QuadraticStep(NamedTuple):
     kernel: Tensor
 
 
+@also_called(lr="rate")
 def quadratic_step(residual: Tensor, jacobian: Tensor, curved: Tensor, rate: float) -> QuadraticStep:
     """One exact step of any quadratic model: (3.15), and (3.16) corrected.
 
@@ -197,6 +203,7 @@ class TopDirection(NamedTuple):
     rho_K: Tensor  # noqa: N815 (as the source writes it)
 
 
+@also_called(lr="rate")
 def top_direction(
     kernel: Tensor, next_kernel: Tensor, residual: Tensor, next_residual: Tensor, rate: Tensor | float
 ) -> TopDirection:

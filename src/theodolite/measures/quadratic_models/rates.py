@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from theodolite.errors import nearest
+from theodolite.arguments import also_called
+from theodolite.text import nearest
+
+# Squared losses differ by a factor, and with it every critical rate.
+
 
 #: Name of a loss -> its gradient in the outputs over the residual: 1 for ½ Σ r², whose step is r ← (I − ηK) r.
 CONVENTIONS: Mapping[str, Callable[[int], float]] = {
@@ -14,6 +18,7 @@ CONVENTIONS: Mapping[str, Callable[[int], float]] = {
 }
 
 
+@also_called(lr="rate")
 def half_sum_rate(rate: float, convention: str, outputs: int) -> float:
     """The rate for ½ Σ r² that takes the steps which `rate` takes for another squared loss.
 

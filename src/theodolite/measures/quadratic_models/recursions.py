@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.arguments import also_called
+
+# Many runs of gradient descent side by side.
+
 
 @dataclass(frozen=True, eq=False)
 class Orbit:
@@ -61,6 +65,7 @@ def all_over(loss: Tensor, until: float | None) -> bool:
 Number = Tensor | float
 
 
+@also_called(lr="rate")
 def one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Number) -> tuple[Tensor, Tensor]:
     """Output and kernel of the gated network after one step, (3.11) and (3.12) without the division; c = ‖x‖²/(md)."""
     r = g - y
@@ -68,6 +73,7 @@ def one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Numb
     return y + mu * r, kernel - rate * c * r * (4 * g - rate * kernel * r)
 
 
+@also_called(lr="rate")
 def one_example(
     g: Number, kernel: Number, y: Number, c: Number, rate: Number, steps: int, *, until: float | None = None
 ) -> Orbit:
@@ -110,6 +116,7 @@ def displacement(orbit: Orbit, c: Number) -> Tensor:
     return (0.5 / c * ((plus - 1).square() * (kernel + cross) + (minus - 1).square() * (kernel - cross))).sqrt()
 
 
+@also_called(lr="rate")
 def unit_sigma(
     g: Number, kernel: Number, y: Number, c0: Number, gamma: Number, rate: Number, steps: int, *, until: float | None = None
 ) -> Orbit:
@@ -129,6 +136,7 @@ def unit_sigma(
     return scalar_orbit(rate, y, outputs, kernels)
 
 
+@also_called(lr="rate")
 def pure_quadratic(
     g: Number, kernel: Number, gamma: Number, norm: Number, rate: Number, steps: int, *, until: float | None = None
 ) -> Orbit:
@@ -202,6 +210,7 @@ def class_eigenvalues(u: Tensor, v: Tensor, u0: Tensor, classes: SignClasses) ->
     return classes.norms.square() * (square[..., None, :] @ open_units)[..., 0, :] / u.shape[-2]
 
 
+@also_called(lr="rate")
 def class_orbit(
     u: Tensor, v: Tensor, classes: SignClasses, rate: Tensor | float, steps: int, *, until: float | None = None
 ) -> tuple[Orbit, Tensor]:

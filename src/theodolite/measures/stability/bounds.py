@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from theodolite.arguments import also_called
 from theodolite.results import Result, Row
 
 _NUMBERS = 2**23  # held at once while batches are gathered: 64 MB in float64
@@ -72,6 +73,7 @@ class ConvexBounds(Result):
         return bool((far <= slack * self.distance_bound).all() and (unstable <= slack * self.stability_bound).all())
 
 
+@also_called(lr="rate")
 def convex_bounds(
     *,
     largest_input: float,
@@ -88,7 +90,7 @@ def convex_bounds(
     ----------
     largest_input, largest_test_input : L and L_test, the largest ‖x̃‖ among the training examples of both runs and
         among the test examples; see `largest_norm`.
-    rate : η, a number or one per step (T,).
+    rate : (or `lr`) η, a number or one per step (T,).
     batch : B.
     visits : h, how many batches so far held the exchanged example: a number, or one per checkpoint. With a rate per step: which
         steps did, as zeros and ones (T,); the bounds are then those after each step.

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from theodolite.errors import nearest
+from theodolite.arguments import choice, integer
 from theodolite.measures.mode_connectivity.linear_path import POLICIES
 from theodolite.measures.mode_connectivity.points import BatchNormPolicy
 from theodolite.measures.stability.pairs import check_size
 from theodolite.measures.stability.training_pairs import Bench, Recipe, example_losses, label_weights, mean
 from theodolite.problem.weighting import IGNORED
+from theodolite.text import nearest
 from theodolite.training import Fleet
+from theodolite.training.matrix_products import fix_matrix_products
 
 Stopping = Literal["updates", "epochs", "train_loss"]
 STOPPING: tuple[Stopping, ...] = ("updates", "epochs", "train_loss")
@@ -55,10 +57,7 @@ def whole(name: str, value: Any, least: int = 0) -> int:
     >>> whole("steps", 3)
     3
     """
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        kind = "a positive integer" if least == 1 else f"an integer, at least {least}"
-        raise ValueError(f"{name} must be {kind}. Got {value!r}.")
-    return int(value)
+    return integer(name, value, least=least, wanted=None if least == 1 else f"an integer, at least {least}")
 
 
 def wholes(name: str, values: Any, least: int = 0) -> tuple[int, ...]:
@@ -86,8 +85,7 @@ def read_config(
     check_steps: Any,
 ) -> StabilityConfig:
     """What is measured on a training pool of that size."""
-    if batchnorm not in POLICIES:
-        raise ValueError(f"batchnorm must be one of {', '.join(map(repr, POLICIES))}. Got {batchnorm!r}.")
+    choice("batchnorm", batchnorm, POLICIES)
     chosen = tuple(range(trials)) if isinstance(trials, Integral) else wholes("trials", trials)
     if not chosen or isinstance(trials, bool):
         raise ValueError(f"trials must be at least one, as a number or as a list. Got {trials!r}.")
@@ -111,8 +109,7 @@ def read_config(
 
 def read_length(stop: Any, steps: Any, epochs: Any, loss_target: Any) -> tuple[int | None, int | None, float | None]:
     """Steps, epochs and the target of the loss; those that do not belong to the way of stopping are refused."""
-    if stop not in STOPPING:
-        raise ValueError(f"stop must be one of {', '.join(map(repr, STOPPING))}. Got {stop!r}.")
+    choice("stop", stop, STOPPING)
     for name, value, owner in (("epochs", epochs, "epochs"), ("loss_target", loss_target, "train_loss")):
         if value is not None and stop != owner:
             raise ValueError(f"{name} counts with stop={owner!r} alone; give that, or leave {name} out. Got stop={stop!r}.")
@@ -276,6 +273,7 @@ def settings_of(
         "batchnorm": config.batchnorm,
         "check_steps": config.check_steps,
         "threads": torch.get_num_threads(),
+        "matrix_products": fix_matrix_products(),
     }
     return {name: plain(value) for name, value in found.items()}
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from theodolite.errors import nearest
 from theodolite.measures.stability.power_law import (
     PowerFit,
     fit_power_law,
@@ -17,6 +16,7 @@ from theodolite.measures.stability.power_law import (
     with_interval,
 )
 from theodolite.results import Outcome, Result, Row
+from theodolite.text import nearest
 
 Verdict = Literal["explains", "does not explain", "unclear"]
 

@@ -22,6 +22,9 @@ from torch.utils.data import (
 from theodolite.errors import NonFiniteError, NotRepeatableError
 from theodolite.training.feeding import epoch_order
 
+# The pools that training sets are drawn from: whatever the user gave, as tensors that do not change.
+
+
 #: Samples of a data set that are read a second time.
 READ_TWICE = 256
 

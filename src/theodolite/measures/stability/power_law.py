@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from theodolite.arguments import choice
+from theodolite.measures.fits import straight_line
 from theodolite.results import Outcome, Result, Row
 
 Array = NDArray[np.float64]
@@ -177,12 +179,10 @@ def raw_least_squares(t: Array, g: Array) -> tuple[Array, Array, Array]:
     enough = weight.sum(1) > 1
     weight[~enough] = 1.0
     logs = np.log(np.where((g > 0) & enough[:, None], g, 1.0))
-    count = np.maximum(weight.sum(1), 1.0)
-    shift, mean_t = (weight * logs).sum(1) / count, (weight * t).sum(1) / count
-    away = weight * (t - mean_t[:, None])
-    slope = (away * logs).sum(1) / np.maximum((away * away).sum(1), 1e-300)
+    shift = (weight * logs).sum(1) / np.maximum(weight.sum(1), 1.0)
+    slope, start = straight_line(t, logs, weight)
     y = weight * np.exp(np.where(weight > 0, logs - shift[:, None], 0.0))  # geometric mean 1
-    c, b, settled = _descend(t, y, weight, -slope * mean_t, slope)
+    c, b, settled = _descend(t, y, weight, start - shift, slope)
     found = enough & settled
     return np.where(found, c + shift, math.nan), np.where(found, b, math.nan), np.where(enough, slope, math.nan)
 
@@ -281,8 +281,7 @@ def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
 
 def read_values(ms: Any, values_per_pair: Any, reduce: str) -> tuple[Array, list[Array], bool]:
     """Sizes ascending, the values of each, and whether one value per size came."""
-    if reduce not in _REDUCE:
-        raise ValueError(f"reduce must be one of {', '.join(map(repr, _REDUCE))}. Got {reduce!r}.")
+    choice("reduce", reduce, _REDUCE)
     sizes = _numbers(ms, "ms").reshape(-1)
     if not (np.isfinite(sizes) & (sizes > 0)).all() or len(np.unique(sizes)) < len(sizes):
         raise ValueError(f"ms must hold different positive sizes, each once. Got {sizes.tolist()}.")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from theodolite.errors import nearest
+from theodolite.arguments import also_called
 from theodolite.measures.mode_connectivity.linear_path import LinearPath, linear_path
 from theodolite.measures.mode_connectivity.points import BatchNormPolicy
 from theodolite.measures.stability.config import (
@@ -31,7 +31,9 @@ from theodolite.measures.stability.pairs import Swap, draw_swaps, read_pool
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law
 from theodolite.measures.stability.training_pairs import Bench, Recipe, null_swap, train_pairs
 from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.text import nearest
 from theodolite.training import Fleet, FleetTrace
+from theodolite.training.matrix_products import fix_matrix_products
 
 #: Steps of the check that comes first; a tenth of the run if that is more.
 CHECK_STEPS = 20
@@ -131,6 +133,7 @@ class StabilityResult(Result):
         return f"{lost}{told}{self.explanation.sentence()}{basins}"
 
 
+@also_called(lr="rate")
 def stability(
     factory: Any,
     optimizer: Any,
@@ -164,8 +167,8 @@ def stability(
     Parameters
     ----------
     factory : seed -> model, or a function of nothing; torch's generator is seeded before each call.
-    optimizer : as for `Fleet`: "sgd", "adam", "adamw" with `rate=...` and further settings (momentum, weight_decay, nesterov,
-        ...) as keywords, or a function of the parameters that makes such a torch optimizer.
+    optimizer : as for `Fleet`: "sgd", "adam", "adamw" with `rate=...` (or `lr=...`) and further settings (momentum,
+        weight_decay, nesterov, ...) as keywords, or a function of the parameters that makes such a torch optimizer.
     train, test : pools as tensors (inputs, targets), data sets or plain loaders of them; S is drawn from the first without
         repetition, the example that comes in from the second.
     sizes : of the training sets; three or more give a law. pairs : per size.
@@ -193,6 +196,7 @@ def stability(
     True
     """
     began = time.perf_counter()
+    fix_matrix_products()  # before the factory multiplies anything
     check_factory(factory)
     steps, epochs, loss_target = read_length(stop, steps, epochs, loss_target)
     recipe = Recipe(

@@ -17,7 +17,10 @@ from theodolite.measures.stability.pairs import Pool, Swap, batches_per_epoch, v
 from theodolite.problem.accuracy import right_answers
 from theodolite.results import Row
 from theodolite.training import Fleet, FleetTrace
-from theodolite.training.fleets.arguments import AnySchedule
+from theodolite.training.fleets.fleet import AnySchedule
+
+# What two solutions do on the same examples: stability, gap, distance, all in float64.
+
 
 #: Quantiles of the differences of losses, by the name of their column.
 QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "q999": 0.999}
@@ -104,9 +107,6 @@ def distances(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     middle = (norm + other) / 2
     relative = torch.where(apart == 0, torch.zeros_like(apart), apart / middle)
     return {"dist": apart, "norm_S": norm, "norm_S2": other, "ndist": relative}
-
-
-# Both models of every pair trained in lock-step: same start, same order, training sets that differ in one example.
 
 
 #: Numbers held at once while pairs are evaluated.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from theodolite.arguments import either
 from theodolite.problem import Batch, Problem
 from theodolite.problem.derivatives.second_order import plain_second_order_errors, refuse_first_order_layers
 
@@ -38,8 +39,7 @@ class GraphStore(Generic[Graph]):
         keep: Keep,
         budget: int | None,
     ) -> None:
-        if keep not in ("auto", "always", "never"):
-            raise ValueError(f"keep must be 'auto', 'always' or 'never'. Got {keep!r}.")
+        either("keep", keep, ("auto", "always", "never"))
         refuse_first_order_layers(problem.model)
         self.problem, self._build, self._roots = problem, build, roots
         self.keep = keep

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from theodolite.arguments import either, optional_integer
 from theodolite.operators.kronecker.affine import AffineLayer, affine_layers
 from theodolite.operators.kronecker.factors import KroneckerFactors
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT, derivative
@@ -86,11 +87,9 @@ def kronecker_factors(
 
 
 def _check_arguments(mode: str, draws: int | None, max_passes: int | None) -> None:
-    if mode not in ("ggn", "exact"):
-        raise ValueError(f"mode must be 'ggn' or 'exact'. Got {mode!r}.")
+    either("mode", mode, ("ggn", "exact"))
     for name, value in (("draws", draws), ("max_passes", max_passes)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a whole number of 1 or more. Got {value!r}.")
+        optional_integer(name, value, least=1, wanted="a whole number of 1 or more")
         if value is not None and mode == "exact":
             raise ValueError(f"{name} belongs to mode='ggn': the second derivatives of mode='exact' are not sampled.")
 

@@ -2,6 +2,6 @@
 
 from theodolite.training.fleets.fleet import Fleet
 from theodolite.training.fleets.optimizers import SGD, Adam, FleetOptimizer
-from theodolite.training.fleets.trace import FleetTrace
+from theodolite.training.trace import FleetTrace
 
 __all__ = ["SGD", "Adam", "Fleet", "FleetOptimizer", "FleetTrace"]

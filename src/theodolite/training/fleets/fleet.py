@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,17 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.arguments import also_called, either, integer
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
-from theodolite.training.fleets.arguments import AnySchedule, Factors, as_factors, as_length, as_rates, as_seeds, as_steps
-from theodolite.training.fleets.choice import Choice, RouteName, choose_route, quiet_vmap
-from theodolite.training.fleets.crew import Crew
-from theodolite.training.fleets.data import FleetFeed
-from theodolite.training.fleets.measures import (
-    Gauges,
+from theodolite.training.fleets.data import FleetFeed, Shared
+from theodolite.training.fleets.optimizers import FleetOptimizer, fleet_optimizer, zero_state
+from theodolite.training.fleets.recorder import (
     Measure,
     Record,
+    Recorder,
     all_outputs,
     check_test,
     eval_mode,
@@ -30,12 +30,84 @@ from theodolite.training.fleets.measures import (
     finite_or_inf,
     full_loss,
 )
-from theodolite.training.fleets.optimizers import FleetOptimizer, fleet_optimizer, zero_state
-from theodolite.training.fleets.reading import Shared
+from theodolite.training.fleets.route_selection import Choice, RouteName, choose_route, quiet_vmap
 from theodolite.training.fleets.routes import Gradient, LoopRoute, Route
-from theodolite.training.fleets.run import FleetRun, Rules, Stop
+from theodolite.training.fleets.run import FleetRun, ReplicaStack, Rules, Stop
 from theodolite.training.fleets.state import Factory, Stack, stack_replicas
-from theodolite.training.fleets.trace import FleetTrace
+from theodolite.training.matrix_products import fix_matrix_products
+from theodolite.training.schedules import Schedule, as_schedule
+from theodolite.training.trace import FleetTrace
+
+# What the arguments of a fleet mean, checked.
+
+
+AnySchedule = Schedule | Mapping[int, float] | float | None
+Factors = Callable[[int], float | Tensor]  # step -> one factor for all replicas, or (R,)
+
+
+def as_seeds(name: str, seeds: Sequence[int]) -> list[int]:
+    numbers = [int(seed) for seed in seeds]
+    if any(seed < 0 for seed in numbers):
+        raise ValueError(f"{name} must not be negative. Got {min(numbers)}.")
+    return numbers
+
+
+def as_rates(rate: Any, replicas: int) -> Tensor:
+    if rate is None:
+        raise ValueError("rate is missing: give a learning rate, one for all replicas or one per replica.")
+    rates = torch.as_tensor(rate, dtype=torch.float64).detach().cpu()
+    if rates.ndim > 1 or (rates.ndim == 1 and len(rates) != replicas):
+        raise ValueError(f"rate must be one number or one per replica: {replicas}. Got shape {tuple(rates.shape)}.")
+    if not bool((torch.isfinite(rates) & (rates >= 0)).all()):
+        raise ValueError(f"rate must be finite and not negative. Got {rates.tolist()}.")
+    return rates.expand(replicas).clone()
+
+
+def as_factors(schedule: AnySchedule | Sequence[AnySchedule], replicas: int) -> Factors:
+    """What the rates are multiplied with in each step, from one schedule for all or one per replica."""
+    if not isinstance(schedule, list | tuple):
+        one = as_schedule(schedule)  # type: ignore[arg-type]
+        return lambda step: 1.0 if one is None else _factor(one(step), step)
+    if len(schedule) != replicas:
+        raise ValueError(f"schedule must be one for all replicas or a list of one per replica: {replicas}. Got {len(schedule)}.")
+    each = [as_schedule(one) for one in schedule]
+
+    def factors(step: int) -> Tensor:
+        found = [1.0 if one is None else _factor(one(step), step) for one in each]
+        return torch.tensor(found, dtype=torch.float64)
+
+    return factors
+
+
+def _factor(factor: float, step: int) -> float:
+    found = float(factor)
+    if not 0.0 <= found < math.inf:
+        raise ValueError(f"schedule must give finite factors that are not negative. Got {found} at step {step}.")
+    return found
+
+
+def as_length(steps: int | None, epochs: int | None, batches: int) -> int:
+    """Steps of a run."""
+    if (steps is None) == (epochs is None):
+        raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
+    for name, value in (("steps", steps), ("epochs", epochs)):
+        if value is not None:
+            integer(name, value, least=1)
+    return steps if steps is not None else (epochs or 0) * batches
+
+
+def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[int]:
+    """The steps before which something is done: every so many, or those listed."""
+    if when is None:
+        return set()
+    if isinstance(when, int):
+        integer(name, when, least=1)
+        return set(range(0, length, when))
+    for step in when:
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= length:
+            raise ValueError(f"{name} must list steps of the run, 0..{length}. Got {step!r}.")
+    return set(when)
+
 
 #: Bytes that the replicas computed at once may take beside their weights.
 MEMORY = 2.0**32
@@ -52,7 +124,7 @@ class Fleet:
     loss : `(output, target) -> scalar` of one replica, or None for models that return their own `.loss`.
     optimizer : `"sgd"`, `"adam"`, `"adamw"`, a function of the parameters that makes one of these torch optimizers, or a rule
         with `columns` and `step`.
-    rate : learning rate, one for all or one per replica; None where the torch optimizer brings it.
+    rate : (or `lr`) learning rate, one for all or one per replica; None where the torch optimizer brings it.
     momentum, dampening, nesterov, weight_decay, betas, eps : as in torch; None keeps its default.
     mode : `"train"` or `"eval"`, the mode of the modules in training steps. Tests run in eval mode.
     route : `"vmap"` for all replicas at once, `"loop"` for one after the other, `"auto"` for the loop where vmap refuses the
@@ -61,12 +133,14 @@ class Fleet:
         gradient than autograd's; default is the module's method `fleet_gradient(parameters, buffers, batch, loss)`, if any.
     memory : bytes for activations, gradients and samples of the replicas that are computed at once; a larger fleet takes its
         steps chunk by chunk. Weights and optimizer state of all replicas come on top.
-    bitwise : insist that replicas which see equal data stay bitwise equal. It is tried before the first step; where the
-        vectorised program does not keep it, each replica runs alone in the same place of memory.
+    bitwise : insist that replicas which see equal data stay bitwise equal. MKL is asked for products that do not depend on where
+        a matrix lies in memory, which it grants before its first product in this process; that is said in
+        `FleetTrace.matrix_products`. Equal bits are then tried before the first step; where the vectorised program does not
+        keep them, each replica runs alone in the same place of memory, and `FleetTrace.cost` says so.
 
     Numbers agree with a plain loop to rounding. A replica never depends on its neighbours: one that diverges is frozen and
-    leaves them bitwise intact. Replicas that see equal data stay bitwise equal as long as matrix kernels do not depend on where
-    a matrix starts in memory; importing theodolite before the first matrix product sees to that (`MKL_CBWR=AUTO,STRICT`).
+    leaves them bitwise intact. Whether replicas that see equal data stay bitwise equal depends on the matrix kernels, unless
+    `bitwise` insists on it.
 
     >>> x = torch.ones(1, 1)
     >>> fleet = Fleet(lambda seed: nn.Linear(1, 1, bias=False), [0, 0, 0], loss=nn.MSELoss(), rate=[0.25, 0.5, 2.0])
@@ -75,6 +149,7 @@ class Fleet:
     (torch.Size([3, 40]), (None, None, 9))
     """
 
+    @also_called(lr="rate")
     def __init__(
         self,
         factory: Factory,
@@ -96,11 +171,11 @@ class Fleet:
         bitwise: bool = False,
         target: str = "labels",
     ) -> None:
-        if mode not in ("train", "eval"):
-            raise ValueError(f"mode must be 'train' or 'eval'. Got {mode!r}.")
+        either("mode", mode, ("train", "eval"))
         if not memory > 0:
             raise ValueError(f"memory must be a positive number of bytes. Got {memory!r}.")
         self._memory, self._bitwise = memory, bitwise
+        self._matrix_products = fix_matrix_products() if bitwise else ""  # before the factory multiplies anything
         self.seeds = as_seeds("seeds", range(int(seeds)) if isinstance(seeds, int | Integral) else seeds)
         self.loss, self.target, self._want = loss, target, route
         state = stack_replicas(factory, self.seeds)
@@ -112,7 +187,9 @@ class Fleet:
         dtype = next(iter(state.parameters.values())).dtype
         count = torch.zeros(len(self.seeds), dtype=torch.long, device=state.device)
         missed = {name: count.clone() for name in state.parameters}
-        self._crew = Crew(state, zero_state(self.rule, state.parameters), rates.to(state.device, dtype), count, missed)
+        self._replicas = ReplicaStack(
+            state, zero_state(self.rule, state.parameters), rates.to(state.device, dtype), count, missed
+        )
         self._rates, self._lost = rates, torch.zeros(len(self.seeds), dtype=torch.bool)
         self._gradient = gradient or _own_gradient(state.module, loss)
         self._epochs = 0  # begun so far
@@ -125,17 +202,17 @@ class Fleet:
     @property
     def module(self) -> nn.Module:
         """The architecture, for `torch.func.functional_call`; its own numbers mean nothing."""
-        return self._crew.state.module
+        return self._replicas.state.module
 
     @property
     def parameters(self) -> Stack:
         """Trained parameters by name, (R, *shape), as they are now; not copies."""
-        return {name: p.detach() for name, p in self._crew.state.parameters.items()}
+        return {name: p.detach() for name, p in self._replicas.state.parameters.items()}
 
     @property
     def buffers(self) -> Stack:
         """Buffers and parameters that are not trained, (R, *shape)."""
-        return dict(self._crew.state.buffers)
+        return dict(self._replicas.state.buffers)
 
     @property
     def rates(self) -> Tensor:
@@ -144,7 +221,7 @@ class Fleet:
 
     def model(self, replica: int, checkpoint: Mapping[str, Tensor] | None = None) -> nn.Module:
         """A module of its own with the weights of one replica, as they are now or in one of `FleetTrace.checkpoints`."""
-        r, state = range(len(self))[replica], self._crew.state
+        r, state = range(len(self))[replica], self._replicas.state
         if checkpoint is None:
             return state.replica(r)
         parameters, buffers = ({name: checkpoint[name] for name in stack} for stack in (state.parameters, state.buffers))
@@ -207,19 +284,19 @@ class Fleet:
         length = as_length(steps, epochs, feed.batches)
         kept = as_steps("checkpoints", checkpoints, length)
         log = _Log(as_steps("every", every, length), kept, isinstance(checkpoints, int), record)
-        gauges = Gauges(len(self), dict(measure or {}), self._test(test), self.loss)
+        recorder = Recorder(len(self), dict(measure or {}), self._test(test), self.loss)
         with quiet_vmap(), torch.random.fork_rng(devices=[]):
             choice = self._choose(feed, orders)
-            gauges.sample_bytes = choice.sample_bytes
+            recorder.sample_bytes = choice.sample_bytes
             runs = self._runs(choice, feed, Rules(blow_up, until, stop), length)
             with counting("training a fleet", progress=progress, total=length) as count:
-                factors = self._steps(runs, gauges, log, as_factors(schedule, len(self)), length, count)
+                factors = self._steps(runs, recorder, log, as_factors(schedule, len(self)), length, count)
             taken = len(factors)
-            self._look(taken, runs, gauges, log, last=True)
+            self._look(taken, runs, recorder, log, last=True)
             final = self._final_loss(choice, feed) if evaluate else None
         diverged_at = [step for run in runs for step in run.diverged_at]
         self._lost = torch.tensor([step is not None for step in diverged_at])
-        columns = gauges.stacked()
+        columns = recorder.stacked()
         trace = FleetTrace(
             loss=torch.cat([run.losses(taken) for run in runs]),
             rates=self.rates,
@@ -229,20 +306,21 @@ class Fleet:
             epoch=tuple(self._epochs + step // feed.batches for step in range(taken)),
             diverged_at=tuple(diverged_at),
             stopped_at=tuple(step for run in runs for step in run.stopped_at),
-            measured_at=tuple(gauges.steps),
+            measured_at=tuple(recorder.steps),
             test_loss=columns.pop("test_loss", None),
             test_accuracy=columns.pop("test_accuracy", None),
             measured=columns,
             checkpoints=log.kept,
             final_loss=final,
             outcome=Outcome.DIVERGED if bool(self._lost.all()) else Outcome.FINISHED,
+            matrix_products=self._matrix_products,
             cost=Cost(time.perf_counter() - began, choice.route.name, notes=choice.notes),
         )
         self._epochs += -(-taken // feed.batches)
         return trace
 
     def _final_loss(self, choice: Choice, feed: FleetFeed) -> Tensor:
-        losses, _ = full_loss(choice.route, self._crew.state, feed, self.loss, choice.sample_bytes)
+        losses, _ = full_loss(choice.route, self._replicas.state, feed, self.loss, choice.sample_bytes)
         return finite_or_inf(losses).cpu()
 
     @torch.no_grad()
@@ -251,7 +329,7 @@ class Fleet:
 
         With `replicas`, data with a replica axis and `index` are those of these replicas.
         """
-        state = self._crew.state if replicas is None else self._crew.state.rows(torch.tensor(list(replicas)))
+        state = self._replicas.state if replicas is None else self._replicas.state.rows(torch.tensor(list(replicas)))
         feed = self._feed(data, shared, None, [0], index=index, replicas=state.replicas)
         choice = next(iter(self._choices.values()), None)
         route: Route = LoopRoute(self.module, self.loss, None) if choice is None else choice.route.for_chunk()
@@ -268,23 +346,23 @@ class Fleet:
     def _runs(self, choice: Choice, feed: FleetFeed, rules: Rules, length: int) -> list[FleetRun]:
         """One run for each chunk of the fleet."""
         if choice.chunk >= len(self):
-            return [FleetRun(self._crew, feed, choice.route, self.rule, rules, length, self._lost, len(self))]
+            return [FleetRun(self._replicas, feed, choice.route, self.rule, rules, length, self._lost, len(self))]
         runs = []
         for first in range(0, len(self), choice.chunk):
             rows = slice(first, first + choice.chunk)
-            crew, part, route = self._crew.chunk(rows), feed.part_of(rows), choice.route.for_chunk()
-            runs.append(FleetRun(crew, part, route, self.rule, rules, length, self._lost[rows], len(self)))
+            replicas, part, route = self._replicas.chunk(rows), feed.part_of(rows), choice.route.for_chunk()
+            runs.append(FleetRun(replicas, part, route, self.rule, rules, length, self._lost[rows], len(self)))
         return runs
 
     def _steps(
-        self, runs: list[FleetRun], gauges: Gauges, log: _Log, factors: Factors, length: int, count: Callable[[int], None]
+        self, runs: list[FleetRun], recorder: Recorder, log: _Log, factors: Factors, length: int, count: Callable[[int], None]
     ) -> list[float | Tensor]:
         """Take the steps; returns the schedule's factors."""
         taken: list[float | Tensor] = []
         for step in range(length):
             if all(run.over for run in runs):
                 break
-            self._look(step, runs, gauges, log)
+            self._look(step, runs, recorder, log)
             epoch, place = divmod(step, runs[0].feed.batches)
             taken.append(factors(step))
             for run in runs:
@@ -293,18 +371,18 @@ class Fleet:
             count(1)
         return taken
 
-    def _look(self, step: int, runs: list[FleetRun], gauges: Gauges, log: _Log, *, last: bool = False) -> None:
+    def _look(self, step: int, runs: list[FleetRun], recorder: Recorder, log: _Log, *, last: bool = False) -> None:
         """Measure and keep what is due before this step; the last look is always taken, also at frozen replicas."""
-        measured = (last or step in log.every) and (log.record is not None or gauges.measure or gauges.test is not None)
+        measured = (last or step in log.every) and (log.record is not None or recorder.measure or recorder.test is not None)
         keep = step in log.checkpoints or (last and log.end)
         if last or keep or (measured and log.record is not None):
             for run in runs:
                 run.sync()
         if measured:
-            crews = [(self._crew.state, None)] if last else [(run.live.state, run.resting) for run in runs]
-            gauges.read(step, crews, runs[0].route)
+            states = [(self._replicas.state, None)] if last else [(run.live.state, run.resting) for run in runs]
+            recorder.read(step, states, runs[0].route)
             if log.record is not None:
-                gauges.add(log.record(step, self))
+                recorder.add(log.record(step, self))
         if keep:
             log.kept[step] = {name: t.clone() for name, t in {**self.parameters, **self.buffers}.items()}
 
@@ -315,7 +393,7 @@ class Fleet:
         if key not in self._choices:
             self._choices[key] = choose_route(
                 self._want,
-                self._crew,
+                self._replicas,
                 self.loss,
                 self._gradient,
                 lambda rows: feed.part_of(rows).batch(self._epochs, 0),
@@ -350,7 +428,7 @@ class Fleet:
             order_seeds=orders,
             own_loss=self.loss is None,
             target=self.target,
-            device=self._crew.state.device,
+            device=self._replicas.state.device,
             index=index,
             drop_last=drop_last,
         )
@@ -359,7 +437,7 @@ class Fleet:
         if test is None:
             return None
         feed = self._feed(test, True, None, [0])
-        check_test(self._crew.state, feed, self.loss)
+        check_test(self._replicas.state, feed, self.loss)
         return feed
 
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:

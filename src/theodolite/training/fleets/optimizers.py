@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from theodolite.errors import nearest
+from theodolite.arguments import choice
+from theodolite.text import nearest
 from theodolite.training.fleets.state import Stack
 
 State = dict[str, Stack]  # column -> parameter -> (R, *shape)
@@ -153,8 +154,7 @@ def fleet_optimizer(
 
 
 def _by_name(name: str, given: Mapping[str, Any]) -> FleetOptimizer:
-    if name not in _KNOWN:
-        raise ValueError(f"optimizer must be one of {', '.join(map(repr, nearest(name, _KNOWN)))}. Got {name!r}.")
+    choice("optimizer", name, nearest(name, _KNOWN))
     foreign = [setting for setting in given if setting not in _SETTINGS[name]]
     if foreign:
         raise ValueError(f"{name!r} has no setting {', '.join(foreign)}; it has {', '.join(_SETTINGS[name])}.")

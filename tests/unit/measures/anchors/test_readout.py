@@ -23,7 +23,7 @@ from theodolite.measures.anchors.transfer.readout import (
     logistic_regression,
     thresholded_score,
 )
-from theodolite.models.language import bert, gpt
+from theodolite.models.transformers import bert, gpt
 
 DOUBLE = torch.float64
 SIGNS = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=DOUBLE)

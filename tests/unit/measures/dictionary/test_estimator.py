@@ -148,7 +148,7 @@ class TestScore:
 
     def test_equals_a_plain_sum(self, signals: Any) -> None:
         atoms = planted_dictionary(20, 16)
-        report = th.hidden_error(signals, atoms, 2, hidden_fraction=0.25, masks=3, seed=7)
+        report = th.dictionary.hidden_error(signals, atoms, 2, hidden_fraction=0.25, masks=3, seed=7)
         from theodolite.measures.dictionary.hidden import visible_masks
 
         total = 0.0
@@ -159,8 +159,8 @@ class TestScore:
         assert report.value == pytest.approx(total, rel=1e-10)
 
     def test_true_atoms_are_near_the_noise_and_others_are_not(self, signals: Any) -> None:
-        true = th.hidden_error(signals, planted_dictionary(20, 16), 2)
-        other = th.hidden_error(signals, planted_dictionary(20, 16, seed=9), 2)
+        true = th.dictionary.hidden_error(signals, planted_dictionary(20, 16), 2)
+        other = th.dictionary.hidden_error(signals, planted_dictionary(20, 16, seed=9), 2)
         assert 0.01 < true.value < 0.02  # the noise alone is 0.01
         assert other.value > 3 * true.value
 
@@ -178,7 +178,7 @@ class TestScore:
         signals = planted_samples(planted_dictionary(10, 16), 400, 2, noise=0.02).signals.numpy()
         search = GridSearchCV(Learner(max_iter=40, sparsity=2, random_state=0), {"n_components": [3, 20]}, cv=2).fit(signals)
         assert search.best_params_ == {"n_components": 20}
-        choice = th.choose_dictionary(signals, [3, 20], [1, 2], max_iter=100, learning_rate=5e-3)
+        choice = th.dictionary.choose_dictionary(signals, [3, 20], [1, 2], max_iter=100, learning_rate=5e-3)
         assert (choice.n_components, choice.sparsity) == (20, 2)
         assert len(choice.rows()) == 4
         assert "predict hidden coordinates best" in str(choice)
@@ -274,7 +274,9 @@ def test_score_with_missing_values_is_a_plain_mean_over_what_is_there() -> None:
     atoms = planted_dictionary(20, 16)
     signals = planted_samples(atoms, 60, 2, noise=0.1).signals
     observed = np.random.default_rng(1).random(signals.shape) < 0.7
-    report = th.hidden_error(signals, atoms, 2, hidden_fraction=0.25, masks=3, seed=7, observed=torch.from_numpy(observed))
+    report = th.dictionary.hidden_error(
+        signals, atoms, 2, hidden_fraction=0.25, masks=3, seed=7, observed=torch.from_numpy(observed)
+    )
     squares, count = 0.0, 0
     for step in range(3):
         seen = visible_masks(16, 4, masks="batch", batch=1, step=step, seeds=(7,))[0, 0].numpy()
@@ -287,7 +289,9 @@ def test_score_with_missing_values_is_a_plain_mean_over_what_is_there() -> None:
 
 def test_standard_error_of_the_score_is_that_of_new_signals() -> None:
     atoms = planted_dictionary(20, 16)
-    reports = [th.hidden_error(planted_samples(atoms, 80, 2, noise=0.1, seed=s).signals, atoms, 2, seed=3) for s in range(60)]
+    reports = [
+        th.dictionary.hidden_error(planted_samples(atoms, 80, 2, noise=0.1, seed=s).signals, atoms, 2, seed=3) for s in range(60)
+    ]
     spread = np.std([r.value for r in reports], ddof=1)
     assert 0.75 < np.mean([r.stderr for r in reports]) / spread < 1.3
 

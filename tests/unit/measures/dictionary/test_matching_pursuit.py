@@ -98,7 +98,7 @@ def test_equals_exhaustive_search_where_pursuit_is_provably_exact() -> None:
     basis = torch.linalg.qr(torch.randn(16, 16, dtype=torch.float64, generator=g))[0]
     D = basis[:12] + 0.03 * torch.randn(12, 16, dtype=torch.float64, generator=g)
     D = D / D.norm(dim=1, keepdim=True)
-    assert th.coherence(D) < 1 / 3
+    assert th.dictionary.coherence(D) < 1 / 3
     code = torch.zeros(40, 12, dtype=torch.float64)
     for row in code:
         row[torch.randperm(12, generator=g)[:2]] = torch.randn(2, dtype=torch.float64, generator=g)

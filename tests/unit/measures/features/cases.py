@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from theodolite.models.attention import SelfAttention
+from theodolite.models.transformers import SelfAttention
 
 
 def numbers(*shape: int, seed: int = 1) -> Tensor:

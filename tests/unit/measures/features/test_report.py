@@ -97,7 +97,7 @@ def test_tokens_images_and_problems() -> None:
 
 def test_projections_are_called_estimates() -> None:
     found = feature_report(mlp(outputs=5), numbers(9, 5), projections=2)
-    assert found.outcome is th.Outcome.ESTIMATED
+    assert found.outcome is th.results.Outcome.ESTIMATED
     assert found.trace == pytest.approx(float(agop(mlp(outputs=5), numbers(9, 5), projections=2).trace()))
 
 

@@ -281,7 +281,7 @@ def test_paths_join_the_pairs_of_the_smallest_and_largest_size():
 def test_the_result_is_kept_on_disk(tmp_path):
     found = study(paths=1)
     found.save(tmp_path / "study")
-    again = th.StabilityResult.load(tmp_path / "study")
+    again = th.measures.stability.StabilityResult.load(tmp_path / "study")
     assert again.rows() == found.rows()
     assert str(again) == str(found)
     assert "Exchanging one of 80 examples" in str(found)

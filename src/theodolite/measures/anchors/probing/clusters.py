@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from theodolite.arguments import either
 from theodolite.measures.anchors.probing.streams import NormalEquations
 from theodolite.results import Cost, Outcome, Result, Row
 
@@ -92,8 +93,7 @@ def anchor_clusters(
     """
     from sklearn.cluster import KMeans
 
-    if by not in ("value", "state"):
-        raise ValueError(f"by must be 'value' or 'state'. Got {by!r}.")
+    either("by", by, ("value", "state"))
     if not 1 <= anchors <= len(states) or len(states) != len(values):
         raise ValueError(f"anchors must be 1 .. {len(states)} for {len(states)} states and {len(values)} values. Got {anchors}.")
     began = time.perf_counter()

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.errors import NumericalWarning, nearest
+from theodolite.errors import NumericalWarning
 from theodolite.problem.activations import Call, Hooks, recorded_calls
 from theodolite.problem.calling import main_output, unwrap
 from theodolite.problem.tensors import named_tensors
+from theodolite.text import nearest
 
 #: How far h Wᵀ + b may be from the model's own logits, relative to the largest, in full and in half precision.
 TOLERANCE, HALF_TOLERANCE = 1e-3, 3e-2

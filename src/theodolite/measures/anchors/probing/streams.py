@@ -12,6 +12,9 @@ from torch import Tensor
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.bulk import log_bulk_partition
 
+# Least squares over a stream: the Gram matrix and its right-hand sides, in float64, whatever the number of rows.
+
+
 #: Directions whose eigenvalue is below this fraction of the largest, after scaling the columns, are left out of a solution:
 #: those along which the scaled columns are a millionth of their largest.
 CUTOFF = 1e-12

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from theodolite.arguments import choice
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.bulk import check_one_top
 from theodolite.measures.anchors.probing.streams import NormalEquations
@@ -249,8 +250,7 @@ def transfer_certificate(
     over : where ε_b and p_b are taken: over all contexts, as the theorem is stated, or over the downstream contexts kept,
         which its proof is content with.
     """
-    if over not in get_args(Over):
-        raise ValueError(f"over must be one of {', '.join(map(repr, get_args(Over)))}. Got {over!r}.")
+    choice("over", over, get_args(Over))
     teacher, student = _as_model(teacher, "teacher"), _as_model(student, "student")
     places = _contexts(teacher, student, downstream, pretraining, mu)
     models = (places.teacher, places.student)

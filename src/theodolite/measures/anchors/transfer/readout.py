@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from theodolite.arguments import choice
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.transfer.attacks import shift_anchor, shift_log_linear
 from theodolite.measures.anchors.transfer.log_linear import LogLinear
@@ -103,8 +104,7 @@ def fit_readout(
     b_j starts at the `quantile` of u_j. `"logistic"` keeps it and solves for a (convex, ridge relative to the mean loss);
     `"adam"` goes on from there and moves both.
     """
-    if method not in get_args(Method):
-        raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}. Got {method!r}.")
+    choice("method", method, get_args(Method))
     if not 0 <= quantile < 1:
         raise ValueError(f"quantile must lie in [0, 1), or no unit is ever active. Got {quantile}.")
     u, signs = _two_classes(features, classes)

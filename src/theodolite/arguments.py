@@ -1,0 +1,181 @@
+"""Checks of arguments: each says what is accepted and what came.
+
+`wanted` are the words for what is accepted, where the usual ones do not say enough.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from theodolite.text import quoted
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: What `positive` accepts, where a tensor or a text may have been meant.
+A_NUMBER = "positive and finite, a number"
+
+
+def integer(name: str, value: Any, *, least: int | None = None, wanted: str | None = None) -> int:
+    """The value as an integer, of whatever integer type it is; not True or False, and not below `least`.
+
+    >>> integer("steps", 3, least=1)
+    3
+    >>> integer("steps", 2.5, least=1)
+    Traceback (most recent call last):
+    ValueError: steps must be a positive integer. Got 2.5.
+    """
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or (least is not None and found < least):
+        usual = {None: "an integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
+        raise ValueError(f"{name} must be {wanted or usual}. Got {value!r}.")
+    return found
+
+
+def optional_integer(name: str, value: Any, *, least: int | None = None, wanted: str | None = None) -> int | None:
+    """The same, where None is accepted too."""
+    return None if value is None else integer(name, value, least=least, wanted=wanted)
+
+
+def positive_integers(**values: Any) -> None:
+    """Refuse sizes that are not 1, 2, 3, ...
+
+    >>> positive_integers(width=0)
+    Traceback (most recent call last):
+    ValueError: width must be a whole number of at least 1. Got 0.
+    """
+    for name, value in values.items():
+        integer(name, value, least=1, wanted="a whole number of at least 1")
+
+
+def random_seed(value: Any) -> int:
+    """A seed that torch's generators take.
+
+    >>> random_seed(7)
+    7
+    """
+    seed = integer("seed", value)
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must lie between -2^63 and 2^64 - 1. Got {seed}; take a smaller one.")
+    return seed
+
+
+def positive(name: str, value: Any, *, wanted: str = "a positive number") -> float:
+    """The value as a positive finite float, of whatever real type it is.
+
+    >>> positive("rate", 1), positive("tol", "0.1", wanted="positive")
+    Traceback (most recent call last):
+    ValueError: tol must be positive. Got '0.1'.
+    """
+    try:
+        number = math.nan if isinstance(value, str | bool | complex) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be {wanted}. Got {value!r}.")
+    return number
+
+
+def at_least(least: int, **values: Any) -> None:
+    """Refuse counts and sizes below `least`.
+
+    >>> at_least(1, columns=0)
+    Traceback (most recent call last):
+    ValueError: columns must be at least 1. Got 0.
+    """
+    for name, value in values.items():
+        if not value >= least:
+            raise ValueError(f"{name} must be at least {least}. Got {value}.")
+
+
+def between(low: float, high: float, **values: Any) -> None:
+    """Refuse numbers outside [low, high]; NaN is outside.
+
+    >>> between(0, 1, share=1.5)
+    Traceback (most recent call last):
+    ValueError: share must lie in [0, 1]. Got 1.5.
+    """
+    for name, value in values.items():
+        if not low <= value <= high:
+            raise ValueError(f"{name} must lie in [{low:g}, {high:g}]. Got {value}.")
+
+
+def choice(name: str, value: Any, choices: Iterable[Any], *, wanted: str | None = None) -> None:
+    """Refuse what is not one of the choices, and name the nearest where one is near.
+
+    >>> choice("which", "larges", ["largest", "smallest"])
+    Traceback (most recent call last):
+    ValueError: which must be one of 'largest', 'smallest'. Got 'larges'; did you mean 'largest'?
+    """
+    known = list(choices)
+    if value not in known:
+        raise ValueError(f"{name} must be {wanted or f'one of {quoted(known)}'}. Got {value!r}{_nearest(value, known)}")
+
+
+def either(name: str, value: Any, choices: Collection[Any]) -> None:
+    """The same, for few choices: "'a', 'b' or 'c'".
+
+    >>> either("mode", "test", ["train", "eval"])
+    Traceback (most recent call last):
+    ValueError: mode must be 'train' or 'eval'. Got 'test'.
+    """
+    choice(name, value, choices, wanted=quoted(choices, "or"))
+
+
+def entry(name: str, value: Any, table: Mapping[str, T]) -> T:
+    """The entry of a table called `value`.
+
+    >>> entry("activation", "sine", {"relu": 1, "tanh": 2})
+    Traceback (most recent call last):
+    ValueError: activation must be one of 'relu', 'tanh'. Got 'sine'.
+    """
+    choice(name, value, table)
+    return table[value]
+
+
+def also_called(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Accept arguments under a second name, given by keyword: `also_called(lr="rate")` takes `lr` for `rate`.
+
+    >>> @also_called(lr="rate")
+    ... def step(weight, rate):
+    ...     return weight - rate
+    >>> step(1.0, lr=0.25)
+    0.75
+    >>> step(1.0, 0.25, lr=0.25)
+    Traceback (most recent call last):
+    TypeError: step() got both rate and lr, two names of one argument: give one of them.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        places = [*inspect.signature(function).parameters]
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            for other in names.keys() & kwargs.keys():
+                name = names[other]
+                if name in kwargs or name in places[: len(args)]:
+                    raise TypeError(
+                        f"{function.__qualname__}() got both {name} and {other}, two names of one argument: give one of them."
+                    )
+                kwargs[name] = kwargs.pop(other)
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorate
+
+
+def _nearest(value: Any, known: list[Any]) -> str:
+    names = [name for name in known if isinstance(name, str)]
+    near = difflib.get_close_matches(value, names, 1) if isinstance(value, str) else []
+    return f"; did you mean {near[0]!r}?" if near else "."

@@ -1,0 +1,365 @@
+"""Does the loss of SGD rise just when the rate exceeds the critical one of the batch? Figures 4.5, 4.6 and C.1, Table 4.2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.experiments import Experiment, Measured, at_least, at_most, equal, measured, relative, rows, sizes
+from theodolite.experiments.catapult_features.catapults import DEPARTS, draw_parts, spikes
+from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, Rate, constant, descend, network, points
+from theodolite.experiments.catapult_features.sgd_spikes import share_of_spikes
+from theodolite.experiments.query import Value, select, values_of
+from theodolite.linalg import top_eigenpairs
+from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table
+from theodolite.models import ntk_fcn
+from theodolite.operators import hessian
+from theodolite.problem import Problem
+from theodolite.results import Row
+
+# One steep sample
+
+#: The rate over the critical one of the steep sample, how much longer that sample is, and a rise that counts.
+RATIO, LONGER, RISE = 1.3, 2.0, 1e-3
+visits = rows(steep=True)
+
+
+def rises_at_the_sample(rows: list[Row]) -> Measured:
+    """Of the steps that raise the loss by more than a thousandth, the share that visits the steep sample."""
+    up = [row for row in rows if row["after"] - row["loss"] > RISE]
+    found = Proportion(sum(row["steep"] for row in up), len(up))
+    return Measured(found.value, found.error)
+
+
+class Figure45(Experiment):
+    """One steep sample: SGD of batch size one rises exactly when it is visited.
+
+    Points on the unit sphere with targets 1; one of them, with its target, is doubled, which makes its critical rate four
+    times smaller. The rate lies between that and the critical rates of the others. The output layer is fixed.
+    """
+
+    item, where = "zhu-2024 Figure 4.5", "section 4.3"
+    sizes = sizes(n=100, steps=1000, tiny={"width": 2000}, laptop={"width": 8000}, paper={"width": 20_000})
+    departs = "Width, steps and rate are not stated; ours is 1.3 times the critical rate of the doubled sample at the start."
+    claims = (
+        at_least(
+            *(0.98, "rises of the loss by more than 0.001 that happen at the doubled sample (share)", rises_at_the_sample),
+            says="the loss rises exactly at the visits",
+            read_from="plot",
+            fails={
+                "tiny": "after one visit the doubled sample's critical rate has risen above the rate, as gates flip, and the "
+                "noise of batches remains"
+            },
+        ),
+        relative(
+            *(0.1, 0.25, "its critical rate is a quarter of the others'"),
+            rows["critical_steep"].first() / rows["critical_others"].first(),
+            says="four times smaller",
+            where="Zhu 2024, appendix C.6",
+        ),
+        equal(
+            *(0, "visits of other samples whose critical rate was exceeded"),
+            rows(steep=False).column(lambda row: not row["critical"] >= row["rate"]).sum(),
+            says="no catapult on the other samples",
+            where="Zhu 2024, appendix C.6",
+        ),
+        measured(
+            "visits of the doubled sample that raise the loss (share)",
+            visits.column(lambda row: row["after"] > row["loss"]).mean(),
+        ),
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        yield {"width": p.width, "n": p.n, "steps": p.steps, "seed": 0}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        generator = torch.Generator().manual_seed(job["seed"])
+        x = torch.nn.functional.normalize(torch.randn(job["n"], job["n"], generator=generator), dim=1)
+        y = torch.ones(job["n"])
+        x[0] *= LONGER
+        y[0] *= LONGER
+        model = ntk_fcn(job["n"], job["width"], 2, seed=job["seed"])
+        hidden = model.get_parameter("fc1.weight")
+        criticals = [_critical(model, hidden, x[i])[0] for i in range(job["n"])]
+        rate = RATIO * criticals[0]
+        start = {"critical_steep": criticals[0], "critical_others": median(criticals[1:]), "rate": rate, "seed": job["seed"]}
+        loss = _loss(model, x, y)
+        for step in range(job["steps"]):
+            i = int(torch.randint(job["n"], (), generator=generator))
+            critical, output, gradient = _critical(model, hidden, x[i])
+            with torch.no_grad():
+                hidden.sub_(2 * rate * (output - y[i]) * gradient)
+            after = _loss(model, x, y)
+            seen = {"step": step, "loss": loss, "after": after, "steep": i == 0, "critical": critical}
+            yield {**start, **seen, "exceeded": rate - critical > 1e-8}
+            loss = after
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        figure, [ax] = plots.panels(1, size=(6.4, 3.2), letters=False)
+        plots.curves(rows, "step", "loss", log="y", markers=False, labels="none", ylabel="loss on all points", ax=ax)
+        floor = min(row["loss"] for row in rows)
+        for exceeded, colour in ((False, "grey"), (True, "C3")):
+            steps = [row["step"] for row in select(rows, steep=True, exceeded=exceeded)]
+            ax.plot(steps, [floor] * len(steps), "|", color=colour, markersize=10, markeredgewidth=1.6, clip_on=False)
+        ax.set_title("ticks: visits of the doubled sample, red where the rate exceeds its critical one", fontsize=9)
+        return figure
+
+
+def _critical(model: nn.Module, hidden: Tensor, x: Tensor) -> tuple[float, Tensor, Tensor]:
+    """1/‖∇f‖², the critical rate of a batch of one sample, with output and gradient by the trained layer."""
+    output = model(x[None])[0, 0]
+    [gradient] = torch.autograd.grad(output, hidden)
+    return 1.0 / float(gradient.square().sum()), output.detach(), gradient
+
+
+def _loss(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        return float((model(x)[:, 0] - y).double().square().mean())
+
+
+# Batches of a quarter of the points
+
+#: Rates of the three networks: a quantile of the batches' critical rates, or a multiple of that of all points.
+QUANTILE = 0.3
+RATIOS = {"5-FCN": 1.67, "5-CNN": 1.78}
+#: Match rates in per cent, with their spread over three runs.
+REPORTED = {"2-FCN": 97.32, "5-FCN": 96.17, "5-CNN": 94.67}
+#: Random batches by which a quantile of their critical rates is set.
+DRAWS = 200
+#: Every so many steps the Hessian of a batch is looked at.
+SIZES = sizes(
+    side=8,
+    seeds=3,
+    hessian_every=5,
+    tiny={
+        **{"widths": TINY.but(fcn=256), "n": 32, "slow_n": 16, "steps": 70, "slow_steps": 40},
+        **{"source": "stand-in", "seeds": 1, "hessian_every": 10},
+    },
+    laptop={"widths": LAPTOP, "n": 128, "slow_n": 64, "steps": 600, "slow_steps": 250, "source": "either"},
+    paper={
+        **{"widths": PAPER, "n": 128, "slow_n": 128, "steps": 5000, "slow_steps": 5000, "side": 32, "source": "files"},
+        "hessian_every": 1,
+    },
+)
+
+
+def trained(
+    job: Mapping[str, Any], rate: Callable[[Problem, int], Rate], ranks: tuple[int, ...], every: int = 0
+) -> Iterator[Row]:
+    """The rows of a run of SGD in batches of a quarter of the points, until a loss of 1e-3."""
+    sample = points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
+    model = network(job["kind"], tuple(sample.x.shape[1:]), 1, job["widths"], seed=job["seed"])
+    problem = Problem(model, nn.MSELoss(), (sample.x, sample.y), check=False)
+    batch = job["n"] // 4
+    settings = {"steps": job["steps"], "batch_size": batch, "ranks": ranks, "until": 1e-3, "seed": job["seed"]}
+    shared = {"kind": job["kind"], "panel": job["kind"], "data": sample.origin, "seed": job["seed"]}
+    for row in descend(model, sample, rate(problem, batch), **settings):
+        if every and "rate" in row and row["step"] % every == 0:
+            row = {**row, **_by_hessian(problem, row["step"], job)}
+        yield {**shared, **row}
+
+
+def _by_hessian(problem: Problem, step: int, job: Mapping[str, Any]) -> Row:
+    """Critical rates of a batch drawn for this step: by the Hessian of its loss, and by the kernel."""
+    generator = torch.Generator().manual_seed(1000 * job["seed"] + step)
+    rows = torch.randperm(job["n"], generator=generator)[: job["n"] // 4]
+    [whole] = list(problem.data)
+    part = problem.with_batches([whole.part(rows)])
+    sharpest = float(top_eigenpairs(hessian(part), 1, tol=1e-3, progress=False).values[0])
+    by_kernel = batch_critical_rates(part, batch_size=len(rows), batches=1, by="kernel").median
+    return {"by_hessian": 2.0 / sharpest if sharpest > 0 else None, "by_kernel": by_kernel}
+
+
+def quantile_rate(share: float, factor: float = 1.0) -> Callable[[Problem, int], Rate]:
+    """A constant rate: a quantile of the critical rates of random batches at the start, times a factor."""
+
+    def rate(problem: Problem, batch: int) -> Rate:
+        found = factor * batch_critical_rates(problem, batch_size=batch, batches=DRAWS).quantile(share)
+        return lambda step, critical: found
+
+    return rate
+
+
+low, high = rows(which="low"), rows(which="high")
+
+
+class Figure46(Experiment):
+    """Below the critical rate of every batch the loss of SGD falls; above that of some it spikes.
+
+    A two-layer network in batches of a quarter of the points. The lower rate is a tenth of the smallest critical rate of 200
+    random batches, the higher one their 30 % quantile.
+    """
+
+    item, where = "zhu-2024 Figure 4.6", "section 4.3"
+    sizes = SIZES
+    departs = (
+        DEPARTS + " The rates 0.1 and 0.8 become a tenth of the smallest and the 30 % quantile of the batches' critical rates."
+    )
+    claims = (
+        equal(
+            *(0, "at the low rate no batch's critical rate is exceeded (steps that do)"),
+            low.where(lambda row: "rate" in row).column(lambda row: not row["batch_critical"] > row["rate"]).sum(),
+            says="below all critical rates",
+        ),
+        equal(
+            *(0, "and the loss has no spike", low.measure(lambda run: len(spikes(run)))),
+            says="decreases monotonically",
+        ),
+        at_least(
+            *(2, "at the high rate the loss spikes (spikes)", high.measure(lambda run: len(spikes(run)))),
+            says="many spikes",
+            read_from="plot",
+        ),
+        at_least(
+            *(0.8, "and the spikes lie in the top five directions (median share)", share_of_spikes(5, high)),
+            says="spikes occur in the top eigenspace",
+        ),
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for which in ("low", "high"):
+            yield {"kind": "2-FCN", "which": which, **_shared(p), "n": p.n, "steps": p.steps, "seed": 0}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        rate = quantile_rate(0.0, 0.1) if job["which"] == "low" else quantile_rate(QUANTILE)
+        for row in trained(job, rate, (1, 5)):
+            yield {**row, "panel": f"{job['which']} rate", "which": job["which"]}
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        figure, axes = plots.panels(4, columns=2, size=(4.2, 2.8))
+        for column, which in enumerate(("low", "high")):
+            mine = select(rows, which=which, diverged=False)
+            rate = mine[0]["rate"]
+            draw_parts(axes[column], mine, 5, f"2-FCN, rate {rate:.2g}")
+            known = [row for row in mine if row.get("batch_critical")]
+            plots.curves(known, "step", "batch_critical", ylabel="critical rate of the batch", markers=False, ax=axes[column + 2])
+            plots.reference(axes[column + 2], y=rate, label="rate")
+        return figure
+
+
+def _shared(p: Any) -> dict[str, Any]:
+    return {name: p[name] for name in ("side", "source", "widths")}
+
+
+def table(rows: list[Row], slack: float = 0.0) -> MatchTable:
+    """The counts of all runs among the rows; rises below the share `slack` of the loss do not count."""
+    parts = []
+    for seed in values_of(rows, "seed"):
+        run = select(rows, seed=seed)
+        losses = [float("inf") if row["diverged"] else row["loss"] for row in run]
+        parts.append(match_table([row["exceeded"] for row in run[: len(losses) - 1]], losses, slack=slack))
+    names = ("both", "only_up", "only_exceeded", "neither", "unsampled")
+    return MatchTable(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+def per_cent(kind: str, share: str, slack: float = 0.0) -> Value:
+    """A share of the table of one network in per cent, with its error."""
+
+    def measure(rows: list[Row]) -> Measured:
+        found = getattr(table(rows, slack), share)
+        return Measured(100 * found.value, 100 * found.error)
+
+    return rows(kind=kind).measure(measure)
+
+
+compared = rows.where(lambda row: bool(row.get("by_hessian")))
+
+
+class Table42(Experiment):
+    """How often a rising loss goes with a rate above the critical one of the batch; and how well the kernel gives that rate.
+
+    Of the steps that raise the loss on all points, the match rate is the share whose rate exceeds the critical rate of their
+    batch. It is high for free where most steps exceed it: the base rate stands beside it. Close to the edge the noise of
+    batches alone raises the loss often, so steps that raise it by half are counted apart. The second picture compares the
+    batches' critical rates by the Hessian with those by the kernel along training.
+    """
+
+    item, where = ("zhu-2024 Table 4.2", "zhu-2024 Figure C.1"), "section 4.3, appendix C.1"
+    sizes = SIZES
+    departs = (
+        DEPARTS
+        + " The rate of the two-layer network is the 30 % quantile of the critical rates of random batches. The errors are "
+        "binomial, not the spread over runs. Hessian and kernel are compared every fifth step below paper size."
+    )
+    claims = (
+        *(
+            at_least(
+                *(85.0, f"match rate of the {kind}, per cent", per_cent(kind, "match_rate")),
+                reported=value,
+                fails={
+                    "tiny": "near the edge the noise of batches alone raises the full loss in some 40 % of the steps, at rates "
+                    "below the edge"
+                },
+            )
+            for kind, value in REPORTED.items()
+        ),
+        *(
+            at_least(
+                *(0.0, f"{kind}: the match rate is above the base rate (difference in per cent)"),
+                per_cent(kind, "match_rate") - per_cent(kind, "base_rate"),
+            )
+            for kind in REPORTED
+        ),
+        *(
+            measured(f"{kind}: match rate of rises by more than half of the loss, per cent", per_cent(kind, "match_rate", 0.5))
+            for kind in REPORTED
+        ),
+        *(
+            measured(f"{kind}: share of exceeding steps that raise the loss, per cent", per_cent(kind, "up_given_exceeded"))
+            for kind in REPORTED
+        ),
+        *(
+            measured(f"{kind}: share of the other steps that raise the loss, per cent", per_cent(kind, "up_given_not"))
+            for kind in REPORTED
+        ),
+        at_most(
+            *(0.1, "critical rates by Hessian and kernel agree (median distance, relative)"),
+            (compared["by_kernel"] / compared["by_hessian"]).change().median(),
+            says="close to the diagonal",
+            where="Zhu 2024, Figure C.1",
+            read_from="plot",
+        ),
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for kind in REPORTED:
+            slow = kind == "5-CNN"
+            sizes = {"n": p.slow_n if slow else p.n, "steps": p.slow_steps if slow else p.steps}
+            for seed in range(p.seeds):
+                yield {"kind": kind, **sizes, **_shared(p), "every": p.hessian_every, "seed": seed}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        kind = job["kind"]
+        rate = quantile_rate(QUANTILE) if kind == "2-FCN" else lambda problem, batch: constant(RATIOS[kind])
+        yield from trained(job, rate, (1,), job["every"])
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        figure, (left, right) = plots.panels(2, size=(4.4, 3.2))
+        tables = [table(select(rows, kind=kind)) for kind in REPORTED]
+        shown = {
+            "match rate P(e|up)": [t.match_rate for t in tables],
+            "base rate P(e)": [t.base_rate for t in tables],
+            "P(up|e)": [t.up_given_exceeded for t in tables],
+        }
+        places = torch.arange(len(REPORTED))
+        for i, (name, shares) in enumerate(shown.items()):
+            values, errors = ([100 * getattr(p, part) for p in shares] for part in ("value", "error"))
+            left.errorbar(places + 0.12 * (i - 1), values, errors, fmt="so^"[i], color=f"C{i}", capsize=2, label=name)
+        left.plot(places, list(REPORTED.values()), "_", color="black", markersize=22, label="reported match rate")
+        left.set_xticks(range(len(REPORTED)), list(REPORTED))
+        left.set_ylim(-5, 105)
+        left.set_ylabel("per cent")
+        left.legend(fontsize=7)
+        names: dict[str, Any] = {"xlabel": "2/λ of the Hessian", "ylabel": "b/λ₁ of the kernel"}
+        plots.scatter(compared.of(rows), "by_hessian", "by_kernel", by="kind", identity=True, log="xy", ax=right, **names)
+        return figure

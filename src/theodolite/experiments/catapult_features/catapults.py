@@ -1,0 +1,491 @@
+"""Catapults of gradient descent in the top eigenspace of the kernel: one above the critical rate, several by raising the rate.
+
+The study of training curves by panel, what is measured on a run, and the drawing also serve the spikes of SGD.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from torch import nn
+from torch.optim import SGD
+
+from theodolite.experiments import Experiment, Figure, Study, at_least, at_most, equal, measured, rows, sizes
+from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, TINY, Rate, constant, descend, network, points
+from theodolite.experiments.claims import Claim
+from theodolite.experiments.query import Groups, Query, Value, select, values_of
+from theodolite.measures.dynamics import SpikeEvent, critical_learning_rate, spike_events
+from theodolite.monitors.multi_catapult import MultiCatapult
+from theodolite.monitors.rate_schedules import cyclical_rate
+from theodolite.problem import Problem
+from theodolite.results import Row
+
+#: Networks whose kernel takes long: they get fewer points and steps.
+SLOW = ("5-CNN", "WRN", "ViT", "Myrtle-5")
+#: The cycle of a learning rate: its lowest in units of the critical rate of the start, and its length.
+LOW, PERIOD = 0.5, 40
+
+
+class Panel(NamedTuple):
+    """A network on some data, at a rate in units of the critical one of its start."""
+
+    kind: str
+    data: str
+    ratio: float
+    many: bool = False  # more than two classes
+    default: bool = False  # PyTorch's own parameterisation
+    cyclical: bool = False  # the rate goes up to `ratio` and down again
+
+    @property
+    def title(self) -> str:
+        which = "" if self.data.startswith("rank") else "-10" if self.many else "-2"
+        return f"{self.kind} on {NAMES[self.data]}{which}, {self.ratio:g} η_crit"
+
+    @property
+    def rate(self) -> Rate:
+        if self.cyclical:
+            return lambda step, critical: cyclical_rate(LOW * critical, self.ratio * critical, PERIOD)(step)
+        return constant(self.ratio)
+
+
+#: `slow_n` and `slow_steps` belong to networks whose kernel takes long; `batch_share` is batch size over points, None for
+#: gradient descent; `kinds` are the networks that are trained, empty for all panels.
+GD = sizes(
+    side=8,
+    seeds=3,
+    classes=4,
+    dim=100,
+    batch_share=None,
+    kinds=(),
+    ranks=(1, 3, 5),
+    until=0.0,
+    tiny={"widths": TINY, "n": 32, "steps": 50, "slow_n": 16, "slow_steps": 40, "source": "stand-in", "seeds": 1},
+    laptop={"widths": LAPTOP, "n": 64, "steps": 150, "slow_n": 64, "slow_steps": 100, "source": "either"},
+    paper={
+        **{"widths": PAPER, "n": 128, "steps": 300, "slow_n": 128, "slow_steps": 300, "source": "files"},
+        **{"side": 32, "classes": 10},
+    },
+)
+
+
+class PanelRuns(Study):
+    """Training curves of several networks, with the norm of the kernel and the loss in its top eigenspace."""
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for panel in p.panels:
+            if p.kinds and panel.kind not in p.kinds:
+                continue
+            slow = panel.kind in SLOW
+            n = p.slow_n if slow else p.n
+            for seed in range(p.seeds):
+                yield {
+                    "panel": panel._asdict(),
+                    "widths": p.widths,
+                    "n": n,
+                    "steps": p.slow_steps if slow else p.steps,
+                    "side": p.side,
+                    "classes": p.classes if panel.many else 2,
+                    "dim": p.dim,
+                    "source": p.source,
+                    "batch_size": None if p.batch_share is None else max(1, round(p.batch_share * n)),
+                    "ranks": p.ranks,
+                    "until": p.until,
+                    "seed": seed,
+                }
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        panel, seed = Panel(**job["panel"]), job["seed"]
+        drawn = {name: job[name] for name in ("side", "dim", "classes", "source")}
+        sample = points(panel.data, job["n"], **drawn, seed=seed)
+        shape = tuple(sample.x.shape[1:])
+        model = network(panel.kind, shape, sample.outputs, job["widths"], default=panel.default, seed=seed)
+        settings = {name: job[name] for name in ("steps", "batch_size", "ranks", "until")}
+        shared = {"panel": panel.title, "kind": panel.kind, "ratio": panel.ratio, "data": sample.origin, "seed": seed}
+        for row in descend(model, sample, panel.rate, seed=seed, **settings):
+            yield {**shared, **row}
+
+
+class PanelFigure(Figure):
+    """The loss with its two parts above, the norm of the kernel below; the first seed of each panel."""
+
+    shown: ClassVar[int] = 5  # the rank that is drawn
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        first = [row for row in rows if row["seed"] == 0 and row["loss"] is not None]
+        titles = values_of(first, "panel")
+        figure, axes = plots.panels(2 * len(titles), columns=len(titles), size=(3.6, 2.7))
+        for column, title in enumerate(titles):
+            mine = select(first, panel=title)
+            draw_parts(axes[column], mine, self.shown, title)
+            look: dict[str, Any] = {"markers": False, "labels": "none"}
+            plots.curves(mine, "step", "kernel", ylabel="‖K‖", ax=axes[column + len(titles)], **look)
+        return figure
+
+
+def draw_parts(ax: Any, run: list[Row], rank: int, title: str) -> None:
+    """L, L≤s and L>s of one run."""
+    from theodolite import plots
+
+    names = {"loss": "L", f"top_{rank}": f"L≤{rank}", f"rest_{rank}": f"L>{rank}"}
+    parts = [{"step": row["step"], "loss": max(row[key], 1e-12), "part": name} for key, name in names.items() for row in run]
+    origin = run[0]["data"]
+    named = f"{title}\n({origin})" if " " in origin else title  # stand-ins have longer names
+    look: dict[str, Any] = {"markers": False, "labels": "legend", "band": None}
+    plots.curves(parts, "step", "loss", by="part", log="y", ylabel="loss", title=named, ax=ax, **look)
+
+
+# What is measured on the rows of a run
+
+
+def runs(query: Query = rows) -> Groups:
+    """The rows of each panel and seed."""
+    return query.by("panel", "seed")
+
+
+def finished(run: list[Row]) -> list[Row]:
+    """A run's rows; one that diverged, or has a loss that is no number, cannot be measured."""
+    if run[-1]["diverged"] or not all(math.isfinite(row["loss"]) for row in run):
+        raise ValueError(f"{run[-1]['panel']}, seed {run[-1]['seed']}, diverged")
+    return run
+
+
+def peak_over_start(run: list[Row]) -> float:
+    """Peak over first loss."""
+    return float(max(row["loss"] for row in finished(run)) / run[0]["loss"])
+
+
+def end_over_start(run: list[Row], column: str = "loss") -> float:
+    """Last over first loss, or what another column holds."""
+    return float(finished(run)[-1][column] / run[0][column])
+
+
+def highest_spike(run: list[Row]) -> float:
+    """The height of the highest spike over the loss before it."""
+    return max((spike.height for spike in spikes(run)), default=1.0)
+
+
+def spikes(run: list[Row]) -> tuple[SpikeEvent, ...]:
+    """Spikes of the loss on all points."""
+    return spike_events([row["loss"] for row in finished(run)], kernel=[row["kernel"] for row in run])
+
+
+def share_of_rise(run: list[Row], rank: int) -> float:
+    """The part of the rise that lies in the top eigenspace, from the lowest loss before the peak."""
+    peak = max(range(len(finished(run))), key=lambda i: run[i]["loss"])
+    low = min(run[: peak + 1], key=lambda row: row["loss"])
+    top, rise = run[peak][f"top_{rank}"] - low[f"top_{rank}"], run[peak]["loss"] - low["loss"]
+    return float(top / rise) if rise > 0 else 0.0
+
+
+def rises_of_rest(run: list[Row], rank: int) -> int:
+    """Steps in which the loss outside the top eigenspace rises by more than 2 % of the first loss."""
+    name = f"rest_{rank}"
+    return sum(bool(b[name] - a[name] > 0.02 * run[0]["loss"]) for a, b in itertools.pairwise(finished(run)))
+
+
+def kernel_falls(least: float = 1.0) -> Value:
+    """Share of the spikes of all runs that came back, of those at least so high, after which the kernel is smaller."""
+
+    def share(found: list[tuple[SpikeEvent, ...]]) -> float:
+        high = [spike for spike in itertools.chain(*found) if spike.height >= least]
+        known = [spike.kernel_fell for spike in high if spike.kernel_fell is not None]
+        return sum(known) / len(known)
+
+    return runs().each(spikes).reduce(share)
+
+
+# One catapult
+
+DEPARTS = (
+    "Rates are multiples of the critical one of each start, n/λ₁(K) for the mean squared error; the multiples are those of the "
+    "source's settings. Biases and the scale of images are not stated: ours are none, and a root mean square of 1.1 without "
+    "centring. Below paper size images have 8 × 8 pixels and networks are narrower; where files are not there, generated images "
+    "(digits of scikit-learn for ten classes) stand in. WRN has no normalisation: the kernel of a sample needs that."
+)
+
+below = rows(ratio=lambda ratio: ratio < 1)
+above = rows(ratio=lambda ratio: ratio > 1)
+#: The setting of which more is asked: a fully connected network on images.
+fcn = runs(above(kind="5-FCN", data=lambda origin: origin != "rank-2"))
+KERNEL_FALLS = "share of the spikes that came back after which the kernel is smaller"
+
+
+def catapult_claims(since: str = "tiny") -> tuple[Claim, ...]:
+    """What every catapult figure of gradient descent shows; the first three are asked of the FCN on images.
+
+    `since` is the size from which on the rest of the loss is expected to fall in networks that are not fully connected.
+    """
+    return (
+        at_least(
+            *(1.5, "FCN on images: the loss rises (peak over first loss, smallest)", fcn.each(peak_over_start).min()),
+            says="a spike",
+            read_from="plot",
+        ),
+        at_most(
+            *(0.1, "FCN on images: and falls far below its start (last over first loss, largest)"),
+            fcn.each(end_over_start).max(),
+            says="falls",
+            read_from="plot",
+        ),
+        at_most(
+            *(0.9, "FCN on images: the kernel is smaller at the end (last over first norm, largest)"),
+            fcn.each(lambda run: end_over_start(run, "kernel")).max(),
+            says="the norm falls in the spike",
+            read_from="plot",
+        ),
+        at_least(
+            *(1.2, "every network has a spike (highest over the loss before it, smallest)"),
+            runs(above).each(highest_spike).min(),
+            says="a spike",
+            read_from="plot",
+        ),
+        at_least(0.8, KERNEL_FALLS, kernel_falls(), says="the norm falls in the spike", read_from="plot"),
+        at_least(
+            *(0.9, "share of the rise in the top 5 eigendirections per output (smallest)"),
+            runs(above).each(lambda run: share_of_rise(run, 5)).min(),
+            says="the spike lies in the top eigenspace",
+        ),
+        at_most(
+            *(3, "the rest of the loss almost never rises: steps above 2 % of the first loss (most)"),
+            runs(above).each(lambda run: rises_of_rest(run, 5)).max(),
+            says="decreases almost monotonically",
+            since=since,
+        ),
+        measured(
+            "share of the rise in the top direction per output (smallest)",
+            runs(above).each(lambda run: share_of_rise(run, 1)).min(),
+        ),
+    )
+
+
+def largest_rise(run: list[Row]) -> float:
+    """The largest rise of the loss in one step, over the first loss."""
+    return max(float((b["loss"] - a["loss"]) / run[0]["loss"]) for a, b in itertools.pairwise(finished(run)))
+
+
+def rises_without_reason(run: list[Row]) -> int:
+    """Steps that raise the loss by a thousandth of the first although the rate is below the critical one of that step."""
+    return sum(
+        b["loss"] - a["loss"] > 1e-3 * run[0]["loss"] and a["rate"] < a["critical"] for a, b in itertools.pairwise(finished(run))
+    )
+
+
+class Figure43(PanelFigure):
+    """A catapult of gradient descent lies in the top eigenspace of the tangent kernel.
+
+    The loss shoots up, the norm of the kernel falls until the rate is stable again, and the loss settles. Split along the
+    eigenvectors of the current kernel, the spike is in the top five directions; the rest of the loss decreases almost
+    monotonically. Below the critical rate the loss only falls.
+    """
+
+    item, where = ("zhu-2024 Figure 4.3", "zhu-2024 Figure 4.2", "zhu-2024 Figure C.2"), "sections 4.2 and 4.3, appendix C.2"
+    study = PanelRuns(
+        sizes=sizes(
+            panels=(Panel("5-FCN", "cifar10", 1.67), Panel("5-CNN", "cifar10", 1.78), Panel("5-FCN", "cifar10", 0.8)), **GD
+        )
+    )
+    departs = DEPARTS
+    claims = (
+        *catapult_claims(),
+        at_most(
+            *(1e-3, "at 0.8 of the critical rate no step raises the loss by more than a thousandth of the first"),
+            runs(below).each(largest_rise).max(),
+            says="no catapult below the critical rate",
+            where="Zhu 2024, section 4.2",
+            read_from="theory",
+            fails={
+                "tiny": "the kernel grows until the rate crosses the edge of its own weights; below that edge no step raises "
+                "the loss"
+            },
+        ),
+        equal(
+            *(0, "nor does any step that is below the critical rate of its own weights (steps that do)"),
+            runs(below).each(rises_without_reason).sum(),
+            says="no catapult below the critical rate",
+            where="Zhu 2024, section 4.2",
+            read_from="theory",
+        ),
+    )
+
+
+class FigureC3(PanelFigure):
+    """Catapults of gradient descent on other data and with another network: SVHN, a rank-2 target, a wide residual network.
+
+    The same picture: the spike in the top five directions, a smaller kernel afterwards.
+    """
+
+    item, where = ("zhu-2024 Figure C.3", "zhu-2024 Figure C.4"), "appendix C.2"
+    study = PanelRuns(
+        sizes=sizes(
+            panels=(
+                Panel("5-FCN", "svhn", 1.76),
+                Panel("5-CNN", "svhn", 1.88),
+                Panel("5-FCN", "rank-2", 2.63),
+                Panel("WRN", "cifar10", 2.0),
+            ),
+            **GD,
+        )
+    )
+    departs = (
+        DEPARTS + " The FCN on the rank-2 target is taken to have five layers; its critical rate of 1.9 fits no choice of biases."
+    )
+    claims = catapult_claims(since="laptop")
+
+
+class FigureC5(PanelFigure):
+    """With several classes the spike of a catapult lies in the top s directions for each output.
+
+    One-hot targets and a mean over points and classes: the critical rate is n·k/λ₁ of the kernel of all n·k outputs.
+    """
+
+    item, where = "zhu-2024 Figure C.5", "appendix C.2"
+    study = PanelRuns(
+        sizes=sizes(
+            panels=(Panel("5-FCN", "cifar10", 2.94, many=True), Panel("5-CNN", "cifar10", 5.0, many=True)),
+            **{**GD, "tiny": GD["tiny"].but(n=24, slow_n=12, slow_steps=30)},
+        )
+    )
+    departs = DEPARTS + " Below paper size there are four classes."
+    claims = catapult_claims(since="laptop")
+
+
+# Several catapults
+
+#: The first rate over the critical one, the multiple of a raise, and the directions the spikes are looked for in.
+FIRST, RATIO, RANK = 0.9, 1.6, 10
+#: Raises that were not undone, and those of them after which training has settled.
+raises = rows(part="event", rolled_back=False)
+settled = raises(end=lambda end: end is not None)
+
+
+def spikes_of_raises(mine: list[Row]) -> int:
+    """Raises of a run that led to a spike of their own, 0 if one did not."""
+    run = select(mine, part="run")
+    found = spike_events([row["loss"] for row in run])
+    last = run[-1]["step"]
+    seen = [any(event["step"] <= spike.peak <= (event["end"] or last) for spike in found) for event in raises.of(mine)]
+    return len(seen) if all(seen) else 0
+
+
+def shares_in_top(mine: list[Row]) -> list[float]:
+    """The part of each raise's spike in the top ten directions."""
+    run, shares = select(mine, part="run"), []
+    for event in raises.of(mine):
+        # The row of the raise itself may show the state that was undone.
+        flight = [row for row in run if event["step"] < row["step"] <= (event["end"] or run[-1]["step"])]
+        low, peak = flight[0], max(flight, key=lambda row: row["loss"])
+        shares.append((peak[f"top_{RANK}"] - low[f"top_{RANK}"]) / (peak["loss"] - low["loss"]))
+    return shares
+
+
+class Figure44(Experiment):
+    """Several catapults: each raise of the rate above the critical one is a spike in the top directions and a smaller kernel.
+
+    The rate starts below the critical one. Once the loss is below its value before the last raise and the rate has been stable
+    for ten steps, it is raised to 1.6 times the critical rate, three or four times. At the end it is far above what the start
+    could bear: a run that begins with it diverges.
+    """
+
+    item = ("zhu-2024 Figure 4.4", "zhu-2024 Figure C.6", "zhu-2024 Figure C.7")
+    where = "section 4.3, appendix C.2"
+    sizes = sizes(
+        side=8,
+        kinds=("5-FCN", "5-CNN"),
+        restart_steps=60,
+        raises=4,
+        seeds=1,
+        tiny={
+            **{"widths": TINY.but(fcn=256), "n": 24, "steps": 220, "source": "stand-in", "kinds": ("5-FCN",)},
+            **{"restart_steps": 40, "raises": 3},
+        },
+        laptop={"widths": LAPTOP, "n": 64, "steps": 500, "source": "either"},
+        paper={"widths": PAPER, "n": 128, "steps": 1500, "side": 32, "source": "files", "seeds": 3},
+    )
+    departs = (
+        f"{DEPARTS} The rate is raised when training has settled, not at fixed iterations (15 and 60 for the FCN, 10 and 40 for "
+        "the CNN). C.7 names final rates of 60 and 40 where the schedule ends at 15 and 20; ours is the last of our schedule."
+    )
+    claims = (
+        at_least(
+            *(3, "each of at least three raises leads to a spike (fewest of a run)", runs().each(spikes_of_raises).min()),
+            says="one spike per raise",
+            read_from="plot",
+            since="laptop",  # narrow networks die in flight now and then, and the run ends before the third raise
+        ),
+        at_most(
+            *(0.999999, "after each that settled the kernel is smaller (norm after over before, largest)"),
+            (settled["kernel_after"] / settled["kernel_before"]).max(),
+            says="the norm falls each time",
+        ),
+        at_least(
+            *(1.0, "the final rate is above the critical one of the start (smallest ratio)"),
+            runs(raises).each(lambda events: events[-1]["raised_to"] / events[0]["first_critical"]).min(),
+            says="15 against 3.6 and 20 against 4.5",
+            where="Zhu 2024, Figure 4.4 and appendix C.6",
+        ),
+        at_least(
+            *(0.9, "the spikes lie in the top ten directions (smallest share)"),
+            runs().each(shares_in_top).reduce(lambda found: min(itertools.chain(*found))),
+            says="spikes in the top ten directions",
+            where="Zhu 2024, Figure C.6",
+        ),
+        equal(
+            *(True, "a run that starts with the final rate diverges, or stays above its start"),
+            runs(rows(part="restart")).each(lambda run: run[-1]["diverged"] or run[-1]["loss"] > run[0]["loss"]).reduce(all),
+            says="gradient descent diverges",
+            where="Zhu 2024, Figure C.7",
+        ),
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        shared = {name: p[name] for name in ("widths", "n", "steps", "side", "restart_steps", "raises", "source")}
+        for kind in p.kinds:
+            for seed in range(p.seeds):
+                yield {"kind": kind, **shared, "seed": seed}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        sample = points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
+        model = network(job["kind"], tuple(sample.x.shape[1:]), 1, job["widths"], seed=job["seed"])
+        start = copy.deepcopy(model)
+        data = (sample.x, sample.y)
+        first = critical_learning_rate(Problem(model, nn.MSELoss(), data), by="kernel", progress=False).value
+        sgd = SGD(model.parameters(), lr=FIRST * first)
+        driver = MultiCatapult(model, nn.MSELoss(), data, sgd, raises=job["raises"], ratio=RATIO)
+        shared = {"panel": f"{job['kind']} on CIFAR-2", "data": sample.origin, "seed": job["seed"]}
+        calm = 0
+        for row in descend(model, sample, lambda step, critical: driver.step(), steps=job["steps"], ranks=(1, RANK)):
+            yield {"part": "run", **shared, **row}
+            calm = calm + 1 if driver.done else 0
+            if calm > 15:
+                break
+        for event in driver.events:
+            yield {"part": "event", **shared, **event.row(), "first_critical": first}
+        last = [event.rate for event in driver.events if not event.rolled_back][-1]
+        for row in descend(start, sample, lambda step, critical: last, steps=job["restart_steps"], ranks=(1, RANK)):
+            yield {"part": "restart", **shared, **row}
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        first = select(rows, seed=0)
+        titles = values_of(first, "panel")
+        figure, axes = plots.panels(3 * len(titles), columns=3, size=(3.8, 2.8))
+        for place, title in enumerate(titles):
+            loss, norm, restart = axes[3 * place : 3 * place + 3]
+            mine = select(first, panel=title)
+            run = select(mine, part="run", diverged=False)
+            draw_parts(loss, run, RANK, title)
+            plots.curves(run, "step", "kernel", markers=False, labels="none", ylabel="‖K‖", title="raises: dashed", ax=norm)
+            for event in select(mine, part="event"):
+                plots.reference(loss, x=event["step"])
+                plots.reference(norm, x=event["step"])
+            begun = [row for row in select(mine, part="restart") if row["loss"] is not None]
+            look: dict[str, Any] = {"markers": False, "labels": "none", "log": "y"}
+            plots.curves(begun, "step", "loss", ylabel="loss", title="started with the final rate", ax=restart, **look)
+        return figure

@@ -1,0 +1,70 @@
+"""Words for numbers and names: the only text helpers."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+def number(value: float, error: float | None = None) -> str:
+    """A number with its error, as a sentence shows it: rounded to two digits of the error, four digits where it is tiny.
+
+    >>> number(0.123456, 0.00123), number(371.4, 184.2), number(1.5), number(float("inf"))
+    ('0.1235 ± 0.0012', '370 ± 180', '1.5', 'infinite')
+    >>> number(7.9123, 8.9e-7), number(1.234e-7, 3e-9), number(0.0, 1e-12)
+    ('7.912 ± 9e-07', '1.234e-07 ± 3e-09', '0 ± 1e-12')
+    """
+    if math.isinf(value):
+        return "infinite"
+    if error is None or not error > 0 or not math.isfinite(error):
+        return f"{value:.4g}"
+    size = max(abs(value), error)
+    if error < 1e-4 * abs(value) or not 1e-3 <= size < 1e6:
+        return f"{value:.4g} ± {error:.1g}"
+    digits = 1 - math.floor(math.log10(error))  # decimals that keep two digits of the error
+    if digits < 0:
+        return f"{round(value, digits):.0f} ± {round(error, digits):.0f}"
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "layer"), plural(0, "layer"), plural(3, "excluded word")
+    ('1 layer', '0 layers', '3 excluded words')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def listed(names: Iterable[object], most: int | None = None) -> str:
+    """Names with commas between them, the first `most` of them, or the word none.
+
+    >>> listed("abc"), listed("abc", most=2), listed([])
+    ('a, b, c', 'a, b and 1 more', 'none')
+    """
+    words = [str(name) for name in names]
+    shown = words if most is None else words[:most]
+    rest = len(words) - len(shown)
+    return (", ".join(shown) + (f" and {rest} more" if rest else "")) or "none"
+
+
+def quoted(names: Iterable[object], last: str = "") -> str:
+    """Names in quotes; `last` is the word before the last one.
+
+    >>> quoted(["a", "b", "c"]), quoted(["a", "b", "c"], "or"), quoted(["a"], "or")
+    ("'a', 'b', 'c'", "'a', 'b' or 'c'", "'a'")
+    """
+    shown = [repr(name) for name in names]
+    if not last or len(shown) < 2:
+        return ", ".join(shown)
+    return f"{', '.join(shown[:-1])} {last} {shown[-1]}"
+
+
+def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
+    """The names of `known`, most similar to `name` first.
+
+    >>> nearest("fc1.wieght", ["fc1.bias", "fc1.weight", "conv.weight"], count=1)
+    ['fc1.weight']
+    """
+    return sorted(known, key=lambda other: -difflib.SequenceMatcher(None, name, other).ratio())[:count]

@@ -1,0 +1,103 @@
+"""Runs that stop between two steps and go on where they were: Ctrl-C deferred, training states on disk."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from theodolite.files import write_whole
+
+# Ctrl-C between two steps instead of in the middle of one.
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C was pressed; a second press interrupts at once.
+
+    Only the main thread receives signals; elsewhere nothing is deferred.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    pressed: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# Training states on disk: safetensors for tensors, JSON for the rest, never pickle.
+
+
+#: The newest state; a kill while it is written leaves the one before.
+NAME = "checkpoint.safetensors"
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a nested state of tensors, numbers, strings, lists and dictionaries as one file."""
+    tensors: dict[str, Tensor] = {}
+    document = json.dumps(_encode(state, tensors))
+    tensors.setdefault("", torch.zeros(0))  # safetensors wants at least one
+    write_whole(folder / NAME, save_tensors(tensors, metadata={"state": document}))
+
+
+def load_state(folder: Path) -> dict[str, Any] | None:
+    """The newest state of a folder, None if there is none."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    content = path.read_bytes()
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        tensors = load_tensors(content)
+        document = json.loads(header["__metadata__"]["state"])
+    except Exception as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}). Remove it to train from the start.") from error
+    state: dict[str, Any] = _decode(document, tensors)
+    return state
+
+
+def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().clone().contiguous()
+        return {"$tensor": name}
+    if isinstance(value, Mapping):
+        # Keys keep their type: optimizers number their parameters.
+        return {"$items": [[key, _encode(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {"$tuple": [_encode(item, tensors) for item in value]}
+    if isinstance(value, list):
+        return [_encode(item, tensors) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"A training state may hold tensors, numbers, strings, lists and dictionaries. Got {type(value).__name__}.")
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$tuple" in value:
+        return tuple(_decode(item, tensors) for item in value["$tuple"])
+    return {key: _decode(item, tensors) for key, item in value["$items"]}
