@@ -67,16 +67,14 @@ class Table8(Figure):
 
     item, where = "wu-zhu-2020 Table 8", "appendix F.4; Wu 2023, section C.7.3"
     view = rows(part="fc")
-    study = LayerInputs(
-        sizes=case_sizes(
-            tiny=cases(DENSE_BN, DENSE, replace(SMALL_LENET_BN, epochs=10), seeds=3),
-            laptop=cases(
-                *(DENSE_BN, DENSE, SMALL_LENET_BN, mnist("F-200^2-BN", 10), mnist("F-200^2", 10), mnist("F-600^2-BN", 4)),
-                cifar("LeNet5-BN", 20),
-                seeds=2,
-            ),
-            paper=cases(*(as_printed(line.removesuffix(norm)) for norm in ("", "-BN") for line in TABLE_8), seeds=3),
-        )
+    study = LayerInputs.of(
+        tiny=cases(DENSE_BN, DENSE, replace(SMALL_LENET_BN, epochs=10), seeds=3),
+        laptop=cases(
+            *(DENSE_BN, DENSE, SMALL_LENET_BN, mnist("F-200^2-BN", 10), mnist("F-200^2", 10), mnist("F-600^2-BN", 4)),
+            cifar("LeNet5-BN", 20),
+            seeds=2,
+        ),
+        paper=cases(*(as_printed(line.removesuffix(norm)) for norm in ("", "-BN") for line in TABLE_8), seeds=3),
     )
     claims = (
         at_most(

@@ -101,12 +101,10 @@ class Figure3(Figure):
 
     item = ("wu-zhu-2020 Figure 3", "wu-zhu-2020 Figure 14")
     where = "section 4.2 and appendix E.3: fc1 of LeNet5 (m = 120)"
-    study = Correspondence(
-        sizes=case_sizes(
-            tiny=cases(DIGITS, seeds=2, layers=["fc2"], corner=20) + cases(MINI, seeds=2, layers=["fc1"], corner=20),
-            laptop=cases(CIFAR, seeds=2, layers=["fc1"], corner=20),
-            paper=cases(SOURCE, seeds=5, layers=["fc1"], corner=120),
-        )
+    study = Correspondence.of(
+        tiny=cases(DIGITS, seeds=2, layers=["fc2"], corner=20) + cases(MINI, seeds=2, layers=["fc1"], corner=20),
+        laptop=cases(CIFAR, seeds=2, layers=["fc1"], corner=20),
+        paper=cases(SOURCE, seeds=5, layers=["fc1"], corner=120),
     )
     claims = (
         at_least(
@@ -155,13 +153,11 @@ class Figure15(Figure):
         *("wu-2023 Figure C.12", "wu-2023 Figure C.13", "wu-2023 Figure C.14"),
     )
     where = "LeNet5 (Wu, Zhu et al. 2020, appendix E.3), conv1 to conv3 of VGG11 (Wu 2023)"
-    study = Correspondence(
-        sizes=case_sizes(
-            tiny=cases(MINI, seeds=2, layers=["fc2", "conv1", "conv2"], corner=20),
-            laptop=cases(CIFAR, seeds=2, layers=["fc2", "conv1", "conv2"], corner=30),
-            paper=cases(SOURCE, layers=["fc2", "conv1", "conv2"], corner=50)
-            + cases(*networks_of(SOURCE, "VGG11"), layers=["conv1", "conv2", "conv3"], corner=50),
-        )
+    study = Correspondence.of(
+        tiny=cases(MINI, seeds=2, layers=["fc2", "conv1", "conv2"], corner=20),
+        laptop=cases(CIFAR, seeds=2, layers=["fc2", "conv1", "conv2"], corner=30),
+        paper=cases(SOURCE, layers=["fc2", "conv1", "conv2"], corner=50)
+        + cases(*networks_of(SOURCE, "VGG11"), layers=["conv1", "conv2", "conv3"], corner=50),
     )
     claims = (
         *(

@@ -11,7 +11,7 @@ from torch import nn
 
 from theodolite.experiments import Figure, at_least, at_most, relative, rows, within
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import NetworkStudy, Setup, case_sizes, cases, network_of
+from theodolite.experiments.hessian.networks import NetworkStudy, Setup, cases, network_of
 from theodolite.experiments.query import Query, Value, select, values_of
 from theodolite.measures.hessian import autocorrelation
 from theodolite.operators import kronecker_factors
@@ -221,8 +221,8 @@ def draw_lines(rows: list[Row], table: Mapping[str, Line]) -> Any:
         ax.set_ylim((low / 1.2, high * 1.2) if name == "ratio" else (min(low, 0.985), max(high, 1.001)))
         if ax is axes[1]:  # one legend, to the right of the figure: inside it would hide points
             ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        elif ax.get_legend() is not None:
-            ax.get_legend().remove()
+        elif (legend := ax.get_legend()) is not None:
+            legend.remove()
         ax.set_xticks(range(len(names)), names, rotation=35, ha="right")
         ax.set_xlim(-0.6, len(names) - 0.4)
     return figure
@@ -238,14 +238,12 @@ class Table6(Figure):
 
     item, where = "wu-zhu-2020 Table 6", "section 4.3 and appendix E.1; Wu 2023, section C.6.1"
     view = fc
-    study = LayerInputs(
-        sizes=case_sizes(
-            tiny=cases(DENSE, QUICK_LENET, seeds=2),
-            laptop=cases(
-                *(DENSE, SMALL_LENET, mnist("F-200^2"), mnist("F-600^2", 8), cifar("F-600^2", 25), cifar("LeNet5", 40)), seeds=2
-            ),
-            paper=cases(DENSE, SMALL_LENET, *(as_printed(line) for line in TABLE_6 if "second" not in line), seeds=5),
-        )
+    study = LayerInputs.of(
+        tiny=cases(DENSE, QUICK_LENET, seeds=2),
+        laptop=cases(
+            *(DENSE, SMALL_LENET, mnist("F-200^2"), mnist("F-600^2", 8), cifar("F-600^2", 25), cifar("LeNet5", 40)), seeds=2
+        ),
+        paper=cases(DENSE, SMALL_LENET, *(as_printed(line) for line in TABLE_6 if "second" not in line), seeds=5),
     )
     claims = (
         at_least(
@@ -322,12 +320,10 @@ class Table7(Figure):
 
     item, where = "wu-zhu-2020 Table 7", "appendix E.1; Wu 2023, section C.6.1"
     view = rows(first=False)
-    study = LayerInputs(
-        sizes=case_sizes(
-            tiny=cases(QUICK_LENET, seeds=2),
-            laptop=cases(SMALL_LENET, cifar("LeNet5", 40), cifar("LeNet5-(fc1-80)", 40), seeds=2),
-            paper=cases(SMALL_LENET, *(as_printed(line) for line in TABLE_7 if "second" not in line), seeds=5),
-        )
+    study = LayerInputs.of(
+        tiny=cases(QUICK_LENET, seeds=2),
+        laptop=cases(SMALL_LENET, cifar("LeNet5", 40), cifar("LeNet5-(fc1-80)", 40), seeds=2),
+        paper=cases(SMALL_LENET, *(as_printed(line) for line in TABLE_7 if "second" not in line), seeds=5),
     )
     claims = (
         at_least(

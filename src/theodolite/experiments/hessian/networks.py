@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,11 @@ def problem_of(setup: Setup, seed: int, weights: Sequence[Row] | None = None) ->
 class NetworkStudy(Study):
     """A study of trained networks. A size holds `cases` (see `cases`): one job for each of them and each of its seeds."""
 
+    @classmethod
+    def of(cls, **cases_by_size: list[dict[str, Any]]) -> Self:
+        """The study with these cases."""
+        return cls(sizes=case_sizes(**cases_by_size))
+
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for case in p.cases:
             for seed in range(case["seeds"]):
@@ -137,9 +142,9 @@ def cases(*setups: Setup, seeds: int = 1, **looked_at: Any) -> list[dict[str, An
     return [{"setup": asdict(setup), **looked_at, "seeds": seeds} for setup in setups]
 
 
-def case_sizes(*, tiny: list[dict[str, Any]], laptop: list[dict[str, Any]], paper: list[dict[str, Any]]) -> dict[str, Params]:
+def case_sizes(**cases_by_size: list[dict[str, Any]]) -> dict[str, Params]:
     """The sizes of a study of networks, from their cases."""
-    return {size: Params(cases=found) for size, found in (("tiny", tiny), ("laptop", laptop), ("paper", paper))}
+    return {size: Params(cases=found) for size, found in cases_by_size.items()}
 
 
 def models_of(job: Mapping[str, Any]) -> list[tuple[Setup, int]]:
@@ -164,7 +169,8 @@ TOLERANCE = 1e-5
 
 def layer_factors(problem: Problem, layer: str) -> KroneckerFactors:
     """The Kronecker factors of a layer."""
-    return kronecker_factors(problem, [layer])[layer]
+    found: KroneckerFactors = kronecker_factors(problem, [layer])[layer]
+    return found
 
 
 def layer_pairs(problem: Problem, layers: Sequence[str], k: int, tol: float = TOLERANCE) -> dict[str, Eigenpairs]:

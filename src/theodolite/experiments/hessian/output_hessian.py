@@ -246,7 +246,7 @@ def rise(labels: str) -> Callable[[list[Row]], float]:
 
     def measure(rows: list[Row]) -> float:
         fc1, fc2, fc3 = (overlap_of(labels, layer)(rows).value for layer in ("fc1", "fc2", "fc3"))
-        return min(fc3 - fc2, fc2 - fc1 + 0.05)
+        return float(min(fc3 - fc2, fc2 - fc1 + 0.05))
 
     return measure
 

@@ -25,7 +25,6 @@ from theodolite.experiments.hessian.networks import (
     SOURCE_MNIST,
     NetworkStudy,
     Setup,
-    case_sizes,
     cases,
     layer_factors,
     layer_pairs,
@@ -298,16 +297,14 @@ class Figure1(OverlapFigure):
     item = "wu-zhu-2020 Figure 1"
     where = "section 1.1: fc1 of LeNet5 (m = 120) and conv11 of ResNet18-W64 (m = 64)"
     view = rows(kind=["overlap", "layer", "singular"])
-    study = Overlap(
-        sizes=case_sizes(
-            tiny=apart(DIGITS, layers=["fc1"], models=3),
-            laptop=apart(CIFAR, layers=["fc1"], models=3) + apart(MNIST, RAW_CIFAR, layers=["fc1"], models=2),
-            paper=[
-                *apart(SOURCE, SOURCE_MNIST, layers=["fc1"], models=5),
-                *apart(replace(RAW_CIFAR, epochs=1000, batch=128, samples=1000), layers=["fc1"], models=5),
-                *apart(replace(SOURCE_100, network="ResNet18-W64"), layers=["conv11"], models=5),
-            ],
-        )
+    study = Overlap.of(
+        tiny=apart(DIGITS, layers=["fc1"], models=3),
+        laptop=apart(CIFAR, layers=["fc1"], models=3) + apart(MNIST, RAW_CIFAR, layers=["fc1"], models=2),
+        paper=[
+            *apart(SOURCE, SOURCE_MNIST, layers=["fc1"], models=5),
+            *apart(replace(RAW_CIFAR, epochs=1000, batch=128, samples=1000), layers=["fc1"], models=5),
+            *apart(replace(SOURCE_100, network="ResNet18-W64"), layers=["conv11"], models=5),
+        ],
     )
     claims = (
         between(
@@ -364,20 +361,18 @@ class Figure5(OverlapFigure):
 
     item = "wu-zhu-2020 Figure 5"
     where = "section 5.1: four widths of LeNet5, three of ResNet18 and VGG11; which layers is not said"
-    study = Overlap(
-        sizes=case_sizes(
-            tiny=apart(*networks_of(DIGITS, "F-20-40", "F-40^2"), layers=["fc1"], models=3),
-            laptop=apart(*networks_of(CIFAR, "LeNet5-(fc1-80)", "LeNet5-(fc1-150)"), layers=["fc1"], models=2),
-            paper=[
-                *apart(
-                    *networks_of(SOURCE, "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5", "LeNet5-(fc1-150)"),
-                    layers=["fc1"],
-                    models=5,
-                ),
-                *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=["conv11"], models=5),
-                *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W64", "VGG11-W80"), layers=["conv8"], models=5),
-            ],
-        )
+    study = Overlap.of(
+        tiny=apart(*networks_of(DIGITS, "F-20-40", "F-40^2"), layers=["fc1"], models=3),
+        laptop=apart(*networks_of(CIFAR, "LeNet5-(fc1-80)", "LeNet5-(fc1-150)"), layers=["fc1"], models=2),
+        paper=[
+            *apart(
+                *networks_of(SOURCE, "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5", "LeNet5-(fc1-150)"),
+                layers=["fc1"],
+                models=5,
+            ),
+            *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=["conv11"], models=5),
+            *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W64", "VGG11-W80"), layers=["conv8"], models=5),
+        ],
     )
     claims = (
         between(
@@ -403,12 +398,10 @@ class Figure9(OverlapFigure):
     """
 
     item, where = "wu-zhu-2020 Figure 9", "appendix E.2.1: LeNet5 on CIFAR10, 6 + 5 + 5 models"
-    study = Overlap(
-        sizes=case_sizes(
-            tiny=apart(replace(DIGITS, epochs=15), layers=["fc1", "fc3"], models=_each_training(1, 1, 1)),
-            laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=_each_training(3, 3, 3)),
-            paper=apart(SOURCE, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=_each_training(6, 5, 5)),
-        )
+    study = Overlap.of(
+        tiny=apart(replace(DIGITS, epochs=15), layers=["fc1", "fc3"], models=_each_training(1, 1, 1)),
+        laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=_each_training(3, 3, 3)),
+        paper=apart(SOURCE, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=_each_training(6, 5, 5)),
     )
     departs = "The small learning rate is a fifth of the default and its epochs are five times as many; the source's is a tenth."
     claims = (

@@ -72,18 +72,14 @@ class Figure10(OverlapFigure):
 
     item = ("wu-zhu-2020 Figure 10", "wu-zhu-2020 Figure 11")
     where = "appendix E.2.2: VGG11 on CIFAR10 and CIFAR100, ResNet18 on CIFAR100"
-    study = Overlap(
-        sizes=case_sizes(
-            tiny=apart(MINI, layers=["conv1", "conv2", "fc3"], models=3),
-            laptop=apart(replace(MINI, epochs=100, until=0.02, samples=1437), layers=["conv1", "conv2", "fc3"], models=5),
-            paper=[
-                *apart(*networks_of(SOURCE, "VGG11-W32", "VGG11-W200"), layers=[*CONVOLUTIONS, "fc1"], models=5),
-                *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W80"), layers=[*CONVOLUTIONS, "fc1"], models=5),
-                *apart(
-                    *networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=[*RESIDUAL, "fc1"], models=5
-                ),
-            ],
-        )
+    study = Overlap.of(
+        tiny=apart(MINI, layers=["conv1", "conv2", "fc3"], models=3),
+        laptop=apart(replace(MINI, epochs=100, until=0.02, samples=1437), layers=["conv1", "conv2", "fc3"], models=5),
+        paper=[
+            *apart(*networks_of(SOURCE, "VGG11-W32", "VGG11-W200"), layers=[*CONVOLUTIONS, "fc1"], models=5),
+            *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W80"), layers=[*CONVOLUTIONS, "fc1"], models=5),
+            *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=[*RESIDUAL, "fc1"], models=5),
+        ],
     )
     claims = (
         at_least(
@@ -133,16 +129,14 @@ class Figure12(OverlapFigure):
 
     item = ("wu-zhu-2020 Figure 12", "wu-zhu-2020 Figure 13")
     where = "appendix E.2.3: fc2 of F-200^2, conv5 and conv2 of VGG11-W200, conv7 of ResNet18-W48"
-    study = Overlap(
-        sizes=case_sizes(
-            tiny=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=3) + made_up("heavy tail", outputs=60, pairs=10),
-            laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=6) + made_up("heavy tail", outputs=60, pairs=40),
-            paper=[
-                *apart(SOURCE_MNIST, layers=["fc1", "fc2", "fc3"], models=5),
-                *apart(VGG_200, layers=["conv2", "conv5"], models=5),
-                *apart(replace(SOURCE_100, network="ResNet18-W48"), layers=["conv7"], models=5),
-            ],
-        )
+    study = Overlap.of(
+        tiny=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=3) + made_up("heavy tail", outputs=60, pairs=10),
+        laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=6) + made_up("heavy tail", outputs=60, pairs=40),
+        paper=[
+            *apart(SOURCE_MNIST, layers=["fc1", "fc2", "fc3"], models=5),
+            *apart(VGG_200, layers=["conv2", "conv5"], models=5),
+            *apart(replace(SOURCE_100, network="ResNet18-W48"), layers=["conv7"], models=5),
+        ],
     )
     claims = (
         within(
@@ -190,19 +184,17 @@ class Figure23(OverlapFigure):
 
     item = "wu-zhu-2020 Figure 23"
     where = "appendix F.3.2: the last layers of F-200^2, LeNet5, VGG11-W200 and ResNet18-W64"
-    study = Overlap(
-        sizes=case_sizes(
-            tiny=apart(DIGITS, layers=["fc3"], models=5),
-            laptop=[
-                *apart(DIGITS, layers=["fc3"], models=6),
-                *apart(MINI, layers=["fc3"], models=5),
-                *apart(CIFAR, layers=["fc3"], models=2),
-            ],
-            paper=[
-                *apart(SOURCE_MNIST, SOURCE, layers=["fc3"], models=5),
-                *apart(VGG_200, replace(SOURCE_100, network="ResNet18-W64"), layers=["fc1"], models=5),
-            ],
-        )
+    study = Overlap.of(
+        tiny=apart(DIGITS, layers=["fc3"], models=5),
+        laptop=[
+            *apart(DIGITS, layers=["fc3"], models=6),
+            *apart(MINI, layers=["fc3"], models=5),
+            *apart(CIFAR, layers=["fc3"], models=2),
+        ],
+        paper=[
+            *apart(SOURCE_MNIST, SOURCE, layers=["fc3"], models=5),
+            *apart(VGG_200, replace(SOURCE_100, network="ResNet18-W64"), layers=["fc1"], models=5),
+        ],
     )
     claims = (
         at_most(
@@ -343,12 +335,10 @@ class Figure25(OverlapFigure):
     item = ("wu-zhu-2020 Figure 25", "wu-zhu-2020 Figure 26")
     where = "appendix F.3.3: conv5 and conv2 of VGG11-W200 on CIFAR10"
     view = rows(kind=["overlap", "layer", "spectrum"])
-    study = Overlap(
-        sizes=case_sizes(
-            tiny=made_up(*SPECTRA, outputs=60, pairs=20),
-            laptop=made_up(*SPECTRA, outputs=120, pairs=40),
-            paper=made_up("flat", outputs=200, pairs=20) + apart(VGG_200, layers=["conv2", "conv5"], models=5, reach=2.0),
-        )
+    study = Overlap.of(
+        tiny=made_up(*SPECTRA, outputs=60, pairs=20),
+        laptop=made_up(*SPECTRA, outputs=120, pairs=40),
+        paper=made_up("flat", outputs=200, pairs=20) + apart(VGG_200, layers=["conv2", "conv5"], models=5, reach=2.0),
     )
     claims = (
         within(

@@ -145,7 +145,7 @@ class Table2(Experiment):
     images is then not expected to agree, all else is.
     """
 
-    item, where = ("wu-zhu-2020 Table 2", "wu-2023 Table C.1"), "appendix D.1; Wu 2023, appendix C.5"
+    item, where = ("wu-zhu-2020 Table 2", "wu-2023 Table C.1"), "Wu, Zhu et al. 2020, appendix D.1; Wu 2023, appendix C.5"
     sizes = sizes(
         tiny={"data": ("digits",)},
         laptop={"data": ("digits", "mnist", "cifar10", "cifar100")},
@@ -306,7 +306,7 @@ class Table3(Experiment):
         *("wu-zhu-2020 Table 3", "wu-zhu-2020 Table 4", "wu-zhu-2020 Table 5"),
         *("wu-2023 Table C.2", "wu-2023 Table C.3", "wu-2023 Table C.4"),
     )
-    where = "appendix D.2; Wu 2023, appendix C.5"
+    where = "Wu, Zhu et al. 2020, appendix D.2; Wu 2023, appendix C.5"
     sizes = sizes(
         networks=tuple(PARAMETERS),
         tiny={"networks": ("F-200^2", "LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "VGG11-W32", "ResNet18-W48")},

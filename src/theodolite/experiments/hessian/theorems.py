@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, at_least, at_most, between, relative, rows, sizes, within
 from theodolite.experiments.hessian import paper, thesis
+from theodolite.experiments.lab.fits import log_log_slope
 from theodolite.experiments.query import Query, select, values_of
 from theodolite.linalg import subspace_overlap, top_eigenpairs
 from theodolite.measures.hessian import decoupling_error, kronecker_overlap, rank_ratios, sharp_subspace
@@ -214,7 +215,7 @@ def exponent(query: Query, column: str, of: Callable[[float], float] = float) ->
         found = query.found(rows)
         low, high = min(values_of(found, "n")), max(values_of(found, "n"))
         ends = [fmean(of(row[column]) for row in select(found, n=n)) for n in (low, high)]
-        return math.log(ends[1] / ends[0]) / math.log(high / low)
+        return log_log_slope([low, high], ends)
 
     return measure
 
