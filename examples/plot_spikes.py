@@ -3,7 +3,7 @@ Why did the loss spike?
 =======================
 
 A small transformer learns to add with AdamW, at a learning rate that is a little too bold. One batch is spoilt on the way. The
-loss curve shows a few spikes that look alike; a monitor in the loop tells which of them were catapults and which one was not.
+loss curve shows a few spikes that look alike; a monitor in the loop says which of them were catapults and which one was not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.03, betas=(0.9, 0.99), we
 # %%
 # The monitor
 # -----------
-# Two lines are added to the loop. Losses are overheard, looks at the curvature are taken where they tell most (here for half of
+# Two lines are added to the loop. Losses are recorded, the curvature is measured where it matters most (here for half of
 # the training time, a quarter by default), and not a bit of the training is changed. The log is what ``theodolite watch`` shows.
 
 log = Path(tempfile.mkdtemp())

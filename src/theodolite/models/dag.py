@@ -261,12 +261,11 @@ class DagLayer(nn.Module):
 class DagNetwork(nn.Module):
     """A network on a graph: (samples, inputs) -> (samples, outputs).
 
-    Parameters
-    ----------
-    graph : a `Graph` (see `dag_graphs` for builders), or pairs (from, to).
-    activation : of hidden neurons. `output_activation` is the identity unless named, as the theorems want it.
-    dtype : float64 by default: slopes of Hessian norms need the digits.
-    seed : of the weights; None draws from the global generator.
+    Args:
+        graph: a `Graph` (see `dag_graphs` for builders), or pairs (from, to).
+        activation: of hidden neurons. `output_activation` is the identity unless named, as the theorems want it.
+        dtype: float64 by default: slopes of Hessian norms need the digits.
+        seed: of the weights; None draws from the global generator.
 
     >>> network = DagNetwork([(0, 2), (1, 2), (2, 3), (0, 3)], seed=0)
     >>> network(torch.ones(5, 2, dtype=torch.float64)).shape, network.width

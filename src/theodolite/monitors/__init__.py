@@ -9,24 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite.monitors.diagnosis import Cause as Cause
-    from theodolite.monitors.diagnosis import Spike as Spike
     from theodolite.monitors.log import MonitorLog as MonitorLog
     from theodolite.monitors.log import read_log as read_log
     from theodolite.monitors.monitor import Monitor as Monitor
-    from theodolite.monitors.multi_catapult import MultiCatapult as MultiCatapult
-    from theodolite.monitors.rate_schedules import CriticalRateLR as CriticalRateLR
-    from theodolite.monitors.rate_schedules import cyclical_rate as cyclical_rate
+    from theodolite.monitors.rates.critical_rate import CriticalRateLR as CriticalRateLR
+    from theodolite.monitors.rates.critical_rate import cyclical_rate as cyclical_rate
+    from theodolite.monitors.rates.multi_catapult import MultiCatapult as MultiCatapult
     from theodolite.monitors.report import MonitorReport as MonitorReport
+    from theodolite.monitors.spikes.diagnosis import Cause as Cause
+    from theodolite.monitors.spikes.diagnosis import Spike as Spike
 
 _HOME = {
     "Monitor": "monitor",
     "MonitorReport": "report",
-    "Spike": "diagnosis",
-    "Cause": "diagnosis",
-    "MultiCatapult": "multi_catapult",
-    "CriticalRateLR": "rate_schedules",
-    "cyclical_rate": "rate_schedules",
+    "Spike": "spikes.diagnosis",
+    "Cause": "spikes.diagnosis",
+    "MultiCatapult": "rates.multi_catapult",
+    "CriticalRateLR": "rates.critical_rate",
+    "cyclical_rate": "rates.critical_rate",
     "MonitorLog": "log",
     "read_log": "log",
 }

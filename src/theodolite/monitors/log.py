@@ -1,6 +1,6 @@
 """The log of a monitored training: JSON lines, each on its way to disk at once, so that they survive a crash.
 
-One object per line, told apart by "kind":
+One object per line, of the "kind":
 
     run     what is trained and how it is watched; a resumed training writes a second one and its steps go on
     step    loss, gradient norm, size of the update and learning rate, at every step

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from theodolite.measures.dynamics.spikes import MatchTable
-from theodolite.monitors.diagnosis import SOURCE, Cause, Spike, finding_of
-from theodolite.monitors.looks import Look
-from theodolite.monitors.vitals import Vitals
+from theodolite.monitors.measuring.curvature import CurvatureSample
+from theodolite.monitors.spikes.diagnosis import SOURCE, Cause, Spike, finding_of
+from theodolite.monitors.watching.recorder import StepStats
 from theodolite.results import Cost, Finding, Result, Row, Severity
 from theodolite.results.findings import worst_first
 
@@ -18,7 +18,7 @@ MOVED = 0.9
 #: Share of sampled batches above their critical rate from which spikes are to be expected.
 OFTEN = 0.1
 
-#: Sampled steps below which no rate of matches is told.
+#: Sampled steps below which no rate of matches is reported.
 FEW = 5
 
 
@@ -54,22 +54,7 @@ class MonitorReport(Result):
 
     def rows(self) -> list[Row]:
         """One row per spike."""
-        return [
-            {
-                "start": s.start,
-                "peak": s.peak,
-                "end": s.end,
-                "height": s.height,
-                "cause": s.cause.value,
-                "rate": s.rate,
-                "ratio": s.ratio,
-                "top_share": s.top_share,
-                "sharpness_before": s.sharpness_before,
-                "sharpness_after": s.sharpness_after,
-                "batch": s.batch,
-            }
-            for s in self.spikes
-        ]
+        return [spike.row() for spike in self.spikes]
 
     def sentence(self) -> str:
         return "\n".join(map(str, self.findings))
@@ -98,8 +83,8 @@ class MonitorReport(Result):
 
 
 def summarise(
-    vitals: Sequence[Vitals],
-    looks: Sequence[Look],
+    steps: Sequence[StepStats],
+    looks: Sequence[CurvatureSample],
     spikes: Sequence[Spike],
     match: MatchTable,
     *,
@@ -111,15 +96,15 @@ def summarise(
     on_batch = [look for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
     exceeded = sum(bool(look.exceeded) for look in on_batch)
     findings = [finding_of(spike) for spike in spikes]
-    if not spikes and vitals:
-        findings.append(_calm(vitals))
+    if not spikes and steps:
+        findings.append(_calm(steps))
     findings += [f for f in (_rate(looks), _match(match, len(on_batch), exceeded), _features(looks)) if f is not None]
     findings += [_note(text) for text in notes]
     return MonitorReport(
         findings=tuple(worst_first(findings)),
         spikes=tuple(spikes),
         match=match,
-        steps=tuple(_row(v) for v in vitals),
+        steps=tuple({**s.row(), "moment": s.moment, "surprise": s.surprise} for s in steps),
         looks=tuple(look.row() for look in looks),
         exceeded=exceeded,
         sampled=len(on_batch),
@@ -130,23 +115,11 @@ def summarise(
     )
 
 
-def _row(v: Vitals) -> Row:
-    return {
-        "step": v.step,
-        "loss": v.loss,
-        "gradient_norm": v.gradient_norm,
-        "update_norm": v.update_norm,
-        "rate": v.rate,
-        "moment": v.moment,
-        "surprise": v.surprise,
-    }
-
-
-def _calm(vitals: Sequence[Vitals]) -> Finding:
+def _calm(steps: Sequence[StepStats]) -> Finding:
     return Finding(
         instrument="monitor",
         severity=Severity.GOOD,
-        sentence=f"No spike in {len(vitals)} steps; the loss went from {vitals[0].loss:.4g} to {vitals[-1].loss:.4g}.",
+        sentence=f"No spike in {len(steps)} steps; the loss went from {steps[0].loss:.4g} to {steps[-1].loss:.4g}.",
         label="no spikes",
         quantity="spikes",
         value=0.0,
@@ -154,7 +127,7 @@ def _calm(vitals: Sequence[Vitals]) -> Finding:
     )
 
 
-def _rate(looks: Sequence[Look]) -> Finding | None:
+def _rate(looks: Sequence[CurvatureSample]) -> Finding | None:
     """The learning rate against the critical one of the probe, lately."""
     seen = [look for look in looks if look.on == "probe" and look.ratio is not None and look.why != "spike"]
     if not seen:
@@ -205,7 +178,7 @@ def _match(match: MatchTable, sampled: int, exceeded: int) -> Finding | None:
     )
 
 
-def _features(looks: Sequence[Look]) -> Finding | None:
+def _features(looks: Sequence[CurvatureSample]) -> Finding | None:
     """How far the average gradient outer product has turned since the first look."""
     seen = [(look.step, look.agop_alignment) for look in looks if look.agop_alignment is not None]
     if len(seen) < 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, Literal
@@ -92,6 +92,7 @@ class Problem:
         parse = BatchParser(own_loss=loss is None, target_key=target)
         self._parse, self._batch_weight = parse, batch_weight
         self._constant: set[int] = set()  # batches that were shown to be constant in the measured parameters
+        self.elsewhere: dict[str, Tensor] = {}  # values that stand in for parameters of the model, by name; see `at`
         with random_states_kept(generators=generators_of(data)):
             self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
         probe.refuse_all_ignored(self)
@@ -134,7 +135,7 @@ class Problem:
     @property
     def vector(self) -> Tensor:
         """The measured parameters as one flat vector (a copy)."""
-        return torch.cat([p.detach().to(self.dtype).reshape(-1) for p in self.parameters])
+        return torch.cat([leaf.to(self.dtype).reshape(-1) for leaf in self.leaves(grad=False)])
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A flat vector as named tensors of the parameters' shapes."""
@@ -173,11 +174,12 @@ class Problem:
 
     def leaves(self, *, grad: bool = True) -> list[Tensor]:
         """Stand-ins for the measured parameters: same values, own graph, nothing of the model touched."""
-        return [self._stand_in(p).requires_grad_(grad) for p in self.parameters]
+        named = zip(self.selection.keys, self.parameters, strict=True)
+        return [self._stand_in(self.elsewhere.get(key, p)).requires_grad_(grad) for key, p in named]
 
     def tensors(self, leaves: Sequence[Tensor]) -> dict[str, Tensor]:
         """All a functional call needs: the leaves, the other parameters and copies of the buffers."""
-        fixed = {k: self._stand_in(p) for k, p in self.model.named_parameters()}
+        fixed = {k: self._stand_in(self.elsewhere.get(k, p)) for k, p in self.model.named_parameters()}
         buffers = {k: self._stand_in(b).clone() for k, b in self.model.named_buffers()}
         return {**fixed, **buffers, **dict(zip(self.selection.keys, leaves, strict=True))}
 
@@ -282,10 +284,17 @@ class Problem:
         other.data = Data(batches, None, self._parse)
         return other
 
+    def at(self, weights: Mapping[str, Tensor]) -> Problem:
+        """The same problem with other values for parameters of the model, by name; the model keeps its own."""
+        other = self._copy()
+        other.elsewhere = {**self.elsewhere, **weights}
+        return other
+
     def with_model(self, model: nn.Module, loss: Loss = None) -> Problem:
         """The same problem on another model of the same architecture (and another loss, where one is given)."""
         other = self._copy()
         other.model = unwrap(model)
+        other.elsewhere = self.elsewhere if other.model is self.model else {}
         other.loss_function = loss or self.loss_function
         other._call = ModelCall(other.model, other.loss_function)
         other._set_precision()
@@ -293,7 +302,15 @@ class Problem:
 
     def copied(self) -> Problem:
         """The same problem on a copy of the model."""
-        return self.with_model(copy_model(self.model))
+        return self.with_model(self._copied_model())
+
+    def _copied_model(self) -> nn.Module:
+        model = copy_model(self.model)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if name in self.elsewhere:
+                    p.copy_(self.elsewhere[name])
+        return model
 
     def _copy(self) -> Problem:
         other = object.__new__(Problem)
@@ -305,7 +322,7 @@ class Problem:
         """The same problem on a float64 copy of the model and the data."""
         loss = self.loss_function
         wide = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else None
-        double = self.with_model(copy_model(self.model).double(), wide)
+        double = self.with_model(self._copied_model().double(), wide)
         double.data = Data([batch.in_float64() for batch in self.data], None, self._parse)
         return double
 

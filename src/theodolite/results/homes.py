@@ -9,7 +9,7 @@ HOMES: dict[str, str] = {
     "atom-usage": "theodolite.measures.dictionary.structure",
     "batch-audit": "theodolite.measures.audit.data",
     "batch-critical-rates": "theodolite.measures.dynamics.batch_rates",
-    "catapult-report": "theodolite.monitors.multi_catapult",
+    "catapult-report": "theodolite.monitors.rates.multi_catapult",
     "catapult-sweep": "theodolite.measures.dynamics.sweep",
     "coding-loss": "theodolite.measures.dictionary.losses",
     "comparison": "theodolite.analyses.compare",

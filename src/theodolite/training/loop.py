@@ -21,9 +21,8 @@ from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss, ModelCall
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
-from theodolite.training.feeding import Feed
 from theodolite.training.interruption import deferred_interrupt, load_state, save_state
-from theodolite.training.schedules import Schedule, as_schedule
+from theodolite.training.schedules import Feed, Schedule, as_schedule
 from theodolite.training.trace import Trace
 
 Observer = Callable[[int, nn.Module, Batch, Optimizer], None]
@@ -56,24 +55,23 @@ def train(
 ) -> Trace:
     """Train `model` in place and return the `Trace` of the run.
 
-    Parameters
-    ----------
-    loss : `(output, target) -> scalar`, or None for models that return their own `.loss`.
-    data : `(inputs, targets)` with `batch_size` (None: the whole data in every step), a list of batches or a DataLoader.
-    optimizer : a torch optimizer, or a function of the parameters that makes one.
-    steps, epochs : how long; give one of them. With `resume` they count from the very start.
-    schedule : learning rate as a function of the step, a table `{first step: rate}`, a number, or a torch scheduler, which
-        is stepped after every optimizer step. With several parameter groups the others keep their ratio to the first.
-    until : stop once the loss of a batch is at most this.
-    clip : largest norm of the gradient.
-    measure, every : columns of the trace by name, each a function of the model, taken every so many steps before the step.
-    observe : called as `observe(step, model, batch, optimizer)` after backward and before the optimizer's step.
-    evaluate : also compute the loss on the whole data after the last step.
-    checkpoint, checkpoint_every, resume : folder for the state of the run, how often it is saved, and whether to go on
-        from it. Ctrl-C saves too, after the step under way. A resumed run takes the same steps as an undisturbed one;
-        what came after the last save is done anew.
-    seed : of the order of the data and of the model's own randomness, by torch's generator (randomness that comes from
-        NumPy or Python is not followed by a resume); the caller's random state is left alone.
+    Args:
+        loss: `(output, target) -> scalar`, or None for models that return their own `.loss`.
+        data: `(inputs, targets)` with `batch_size` (None: the whole data in every step), a list of batches or a DataLoader.
+        optimizer: a torch optimizer, or a function of the parameters that makes one.
+        steps, epochs: how long; give one of them. With `resume` they count from the very start.
+        schedule: learning rate as a function of the step, a table `{first step: rate}`, a number, or a torch scheduler, which is
+            stepped after every optimizer step. With several parameter groups the others keep their ratio to the first.
+        until: stop once the loss of a batch is at most this.
+        clip: largest norm of the gradient.
+        measure, every: columns of the trace by name, each a function of the model, taken every so many steps before the step.
+        observe: called as `observe(step, model, batch, optimizer)` after backward and before the optimizer's step.
+        evaluate: also compute the loss on the whole data after the last step.
+        checkpoint, checkpoint_every, resume: folder for the state of the run, how often it is saved, and whether to go on from
+            it. Ctrl-C saves too, after the step under way. A resumed run takes the same steps as an undisturbed one; what came
+            after the last save is done anew.
+        seed: of the order of the data and of the model's own randomness, by torch's generator (randomness that comes from NumPy
+            or Python is not followed by a resume); the caller's random state is left alone.
 
     >>> model = nn.Linear(1, 1, bias=False).double()
     >>> _ = nn.init.constant_(model.weight, 1.0)

@@ -78,21 +78,21 @@ class Trace(Result):
 class FleetTrace(Result):
     """A fleet's training run: R replicas, T steps; `run[r]` is the `Trace` of one replica.
 
-    Attributes
-    ----------
-    loss : (R, T), the loss of the replica's batch before step t. From the step at which a replica diverged on it is inf;
-        after it converged or was stopped it stays at its last value.
-    rates : (R,), learning rates; `factors` is what the schedule multiplied them with, (1, T) or, with a schedule per replica,
-        (R, T).
-    seeds, order_seeds : of the weights and of the order of the data.
-    diverged_at, stopped_at : per replica the step at which it diverged, or was stopped by `until` or `stop`; None otherwise.
-        Its weights are those at which that step's loss was seen.
-    measured_at : steps before which was measured; the last one is T, after the run, when also the frozen replicas are measured.
-    measured : (R, M) or (R, M, ...) by name; NaN where a replica was frozen.
-    test_loss, test_accuracy : (R, M), None without test data (accuracy: without labels).
-    checkpoints : parameters and buffers of all replicas, (R, *shape) by name, after so many steps; see `state`.
-    final_loss : (R,), on the whole data after the last step, None where it was not asked for.
-    matrix_products : whether products depended on where matrices lie in memory; empty where equal bits were not asked for.
+    Attributes:
+        loss: (R, T), the loss of the replica's batch before step t. From the step at which a replica diverged on it is inf; after
+            it converged or was stopped it stays at its last value.
+        rates: (R,), learning rates; `factors` is what the schedule multiplied them with, (1, T) or, with a schedule per replica,
+            (R, T).
+        seeds, order_seeds: of the weights and of the order of the data.
+        diverged_at, stopped_at: per replica the step at which it diverged, or was stopped by `until` or `stop`; None otherwise.
+            Its weights are those at which that step's loss was seen.
+        measured_at: steps before which was measured; the last one is T, after the run, when also the frozen replicas are
+            measured.
+        measured: (R, M) or (R, M, ...) by name; NaN where a replica was frozen.
+        test_loss, test_accuracy: (R, M), None without test data (accuracy: without labels).
+        checkpoints: parameters and buffers of all replicas, (R, *shape) by name, after so many steps; see `state`.
+        final_loss: (R,), on the whole data after the last step, None where it was not asked for.
+        matrix_products: whether products depended on where matrices lie in memory; empty where equal bits were not asked for.
     """
 
     loss: Tensor

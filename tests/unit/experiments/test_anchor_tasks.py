@@ -5,13 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from theodolite.experiments.anchors import theorems_parts as parts
-from theodolite.experiments.anchors.attacks import rare_word_rows, readout_rows, shift_rows
-from theodolite.experiments.anchors.small_gpt import Recipe, windows
-from theodolite.experiments.anchors.tasks import anchor_of, frequent_words, log_bulk, states_at, task_of
+from theodolite.experiments.anchors import theorems
+from theodolite.experiments.anchors.attacks import (
+    anchor_of,
+    frequent_words,
+    log_bulk,
+    rare_word_rows,
+    readout_rows,
+    shift_rows,
+    states_at,
+    task_of,
+)
+from theodolite.experiments.anchors.small_gpt import Recipe, windows, zipf_text
 from theodolite.experiments.anchors.transfer import certified, follows, violated
 from theodolite.experiments.anchors.worlds import PARTS as WORLDS
-from theodolite.experiments.anchors.zipf_text import zipf_text
 from theodolite.measures.anchors.transfer.certificate import normalized_margin
 from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 
@@ -104,7 +111,7 @@ def test_violations_and_correlations_are_seen():
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_pairs_disagree_and_their_anchors_err_by_at_most_what_is_said(k):
-    pairs = parts.disagreeing(k, 300, seed=2)
+    pairs = theorems.disagreeing(k, 300, seed=2)
     assert len(pairs.f) == 300
     other = thresholded_score(pairs.u[1], pairs.a, pairs.b)
     assert (pairs.f * other < 0).all()
@@ -116,11 +123,11 @@ def test_pairs_disagree_and_their_anchors_err_by_at_most_what_is_said(k):
 
 def test_one_word_cannot_disagree():
     with pytest.raises(ValueError, match="k must be at least 2"):
-        parts.disagreeing(1, 10, seed=0)
+        theorems.disagreeing(1, 10, seed=0)
 
 
 def test_check_13_closed_form_example():
-    (row,) = parts.example({"seed": 0})
+    (row,) = theorems.example({"seed": 0})
     assert row["kl"] == pytest.approx(0.088678, abs=1e-5)
     assert row["theorem"] == pytest.approx(6.877e-4, abs=1e-7)
     assert row["kl"] > row["theorem"]
@@ -128,7 +135,7 @@ def test_check_13_closed_form_example():
 
 def test_check_14_no_bound_is_violated_in_the_exact_world():
     for scale in (1.0, 0.5):
-        rows = list(parts.certificate({"scale": scale, "noise": [0.001, 0.1, 1.0], "seed": 3}))
+        rows = list(theorems.certificate({"scale": scale, "noise": [0.001, 0.1, 1.0], "seed": 3}))
         assert all(row["failed"] <= row["bound"] for row in rows)
         assert rows[-1]["failed"] > 0.05
     assert rows[0]["bound"] < 1

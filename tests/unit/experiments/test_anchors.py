@@ -10,23 +10,36 @@ import torch
 
 from theodolite.data import MissingDataError
 from theodolite.experiments import get, names
-from theodolite.experiments.anchors import language_models, small_gpt
-from theodolite.experiments.anchors.language_models import LOCAL, STORIES, Subject, frequency_perplexity, load_language_model
-from theodolite.experiments.anchors.model_folder import VARIABLE, MissingModelError, checkpoint_folder
+from theodolite.experiments.anchors import small_gpt
 from theodolite.experiments.anchors.probes import (
     ABSENT,
+    LOCAL,
     QUICK,
+    STORIES,
+    Subject,
     as_measured,
     bulk_ratio,
     errors_by_top,
+    frequency_perplexity,
     histogram_rows,
     largest_step,
+    load_language_model,
     removed,
     value_of,
 )
-from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at, next_word_loss, pretrained, windows
+from theodolite.experiments.anchors.small_gpt import (
+    VARIABLE,
+    MissingModelError,
+    Recipe,
+    checkpoint_folder,
+    corpus_of,
+    network_at,
+    next_word_loss,
+    pretrained,
+    windows,
+    zipf_text,
+)
 from theodolite.experiments.anchors.tables import TableB2
-from theodolite.experiments.anchors.zipf_text import zipf_text
 from theodolite.measures.anchors import anchor_probe
 from theodolite.models import pretrained as weights_files
 from theodolite.training import train
@@ -36,18 +49,20 @@ SMALL = Recipe(words=60, context=8, dim=16, depth=1, heads=2, steps=12, batch=4,
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """A folder for models, and nothing kept in memory."""
+    """A folder for models."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    pretrained.cache_clear()
-    yield tmp_path
-    pretrained.cache_clear()
+    return tmp_path
+
+
+def weights_of(recipe):
+    """Step -> weights."""
+    return {row["step"]: {k: v for k, v in row.items() if k != "step"} for row in pretrained(recipe)}
 
 
 @pytest.fixture
 def no_data(monkeypatch, tmp_path):
     monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    language_models.probed.cache_clear()
 
 
 # text ------------------------------------------------------------------------------------------------------------------
@@ -98,7 +113,7 @@ def test_recipes_survive_a_job():
 
 
 def test_milestones_are_those_of_one_undisturbed_run(folder):
-    kept = pretrained(SMALL)
+    kept = weights_of(SMALL)
     model = SMALL.network()
     assert all(torch.equal(kept[0][name], value) for name, value in model.state_dict().items())
     samples = windows(corpus_of(SMALL)[0], SMALL.context)
@@ -108,29 +123,26 @@ def test_milestones_are_those_of_one_undisturbed_run(folder):
             model, next_word_loss, samples, SMALL.optimizer, steps=steps, batch_size=4, schedule=SMALL.schedule, seed=SMALL.seed
         )
         assert all(torch.equal(kept[steps][name], value) for name, value in model.state_dict().items())
-    assert torch.equal(network_at(SMALL, 5).head.weight, kept[5]["head.weight"])
+    assert torch.equal(network_at(SMALL, pretrained(SMALL), 5).head.weight, kept[5]["head.weight"])
 
 
 def test_a_kept_run_is_not_done_twice_and_goes_on_where_it_was(folder, monkeypatch):
-    first = pretrained(SMALL)
+    first = weights_of(SMALL)
     (place,) = (folder / "trained").iterdir()
-    pretrained.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(small_gpt, "train", lambda *a, **k: pytest.fail("trained again"))
-        again = pretrained(SMALL)
+        again = weights_of(SMALL)
     assert all(torch.equal(first[step][name], again[step][name]) for step in first for name in first[step])
     for file in (place / "step-12").iterdir():  # killed before the last milestone was written
         file.unlink()
-    pretrained.cache_clear()
-    last = pretrained(SMALL)[12]
+    last = weights_of(SMALL)[12]
     assert all(torch.equal(first[12][name], last[name]) for name in last)
 
 
 def test_without_a_folder_nothing_is_left_behind(monkeypatch, tmp_path):
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    pretrained.cache_clear()
-    assert set(pretrained(SMALL)) == {0, 5, 12}
+    assert set(weights_of(SMALL)) == {0, 5, 12}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -175,12 +187,12 @@ def test_a_checkpoint_of_the_user_is_probed(monkeypatch, tmp_path):
 
 
 def test_optional_models_are_passed_over_and_others_are_not(no_data):
-    job = next(j for j in TableB2().jobs(TableB2.sizes["tiny"]) if j["subject"]["name"] == STORIES)
-    (row,) = TableB2().run(job)
+    job = next(j for j in TableB2().chosen_jobs("tiny") if j["subject"]["name"] == STORIES)
+    (row,) = TableB2().study.run(job)
     assert row["kind"] == "absent"
     assert "stories260k is not there" in row["why"]
     with pytest.raises(MissingDataError):
-        list(TableB2().run({**job, "subject": {**job["subject"], "optional": False}}))
+        list(TableB2().study.run({**job, "subject": {**job["subject"], "optional": False}}))
 
 
 # rows and claims ---------------------------------------------------------------------------------------------------------
@@ -240,6 +252,6 @@ def test_histograms_keep_all_counts():
 def test_the_local_model_is_one_for_all_experiments():
     for name in names("anchor/*"):
         experiment = get(name)
-        for job in experiment.jobs(experiment.parameters("tiny")):
+        for job in experiment.chosen_jobs("tiny"):
             recipe = job.get("recipe") or job.get("teacher") or (job.get("subject") or {}).get("recipe")
             assert recipe is None or Recipe.of(recipe) == QUICK

@@ -11,13 +11,10 @@ import torch
 from theodolite.data import Dataset
 from theodolite.experiments.catapult import regimes
 from theodolite.experiments.catapult.theorems import Theorems, early
-from theodolite.experiments.linearity import drift, lemmas, polyak
-from theodolite.experiments.linearity.architectures import INPUTS, gaussian_inputs
-from theodolite.experiments.linearity.descent import descend
-from theodolite.experiments.linearity.ensembles import Ensemble
-from theodolite.experiments.linearity.polyak_claims import last_layer, spread_of_ways, widest
-from theodolite.experiments.linearity.scaling import hessian_rows
-from theodolite.experiments.linearity.scaling_claims import at_widest, ratio_at_widest, slope
+from theodolite.experiments.linearity import bounds, training
+from theodolite.experiments.linearity.ensembles import INPUTS, Ensemble, gaussian_inputs
+from theodolite.experiments.linearity.hessian import HessianScaling, at_512, hessian_rows, narrow_over_plain, slope
+from theodolite.experiments.linearity.training import descend
 from theodolite.models.dag import DagNetwork, fcn_graph
 
 WIDTHS = (16, 64, 256)
@@ -31,7 +28,7 @@ def norms(family, widths=WIDTHS, seeds=10, distance=0.0):
 def test_check_04_the_hessian_shrinks_with_the_width():
     rows = norms("three layers")
     assert -0.65 <= slope("three layers")(rows) <= -0.33
-    assert 0.08 <= at_widest("three layers")(rows) <= 0.16
+    assert 0.08 <= at_512(rows) <= 0.16
 
 
 def test_check_05_also_away_from_the_initialisation():
@@ -54,7 +51,7 @@ def test_check_08_bottlenecks():
     narrow = norms("narrow first")
     assert -0.15 <= slope("narrow first")(narrow) <= 0.15
     assert slope("two bottlenecks")(norms("two bottlenecks")) <= -0.3
-    assert ratio_at_widest(norms("narrow first", (512,)) + norms("three layers", (512,))) >= 4.0
+    assert narrow_over_plain(norms("narrow first", (512,)) + norms("three layers", (512,))) >= 4.0
 
 
 def test_check_09_blocks():
@@ -71,36 +68,36 @@ def test_check_13_the_gradient_bound():
     rows = [
         {"part": "gradient", **row}
         for depth in (2, 3, 4)
-        for row in polyak._gradient({"depth": depth, "m": 512, "networks": 5, "samples": 200, "seed": 0})
+        for row in training._gradient({"depth": depth, "m": 512, "networks": 5, "samples": 200, "seed": 0})
     ]
     assert all(row["squared"] >= 2.0 ** -row["depth"] for row in rows)
-    assert last_layer(rows) <= 0.1
+    assert training.last_layer(rows) <= 0.1
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_check_14_the_kernel_drifts_less_in_wide_networks(activation):
-    experiment = drift.Figure22()
-    p = drift.Params(data="gaussian", features=8, samples=10, widths=(8, 32, 128, 512), seeds=3, steps=2000, every=50)
+    experiment = training.Figure22()
+    p = experiment.parameters("tiny").but(widths=(8, 32, 128, 512), seeds=3, steps=2000, every=50)
     rows = [row for job in experiment.jobs(p) if job["activation"] == activation for row in experiment.run(job)]
-    assert drift.spearman(activation)(rows) <= -0.9
-    assert -1.2 <= drift.drift_slope(activation)(rows) <= -0.35
+    assert training.spearman(activation)(rows) <= -0.9
+    assert -1.2 <= training.drift_slope(activation)(rows) <= -0.35
 
 
 def test_check_15_wide_networks_descend_as_their_kernel_says():
     rows = [
         {"part": "descent", **row}
         for m in (128, 1024)
-        for row in polyak._descent(
+        for row in training._descent(
             {"m": m, "hidden": 1, "output": "identity", "samples": 10, "seeds": 3, "steps": 3000, "seed": 0}
         )
         if "part" not in row
     ]
-    assert widest("gap")(rows) <= 0.1
-    assert spread_of_ways(rows) < 2.0
+    assert training.widest_gap(rows) <= 0.1
+    assert training.spread_of_ways(rows) < 2.0
 
 
 def test_check_17_the_matrix_gaussian_series():
-    experiment = lemmas.Lemmas()
+    experiment = bounds.Lemmas()
     p = experiment.parameters("tiny")
     rows = [row for job in experiment.jobs(p) if job["part"] == "series" for row in experiment.run(job)]
     assert p.draws >= 2000
@@ -147,10 +144,7 @@ def test_an_early_phase_must_have_been_seen():
 
 
 def test_claims_that_hold_by_algebra_say_so():
-    from theodolite.experiments.linearity.polyak_claims import CLAIMS as PL
-    from theodolite.experiments.linearity.scaling_claims import CLAIMS as SCALING
-
-    texts = [claim.text for claim in (*Theorems.claims, *PL, *SCALING)]
+    texts = [claim.text for sheet in (Theorems, training.PolyakLojasiewicz, HessianScaling) for claim in sheet.claims]
     for start in ("F6: after", "F7: ηλ after", "F7: the map", "F7: equilibria", "T12: |Δλ_min|", "T4: the norm of the third"):
         found = [text for text in texts if text.startswith(start)]
         assert found

@@ -152,6 +152,28 @@ def test_modes_gradients_and_hooks_are_left_as_found() -> None:
     assert not model._forward_hooks
 
 
+def test_looking_back_leaves_the_live_weights_in_place() -> None:
+    """The weights before a spike are measured through stand-ins: not even for a moment does a parameter hold them."""
+    model, loss = with_dropout().train(), nn.CrossEntropyLoss()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    x, y = next(images())
+    seen = set()
+    model.register_forward_hook(lambda *_: seen.add(tuple((p.data_ptr(), float(p.detach().sum())) for p in parameters)))
+    with th.Monitor(loss, budget=None) as monitor:
+        for step in range(14):
+            optimizer.param_groups[0]["lr"] = 30.0 if step == 11 else 0.01
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            seen.clear()
+            monitor.observe(step, model, (x, y), optimizer)
+            assert seen == {tuple((p.data_ptr(), float(p.detach().sum())) for p in parameters)}
+            optimizer.step()
+    report = monitor.report()
+    assert [spike.start for spike in report.spikes] == [12]
+    assert sum(row["why"] == "spike" for row in report.looks) == 3
+
+
 def test_a_failing_look_is_noted_and_weights_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_resnet().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -161,7 +183,7 @@ def test_a_failing_look_is_noted_and_weights_come_back(monkeypatch: pytest.Monke
     def explode(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("out of something")
 
-    monkeypatch.setattr("theodolite.monitors.looks.top_eigenpairs", explode)
+    monkeypatch.setattr("theodolite.monitors.measuring.curvature.top_eigenpairs", explode)
     with th.Monitor(loss, budget=None) as monitor:
         for step in range(3):
             optimizer.zero_grad()

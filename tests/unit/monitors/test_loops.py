@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import theodolite as th
 from theodolite.models.transformers import gpt
 from theodolite.monitors import Cause, read_log
-from theodolite.monitors.purse import Purse
+from theodolite.monitors.measuring.scheduler import TimeBudget
 
 
 def batch(n: int = 16, seed: int | None = None) -> tuple[Tensor, Tensor]:
@@ -214,12 +214,12 @@ def test_adam_is_judged_by_the_moment_its_step_divides_by() -> None:
 
 
 def test_a_pause_is_no_training_time() -> None:
-    purse = Purse(0.25)
+    budget = TimeBudget(0.25)
     for gap in (0.01, 0.01, 0.01, 0.3):
-        purse.leave()
+        budget.leave()
         time.sleep(gap)
-        purse.enter()
-    assert purse.training < 0.2
+        budget.enter()
+    assert budget.training < 0.2
 
 
 def test_an_exception_in_the_loop_is_told_by_the_log(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import theodolite as th
 from theodolite.data.generators import two_class_images
 from theodolite.measures.dynamics import spike_events
 from theodolite.models.ntk import ntk_fcn
-from theodolite.monitors.multi_catapult import MultiCatapult
+from theodolite.monitors.rates.multi_catapult import MultiCatapult
 from theodolite.results import load
 
 

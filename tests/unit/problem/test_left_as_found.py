@@ -372,3 +372,27 @@ def test_the_memory_choice_is_visible_and_can_be_forced():
     assert "kept graph" in th.top_eigenpairs(kept, 1).cost.route
     with pytest.raises(ValueError, match="keep must be"):
         th.hessian(problem, keep="sometimes")
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), lambda output, target: (output - target).square().mean()])
+def test_values_elsewhere_are_those_of_a_model_that_has_them(loss) -> None:
+    """`Problem.at`: plain stacks, whose products have a closed form, and the general route."""
+    torch.manual_seed(0)
+    here, there = (nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double() for _ in range(2))
+    before = {name: p.clone() for name, p in here.state_dict().items()}
+    data = torch.randn(6, 3).double(), torch.randn(6, 2).double()
+    moved = th.Problem(here, loss, data).at({name: p.detach() for name, p in there.named_parameters()})
+    expected = th.Problem(there, loss, data)
+    assert moved.loss() == expected.loss()
+    assert torch.equal(moved.vector, expected.vector)
+    assert torch.equal(moved.gradient(), expected.gradient())
+    for make in (th.hessian, th.gauss_newton):
+        torch.testing.assert_close(make(moved).to_dense(), make(expected).to_dense())
+    torch.testing.assert_close(th.tangent_kernel(moved), th.tangent_kernel(expected))
+    assert moved.copied().loss() == expected.loss()
+    assert moved.with_model(there).loss() == expected.loss()
+    assert all(torch.equal(p, before[name]) for name, p in here.state_dict().items())
+    part = th.Problem(here, loss, data, params="2.*").at({"0.weight": there[0].weight.detach()})  # also what is not measured
+    with torch.no_grad():
+        here[0].weight.copy_(there[0].weight)
+    assert part.loss() == th.Problem(here, loss, data, params="2.*").loss()

@@ -70,7 +70,7 @@ def test_files_that_are_not_results_are_refused(tmp_path):
     (tmp_path / "typo.json").write_text(json.dumps(document))
     with pytest.raises(ValueError, match="trace-estimate"):
         th.load(tmp_path / "typo")
-    document["content"].update(type="TraceEstimate", schema=99)
+    document["content"].update(type="trace-estimate", schema=99)
     (tmp_path / "newer.json").write_text(json.dumps(document))
     with pytest.raises(ValueError, match="newer version"):
         th.load(tmp_path / "newer")

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.training.feeding import epoch_order
 from theodolite.training.fleets.data import FleetFeed
+from theodolite.training.schedules import epoch_order
 
 SIZE, WIDTH, R = 23, 8, 6
 X = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(0)).double()

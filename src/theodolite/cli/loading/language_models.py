@@ -195,12 +195,12 @@ def _stories() -> LanguageModel:
 
 def trained_example(seed: int = 0) -> LanguageModel:
     """A small GPT trained here on generated text for some seconds, with text of the same language that it never saw."""
-    from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at
+    from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at, pretrained
 
     recipe = Recipe(
         words=300, context=32, dim=32, depth=2, steps=250, rate=1e-2, final_rate=1e-3, tokens=2**16, held_out=12_800, seed=seed
     )
-    model = network_at(recipe)
+    model = network_at(recipe, pretrained(recipe))
     facts = {
         "model": f"a GPT of {recipe.depth} layers and {recipe.dim} dimensions, trained here for {recipe.steps} steps",
         "parameters": _count(model),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from theodolite.experiments import Experiment, Params, at_least, at_most, equal, measured, relative
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK
-from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at, next_word_loss, windows
-from theodolite.experiments.anchors.tasks import anchor_of, frequent_words, states_at, task_of
-from theodolite.experiments.claims import Claim, Measure, Reported
-from theodolite.experiments.figure import Experiment
+from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at, next_word_loss, pretraining_of, windows
+from theodolite.experiments.claims import Measure
 from theodolite.experiments.query import chosen
+from theodolite.experiments.study import Computation
+from theodolite.measures.anchors import find_head
+from theodolite.measures.anchors.probing.heads import states_of
 from theodolite.measures.anchors.transfer.attacks import (
     Shift,
     rare_word_kl,
@@ -23,26 +25,69 @@ from theodolite.measures.anchors.transfer.attacks import (
     shifted_module,
     silencing_shift,
 )
-from theodolite.measures.anchors.transfer.log_linear import kl_divergence
-from theodolite.measures.anchors.transfer.readout import anchored_logits, compare_readouts
+from theodolite.measures.anchors.transfer.certificate import fit_anchor
+from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence
+from theodolite.measures.anchors.transfer.readout import anchored_logits, compare_readouts, thresholded_score
 from theodolite.models.transformers import GPT
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+#: Frequent words from which label words are drawn, and at which quantile of its feature a unit begins to speak.
+FREQUENT, QUANTILE = 20, 0.25
+
+
+class Task(NamedTuple):
+    """Label words (k,), coefficients ±1 and thresholds of f = Σ a_j max(u_j − b_j, 0)."""
+
+    labels: Tensor
+    a: Tensor
+    b: Tensor
+
+    def score(self, features: Tensor) -> Tensor:
+        return thresholded_score(features, self.a, self.b)
+
+
+def states_at(model: nn.Module, ids: Tensor) -> LogLinear:
+    """The model at every position of windows of tokens (B, T), one context each."""
+    with torch.no_grad():
+        head = find_head(model, (ids[:1],), {})
+        caught = torch.cat([states_of(model, head.module, (part,), {}) for part in ids.split(64)])
+        return LogLinear(head.states(caught), head.weight, head.bias)
+
+
+def log_bulk(model: LogLinear, labels: Tensor) -> Tensor:
+    """The log partition function (contexts,) of all words but the labels."""
+    others = torch.ones(model.words, dtype=torch.bool)
+    others[labels] = False
+    return torch.cat([model.logits(rows)[:, others].logsumexp(1) for rows in model.chunks()])
+
+
+def anchor_of(model: LogLinear, labels: Tensor) -> Tensor:
+    """The anchor vector for that bulk."""
+    return fit_anchor(model.states, log_bulk(model, labels))
+
+
+def task_of(model: LogLinear, anchor: Tensor | None, labels: Tensor) -> Task:
+    """The first half of the label words speaks for a class, the second against it; thresholds at a quantile of the features.
+
+    The features are anchored logits, or raw ones without an anchor.
+    """
+    features = model.logits()[:, labels] if anchor is None else anchored_logits(model, anchor, labels)
+    a = torch.ones(len(labels), dtype=torch.float64)
+    a[len(labels) // 2 :] = -1
+    return Task(labels, a, features.quantile(QUANTILE, dim=0))
+
+
+def frequent_words(model: LogLinear, k: int, seed: int) -> Tensor:
+    """k of the FREQUENT words that the model says most."""
+    mean = torch.stack([model.logits(rows).softmax(1).sum(0) for rows in model.chunks()]).sum(0)
+    generator = torch.Generator().manual_seed(seed)
+    return mean.topk(FREQUENT).indices[torch.randperm(FREQUENT, generator=generator)[:k]]
+
 
 WORDS, HEAD = 4, "head"
 STRENGTHS = (1.0, 10.0, 100.0)
 #: Standard deviation, nearly, of the shift that varies with the context.
 SHIFT = 50.0
-
-
-@dataclass(frozen=True)
-class Params:
-    """The model, and the contexts it is attacked at."""
-
-    recipe: Recipe
-    contexts: int
 
 
 def text_loss(model: nn.Module, ids: Tensor, following: Tensor) -> float:
@@ -158,101 +203,107 @@ class Attacks(Experiment):
     """
 
     id = "anchor/attacks"
-    source = "000, section 3.3, Theorems 3.3.1 and 3.3.2, on a trained model"
-    sizes = {"tiny": Params(QUICK, 2048), "laptop": Params(BENCHMARK, 8192), "paper": Params(BENCHMARK, 16_384)}
+    where = "Wu 2023, section 3.3, Theorems 3.3.1 and 3.3.2, on a trained model"
+    sizes = {
+        "tiny": Params(recipe=QUICK, contexts=2048),
+        "laptop": Params(recipe=BENCHMARK, contexts=8192),
+        "paper": Params(recipe=BENCHMARK, contexts=16_384),
+    }
     departs = (
         "The source has no experiment on the counterexamples. The model is the small GPT trained here, in float64. A head edit "
         "lowers the logit in one context only; elsewhere it moves by s⟨h, h′⟩/‖h‖², and the change of the loss of the text is "
         "reported."
     )
     claims = (
-        Claim(
+        at_most(
+            1e-9,
             "shift: the loss of the text does not change (largest change)",
             largest("shift", "loss_change"),
-            rule="at most",
-            expected=1e-9,
-            reported=Reported(0.0, "000, Theorem 3.3.2", read_from="theory"),
+            reported=0.0,
+            where="Wu 2023, Theorem 3.3.2",
+            read_from="theory",
         ),
-        Claim(
+        equal(
+            0.0,
             "silencing shift: contexts at which the raw thresholded read-out still answers (share)",
             largest("shift", "raw_answers", attack="silencing"),
-            rule="equal",
-            expected=0.0,
-            reported=Reported(0.0, "000, Theorem 3.3.2", read_from="theory"),
+            reported=0.0,
+            where="Wu 2023, Theorem 3.3.2",
+            read_from="theory",
         ),
-        Claim(
+        at_most(
+            0.75,
             "varying shift: contexts that the raw read-out still gets right (share)",
             largest("shift", "raw_kept", attack="varying"),
-            rule="at most",
-            expected=0.75,
         ),
-        Claim(
+        at_most(
+            1e-6,
             "shift: anchored scores with [v₀; 1] do not change (largest change)",
             largest("shift", "anchored_change"),
-            rule="at most",
-            expected=1e-6,
-            reported=Reported(0.0, "000, section 3.5", read_from="theory"),
+            reported=0.0,
+            where="Wu 2023, section 3.5",
+            read_from="theory",
         ),
-        Claim(
+        at_least(
+            0.95,
             "shift: contexts that keep their class after a new fit of the anchor (share, smallest)",
             smallest("shift", "refitted_kept"),
-            rule="at least",
-            expected=0.95,
         ),
-        Claim(
+        at_most(
+            1.0,
             "rare word: the divergence there over s p (largest)",
             largest("rare word", "kl_over_bound"),
-            rule="at most",
-            expected=1.0,
             tolerance=1e-9,
-            reported=Reported("at most 2 s p", "000, Theorem 3.3.1"),
+            says="at most 2 s p",
+            where="Wu 2023, Theorem 3.3.1",
         ),
-        Claim(
+        relative(
+            1e-6,
+            max(STRENGTHS),
             "rare word: a linear read-out moves there by s (at s = 100)",
             largest("rare word", "linear_change"),
-            rule="relative",
-            expected=max(STRENGTHS),
-            tolerance=1e-6,
-            reported=Reported("f* − s c", "000, Theorem 3.3.1", read_from="theory"),
+            says="f* − s c",
+            where="Wu 2023, Theorem 3.3.1",
+            read_from="theory",
         ),
-        Claim(
+        at_most(
+            1e-9,
             "rare word: the anchored thresholded read-out does not move there (largest change)",
             largest("rare word", "anchored_change"),
-            rule="at most",
-            expected=1e-9,
-            reported=Reported(0.0, "000, section 3.3", read_from="theory"),
+            reported=0.0,
+            where="Wu 2023, section 3.3",
+            read_from="theory",
         ),
-        Claim(
+        measured(
             "rare word: change of the loss of the whole text at s = 1, 10, 100",
             lambda rows: [round(row["loss_change"], 5) for row in chosen(rows, kind="rare word")],
         ),
-        Claim(
-            "read-outs: accuracy that raw logits lose under the shift",
-            lost("raw logits"),
-            rule="at least",
-            expected=0.2,
-        ),
-        Claim(
+        at_least(0.2, "read-outs: accuracy that raw logits lose under the shift", lost("raw logits")),
+        at_most(
+            1e-9,
             "read-outs: accuracy that anchored logits lose under the shift",
             lost("anchored"),
-            rule="at most",
-            expected=1e-9,
-            reported=Reported(0.0, "000, section 3.5", read_from="theory"),
+            reported=0.0,
+            where="Wu 2023, section 3.5",
+            read_from="theory",
         ),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield {"recipe": asdict(p.recipe), "contexts": p.contexts, "seed": 0}
 
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
+        return [pretraining_of(Recipe.of(job["recipe"]))]
+
+    def run(self, job: Mapping[str, Any], trained: list[Row]) -> Iterator[Row]:
         recipe = Recipe.of(job["recipe"])
-        model = network_at(recipe).double()
+        model = network_at(recipe, trained).double()
         ids, following = windows(corpus_of(recipe)[1][: job["contexts"] + 1], recipe.context)
         yield from shift_rows(model, ids, following, job["seed"])
         yield from rare_word_rows(model, ids, following, job["seed"])
         yield from readout_rows(model, ids, job["seed"])
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         rare = [

@@ -1,53 +1,185 @@
-"""Figures 3.3, B.3 and B.4: the log partition function and its bulk are far from constant."""
+"""Figures 3.2, 3.3 and B.1 to B.4: how the atoms of an output layer lie, and how the log partition function varies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from theodolite.experiments.anchors.language_models import FOLDERS, LOCAL, SMOLLM, STORIES, Probed
+from theodolite.experiments import at_least, at_most, measured
 from theodolite.experiments.anchors.probes import (
-    ALL_MODELS,
+    BULK,
+    CONTROL,
+    FOLDERS,
     FOUR,
     FOUR_MODELS,
-    ProbeExperiment,
+    LOCAL,
+    SMOLLM,
+    STORIES,
+    WHOLE,
+    ProbeFigure,
+    Probes,
     as_measured,
-    histogram_rows,
     of_model,
-    removed,
+    shown,
+    value_of,
 )
-from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.claims import Claim, Measure
 from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-WHOLE, BULK = "log Z", "log Z of the bulk"
+def _ranks(rows: list[Row]) -> str:
+    row = chosen(rows, kind="ranks")[0]
+    return f"stable rank {row['stable_rank']:.3g}, effective rank {row['effective_rank']:.3g} of {row['dim']} dimensions"
+
+
+class Figure32(ProbeFigure):
+    """The dictionaries are close to low rank: their atoms are not uniform on a sphere.
+
+    Singular values of the output layer over the largest. Uniform atoms would have them all nearly equal.
+    """
+
+    item, where = "wu-2023 Figure 3.2", "section 3.4"
+    study = Probes(sizes=FOUR_MODELS)
+    view = shown("spectra")
+    claims = (
+        at_most(
+            0.5,
+            "local GPT: the dictionary is close to low rank (stable rank over that of atoms uniform on a sphere)",
+            value_of(LOCAL, "rank_share", "ranks"),
+            says="close to low rank",
+            where="Wu 2023, section 3.4",
+        ),
+        *(measured(f"{name}: ranks", as_measured(name, _ranks)) for name in (STORIES, SMOLLM)),
+        *(
+            at_most(
+                0.5,
+                f"{model}: stable rank over that of atoms uniform on a sphere",
+                value_of(model, "rank_share", "ranks"),
+                says="close to low rank",
+                where="Wu 2023, section 3.4",
+                since="paper",
+            )
+            for model in FOUR
+        ),
+    )
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        figure, axes = plots.panels(1, letters=False, size=(5.2, 3.6))
+        plots.curves(
+            [row for row in rows if row["kind"] == "value"],
+            "place",
+            "relative",
+            by="model",
+            log="y",
+            labels="legend",
+            markers=False,
+            xlabel="rank over dimension",
+            ylabel="singular value over the largest",
+            ax=axes[0],
+        )
+        return figure
+
+
+class _Histograms(ProbeFigure):
+    """One panel per model."""
+
+    xlabel = ""
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        models = list(dict.fromkeys(row["model"] for row in rows if row["kind"] == "bar"))
+        figure, axes = plots.panels(len(models), size=(4.0, 2.9))
+        for ax, model in zip(axes, models, strict=True):
+            bars = of_model(rows, model, "bar")
+            several = len({row["of"] for row in bars}) > 1
+            plots.counted_histogram(bars, by="of" if several else None, xlabel=self.xlabel, title=model, ax=ax)
+        return figure
+
+
+def _norms(rows: list[Row]) -> str:
+    row = chosen(rows, kind="norms")[0]
+    return f"from {row['least']:.3g} to {row['largest']:.3g}, median {row['median']:.3g}"
+
+
+class FigureB1(_Histograms):
+    """Atoms have bounded norms."""
+
+    item, where = "wu-2023 Figure B.1", "section B.2"
+    view = shown("norms")
+    xlabel = "norm of an atom"
+    claims = (
+        at_most(
+            5.0,
+            "local GPT: the largest norm over the median",
+            value_of(LOCAL, "spread", "norms"),
+            says="norms are bounded",
+            where="Wu 2023, section B.2",
+        ),
+        *(measured(f"{name}: norms", as_measured(name, _norms)) for name in (STORIES, SMOLLM)),
+        *(
+            at_most(
+                5.0,
+                f"{model}: the largest norm over the median",
+                value_of(model, "spread", "norms"),
+                says="norms are bounded",
+                where="Wu 2023, section B.2",
+                since="paper",
+            )
+            for model in FOLDERS
+        ),
+    )
+
+
+def _cosines(rows: list[Row]) -> str:
+    row = chosen(rows, kind="cosines", of="atoms")[0]
+    return f"{row['mean']:.3g} ± {row['std']:.2g}"
+
+
+class FigureB2(_Histograms):
+    """Two random atoms point the same way: the dictionary lies in a cone.
+
+    Cosine similarity of 100,000 random pairs, beside that of Gaussian atoms of the same number and dimension.
+    """
+
+    item, where = "wu-2023 Figure B.2", "section B.2"
+    view = shown("cosines")
+    xlabel = "cosine of two atoms"
+    claims = (
+        at_least(
+            0.0,
+            "local GPT: mean cosine of two atoms",
+            value_of(LOCAL, "mean", "cosines", of="atoms"),
+            says="strongly biased to positive values",
+            where="Wu 2023, section B.2",
+        ),
+        at_most(
+            4.0,
+            "Gaussian atoms: mean cosine times the root of dimension and pairs (size)",
+            value_of(LOCAL, "scaled", "cosines", of=CONTROL),
+            reported=0.0,
+            where="Wu 2023, section 3.4",
+            read_from="theory",
+        ),
+        *(measured(f"{name}: cosine of two atoms", as_measured(name, _cosines)) for name in (STORIES, SMOLLM)),
+        *(
+            at_least(
+                0.1,
+                f"{model}: mean cosine of two atoms",
+                value_of(model, "mean", "cosines", of="atoms"),
+                says="strongly biased to positive values",
+                where="Wu 2023, section B.2",
+                since="paper",
+            )
+            for model in FOLDERS
+        ),
+    )
+
+
 #: How many times its error the variance must be for the anchor to be no constant.
 TIMES = 5.0
-
-
-def value_rows(found: Probed) -> Iterator[Row]:
-    """Histograms of the log partition function and of its bulk, with their spread and the anchor's error."""
-    probe = found.probe
-    top = removed(probe.vocabulary)
-    for which, number in ((WHOLE, 0), (BULK, top)):
-        i = probe.top.index(number)
-        shared: dict[str, Any] = {"which": which, "top": number}
-        summary = ("mean", "variance", "low", "high", "mse", "intercept_mse", "constant_mse")
-        yield {"kind": "spread", **shared, **{name: getattr(probe, name)[i] for name in summary}}
-        yield from histogram_rows("bar", *probe.histogram(number), **shared)
-
-
-def whole_rows(found: Probed) -> Iterator[Row]:
-    """Those of the whole partition function."""
-    return (row for row in value_rows(found) if row["which"] == WHOLE)
-
-
-def bulk_rows(found: Probed) -> Iterator[Row]:
-    """Those of the bulk."""
-    return (row for row in value_rows(found) if row["which"] == BULK)
 
 
 def spread_over_error(model: str, which: str) -> Measure:
@@ -79,37 +211,37 @@ def _spread(rows: list[Row]) -> str:
 
 
 def _claims(models: tuple[str, ...], *which: str) -> tuple[Claim, ...]:
-    where = "000, section 3.4"
+    where = "Wu 2023, section 3.4"
     local = (
-        Claim(
+        at_least(
+            TIMES,
             f"local GPT: the {one} is no constant: its variance over the anchor's error",
             spread_over_error(LOCAL, one),
-            rule="at least",
-            expected=TIMES,
-            reported=Reported("varies a lot over samples", where),
+            says="varies a lot over samples",
+            where=where,
         )
         for one in which
     )
-    measured = (Claim(f"{name}: distribution", as_measured(name, _spread)) for name in (STORIES, SMOLLM))
+    described = (measured(f"{name}: distribution", as_measured(name, _spread)) for name in (STORIES, SMOLLM))
     named = (
-        Claim(
+        at_least(
+            0.5,
             f"{model}: the {one} varies (standard deviation)",
             deviation(model, one),
-            rule="at least",
-            expected=0.5,
-            reported=Reported("varies a lot over samples", where),
+            says="varies a lot over samples",
+            where=where,
             since="paper",
         )
         for model in models
         for one in which
     )
-    return (*local, *measured, *named)
+    return (*local, *described, *named)
 
 
-class _Distributions(ProbeExperiment):
+class _Distributions(ProbeFigure):
     """One panel per model."""
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         models = list(dict.fromkeys(row["model"] for row in rows if row["kind"] == "bar"))
@@ -132,31 +264,23 @@ class Figure33(_Distributions):
     Over all token positions, for the four models of the main text.
     """
 
-    id = "anchor/figure-3.3"
-    source = "000, section 3.4, Figure 3.3"
-    item = "wu-2023 Figure 3.3"
-    sizes = FOUR_MODELS
-    show = value_rows
+    item, where = "wu-2023 Figure 3.3", "section 3.4"
+    study = Probes(sizes=FOUR_MODELS)
+    view = shown("values")
     claims = _claims(FOUR, WHOLE, BULK)
 
 
 class FigureB3(_Distributions):
     """The log partition function over all token positions, of all models."""
 
-    id = "anchor/figure-B.3"
-    source = "000, section B.2, Figure B.3"
-    item = "wu-2023 Figure B.3"
-    sizes = ALL_MODELS
-    show = whole_rows
+    item, where = "wu-2023 Figure B.3", "section B.2"
+    view = shown("values", which=WHOLE)
     claims = _claims(tuple(FOLDERS), WHOLE)
 
 
 class FigureB4(_Distributions):
     """The log bulk partition function over all token positions, of all models."""
 
-    id = "anchor/figure-B.4"
-    source = "000, section B.2, Figure B.4"
-    item = "wu-2023 Figure B.4"
-    sizes = ALL_MODELS
-    show = bulk_rows
+    item, where = "wu-2023 Figure B.4", "section B.2"
+    view = shown("values", which=BULK)
     claims = _claims(tuple(FOLDERS), BULK)

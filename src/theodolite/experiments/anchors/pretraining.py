@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
+from theodolite.experiments import Experiment, Params, at_least, at_most, measured
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK, removed
-from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
+from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at, pretraining_of
 from theodolite.experiments.query import chosen
+from theodolite.experiments.study import Computation
 from theodolite.measures.anchors import anchor_probe
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 #: R² from which the sentence speaks of an anchor; that of the local model's check.
 PRESENT = 0.8
-
-
-@dataclass(frozen=True)
-class Params:
-    """The network and its training."""
-
-    recipe: Recipe
 
 
 def bulk_line(rows: list[Row]) -> list[Row]:
@@ -39,7 +29,7 @@ def first_step(rows: list[Row]) -> str:
     return f"step {steps[0]}" if steps else "never"
 
 
-class Pretraining(Experiment):
+class AlongPretraining(Experiment):
     """When in pre-training the anchor vector appears.
 
     The probe at initialisation and at five steps of a GPT that is trained here. Why the vector exists is left open by the source;
@@ -48,57 +38,57 @@ class Pretraining(Experiment):
     """
 
     id = "anchor/pretraining"
-    source = "000, section 3.6: why anchor vectors exist is an open question"
-    sizes = {"tiny": Params(QUICK), "laptop": Params(BENCHMARK), "paper": Params(BENCHMARK)}
+    where = "Wu 2023, section 3.6: why anchor vectors exist is an open question"
+    sizes = {"tiny": Params(recipe=QUICK), "laptop": Params(recipe=BENCHMARK), "paper": Params(recipe=BENCHMARK)}
     departs = "The source does not follow training. Generated text at tiny size, WikiText-2 with 2000 words otherwise."
     claims = (
-        Claim(
+        at_most(
+            0.0,
             "at the start no vector predicts the log bulk partition function (R², 2 % of the words removed)",
             lambda rows: bulk_line(rows)[0]["r2"],
-            rule="at most",
-            expected=0.0,
         ),
-        Claim(
+        at_least(
+            PRESENT,
             "at the end one does (R², 2 % of the words removed)",
             lambda rows: bulk_line(rows)[-1]["r2"],
-            rule="at least",
-            expected=PRESENT,
-            reported=Reported("trained models have one", "000, section 3.4"),
+            says="trained models have one",
+            where="Wu 2023, section 3.4",
         ),
-        Claim(
+        at_most(
+            0.1,
             "the error falls from the start to the end (ratio)",
             lambda rows: bulk_line(rows)[-1]["mse"] / bulk_line(rows)[0]["mse"],
-            rule="at most",
-            expected=0.1,
         ),
-        Claim(
+        at_most(
+            0.5,
             "the model learns (perplexity at the end over that at the start)",
             lambda rows: bulk_line(rows)[-1]["perplexity"] / bulk_line(rows)[0]["perplexity"],
-            rule="at most",
-            expected=0.5,
         ),
-        Claim("the anchor explains 80 % of the variance from", first_step),
-        Claim(
+        measured("the anchor explains 80 % of the variance from", first_step),
+        measured(
             "mean cosine of two atoms at the start and at the end",
             lambda rows: [round(bulk_line(rows)[i]["cosine_mean"], 3) for i in (0, -1)],
         ),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield {"recipe": asdict(p.recipe), "seed": p.recipe.seed}
 
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
+        return [pretraining_of(Recipe.of(job["recipe"]))]
+
+    def run(self, job: Mapping[str, Any], trained: list[Row]) -> Iterator[Row]:
         recipe = Recipe.of(job["recipe"])
         held_out = corpus_of(recipe)[1]
         for step in recipe.kept:
-            probe = anchor_probe(network_at(recipe, step), held_out)
+            probe = anchor_probe(network_at(recipe, trained, step), held_out)
             geometry = probe.geometry
             assert geometry is not None
             shape = {"cosine_mean": geometry.cosine_mean, "stable_rank": geometry.stable_rank}
             for row in probe.rows():
                 yield {"step": step, **row, **shape, "bulk": row["top"] == removed(probe.vocabulary)}
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         table = [{**row, "removed": f"top {row['top']} removed", "at": row["step"] + 1} for row in rows]

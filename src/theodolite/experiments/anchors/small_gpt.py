@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,72 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from theodolite import data
-from theodolite.experiments.anchors.model_folder import models_folder
-from theodolite.experiments.anchors.zipf_text import zipf_text
+from theodolite.data.generators.seeding import stream
+from theodolite.errors import TheodoliteError
+from theodolite.experiments import Study, sizes
+from theodolite.experiments.study import Computation
 from theodolite.models import gpt
 from theodolite.models.transformers import GPT
+from theodolite.results import Row
 from theodolite.training import cosine, train, warmup
 from theodolite.training.interruption import load_state, save_state
+
+VARIABLE = "THEODOLITE_MODELS"
+
+
+class MissingModelError(TheodoliteError, FileNotFoundError):
+    """A language model, or what is needed to read it, is not there."""
+
+
+def models_folder() -> Path | None:
+    """The folder that $THEODOLITE_MODELS names, if it does."""
+    named = os.environ.get(VARIABLE)
+    return Path(named).expanduser() if named else None
+
+
+def checkpoint_folder(name: str, wanted: tuple[str, ...] = ()) -> Path:
+    """The folder of a Hugging Face checkpoint inside that folder; `wanted` are all that an experiment asks for."""
+    root = models_folder()
+    path = None if root is None else root / name
+    if path is not None and (path / "config.json").is_file():
+        return path
+    looked = f"${VARIABLE} is not set" if path is None else f"{path} has no config.json"
+    folders = ", ".join(wanted or (name,))
+    raise MissingModelError(
+        f"The checkpoint {name!r} is not there: {looked}. Put Hugging Face checkpoints (config.json, weights, tokenizer) into "
+        f"the folders {folders} of one directory and name that with ${VARIABLE}. Nothing is downloaded."
+    )
+
+
+#: Words that may follow a given one by habit, and how often habit decides rather than frequency alone.
+SUCCESSORS, HABIT = 20, 0.7
+#: Texts written side by side; the result is one after the other.
+CHAINS = 64
+
+
+def zipf_text(words: int, tokens: int, *, seed: int = 0, draw: int = 0) -> Tensor:
+    """Tokens (N,) of a Markov chain: word j has frequency near 1/(j + 2), and each word its own 20 likely successors.
+
+    `seed` is the language (who follows whom), `draw` the text written in it.
+
+    >>> text = zipf_text(100, 5000)
+    >>> bool((text == 0).sum() > (text == 50).sum())
+    True
+    """
+    frequency = 1 / torch.arange(2, words + 2, dtype=torch.float64)
+    language = stream("zipf_text", seed)
+    followers = torch.multinomial(frequency.expand(words, -1), min(SUCCESSORS, words), generator=language)  # no word twice
+    hand = stream(f"zipf_text:{draw}", seed)
+    length = -(-tokens // CHAINS)
+    fresh = torch.multinomial(frequency, CHAINS * length, replacement=True, generator=hand).view(length, CHAINS)
+    habit = torch.rand(length, CHAINS, generator=hand) < HABIT
+    rank = 1 / torch.arange(1, followers.shape[1] + 1, dtype=torch.float64)
+    place = torch.multinomial(rank, CHAINS * length, replacement=True, generator=hand).view(length, CHAINS)
+    written = [fresh[0]]
+    for t in range(1, length):
+        written.append(torch.where(habit[t], followers[written[-1], place[t]], fresh[t]))
+    return torch.stack(written, dim=1).reshape(-1)[:tokens]
+
 
 #: Name of the generated text; any other is a data set of running text.
 GENERATED = "zipf"
@@ -76,19 +136,14 @@ class Recipe:
         return warmup(cosine(self.rate, self.steps, final=self.final_rate), self.warmup)(step)
 
 
-@lru_cache(maxsize=4)
-def corpus(text: str, words: int, tokens: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens to train on and tokens held out, one after the other (N,), (M,)."""
-    if text == GENERATED:
-        return zipf_text(words, tokens, seed=seed), zipf_text(words, held_out, seed=seed, draw=1)
-    found = data.load(text)
-    vocabulary = found.vocabulary(words)
-    return found.words("train", vocabulary), found.words("test", vocabulary)[:held_out]
-
-
 def corpus_of(recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """The text of a recipe."""
-    return corpus(recipe.text, recipe.words, recipe.tokens, recipe.held_out, recipe.seed)
+    """The text of a recipe: tokens to train on and tokens held out, one after the other (N,), (M,)."""
+    if recipe.text == GENERATED:
+        words, seed = recipe.words, recipe.seed
+        return zipf_text(words, recipe.tokens, seed=seed), zipf_text(words, recipe.held_out, seed=seed, draw=1)
+    found = data.load(recipe.text)
+    vocabulary = found.vocabulary(recipe.words)
+    return found.words("train", vocabulary), found.words("test", vocabulary)[: recipe.held_out]
 
 
 def windows(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -105,14 +160,31 @@ def next_word_loss(logits: Tensor, following: Tensor) -> Tensor:
 Weights = dict[str, Tensor]
 
 
-@lru_cache(maxsize=4)
-def pretrained(recipe: Recipe) -> dict[int, Weights]:
-    """The weights at the start, at the milestones and at the end, trained once per process.
+class Pretraining(Study):
+    """Weights of a small GPT along its training. Other studies need its jobs; it has none itself."""
 
-    Where $THEODOLITE_MODELS names a folder, the run is kept there: it goes on where it was stopped, and is not done twice.
+    sizes = sizes(tiny={}, laptop={}, paper={})
+
+    def jobs(self, p: Any) -> list[dict[str, Any]]:
+        return []
+
+    def run(self, job: Mapping[str, Any]) -> list[Row]:
+        return pretrained(Recipe.of(job["recipe"]))
+
+
+def pretrained(recipe: Recipe) -> list[Row]:
+    """The weights at the start, at the milestones and at the end, one row each.
+
+    Where $THEODOLITE_MODELS names a folder, the run is kept there as well: it goes on where it was stopped.
     """
-    inputs, following = windows(corpus_of(recipe)[0], recipe.context)
-    return follow(recipe, recipe.network(), next_word_loss, (inputs, following), kept_in(recipe))
+    samples = windows(corpus_of(recipe)[0], recipe.context)
+    found = follow(recipe, recipe.network(), next_word_loss, samples, kept_in(recipe))
+    return [{"step": step, **weights} for step, weights in found.items()]
+
+
+def pretraining_of(recipe: Recipe) -> Computation:
+    """What a study needs that looks at the network of a recipe."""
+    return Pretraining().job(recipe=asdict(recipe), seed=recipe.seed)
 
 
 def kept_in(recipe: Recipe) -> Path | None:
@@ -155,8 +227,9 @@ def follow(
     return found
 
 
-def network_at(recipe: Recipe, step: int | None = None) -> GPT:
-    """The trained network, at one of the steps kept or at the end; in eval mode."""
+def network_at(recipe: Recipe, trained: list[Row], step: int | None = None) -> GPT:
+    """The network with the rows of its pre-training, at one of the steps kept or at the end; in eval mode."""
+    row = next(row for row in trained if row["step"] == (recipe.steps if step is None else step))
     model = recipe.network()
-    model.load_state_dict(pretrained(recipe)[recipe.steps if step is None else step])
+    model.load_state_dict({name: value for name, value in row.items() if name != "step"})
     return model.eval()

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from theodolite.experiments.anchors.language_models import FOLDERS, LOCAL, SMOLLM, STORIES, Probed
+from theodolite.experiments import at_least, at_most, measured, relative
 from theodolite.experiments.anchors.probes import (
-    ALL_MODELS,
+    FOLDERS,
     FOUR,
     FOUR_MODELS,
-    ProbeExperiment,
+    LOCAL,
+    SMOLLM,
+    STORIES,
+    ProbeFigure,
+    Probes,
     as_measured,
     bulk_ratio,
-    error_rows,
     errors_by_top,
     largest_step,
     of_model,
+    shown,
     value_of,
 )
 from theodolite.experiments.claims import Claim, Measure, Reported
 from theodolite.experiments.query import chosen
 from theodolite.results import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TOPS = (0, 10, 100, 1000, 10_000)
 #: Mean square errors by the number of words removed.
@@ -51,77 +51,77 @@ MODELS = {
 CLUSTERED = "GPT-2"
 #: Windows, precision and the part of the corpus are not stated; the specification expects agreement of about 30 %.
 TOLERANCE, PERPLEXITY_TOLERANCE = 0.3, 0.15
-WHERE = "000, Table B.2"
+WHERE = "Wu 2023, Table B.2"
 
 
 def error_claim(model: str, top: int, where: str) -> Claim:
     """The error of one of the source's models, as printed."""
-    return Claim(
+    return relative(
+        TOLERANCE,
+        None,
         f"{model}: mean square error with the top {top} removed",
         value_of(model, "mse", top=top),
-        rule="relative",
-        tolerance=TOLERANCE,
-        reported=Reported(ERRORS[model][TOPS.index(top)], where),
+        reported=ERRORS[model][TOPS.index(top)],
+        where=where,
         since="paper",
     )
 
 
-LOCAL_RATIO = Claim(
+LOCAL_RATIO = at_most(
+    0.3,
     "local GPT: removing 2 % of the words takes most of the error away (error over that of the whole partition function)",
     bulk_ratio(LOCAL),
-    rule="at most",
-    expected=0.3,  # check 20; 0.20 at tiny size when it was frozen
-    reported=Reported("0.07 to 0.10 for the four models, top 100 removed", "000, Table 3.1"),
+    says="0.07 to 0.10 for the four models, top 100 removed",
+    where="Wu 2023, Table 3.1",
 )
-LOCAL_FALLS = Claim(
+LOCAL_FALLS = at_most(
+    1.0,
     "local GPT: the error falls with every further word removed (largest ratio to the error before)",
     largest_step(LOCAL),
-    rule="at most",
-    expected=1.0,
-    reported=Reported("falls for six of seven models", WHERE),
+    says="falls for six of seven models",
+    where=WHERE,
 )
-LOCAL_EXPLAINS = Claim(
+LOCAL_EXPLAINS = at_least(
+    0.8,
     "local GPT: the anchor explains the variance of the log bulk partition function (R², 2 % of the words removed)",
     value_of(LOCAL, "r2", bulk=True),
-    rule="at least",
-    expected=0.8,
-    reported=Reported("not a constant", "000, section 3.4"),
+    says="not a constant",
+    where="Wu 2023, section 3.4",
 )
 AS_MEASURED = tuple(
-    Claim(f"{name}: mean square error by words removed", as_measured(name, errors_by_top)) for name in (STORIES, SMOLLM)
+    measured(f"{name}: mean square error by words removed", as_measured(name, errors_by_top)) for name in (STORIES, SMOLLM)
 )
 
 
-class Table31(ProbeExperiment):
+class Table31(ProbeFigure):
     """Without the most probable words the log partition function is linear in the hidden state, with them it is not.
 
     Mean square error of the best anchor vector, ⟨h, v₀⟩ ≈ log Z, for the whole partition function and for the bulk.
     """
 
-    id = "anchor/table-3.1"
-    source = "000, section 3.4, Table 3.1"
-    item = "wu-2023 Table 3.1"
-    sizes = FOUR_MODELS
-    show = error_rows
+    item, where = "wu-2023 Table 3.1", "section 3.4"
+    study = Probes(sizes=FOUR_MODELS)
+    view = shown("errors")
     claims = (
         LOCAL_RATIO,
         LOCAL_EXPLAINS,
         *AS_MEASURED,
-        *(error_claim(model, top, "000, Table 3.1") for model in FOUR for top in (0, 100)),
+        *(error_claim(model, top, "Wu 2023, Table 3.1") for model in FOUR for top in (0, 100)),
         *(
-            Claim(
+            relative(
+                TOLERANCE,
+                None,
                 f"{model}: the bulk over the original error",
                 bulk_ratio(model),
-                rule="relative",
-                tolerance=TOLERANCE,
-                reported=Reported(round(ERRORS[model][2] / ERRORS[model][0], 3), "000, Table 3.1"),
+                reported=round(ERRORS[model][2] / ERRORS[model][0], 3),
+                where="Wu 2023, Table 3.1",
                 since="paper",
             )
             for model in FOUR
         ),
     )
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         table = [row for row in rows if row["kind"] == "error"]
@@ -156,49 +156,47 @@ def rises(rows: list[Row]) -> float | None:
     return min((row["mse"] for row in of_model(rows, CLUSTERED, "error")), default=None)
 
 
-class TableB2(ProbeExperiment):
+class TableB2(ProbeFigure):
     """The error of the anchor falls with the number of words removed.
 
     All models, the top 0 to 10,000 of about 50,000 words removed, or the same shares of smaller vocabularies; in sample as in
     the source, and held out. Two anchors stand beside for the model whose partition function has two clusters.
     """
 
-    id = "anchor/table-B.2"
-    source = "000, section B.2, Table B.2"
-    item = "wu-2023 Table B.2"
-    show = error_rows
+    item, where = "wu-2023 Table B.2", "section B.2"
+    view = shown("errors")
     claims = (
         LOCAL_FALLS,
         LOCAL_RATIO,
         *AS_MEASURED,
         *(error_claim(model, top, WHERE) for model in FOLDERS for top in TOPS),
-        Claim(
+        at_most(
+            1.0,
             "the error falls at every step for all models but GPT-2 (largest ratio to the error before)",
             falls,
-            rule="at most",
-            expected=1.0,
-            reported=Reported("falls", WHERE),
+            says="falls",
+            where=WHERE,
             since="paper",
         ),
-        Claim(
+        at_least(
+            100.0,
             "GPT-2: one anchor does not fit at any number of words (smallest error)",
             rises,
-            rule="at least",
-            expected=100.0,
-            reported=Reported(625.8, WHERE),
+            reported=625.8,
+            where=WHERE,
             since="paper",
         ),
-        Claim(
+        at_most(
+            1.0,
             "GPT-2: with one anchor for each of two clusters it does (larger error of the two, top 100 removed)",
             value_of(CLUSTERED, "two_anchors", top=100),
-            rule="at most",
-            expected=1.0,
-            reported=Reported("two clusters, each with its own anchor", "000, section B.2"),
+            says="two clusters, each with its own anchor",
+            where="Wu 2023, section B.2",
             since="paper",
         ),
     )
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         figure, axes = plots.panels(2, size=(4.6, 3.4))
@@ -238,25 +236,23 @@ def span(model: str) -> Measure:
     return measure
 
 
-class Figure31(ProbeExperiment):
+class Figure31(ProbeFigure):
     """The log bulk partition function becomes linear in the hidden state as probable words are removed.
 
     The numbers of Table B.2, one line per model.
     """
 
-    id = "anchor/figure-3.1"
-    source = "000, section 3.4, Figure 3.1"
-    item = "wu-2023 Figure 3.1"
-    show = error_rows
+    item, where = "wu-2023 Figure 3.1", "section 3.4"
+    view = shown("errors")
     claims = (
         LOCAL_FALLS,
         *(
-            Claim(
+            at_most(
+                1.0,
                 f"{model}: the error with the top 10,000 removed over that with none",
                 span(model),
-                rule="at most",
-                expected=1.0,
-                reported=Reported(round(ERRORS[model][-1] / ERRORS[model][0], 4), WHERE),
+                reported=round(ERRORS[model][-1] / ERRORS[model][0], 4),
+                where=WHERE,
                 since="paper",
             )
             for model in FOLDERS
@@ -264,27 +260,12 @@ class Figure31(ProbeExperiment):
         ),
     )
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         figure, axes = plots.panels(1, letters=False, size=(5.4, 3.8))
         draw_errors(rows, "mse", "", axes[0])
         return figure
-
-
-def model_rows(found: Probed) -> Iterator[Row]:
-    """What a model is, and how well it predicts its text."""
-    probe = found.probe
-    yield {
-        "kind": "model",
-        "parameters": found.parameters,
-        "hidden": found.hidden,
-        "state": probe.hidden,
-        "vocabulary": probe.vocabulary,
-        "positions": probe.positions,
-        "perplexity": probe.perplexity,
-        "frequency_perplexity": found.frequency_perplexity,
-    }
 
 
 def _model_claims(model: str) -> tuple[Claim, ...]:
@@ -296,14 +277,14 @@ def _model_claims(model: str) -> tuple[Claim, ...]:
             value_of(model, "parameters", "model"),
             rule="relative",
             tolerance=0.06,
-            reported=Reported(millions * 1e6, "000, Table B.1"),
+            reported=Reported(millions * 1e6, "Wu 2023, Table B.1"),
             **shared,
         ),
         Claim(
             f"{model}: hidden dimension",
             value_of(model, "hidden", "model"),
             rule="equal",
-            reported=Reported(hidden, "000, Table B.1"),
+            reported=Reported(hidden, "Wu 2023, Table B.1"),
             **shared,
         ),
         Claim(
@@ -311,7 +292,7 @@ def _model_claims(model: str) -> tuple[Claim, ...]:
             value_of(model, "perplexity", "model"),
             rule="relative",
             tolerance=PERPLEXITY_TOLERANCE,
-            reported=Reported(perplexity, "000, Table B.1"),
+            reported=Reported(perplexity, "Wu 2023, Table B.1"),
             **shared,
         ),
     )
@@ -332,34 +313,31 @@ def _size_and_perplexity(rows: list[Row]) -> str:
 
 
 AS_SIZED: tuple[Claim, ...] = tuple(
-    Claim(f"{name}: size and perplexity", as_measured(name, _size_and_perplexity)) for name in (STORIES, SMOLLM)
+    measured(f"{name}: size and perplexity", as_measured(name, _size_and_perplexity)) for name in (STORIES, SMOLLM)
 )
 
 
-class TableB1(ProbeExperiment):
+class TableB1(ProbeFigure):
     """The models: size and perplexity.
 
     Perplexity is that at the positions of the probe, with the context that each has in its window.
     """
 
-    id = "anchor/table-B.1"
-    source = "000, section B.2, Table B.1"
-    item = "wu-2023 Table B.1"
-    sizes = ALL_MODELS
-    show = model_rows
+    item, where = "wu-2023 Table B.1", "section B.2"
+    view = shown("models")
     claims = (
-        Claim(
+        at_most(
+            0.7,
             "local GPT: it has learned more than how frequent words are (perplexity over that of frequencies)",
             learned,
-            rule="at most",
-            expected=0.7,
-            reported=Reported("trained models", "000, Table B.1"),
+            says="trained models",
+            where="Wu 2023, Table B.1",
         ),
         *AS_SIZED,
         *(claim for model in FOLDERS for claim in _model_claims(model)),
     )
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         table = [row for row in rows if row["kind"] == "model"]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
-from theodolite.experiments.claims import Claim, Measure, Reported
-from theodolite.experiments.figure import Experiment
+from theodolite.experiments import Experiment, at_least, at_most, sizes
+from theodolite.experiments.claims import Measure
 from theodolite.experiments.query import chosen
 from theodolite.measures.anchors import anchor_clusters, probe_states
 from theodolite.measures.anchors.probing.bulk import log_bulk_partition
 from theodolite.results import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TOPS = (0, 1, 8, 80, 800)
 #: Mean square errors by radius of the states and number of words removed, computed for the specification.
@@ -31,16 +27,6 @@ VARIANCE_AT_80 = {1: 0.075, 2: 0.295, 3: 0.692, 4: 1.197}
 RANGE = (0.5, 4.0)
 AT = 80
 _TABLE = "computed beforehand for this experiment, not in the source"
-
-
-@dataclass(frozen=True)
-class Params:
-    """Worlds with so many seeds."""
-
-    seeds: int
-    words: int = 4000
-    dim: int = 32
-    contexts: int = 6000
 
 
 def exact(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -127,83 +113,91 @@ class Worlds(Experiment):
     """
 
     id = "anchor/worlds"
-    source = "000, section 3.4, Hypothesis 3.4.2; synthetic worlds of ours"
-    sizes = {"tiny": Params(seeds=1), "laptop": Params(seeds=5), "paper": Params(seeds=10)}
+    where = "Wu 2023, section 3.4, Hypothesis 3.4.2; synthetic worlds of ours"
+    sizes = sizes(words=4000, dim=32, contexts=6000, tiny={"seeds": 1}, laptop={"seeds": 5}, paper={"seeds": 10})
     departs = "The source has no synthetic experiment; reference values were computed for this one beforehand."
     claims = (
-        Claim(
+        at_most(
+            1e-18,
             "exact anchor: mean square error (largest)",
             worst("exact", "mse"),
-            rule="at most",
-            expected=1e-18,
-            reported=Reported(0.0, "000, Hypothesis 3.4.2", read_from="theory"),
+            reported=0.0,
+            where="Wu 2023, Hypothesis 3.4.2",
+            read_from="theory",
         ),
-        Claim(
+        at_most(
+            1e-9,
             "exact anchor: the probe predicts what the planted vector does (largest difference)",
             worst("exact", "distance"),
-            rule="at most",
-            expected=1e-9,
-            reported=Reported(0.0, "000, Hypothesis 3.4.2", read_from="theory"),
+            reported=0.0,
+            where="Wu 2023, Hypothesis 3.4.2",
+            read_from="theory",
         ),
-        Claim(
+        at_most(
+            1e-12,
             "exact anchor: largest error at any context",
             worst("exact", "max_error"),
-            rule="at most",
-            expected=1e-12,
-            reported=Reported(0.0, "000, Hypothesis 3.4.2", read_from="theory"),
+            reported=0.0,
+            where="Wu 2023, Hypothesis 3.4.2",
+            read_from="theory",
         ),
-        Claim(
+        at_most(
+            2.0,
             "Gaussian atoms: errors as in the reference table (largest factor of 20 cells)",
             factor_off,
-            rule="at most",
-            expected=2.0,
-            reported=Reported("0.619 / 0.193 / 0.049 / 0.011 / 0.0020 at radius 4", _TABLE, read_from="theory"),
+            says="0.619 / 0.193 / 0.049 / 0.011 / 0.0020 at radius 4",
+            where=_TABLE,
+            read_from="theory",
         ),
-        Claim(
+        at_most(
+            2.0,
             "Gaussian atoms: variances as in the reference table (largest factor)",
             variance_off,
-            rule="at most",
-            expected=2.0,
-            reported=Reported("0.075 to 1.197", _TABLE, read_from="theory"),
+            says="0.075 to 1.197",
+            where=_TABLE,
+            read_from="theory",
         ),
-        Claim(
+        at_most(
+            1.0,
             "Gaussian atoms: at every radius the error falls with the words removed (largest ratio to the error before)",
             largest_step,
-            rule="at most",
-            expected=1.0,
-            reported=Reported("falls", "000, Table B.2"),
+            says="falls",
+            where="Wu 2023, Table B.2",
         ),
-        Claim(
+        at_most(
+            0.3,
             "states of varying norm have no anchor (R², 80 words removed, largest)",
             lambda rows: max(row["r2"] for row in _at(rows, "mixed", AT)),
-            rule="at most",
-            expected=0.3,
-            reported=Reported(0.22, _TABLE, read_from="theory"),
+            reported=0.22,
+            where=_TABLE,
+            read_from="theory",
         ),
-        Claim(
+        at_least(
+            1.0,
             "two norms: one anchor fails (error, 80 words removed, smallest)",
             lambda rows: min(row["joint_mse"] for row in chosen(rows, part="clusters", top=AT)),
-            rule="at least",
-            expected=1.0,
-            reported=Reported(4.23, _TABLE, read_from="theory"),
+            reported=4.23,
+            where=_TABLE,
+            read_from="theory",
         ),
-        Claim(
+        at_most(
+            0.05,
             "two norms: two anchors fit (larger error of both clusters, 80 words removed)",
             lambda rows: max(row["larger_mse"] for row in chosen(rows, part="clusters", top=AT)),
-            rule="at most",
-            expected=0.05,
-            reported=Reported(0.010, _TABLE, read_from="theory"),
+            reported=0.010,
+            where=_TABLE,
+            read_from="theory",
         ),
-        Claim(
+        at_least(
+            0.99,
             "two norms: positions that the probe puts into their cluster (share, 80 words removed, smallest)",
             lambda rows: min(row["right"] for row in chosen(rows, part="clusters", top=AT)),
-            rule="at least",
-            expected=0.99,
-            reported=Reported("two clusters", "000, section B.2"),
+            says="two clusters",
+            where="Wu 2023, section B.2",
         ),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         shape = {"words": p.words, "dim": p.dim, "contexts": p.contexts}
         for seed in range(p.seeds):
             yield {"part": "exact", "seed": seed}
@@ -215,7 +209,7 @@ class Worlds(Experiment):
         for row in PARTS[job["part"]](job):
             yield {"part": job["part"], **row, "seed": job["seed"]}
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         table = [{**row, "states": _states(row["radius"])} for row in rows if row["part"] == "gaussian"]

@@ -15,7 +15,7 @@ from theodolite import data
 from theodolite.data.generators import two_class_images
 from theodolite.experiments import Claim, Experiment, Reported, at_least, at_most, equal, relative, rows, sizes, within
 from theodolite.experiments.lab.datasets import Source, features, load_or
-from theodolite.experiments.lab.fits import log_log_slope
+from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.query import Value, select
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
@@ -421,11 +421,7 @@ upper_ends = rows(kind="window", m=lambda m: m >= 1000)["edge"]
 
 def travel(*ratios: float) -> Value:
     """The power of m that the way of the weights follows, mean over rates."""
-
-    def exponent(found: list[Row]) -> float:
-        return log_log_slope([row["m"] for row in found], [row["distance"] for row in found])
-
-    return rows(kind="travel", ratio=ratios).by("ratio").each(exponent).mean()
+    return rows(kind="travel", ratio=ratios).by("ratio").each(power_of(rows, "m", "distance")).mean()
 
 
 class Window(Experiment):

@@ -12,7 +12,7 @@ from torch import Tensor
 from theodolite.data.generators import mixture_1d
 from theodolite.experiments import Experiment, Reported, at_least, at_most, equal, relative, rows, sizes, within
 from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words
-from theodolite.experiments.lab.fits import log_log_slope
+from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.query import Value, select
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
@@ -256,13 +256,6 @@ def share(part: str, word: str, *ratios: float) -> Value:
     return rows(part=part, ratio=ratios).by(*names).each(rows.share(word=word)).min()
 
 
-def drift_slope(ratio: float) -> Value:
-    """The power of m that the drift of the kernel follows."""
-    return rows(part="drift", ratio=ratio).measure(
-        lambda found: log_log_slope([row["m"] for row in found], [row["moved"] for row in found])
-    )
-
-
 def early(m: int) -> Value:
     """F5: largest distance of the growth from 1 + δ over starts and rates with an early phase: half of them at least."""
 
@@ -334,7 +327,7 @@ class Theorems(Experiment):
         *(
             within(
                 *(0.1, -1.0, f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}"),
-                drift_slope(ratio),
+                power_of(rows(part="drift", ratio=ratio), "m", "moved"),
                 reported=Reported("O(1/(mδ))", "Zhu 2024, Theorem B.3.1"),
             )
             for ratio in (0.5, 1.0, 1.5)

@@ -19,8 +19,8 @@ from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, 
 from theodolite.experiments.claims import Claim
 from theodolite.experiments.query import Groups, Query, Value, select, values_of
 from theodolite.measures.dynamics import SpikeEvent, critical_learning_rate, spike_events
-from theodolite.monitors.multi_catapult import MultiCatapult
-from theodolite.monitors.rate_schedules import cyclical_rate
+from theodolite.monitors.rates.critical_rate import cyclical_rate
+from theodolite.monitors.rates.multi_catapult import MultiCatapult
 from theodolite.problem import Problem
 from theodolite.results import Row
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from theodolite.experiments.catapult_features.feature_networks import StackedNetworks
 from theodolite.measures.dynamics import catapult_count
 from theodolite.results import Row
-from theodolite.training.feeding import epoch_order
+from theodolite.training.schedules import epoch_order
 
 #: A step is supercritical when its rate is above the critical one of its batch by more than this.
 MARGIN = 1e-8

@@ -1,1 +1,1 @@
-"""Transition to linearity: chapter 2 of source 003."""
+"""Transition to linearity: Zhu 2024, chapter 2."""

@@ -6,6 +6,7 @@ the removed weights at zero; those have no derivative and count in no norm, Hess
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.models.dag import DagNetwork
+from theodolite.models.dag import DagNetwork, fcn_graph
 
 Weights = list[Tensor]
-#: (weights, inputs) -> one number for each network, (S,).
+#: Weights -> one number for each network, (S,).
 Scalar = Callable[[Weights], Tensor]
+#: Inputs of the networks, Gaussian with ‖x‖² = INPUTS.
+INPUTS = 10
+
+
+def gaussian_inputs(seeds: Sequence[int], samples: int, features: int) -> Tensor:
+    """(S, samples, features), each scaled to ‖x‖² = features."""
+    drawn = [
+        torch.randn(samples, features, generator=torch.Generator().manual_seed(10_000 + seed), dtype=torch.float64)
+        for seed in seeds
+    ]
+    return torch.nn.functional.normalize(torch.stack(drawn), dim=2) * math.sqrt(features)
 
 
 @dataclass(frozen=True)
@@ -49,12 +61,8 @@ class Ensemble:
         self.weights: Weights = [_weights(stack, layer) for stack, layer in zip(stacks, self.layers, strict=True)]
         self.widths = [network.width for network in networks]
 
-    def preactivations(self, weights: Weights, x: Tensor) -> list[Tensor]:
-        """Inputs (S, n, d) -> pre-activations of each layer, (S, n, rows)."""
-        return self.forward(weights, x)[0]
-
     def forward(self, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Pre-activations and values of each layer; the values begin with the inputs."""
+        """Inputs (S, n, d) -> pre-activations and values of each layer, (S, n, rows); the values begin with the inputs."""
         found, values = [], [x]
         for i, (layer, weight) in enumerate(zip(self.layers, weights, strict=True), start=1):
             computed = torch.cat(values, dim=2) if len(values) > 1 else x
@@ -98,6 +106,12 @@ class Ensemble:
             total[:, rows, columns] += pairs
             total[:, columns, rows] += pairs * (rows != columns)
         return total
+
+
+def fully_connected(m: int, seeds: Sequence[int], *, hidden: int = 2, output: str = "identity") -> Ensemble:
+    """Tanh networks with hidden layers of m neurons, `output` the activation behind the last layer."""
+    graph = fcn_graph(INPUTS, [m] * hidden)
+    return Ensemble([DagNetwork(graph, output_activation=output, seed=seed) for seed in seeds])
 
 
 class Convolutions:

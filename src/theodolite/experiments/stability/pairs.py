@@ -18,7 +18,7 @@ from theodolite.measures.stability.config import STOPPING, StabilityConfig
 from theodolite.measures.stability.pairs import draw_swaps
 from theodolite.measures.stability.study import Measured, measure_size, with_length
 from theodolite.results import Row
-from theodolite.training.feeding import epoch_order
+from theodolite.training.schedules import epoch_order
 
 #: Seed-trials; the main text shows the first.
 TRIALS = (0, 1, 2)

@@ -40,32 +40,32 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
     true atoms lets one coefficient do the work of two. Noise on a hidden coordinate cannot be fitted, so the masked
     objective has no use for such mixtures. Signals are not centred.
 
-    Parameters
-    ----------
-    n_components : atoms to learn; None takes as many as there are features.
-    sparsity : atoms per signal; None takes a tenth of the features, at least 1.
-    hidden_fraction : share of the coordinates hidden in a step, at least one of them.
-    objective : "masked", or "reconstruction" for the usual one.
-    masks : "batch" hides one random set per batch, "sample" one per signal, "cycle" blocks of a fixed order in turn.
-    init : "samples", "random" or an array (n_components, n_features).
-    n_init : starts, trained side by side; the one that predicts hidden coordinates of the data best is kept.
-    max_iter : passes over the data in `fit`.
-    batch_size, learning_rate, optimizer : of the steps; "adam" or "sgd", atoms are brought back to unit length after each.
-    shuffle : draw the batches anew in each pass.
-    decoder : "omp" (matching pursuit with `sparsity` atoms) or "lasso" (½‖y − xD‖² + penalty·‖x‖₁).
-    selection : of matching pursuit, "raw" inner products or "normalized" by the lengths of the visible parts of atoms.
-    penalty : of the Lasso.
-    missing : "error" refuses NaN; "mask" takes NaN as never seen: neither decoded from nor charged.
-    score_masks : sets of hidden coordinates that `score` averages over.
-    warm_start : `fit` goes on where the last one ended, as if it had never stopped.
-    random_state : seed, generator or None.
-    verbose : show a bar.
+    Args:
+        n_components: atoms to learn; None takes as many as there are features.
+        sparsity: atoms per signal; None takes a tenth of the features, at least 1.
+        hidden_fraction: share of the coordinates hidden in a step, at least one of them.
+        objective: "masked", or "reconstruction" for the usual one.
+        masks: "batch" hides one random set per batch, "sample" one per signal, "cycle" blocks of a fixed order in turn.
+        init: "samples", "random" or an array (n_components, n_features).
+        n_init: starts, trained side by side; the one that predicts hidden coordinates of the data best is kept.
+        max_iter: passes over the data in `fit`.
+        batch_size, learning_rate, optimizer: of the steps; "adam" or "sgd", atoms are brought back to unit length after each.
+        shuffle: draw the batches anew in each pass.
+        decoder: "omp" (matching pursuit with `sparsity` atoms) or "lasso" (½‖y − xD‖² + penalty·‖x‖₁).
+        selection: of matching pursuit, "raw" inner products or "normalized" by the lengths of the visible parts of atoms.
+        penalty: of the Lasso.
+        missing: "error" refuses NaN; "mask" takes NaN as never seen: neither decoded from nor charged.
+        score_masks: sets of hidden coordinates that `score` averages over.
+        warm_start: `fit` goes on where the last one ended, as if it had never stopped.
+        random_state: seed, generator or None.
+        verbose: show a bar.
 
-    Attributes
-    ----------
-    components_ : atoms of unit length (n_components, n_features).
-    n_iter_ : passes made. n_steps_ : steps made. loss_curve_ : mean loss of each pass.
-    n_features_in_, feature_names_in_ : as everywhere in scikit-learn.
+    Attributes:
+        components_: atoms of unit length (n_components, n_features).
+        n_iter_: passes made.
+        n_steps_: steps made.
+        loss_curve_: mean loss of each pass.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
     >>> from theodolite.data.generators import planted_dictionary, planted_samples
     >>> signals = planted_samples(planted_dictionary(20, 16), 300, 2, noise=0.05).signals.numpy()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,13 +18,11 @@ from theodolite.measures.dynamics.spikes import Proportion
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, require_problem
-from theodolite.operators import LinearOperator, as_operator, gauss_newton, hessian, tangent_kernel
+from theodolite.operators import as_operator, tangent_kernel
+from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Batch, Problem
 from theodolite.problem.sampling import merge
 from theodolite.results import Cost, Outcome, Result, Row, number
-
-By = Literal["kernel", "gauss_newton", "hessian"]
-_ROUTES: dict[str, Callable[[Problem], LinearOperator]] = {"gauss_newton": gauss_newton, "hessian": hessian}
 
 #: Rows of the kernel of all samples up to which it is formed once and every batch cut out of it.
 KERNEL_ROWS = 2000
@@ -85,7 +82,7 @@ def batch_critical_rates(
     batch_size: int | None = None,
     batches: int = 200,
     own: bool = False,
-    by: By | None = None,
+    by: MatrixName | None = None,
     seed: int = 0,
 ) -> BatchCriticalRates:
     """The critical learning rate of random batches at the current weights.
@@ -93,14 +90,13 @@ def batch_critical_rates(
     For a squared loss the tangent kernel of all samples is formed once, if it has at most 2000 rows, and the kernel of each
     batch is cut out of it. Otherwise each batch costs some products with its Gauss-Newton matrix, started from the last one.
 
-    Parameters
-    ----------
-    optimizer : sets the law of stability (momentum, decay, Adam) and the rate to compare with; None is plain descent.
-    batch_size : None means the size of the problem's own batches, where it has several.
-    batches : how many are drawn, each without replacement.
-    own : measure the problem's own batches as they are instead, `batches` of them at most, chosen at random.
-    by : (or `matrix`) "kernel", "gauss_newton" or "hessian"; None takes the kernel where that is possible and the Gauss-Newton
-        matrix elsewhere.
+    Args:
+        optimizer: sets the law of stability (momentum, decay, Adam) and the rate to compare with; None is plain descent.
+        batch_size: None means the size of the problem's own batches, where it has several.
+        batches: how many are drawn, each without replacement.
+        own: measure the problem's own batches as they are instead, `batches` of them at most, chosen at random.
+        by: (or `matrix`) "kernel", "gauss_newton" or "hessian"; None takes the kernel where that is possible and the Gauss-Newton
+            matrix elsewhere.
 
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
     >>> x = torch.tensor([[1.0], [1.0], [1.0], [2.0]]).double()
@@ -111,8 +107,7 @@ def batch_critical_rates(
     ([0.25, 1.0], True)
     """
     require_problem(problem, "batch_critical_rates")
-    if by not in (None, "kernel", *_ROUTES):
-        raise ValueError(f"by must be 'kernel', 'gauss_newton', 'hessian' or None. Got {by!r}.")
+    check_matrix_or_none(by)
     if batches < 1:
         raise ValueError(f"batches must be at least 1. Got {batches!r}.")
     began = time.perf_counter()
@@ -159,10 +154,10 @@ def _some(batches: list[Batch], most: int, seed: int) -> list[Batch]:
     return [batches[i] for i in order.sort().values.tolist()]
 
 
-def _drawn(problem: Problem, rows: Tensor, law: StabilityLaw, by: By | None) -> tuple[Tensor, By, str]:
+def _drawn(problem: Problem, rows: Tensor, law: StabilityLaw, by: MatrixName | None) -> tuple[Tensor, MatrixName, str]:
     """The eigenvalue of the edge of each drawn batch (batches, size), how it was found, and the route."""
     curvature = None
-    if by not in _ROUTES:  # that of a batch: a mean divides by the batch's numbers
+    if by not in ON_PARAMETERS:  # that of a batch: a mean divides by the batch's numbers
         one = problem.with_batches(_pick(problem, rows[0]))
         most = KERNEL_ROWS * rows.shape[1] // problem.samples
         curvature = kernel_curvature(one, law, rows=most, required=by == "kernel")
@@ -225,7 +220,7 @@ def _through_kernel(problem: Problem, chosen: Tensor) -> Tensor:
     return torch.cat([torch.linalg.eigvalsh(kernel[part[:, :, None], part[:, None, :]])[:, -1] for part in stacks]).cpu()
 
 
-def _each(problem: Problem, parts: Iterable[list[Batch]], law: StabilityLaw, by: By | None) -> tuple[Tensor, By]:
+def _each(problem: Problem, parts: Iterable[list[Batch]], law: StabilityLaw, by: MatrixName | None) -> tuple[Tensor, MatrixName]:
     """The eigenvalue of the edge of each part: by its kernel where that is small, else by products from the last eigenvector."""
     found: list[float] = []
     start = None
@@ -239,7 +234,7 @@ def _each(problem: Problem, parts: Iterable[list[Batch]], law: StabilityLaw, by:
             largest = curvature * torch.linalg.eigvalsh(tangent_kernel(part).double())[-1].cpu()
             found.append(float(_shifted(largest, law)))
         else:
-            start = top_eigenpairs(law.effective(_ROUTES[by](part)), 1, tol=TOL, start=start, seed=0, progress=False)
+            start = top_eigenpairs(law.effective(ON_PARAMETERS[by](part)), 1, tol=TOL, start=start, seed=0, progress=False)
             found.append(float(start.values[0]))
     return torch.tensor(found, dtype=torch.float64), by or "gauss_newton"
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +22,13 @@ from theodolite.operators import (
     HessianOperator,
     LinearOperator,
     TangentKernelOperator,
-    gauss_newton,
     hessian,
     tangent_kernel_operator,
 )
 from theodolite.operators.algebra import DiagonalOperator
+from theodolite.operators.matrices import MATRICES, ON_PARAMETERS, MatrixName
 from theodolite.problem import Problem
 from theodolite.results import Cost, Result, Row
-
-By = Literal["hessian", "gauss_newton", "kernel"]
-_ROUTES: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hessian, "gauss_newton": gauss_newton}
 
 #: Rates tried on a copy, in units of the critical one, and how many steps each gets.
 TRIALS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
@@ -109,7 +105,7 @@ class CriticalRate(Result):
 def critical_learning_rate(
     problem: Problem,
     *,
-    by: By = "hessian",
+    by: MatrixName = "hessian",
     optimizer: Optimizer | None = None,
     trial: bool = False,
     population: int | None = None,
@@ -125,17 +121,16 @@ def critical_learning_rate(
     Plain descent 2/λ; heavy ball 2(1+β)/λ; Nesterov 2(1+β)/((1+2β)λ); coupled weight decay adds to λ; Adam
     2(1+β₁)/((1−β₁)λ(P⁻¹H)) with its second moment frozen. Groups of different rates are measured by the first one's.
 
-    Parameters
-    ----------
-    by : (or `matrix`) the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel
-        and c the curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of
-        it.
-    optimizer : the optimizer as it stands; None means plain gradient descent.
-    trial : look for rates above the edge at which training still converges, by short runs on a copy, unless the loss is
-        quadratic.
-    population : size of the set the data was drawn from; adds the sampling error.
-    operator, start, max_matvecs : the Hessian (or Gauss-Newton matrix, or tangent kernel operator: what `by` names) where it
-        is there already, eigenvectors to start from, and the budget in products.
+    Args:
+        by: (or `matrix`) the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel
+            and c the curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of
+            it.
+        optimizer: the optimizer as it stands; None means plain gradient descent.
+        trial: look for rates above the edge at which training still converges, by short runs on a copy, unless the loss is
+            quadratic.
+        population: size of the set the data was drawn from; adds the sampling error.
+        operator, start, max_matvecs: the Hessian (or Gauss-Newton matrix, or tangent kernel operator: what `by` names) where it
+            is there already, eigenvectors to start from, and the budget in products.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()
@@ -145,7 +140,7 @@ def critical_learning_rate(
     (0.222222, (), '2/λ')
     """
     require_problem(problem, "critical_learning_rate")
-    choice("by", by, (*_ROUTES, "kernel"))
+    choice("by", by, MATRICES)
     began = time.perf_counter()
     law = stability_law(optimizer, problem)
     op, rule = _edge(problem, by, law, operator)
@@ -176,10 +171,12 @@ def critical_learning_rate(
     )
 
 
-def _edge(problem: Problem, by: By, law: StabilityLaw, operator: LinearOperator | None = None) -> tuple[LinearOperator, str]:
+def _edge(
+    problem: Problem, by: MatrixName, law: StabilityLaw, operator: LinearOperator | None = None
+) -> tuple[LinearOperator, str]:
     """The operator whose largest eigenvalue sets the edge, and the rule in words."""
     if by != "kernel":
-        return law.effective(_ROUTES[by](problem) if operator is None else operator), law.rule
+        return law.effective(ON_PARAMETERS[by](problem) if operator is None else operator), law.rule
     curvature = squared_loss_curvature(problem)
     if curvature is None:
         raise ValueError(
@@ -238,7 +235,7 @@ def _on_the_floor(law: StabilityLaw, pairs: Eigenpairs) -> str:
 
 
 def _sampling_error(
-    problem: Problem, by: By, optimizer: Optimizer | None, population: int, pairs: Eigenpairs, tol: float, seed: int
+    problem: Problem, by: MatrixName, optimizer: Optimizer | None, population: int, pairs: Eigenpairs, tol: float, seed: int
 ) -> float:
     """The jackknife over groups of samples, each started from the eigenvector of them all."""
 

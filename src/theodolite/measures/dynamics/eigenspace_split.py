@@ -51,10 +51,9 @@ def split_loss(
     `top[s]` is (1/m) Σ (u_iᵀ r)² over the first s·outputs eigenvectors, `rest[s]` what the other directions hold. m counts
     all numbers of the residual, as `nn.MSELoss` does. Where eigenvalues around place s are nearly equal the two parts mix.
 
-    Parameters
-    ----------
-    kernel : (m, m), sample-major as `tangent_kernel` gives it, or an operator, of which only the top pairs are computed.
-    residual : outputs minus targets, (n,) or (n, outputs).
+    Args:
+        kernel: (m, m), sample-major as `tangent_kernel` gives it, or an operator, of which only the top pairs are computed.
+        residual: outputs minus targets, (n,) or (n, outputs).
 
     >>> split = split_loss(torch.diag(torch.tensor([9.0, 1.0, 0.1])), torch.tensor([3.0, 1.0, 1.0]), ranks=(1, 2))
     >>> round(split.total, 6), round(split.top[1], 6), round(split.rest[2], 6)
@@ -84,11 +83,11 @@ def split_loss_by_curvature(
     this is exactly what `split_loss` gives. For cross-entropy it is the local quadratic model, in which the residual p − y is
     weighed by the curvature of the loss; its parts need not sum to the loss, and `rest` is the difference.
 
-    Parameters
-    ----------
-    values, vectors : eigenvalues in descending order (k,) and eigenvectors (p, k), e.g. of `top_eigenpairs(gauss_newton(...))`.
-    gradient, loss : of the same problem at the same weights, (p,) and a number.
-    ranks : None means (1, k / outputs).
+    Args:
+        values, vectors: eigenvalues in descending order (k,) and eigenvectors (p, k), e.g. of
+            `top_eigenpairs(gauss_newton(...))`.
+        gradient, loss: of the same problem at the same weights, (p,) and a number.
+        ranks: None means (1, k / outputs).
 
     >>> values, vectors = torch.tensor([4.0, 1.0]), torch.eye(3)[:, :2]
     >>> split = split_loss_by_curvature(values, vectors, torch.tensor([2.0, 1.0, 0.5]), 2.0, ranks=(1, 2))

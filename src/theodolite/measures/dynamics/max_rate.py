@@ -80,11 +80,10 @@ def find_max_learning_rate(
     the rate near the edge: of each round the first loss of convergence is followed, so another bracket may lead to another edge.
     Rates on both sides of it are tried at the end, and the error says over which range runs disagree.
 
-    Parameters
-    ----------
-    low, high : a rate that converges and one that diverges; None means 0.9 and 8 times the critical rate. `high` is
-        doubled as long as it converges, `low` halved as long as it does not.
-    tol : width of the final bracket, relative to the rate.
+    Args:
+        low, high: a rate that converges and one that diverges; None means 0.9 and 8 times the critical rate. `high` is doubled as
+            long as it converges, `low` halved as long as it does not.
+        tol: width of the final bracket, relative to the rate.
 
     >>> import torch
     >>> from torch import nn

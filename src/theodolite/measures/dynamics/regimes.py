@@ -48,10 +48,9 @@ def classify_run(
     The eigenvalue is read from `kernel`, or from the column "lambda_1" or "kernel_norm" of a trace, first entry against
     last. Where it was not measured the loss alone decides, and a rise for another reason also reads "catapult".
 
-    Parameters
-    ----------
-    trace : a `Trace` (its final loss counts as the last one) or losses in order.
-    quadratic : the model is a quadratic one: `blown_up` is then 1e12 by default and not 1e8.
+    Args:
+        trace: a `Trace` (its final loss counts as the last one) or losses in order.
+        quadratic: the model is a quadratic one: `blown_up` is then 1e12 by default and not 1e8.
 
     >>> classify_run([2.0, 1.0, 0.5]), classify_run([1.0, 30.0, 0.2], kernel=[4.0, 2.0, 1.5])
     ('monotone', 'catapult')

@@ -52,10 +52,9 @@ def spike_events(
     share `slack` of the first loss: near convergence, noise is not a spike). It ends at the first loss below `recovered`
     times that value. A loss that settles at a higher level instead has no end there, and a further rise is another spike.
 
-    Parameters
-    ----------
-    losses : one per step, at the same weights as `kernel`; NaN and infinity count as the highest of all.
-    kernel : norm of the tangent kernel (or sharpness) per step, None where a step was not sampled.
+    Args:
+        losses: one per step, at the same weights as `kernel`; NaN and infinity count as the highest of all.
+        kernel: norm of the tangent kernel (or sharpness) per step, None where a step was not sampled.
 
     >>> [event] = spike_events([1.0, 0.9, 4.0, 2.0, 0.8, 0.7], kernel=[3.0, 3.0, 3.0, 2.0, 1.5, 1.5])
     >>> event.start, event.peak, event.end, round(event.height, 3), event.kernel_before, event.kernel_after
@@ -202,12 +201,11 @@ def match_table(
 ) -> MatchTable:
     """Count steps by "critical rate of the batch exceeded" and "loss on all the data rose".
 
-    Parameters
-    ----------
-    exceeded : per step, whether the learning rate lay above the critical rate of its batch; None where not sampled.
-    losses : the loss on the whole data before step 0, 1, ... and after the last: one entry more than steps. None where not
-        sampled. Use `up` instead where it is known already whether each step raised it.
-    slack : rises smaller than this share of the loss are not counted as rises.
+    Args:
+        exceeded: per step, whether the learning rate lay above the critical rate of its batch; None where not sampled.
+        losses: the loss on the whole data before step 0, 1, ... and after the last: one entry more than steps. None where not
+            sampled. Use `up` instead where it is known already whether each step raised it.
+        slack: rises smaller than this share of the loss are not counted as rises.
 
     >>> table = match_table([False, True, True, None], losses=[1.0, 0.5, 0.9, 0.4, 0.3])
     >>> table.match_rate.value, table.base_rate.hits, table.up_given_exceeded.value, table.unsampled

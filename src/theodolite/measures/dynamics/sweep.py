@@ -14,13 +14,14 @@ from torch import nn
 
 from theodolite.arguments import also_called
 from theodolite.linalg import top_eigenpairs
-from theodolite.measures.dynamics.critical import By, critical_learning_rate
+from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.regimes import BLOWN_UP_QUADRATIC, Word, classify_run
 from theodolite.measures.dynamics.trials import BLOWN_UP, Factory, joined_data, rate_list, reseeded, seed_list, whole_data
 from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import require_problem
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
 from theodolite.operators import tangent_kernel_operator
+from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 from theodolite.problem import Problem
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
@@ -85,23 +86,23 @@ def catapult_sweep(
     factory: Factory | None = None,
     batch_size: int | None = None,
     every: int = 1,
-    by: By | None = None,
+    by: MatrixName | None = None,
     twins: dict[str, Callable[[nn.Module], nn.Module]] | None = None,
     progress: bool | None = None,
 ) -> CatapultSweep:
     """Train the network and its Taylor twins at many learning rates, all rates and seeds of a model as one program.
 
-    Parameters
-    ----------
-    rates : learning rates; None means `ratios` times the critical rate, which is measured for each seed's network.
-    models : which of "network", "linear" and "quadratic" (its first and second order Taylor models at the same weights).
-    steps : of gradient descent on all data, or of mini-batches of `batch_size`.
-    seeds : how many initialisations, or which; seed 0 is the model as it is, others draw its layers' weights anew, and
-        `factory` (seed -> model) replaces all of them.
-    test : (inputs, targets) for the best test loss and accuracy, looked at every `every` steps.
-    by : (or `matrix`) how the critical rate is measured; None means by the kernel for a squared loss and by the Hessian
-        otherwise.
-    twins : replaces how a kind of model is made from the network, for instance {"quadratic": a form of it known in closed form}.
+    Args:
+        rates: learning rates; None means `ratios` times the critical rate, which is measured for each seed's network.
+        models: which of "network", "linear" and "quadratic" (its first and second order Taylor models at the same weights).
+        steps: of gradient descent on all data, or of mini-batches of `batch_size`.
+        seeds: how many initialisations, or which; seed 0 is the model as it is, others draw its layers' weights anew, and
+            `factory` (seed -> model) replaces all of them.
+        test: (inputs, targets) for the best test loss and accuracy, looked at every `every` steps.
+        by: (or `matrix`) how the critical rate is measured; None means by the kernel for a squared loss and by the Hessian
+            otherwise.
+        twins: replaces how a kind of model is made from the network, for instance {"quadratic": a form of it known in closed
+            form}.
 
     >>> model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)).double()
     >>> x = torch.linspace(-1, 1, 6).double()[:, None]
@@ -122,6 +123,7 @@ def catapult_sweep(
     kinds = {**_TWINS, **(twins or {})}
     make = reseeded(problem) if factory is None else factory
     chosen = seed_list(seeds)  # type: ignore[arg-type]
+    check_matrix_or_none(by)
     by = by or ("hessian" if squared_loss_curvature(problem) is None else "kernel")
     with counting("critical rates", progress=progress, total=len(chosen)) as advance:
         starts = {seed: _Start(problem, make, seed, by, advance) for seed in chosen}
@@ -185,7 +187,7 @@ def _check_models(models: Sequence[str]) -> None:
 class _Start:
     """The network of one seed before training: its critical rate, and the norm of its kernel where that is asked for."""
 
-    def __init__(self, problem: Problem, make: Factory, seed: int, by: By, advance: Callable[[int], None]) -> None:
+    def __init__(self, problem: Problem, make: Factory, seed: int, by: MatrixName, advance: Callable[[int], None]) -> None:
         self.seed, self.outer = seed, problem
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -226,7 +228,7 @@ def _best(trace: FleetTrace, i: int) -> tuple[float | None, float | None]:
 
 
 def _regime(fleet: Fleet, trace: FleetTrace, i: int, kind: str, start: _Start) -> Word:
-    """By the losses; what looks like a catapult must also have lowered the kernel, which all three models start with."""
+    """MatrixName the losses; what looks like a catapult must also have lowered the kernel, which all three models start with."""
     quadratic = kind == "quadratic"
     word = classify_run(trace[i], quadratic=quadratic)
     if word != "catapult":

@@ -42,15 +42,14 @@ def agop(
 
     Memory is d × d and the gradients of one chunk; sums over chunks are kept in float64.
 
-    Parameters
-    ----------
-    model_or_problem : a module or function of a batch (in eval mode), or a Problem (its mode, and its inputs by default).
-    inputs : what the model is called with: a tensor, a tuple of arguments, a mapping. Several floating inputs are joined in
-        order; integer inputs need `at`.
-    at : name of a submodule: the derivative is taken in what it returns, features last (channels of images), and every
-        position (token, pixel) counts as a sample.
-    batch_size : samples taken at once.
-    projections : this many random sign combinations of the outputs in place of each output: unbiased, for many outputs.
+    Args:
+        model_or_problem: a module or function of a batch (in eval mode), or a Problem (its mode, and its inputs by default).
+        inputs: what the model is called with: a tensor, a tuple of arguments, a mapping. Several floating inputs are joined in
+            order; integer inputs need `at`.
+        at: name of a submodule: the derivative is taken in what it returns, features last (channels of images), and every
+            position (token, pixel) counts as a sample.
+        batch_size: samples taken at once.
+        projections: this many random sign combinations of the outputs in place of each output: unbiased, for many outputs.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0]]))
@@ -230,11 +229,10 @@ def agop_penalty(
     With n samples and k outputs no matrix larger than min(n k, d) squared is formed. As `agop`, it sees a module in eval
     mode, whatever mode it is in; the model's mode, buffers and gradients stay as they are.
 
-    Parameters
-    ----------
-    norm : `"frobenius"` ‖G‖; `"trace"`, which is also the `"nuclear"` norm, G having no negative eigenvalue: the mean squared
-        length of the gradients; `"spectral"`, the largest eigenvalue.
-    projections : random sign combinations of the outputs, for many outputs; "trace" stays unbiased, the others are raised.
+    Args:
+        norm: `"frobenius"` ‖G‖; `"trace"`, which is also the `"nuclear"` norm, G having no negative eigenvalue: the mean squared
+            length of the gradients; `"spectral"`, the largest eigenvalue.
+        projections: random sign combinations of the outputs, for many outputs; "trace" stays unbiased, the others are raised.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0]]))

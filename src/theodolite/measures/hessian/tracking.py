@@ -13,9 +13,11 @@ from typing import Any, Literal, cast, overload
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import entry
 from theodolite.errors import NonFiniteError
 from theodolite.linalg import Eigenpairs, subspace_overlap, top_eigenpairs
 from theodolite.operators import LinearOperator, hessian, layer_hessians
+from theodolite.operators.matrices import MATRICES, MatrixName
 from theodolite.problem import Problem, split_like
 from theodolite.problem.parameters import clean_names
 from theodolite.progress import counting
@@ -214,7 +216,7 @@ def track_eigenpairs(
     *,
     labels: Iterable[Label] | None = ...,
     layers: None = ...,
-    matrix: Matrix,
+    matrix: Matrix | MatrixName,
     which: Which = ...,
     tol: float = ...,
     verify: Literal["auto", "full"] = ...,
@@ -229,7 +231,7 @@ def track_eigenpairs(
     *,
     labels: Iterable[Label] | None = None,
     layers: str | Iterable[str] | None = None,
-    matrix: Matrix | None = None,
+    matrix: Matrix | MatrixName | None = None,
     which: Which = "largest",
     tol: float = 1e-3,
     verify: Literal["auto", "full"] = "auto",
@@ -241,19 +243,19 @@ def track_eigenpairs(
 
     Everything is measured on a copy of the problem's model: the model itself is never written to.
 
-    Parameters
-    ----------
-    problem : loss and data, and a model of the checkpoints' architecture.
-    checkpoints : modules, state dicts, or flat vectors of the problem's measured parameters (what else the model holds is
-        then the problem's own). They are taken one at a time, so a generator may train in between and yield the same module
-        again and again.
-    labels : steps, epochs or names of the checkpoints; None counts them from 0.
-    layers : names or globs: the exact blocks of these layers, in lockstep. None: the whole Hessian.
-    matrix : another matrix: a function of the problem that gives an operator or a mapping of them, `gauss_newton` for one.
-    which, tol, verify, seed : as in `top_eigenpairs`. A warm start is trusted unless `verify="full"`, so an eigenvalue that
-        rises from nowhere between two checkpoints may be seen late.
-    start : what an earlier call returned; its looks come first, and the next one starts from its last.
-    progress : show a bar; None shows it on a terminal only.
+    Args:
+        problem: loss and data, and a model of the checkpoints' architecture.
+        checkpoints: modules, state dicts, or flat vectors of the problem's measured parameters (what else the model holds is then
+            the problem's own). They are taken one at a time, so a generator may train in between and yield the same module again
+            and again.
+        labels: steps, epochs or names of the checkpoints; None counts them from 0.
+        layers: names or globs: the exact blocks of these layers, in lockstep. None: the whole Hessian.
+        matrix: another matrix: "gauss_newton" or "kernel", or a function of the problem that gives an operator or a mapping of
+            them.
+        which, tol, verify, seed: as in `top_eigenpairs`. A warm start is trusted unless `verify="full"`, so an eigenvalue that
+            rises from nowhere between two checkpoints may be seen late.
+        start: what an earlier call returned; its looks come first, and the next one starts from its last.
+        progress: show a bar; None shows it on a terminal only.
 
     With `layers`, or a `matrix` that gives a mapping, the result maps each name to its trajectory.
 
@@ -281,6 +283,8 @@ def track_eigenpairs(
     """
     if layers is not None and matrix is not None:
         raise ValueError("Give layers or matrix, one of them: a matrix of yours chooses its layers itself.")
+    if isinstance(matrix, str):
+        matrix = entry("matrix", matrix, MATRICES)
     pairs_at = _solver(matrix or _matrix_of(layers), k, which=which, tol=tol, verify=verify, seed=seed)
     tracks, single = _opened(start)
     began = time.perf_counter()

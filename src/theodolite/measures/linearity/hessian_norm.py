@@ -64,13 +64,12 @@ def hessian_norm(
 ) -> HessianNorm:
     """Spectral norm of the Hessian of one output of one sample, or the largest of several, without forming it.
 
-    Parameters
-    ----------
-    problem : its model, parameters and inputs are used, its loss and targets are not. Blocks of the Hessian come from
-        `Problem(..., params=...)`.
-    output : which of the model's outputs, one or several; may be left out where there is one.
-    samples : which samples of the data; by default the first.
-    start : an earlier `Eigenpairs` or columns near the wanted eigenvector, for a warm start.
+    Args:
+        problem: its model, parameters and inputs are used, its loss and targets are not. Blocks of the Hessian come from
+            `Problem(..., params=...)`.
+        output: which of the model's outputs, one or several; may be left out where there is one.
+        samples: which samples of the data; by default the first.
+        start: an earlier `Eigenpairs` or columns near the wanted eigenvector, for a warm start.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)).double()

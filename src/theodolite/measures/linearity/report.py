@@ -83,15 +83,14 @@ def linearity(
 ) -> LinearityReport:
     """How linear a model is in its weights, on a ball around where they are.
 
-    Parameters
-    ----------
-    radius : of the ball, in the Euclidean norm of all measured weights together.
-    output, samples : which outputs of which samples the Hessian is taken of; the largest is followed further. One
-        output may be left out; without `samples` the first sample is taken.
-    directions : random directions tried, for the deviation and for the kernel.
-    segments : points per segment at which the Hessian norm is taken for Taylor's bound.
-    displacement : flat vector w_T − w₀ of a training run; deviation, drift and PL* are taken there too, whatever its length.
-    rate : (or `lr`) learning rate to predict for; by default 1/λ_max in the loss's convention.
+    Args:
+        radius: of the ball, in the Euclidean norm of all measured weights together.
+        output, samples: which outputs of which samples the Hessian is taken of; the largest is followed further. One output may
+            be left out; without `samples` the first sample is taken.
+        directions: random directions tried, for the deviation and for the kernel.
+        segments: points per segment at which the Hessian norm is taken for Taylor's bound.
+        displacement: flat vector w_T − w₀ of a training run; deviation, drift and PL* are taken there too, whatever its length.
+        rate: (or `lr`) learning rate to predict for; by default 1/λ_max in the loss's convention.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()

@@ -296,17 +296,17 @@ def linear_path(
     W(alpha) = alpha * state_a + (1 - alpha) * state_b. The model gives the architecture; it is evaluated in eval mode, and
     left as found.
 
-    Parameters
-    ----------
-    state_a, state_b : state dicts, modules, flat vectors, or files (.safetensors, or what weights_only loads).
-    train, test : `(inputs, targets)`, a mapping, a list of batches, a `DataLoader` or a `Dataset`; test may be None.
-    batchnorm : running statistics are `"interpolate"`d like the weights, `"recompute"`d at each point as the average over the
-        training batches, or those of each evaluated `"batch"` itself. Interpolated beyond [0, 1] a running variance may become
-        negative, and the outputs no numbers: there the loss is inf and the accuracy 0. The other two have no such points.
-    loss : `(output, target) -> scalar`; None is cross entropy, or the model's own loss if its forward takes `labels`.
-    alphas : points of the path; 0 and 1 are added. None is 76 from -1 to 2.
-    accuracy : `"auto"`, None for no accuracy, or `(output, target) -> bits`, one per label: whether the answer is right.
-    batch_size : larger batches are evaluated in parts of about equal size, this at most.
+    Args:
+        state_a, state_b: state dicts, modules, flat vectors, or files (.safetensors, or what weights_only loads).
+        train, test: `(inputs, targets)`, a mapping, a list of batches, a `DataLoader` or a `Dataset`; test may be None.
+        batchnorm: running statistics are `"interpolate"`d like the weights, `"recompute"`d at each point as the average over the
+            training batches, or those of each evaluated `"batch"` itself. Interpolated beyond [0, 1] a running variance may
+            become negative, and the outputs no numbers: there the loss is inf and the accuracy 0. The other two have no such
+            points.
+        loss: `(output, target) -> scalar`; None is cross entropy, or the model's own loss if its forward takes `labels`.
+        alphas: points of the path; 0 and 1 are added. None is 76 from -1 to 2.
+        accuracy: `"auto"`, None for no accuracy, or `(output, target) -> bits`, one per label: whether the answer is right.
+        batch_size: larger batches are evaluated in parts of about equal size, this at most.
 
     >>> model = nn.Linear(1, 2, bias=False)
     >>> a, b = {"weight": torch.tensor([[1.0], [-1.0]])}, {"weight": torch.tensor([[3.0], [1.0]])}

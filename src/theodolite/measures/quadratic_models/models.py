@@ -128,12 +128,11 @@ def _scale(u: Tensor) -> float:
 class GeneralQuadratic(nn.Module):
     """`g(w; x) = wᵀφ(x) + ½γ wᵀΣ(x)w`, with Σ(x) symmetric and known by its products.
 
-    Parameters
-    ----------
-    w : first weights (p).
-    features : φ, inputs (n, ...) -> (n, p).
-    product : (inputs, w) -> Σ(x_i) w for every input: (n, p).
-    gamma : weight of the quadratic part.
+    Args:
+        w: first weights (p).
+        features: φ, inputs (n, ...) -> (n, p).
+        product: (inputs, w) -> Σ(x_i) w for every input: (n, p).
+        gamma: weight of the quadratic part.
 
     >>> model = GeneralQuadratic(torch.ones(2), lambda x: x, lambda x, w: w.expand(len(x), -1), gamma=0.5)
     >>> model(torch.tensor([[1.0, 2.0]])).item()                             # 3 + ½·½·2

@@ -86,16 +86,15 @@ def convex_bounds(
 ) -> ConvexBounds:
     """The bounds `D ≤ (2ηL/B) h` and `stability ≤ L_test D` of logistic regression trained by plain descent.
 
-    Parameters
-    ----------
-    largest_input, largest_test_input : L and L_test, the largest ‖x̃‖ among the training examples of both runs and
-        among the test examples; see `largest_norm`.
-    rate : (or `lr`) η, a number or one per step (T,).
-    batch : B.
-    visits : h, how many batches so far held the exchanged example: a number, or one per checkpoint. With a rate per step: which
-        steps did, as zeros and ones (T,); the bounds are then those after each step.
-    smoothness : the largest β_s of all batches; see `largest_smoothness`.
-    outputs : 1 for the binary logistic loss, the number of classes for softmax.
+    Args:
+        largest_input, largest_test_input: L and L_test, the largest ‖x̃‖ among the training examples of both runs and among the
+            test examples; see `largest_norm`.
+        rate: (or `lr`) η, a number or one per step (T,).
+        batch: B.
+        visits: h, how many batches so far held the exchanged example: a number, or one per checkpoint. With a rate per step:
+            which steps did, as zeros and ones (T,); the bounds are then those after each step.
+        smoothness: the largest β_s of all batches; see `largest_smoothness`.
+        outputs: 1 for the binary logistic loss, the number of classes for softmax.
 
     >>> found = convex_bounds(largest_input=2.0, largest_test_input=3.0, rate=0.1, batch=4, visits=5, smoothness=1.0)
     >>> round(float(found.distance_bound), 9), round(float(found.stability_bound), 9), found.non_expansive
@@ -149,10 +148,9 @@ def largest_smoothness(
     meet an eigenvalue solver, so the value is exact. Where `enough` is given (2/η, say) such a bound is taken as the value as
     soon as it is not above `enough`: what returns is then an upper bound.
 
-    Parameters
-    ----------
-    inputs : (N, ...), flattened per example.
-    batches : indices into them, (batches, B) or a sequence of index tensors of any length.
+    Args:
+        inputs: (N, ...), flattened per example.
+        batches: indices into them, (batches, B) or a sequence of index tensors of any length.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
     >>> largest_smoothness(x, torch.tensor([[0, 1], [1, 2]]), bias=False)
@@ -228,9 +226,10 @@ def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
     The constant c is not known, so only the shape in β, m and δ means anything. With β = 1/m the bound falls towards m^(−1/2);
     with a constant β it grows with m and is vacuous.
 
-    Parameters
-    ----------
-    beta : ≥ 0.  m : ≥ 1.  delta : 0 < δ < 1. Floats, arrays or tensors, which broadcast.
+    Args:
+        beta: ≥ 0.
+        m: ≥ 1.
+        delta: 0 < δ < 1. Floats, arrays or tensors, which broadcast.
 
     >>> round(fv_bound(0.0, 100, 0.1), 6)                                # sqrt(log 10) / 10
     0.151743

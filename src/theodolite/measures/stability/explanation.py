@@ -103,14 +103,13 @@ def explains(
       slower one, and the bound itself promises no more than m^(−1/2);
     - "unclear" otherwise, and for gaps that are not positive or fewer than `SIZES` sizes.
 
-    Parameters
-    ----------
-    rows_or_result : rows of a stability study (one per trial, size, pair and checkpoint), a DataFrame, or the study's result.
-    trial, step : which seed-trial and checkpoint. None: the first trial, which the note says where there are more, since
-        laws belong to one seed each; and the last checkpoint of each size.
-    gap, stab : the columns compared.
-    reduce, resamples, level, seed : as for `fit_power_law`.
-    pool : size of the training pool, where known: at m = pool all training sets are the same set.
+    Args:
+        rows_or_result: rows of a stability study (one per trial, size, pair and checkpoint), a DataFrame, or the study's result.
+        trial, step: which seed-trial and checkpoint. None: the first trial, which the note says where there are more, since laws
+            belong to one seed each; and the last checkpoint of each size.
+        gap, stab: the columns compared.
+        reduce, resamples, level, seed: as for `fit_power_law`.
+        pool: size of the training pool, where known: at m = pool all training sets are the same set.
 
     The interval of Δb resamples the pairs of each size, the same for both columns. It is somewhat short, as those of the
     exponents are (see `fit_power_law`): a nominal 95 % covered 87 to 90 % for log-normal pairs.

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from theodolite.errors import NonFiniteError, NotRepeatableError
-from theodolite.training.feeding import epoch_order
+from theodolite.training.schedules import epoch_order
 
 # The pools that training sets are drawn from: whatever the user gave, as tensors that do not change.
 

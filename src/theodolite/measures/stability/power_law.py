@@ -85,13 +85,12 @@ def fit_power_law(
 ) -> PowerFit:
     """Fit `a m^b` to the maxima over pairs, by least squares in raw space, with a bootstrap interval for b.
 
-    Parameters
-    ----------
-    ms : the sizes, each once.
-    values_per_pair : for each size the values of its pairs, as a sequence of sequences or an array (sizes, pairs); or one value
-        per size, which gives no interval.
-    reduce : what stands for a size: "max", "mean" or "median" over its pairs.
-    resamples, level, seed : of the bootstrap, which draws pairs anew within each size, independently between sizes.
+    Args:
+        ms: the sizes, each once.
+        values_per_pair: for each size the values of its pairs, as a sequence of sequences or an array (sizes, pairs); or one
+            value per size, which gives no interval.
+        reduce: what stands for a size: "max", "mean" or "median" over its pairs.
+        resamples, level, seed: of the bootstrap, which draws pairs anew within each size, independently between sizes.
 
     Least squares in raw space weighs the large values most, which for a falling law are those of small m. The minimum is that
     of `scipy.optimize.curve_fit` started from the log-log line. Sizes whose g is not positive are left out. Two sizes give the

@@ -164,25 +164,26 @@ def stability(
 ) -> StabilityResult:
     """Train pairs of models on sets that differ in one example, at several sizes, and measure how far apart they end.
 
-    Parameters
-    ----------
-    factory : seed -> model, or a function of nothing; torch's generator is seeded before each call.
-    optimizer : as for `Fleet`: "sgd", "adam", "adamw" with `rate=...` (or `lr=...`) and further settings (momentum,
-        weight_decay, nesterov, ...) as keywords, or a function of the parameters that makes such a torch optimizer.
-    train, test : pools as tensors (inputs, targets), data sets or plain loaders of them; S is drawn from the first without
-        repetition, the example that comes in from the second.
-    sizes : of the training sets; three or more give a law. pairs : per size.
-    steps : updates; larger sets get no more of them. `stop="epochs"` takes `epochs` instead, and `stop="train_loss"` ends each
-        run when its mean batch loss over an epoch is at most `loss_target`, after `steps` updates at the latest.
-    loss : `(outputs, targets) -> mean loss`, a mean over examples, which is tried before training (`example_losses`). Class
-        weights and labels to ignore must be arguments of a torch loss.
-    schedule : factor on the rate by update, as for `Fleet`. drop_last : leave out the incomplete batch of an epoch.
-    checkpoints : further numbers of updates at which all is measured.
-    trials : seed-trials, how many or which: trial k starts from seed `init_seed + k` and shuffles by `order_seed + k`. Within a
-        trial all pairs and sizes share both seeds, for the bound must hold for each draw of the algorithm's own randomness.
-    eval_size : test examples on which the models are compared, drawn once if there are more.
-    paths : pairs of the smallest and of the largest size between which a line is drawn (`linear_path`, policy `batchnorm`).
-    check_steps : length of the null swap that precedes every measurement; 0 leaves it out and says so.
+    Args:
+        factory: seed -> model, or a function of nothing; torch's generator is seeded before each call.
+        optimizer: as for `Fleet`: "sgd", "adam", "adamw" with `rate=...` (or `lr=...`) and further settings (momentum,
+            weight_decay, nesterov, ...) as keywords, or a function of the parameters that makes such a torch optimizer.
+        train, test: pools as tensors (inputs, targets), data sets or plain loaders of them; S is drawn from the first without
+            repetition, the example that comes in from the second.
+        sizes: of the training sets; three or more give a law.
+        pairs: per size.
+        steps: updates; larger sets get no more of them. `stop="epochs"` takes `epochs` instead, and `stop="train_loss"` ends each
+            run when its mean batch loss over an epoch is at most `loss_target`, after `steps` updates at the latest.
+        loss: `(outputs, targets) -> mean loss`, a mean over examples, which is tried before training (`example_losses`). Class
+            weights and labels to ignore must be arguments of a torch loss.
+        schedule: factor on the rate by update, as for `Fleet`.
+        drop_last: leave out the incomplete batch of an epoch.
+        checkpoints: further numbers of updates at which all is measured.
+        trials: seed-trials, how many or which: trial k starts from seed `init_seed + k` and shuffles by `order_seed + k`. Within
+            a trial all pairs and sizes share both seeds, for the bound must hold for each draw of the algorithm's own randomness.
+        eval_size: test examples on which the models are compared, drawn once if there are more.
+        paths: pairs of the smallest and of the largest size between which a line is drawn (`linear_path`, policy `batchnorm`).
+        check_steps: length of the null swap that precedes every measurement; 0 leaves it out and says so.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(300, 4, generator=generator)

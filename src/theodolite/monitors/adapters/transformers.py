@@ -15,7 +15,7 @@ from theodolite.monitors.monitor import Monitor
 
 
 class MonitorCallback(TrainerCallback):
-    """Observes every optimizer step; the batch and its loss are overheard as they pass through the model.
+    """Observes every optimizer step; the batch and its loss are recorded as they pass through the model.
 
     The trainer's models return their own loss, so the monitor is made with `Monitor(None, ...)`.
     """

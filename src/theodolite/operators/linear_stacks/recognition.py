@@ -87,7 +87,7 @@ def _flat_modules(model: nn.Module) -> list[nn.Module] | None:
 
 
 def _is_plain(problem: Problem, modules: list[nn.Module]) -> bool:
-    if type(problem.loss_function) not in _LOSSES or problem.half_precision:
+    if type(problem.loss_function) not in _LOSSES or problem.half_precision or problem.elsewhere:
         return False
     last = modules[-1] if modules else None
     if not isinstance(last, nn.Linear) or last.out_features > MAX_OUTPUTS:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from theodolite.arguments import optional_integer
 from theodolite.problem.batches import Batch, BatchParser
-from theodolite.training.feeding import epoch_order
+from theodolite.training.schedules import epoch_order
 
 Shared = bool | Literal["inputs"]
 

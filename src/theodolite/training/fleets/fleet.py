@@ -116,27 +116,26 @@ MEMORY = 2.0**32
 class Fleet:
     """R replicas of one architecture with own seeds, learning rates, data orders or data, trained in lockstep.
 
-    Parameters
-    ----------
-    factory : seed -> `nn.Module`; torch's generator is seeded alike before each call. Buffers are kept per replica and must
-        be changed in place, if at all.
-    seeds : one per replica, or a number R for 0 .. R-1.
-    loss : `(output, target) -> scalar` of one replica, or None for models that return their own `.loss`.
-    optimizer : `"sgd"`, `"adam"`, `"adamw"`, a function of the parameters that makes one of these torch optimizers, or a rule
-        with `columns` and `step`.
-    rate : (or `lr`) learning rate, one for all or one per replica; None where the torch optimizer brings it.
-    momentum, dampening, nesterov, weight_decay, betas, eps : as in torch; None keeps its default.
-    mode : `"train"` or `"eval"`, the mode of the modules in training steps. Tests run in eval mode.
-    route : `"vmap"` for all replicas at once, `"loop"` for one after the other, `"auto"` for the loop where vmap refuses the
-        model (LSTM, dropout, ...) or gains nothing (large convolutions, a single replica). The result says which, and why.
-    gradient : `(module, parameters, buffers, batch) -> (loss, gradients by name)` of one replica, for a model with a cheaper
-        gradient than autograd's; default is the module's method `fleet_gradient(parameters, buffers, batch, loss)`, if any.
-    memory : bytes for activations, gradients and samples of the replicas that are computed at once; a larger fleet takes its
-        steps chunk by chunk. Weights and optimizer state of all replicas come on top.
-    bitwise : insist that replicas which see equal data stay bitwise equal. MKL is asked for products that do not depend on where
-        a matrix lies in memory, which it grants before its first product in this process; that is said in
-        `FleetTrace.matrix_products`. Equal bits are then tried before the first step; where the vectorised program does not
-        keep them, each replica runs alone in the same place of memory, and `FleetTrace.cost` says so.
+    Args:
+        factory: seed -> `nn.Module`; torch's generator is seeded alike before each call. Buffers are kept per replica and must be
+            changed in place, if at all.
+        seeds: one per replica, or a number R for 0 .. R-1.
+        loss: `(output, target) -> scalar` of one replica, or None for models that return their own `.loss`.
+        optimizer: `"sgd"`, `"adam"`, `"adamw"`, a function of the parameters that makes one of these torch optimizers, or a rule
+            with `columns` and `step`.
+        rate: (or `lr`) learning rate, one for all or one per replica; None where the torch optimizer brings it.
+        momentum, dampening, nesterov, weight_decay, betas, eps: as in torch; None keeps its default.
+        mode: `"train"` or `"eval"`, the mode of the modules in training steps. Tests run in eval mode.
+        route: `"vmap"` for all replicas at once, `"loop"` for one after the other, `"auto"` for the loop where vmap refuses the
+            model (LSTM, dropout, ...) or gains nothing (large convolutions, a single replica). The result says which, and why.
+        gradient: `(module, parameters, buffers, batch) -> (loss, gradients by name)` of one replica, for a model with a cheaper
+            gradient than autograd's; default is the module's method `fleet_gradient(parameters, buffers, batch, loss)`, if any.
+        memory: bytes for activations, gradients and samples of the replicas that are computed at once; a larger fleet takes its
+            steps chunk by chunk. Weights and optimizer state of all replicas come on top.
+        bitwise: insist that replicas which see equal data stay bitwise equal. MKL is asked for products that do not depend on
+            where a matrix lies in memory, which it grants before its first product in this process; that is said in
+            `FleetTrace.matrix_products`. Equal bits are then tried before the first step; where the vectorised program does not
+            keep them, each replica runs alone in the same place of memory, and `FleetTrace.cost` says so.
 
     Numbers agree with a plain loop to rounding. A replica never depends on its neighbours: one that diverges is frozen and
     leaves them bitwise intact. Whether replicas that see equal data stay bitwise equal depends on the matrix kernels, unless
@@ -252,29 +251,29 @@ class Fleet:
     ) -> FleetTrace:
         """Train all replicas; a further call goes on from where they are, with the next epoch of the data.
 
-        Parameters
-        ----------
-        data : `(inputs, targets)` seen by all. With `shared=False` every tensor has a leading replica axis, or `data` is a list
-            of one `(inputs, targets)` per replica; with `shared="inputs"` only the targets have the axis.
-        steps, epochs : how long; give one of them.
-        index : (R, m), which samples of the data each replica trains on; None for all of them.
-        batch_size : None for all data in every step. Else each replica shuffles anew in every epoch and takes all samples once;
-            the last batch is short if the size does not divide, or left out with `drop_last`. The orders are those of `train`.
-        order_seeds : of the orders, one per replica or one for all (who then see the same places); default: `seeds`.
-        schedule : factor on the rates as a function of the step, or a table `{first step: factor}`; a list gives each replica
-            its own.
-        test : `(inputs, targets)`; loss and accuracy are taken every `every` steps, before the step, and after the last one.
-        measure : columns by name, each a function `(parameters, buffers)` of one replica, taken at the same steps.
-        record : `(step, fleet) -> columns (R, ...)`, for what needs all replicas, at the same steps; `fleet.outputs` and
-            `fleet.parameters` are those of that step.
-        every : a number of steps, or a list of steps.
-        checkpoints : likewise, the steps before which the weights are kept, in `FleetTrace.checkpoints`; T is after the last, and
-            kept if a number of steps is given.
-        until : a replica is frozen once its loss is at most this share of its first.
-        stop : `(step, losses (R,)) -> bool or bool (R,)`, replicas to freeze; in a fleet that trains in chunks it is called for
-            each chunk, with NaN for the others, so judge each replica by its own loss.
-        blow_up : a replica has diverged when its loss is not finite or above this many times its first. It stays frozen.
-        evaluate : also compute the losses on the whole data at the end, in eval mode.
+        Args:
+            data: `(inputs, targets)` seen by all. With `shared=False` every tensor has a leading replica axis, or `data` is a
+                list of one `(inputs, targets)` per replica; with `shared="inputs"` only the targets have the axis.
+            steps, epochs: how long; give one of them.
+            index: (R, m), which samples of the data each replica trains on; None for all of them.
+            batch_size: None for all data in every step. Else each replica shuffles anew in every epoch and takes all samples
+                once; the last batch is short if the size does not divide, or left out with `drop_last`. The orders are those of
+                `train`.
+            order_seeds: of the orders, one per replica or one for all (who then see the same places); default: `seeds`.
+            schedule: factor on the rates as a function of the step, or a table `{first step: factor}`; a list gives each replica
+                its own.
+            test: `(inputs, targets)`; loss and accuracy are taken every `every` steps, before the step, and after the last one.
+            measure: columns by name, each a function `(parameters, buffers)` of one replica, taken at the same steps.
+            record: `(step, fleet) -> columns (R, ...)`, for what needs all replicas, at the same steps; `fleet.outputs` and
+                `fleet.parameters` are those of that step.
+            every: a number of steps, or a list of steps.
+            checkpoints: likewise, the steps before which the weights are kept, in `FleetTrace.checkpoints`; T is after the last,
+                and kept if a number of steps is given.
+            until: a replica is frozen once its loss is at most this share of its first.
+            stop: `(step, losses (R,)) -> bool or bool (R,)`, replicas to freeze; in a fleet that trains in chunks it is called
+                for each chunk, with NaN for the others, so judge each replica by its own loss.
+            blow_up: a replica has diverged when its loss is not finite or above this many times its first. It stays frozen.
+            evaluate: also compute the losses on the whole data at the end, in eval mode.
         """
         began = time.perf_counter()
         if bool(self._lost.all()):

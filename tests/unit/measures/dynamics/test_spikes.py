@@ -22,7 +22,7 @@ from theodolite.measures.dynamics import (
     split_loss_by_curvature,
 )
 from theodolite.models.ntk import ntk_cnn, ntk_fcn
-from theodolite.monitors.rate_schedules import EdgeProbe
+from theodolite.monitors.rates.critical_rate import EdgeProbe
 from theodolite.operators import as_operator
 
 

@@ -104,12 +104,11 @@ def _excluded_words(exclude: int | Iterable[int] | Tensor | None) -> Tensor:
 def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tensor | None = None) -> LogPartition:
     """Logarithms of Σ exp(logits) over all words, and over all but the `top` largest of each row, for each of `top`.
 
-    Parameters
-    ----------
-    logits : (N, n), float32 or float64.
-    top : rising numbers of words to remove.
-    exclude : words (m,) that are in no bulk. The k largest are those of all words, excluded ones among them, so that a bulk is
-        what neither rule removes: n − m − k words or, where excluded words are among the largest, up to m more.
+    Args:
+        logits: (N, n), float32 or float64.
+        top: rising numbers of words to remove.
+        exclude: words (m,) that are in no bulk. The k largest are those of all words, excluded ones among them, so that a bulk is
+            what neither rule removes: n − m − k words or, where excluded words are among the largest, up to m more.
 
     Only terms that stay are added, from the smallest part to the largest, so nothing cancels however little mass is left.
 

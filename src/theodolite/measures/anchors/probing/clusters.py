@@ -84,12 +84,11 @@ def anchor_clusters(
 ) -> AnchorClusters:
     """K anchors for states (N, d) with log bulk partition functions `values` (N,): k-means, then least squares per cluster.
 
-    Parameters
-    ----------
-    by : what k-means is run on: the values, or the states.
-    rounds : at most so many rounds of clusterwise regression: each position moves to the anchor with the smaller residual, and
-        the anchors are fitted again. Clusters are then no longer defined by what `by` names.
-    places : positions in their windows (N,), kept with the membership.
+    Args:
+        by: what k-means is run on: the values, or the states.
+        rounds: at most so many rounds of clusterwise regression: each position moves to the anchor with the smaller residual, and
+            the anchors are fitted again. Clusters are then no longer defined by what `by` names.
+        places: positions in their windows (N,), kept with the membership.
     """
     from sklearn.cluster import KMeans
 

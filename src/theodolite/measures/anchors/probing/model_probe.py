@@ -51,30 +51,31 @@ def anchor_probe(
     left as found; logits are computed in float32 or better and never held for more than a chunk of positions; sums are in
     float64. Memory does not grow with the data.
 
-    Parameters
-    ----------
-    model : a Hugging Face causal or masked language model or encoder-decoder, or any module with a linear output layer.
-    data : text (with `tokenizer`), token ids (N,) or (B, T), or batches (tensors, pairs (inputs, targets), mappings) from a list,
-        a DataLoader or any iterable; numbers may also be in lists or NumPy arrays, and a list of ids (N,) is one of texts. Text
-        is cut into windows. A masked model sees each window `every` times, with each `every`-th token replaced by `mask_token`;
-        an encoder-decoder reads half of a window and predicts the other half. A tuple of two tensors is always (inputs,
-        targets), also if both are token ids: put two batches of ids into a list. The targets of a pair are taken as they are,
-        one per position (−100: leave it out), not shifted; ids alone, and `labels` in mappings for a causal model, are.
-    top : numbers of most probable words to remove; by default 0, 10, 100, 1000, 10000, or the same shares of other vocabularies.
-    head : the output layer or its name, where it is not found by itself.
-    exclude : token numbers that are in no bulk (label words), or a mask over the vocabulary. The bulk is what is neither
-        excluded nor among the most probable of all words, excluded ones counted.
-    anchors : with K > 1 also K anchors, each for a cluster of positions (`AnchorProbe.clusters`).
-    held_out : the share of the positions, the last ones, that the held-out error is from; of each batch where the length of the
-        data is not known beforehand. Windows of a masked model are held out as a whole.
-    context, stride : length of the windows that running text is cut into (the model's own, at most 1024) and distance of their
-        starts (the length; less, and only new positions count). Rows (B, T) and batches stay as they are.
-    drop_first : positions to leave out at the start of each window or sequence.
-    max_positions : stop after so many.
-    batch_size : windows, or samples of other inputs, per forward pass; rows of windows for a masked model.
-    restrict_vocab : use only so many rows of the output layer (`len(tokenizer)` leaves out padding rows).
-    chunk : positions whose logits are held at a time.
-    sample : positions kept for quantiles, largest errors and clusters; 8192 where they take at most 2²⁵ numbers.
+    Args:
+        model: a Hugging Face causal or masked language model or encoder-decoder, or any module with a linear output layer.
+        data: text (with `tokenizer`), token ids (N,) or (B, T), or batches (tensors, pairs (inputs, targets), mappings) from a
+            list, a DataLoader or any iterable; numbers may also be in lists or NumPy arrays, and a list of ids (N,) is one of
+            texts. Text is cut into windows. A masked model sees each window `every` times, with each `every`-th token replaced by
+            `mask_token`; an encoder-decoder reads half of a window and predicts the other half. A tuple of two tensors is always
+            (inputs, targets), also if both are token ids: put two batches of ids into a list. The targets of a pair are taken as
+            they are, one per position (−100: leave it out), not shifted; ids alone, and `labels` in mappings for a causal model,
+            are.
+        top: numbers of most probable words to remove; by default 0, 10, 100, 1000, 10000, or the same shares of other
+            vocabularies.
+        head: the output layer or its name, where it is not found by itself.
+        exclude: token numbers that are in no bulk (label words), or a mask over the vocabulary. The bulk is what is neither
+            excluded nor among the most probable of all words, excluded ones counted.
+        anchors: with K > 1 also K anchors, each for a cluster of positions (`AnchorProbe.clusters`).
+        held_out: the share of the positions, the last ones, that the held-out error is from; of each batch where the length of
+            the data is not known beforehand. Windows of a masked model are held out as a whole.
+        context, stride: length of the windows that running text is cut into (the model's own, at most 1024) and distance of their
+            starts (the length; less, and only new positions count). Rows (B, T) and batches stay as they are.
+        drop_first: positions to leave out at the start of each window or sequence.
+        max_positions: stop after so many.
+        batch_size: windows, or samples of other inputs, per forward pass; rows of windows for a masked model.
+        restrict_vocab: use only so many rows of the output layer (`len(tokenizer)` leaves out padding rows).
+        chunk: positions whose logits are held at a time.
+        sample: positions kept for quantiles, largest errors and clusters; 8192 where they take at most 2²⁵ numbers.
 
     >>> model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 50))
     >>> probe = anchor_probe(model, torch.randn(400, 6), top=(0, 5))

@@ -172,11 +172,10 @@ def probe_states(
 ) -> AnchorProbe:
     """The anchor probe of a log-linear model given by its states and its output layer.
 
-    Parameters
-    ----------
-    states : (N, d), or an iterable of such chunks, read once.
-    weight, bias : the output layer (n, d), (n,); logits are states · weightᵀ + bias, in float32 or the precision given.
-    targets : the words (N,) that came, for the perplexity, −100 where none did.
+    Args:
+        states: (N, d), or an iterable of such chunks, read once.
+        weight, bias: the output layer (n, d), (n,); logits are states · weightᵀ + bias, in float32 or the precision given.
+        targets: the words (N,) that came, for the perplexity, −100 where none did.
 
     The other parameters are those of `anchor_probe`.
 

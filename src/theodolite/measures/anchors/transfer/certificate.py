@@ -235,20 +235,19 @@ def transfer_certificate(
 ) -> TransferCertificate:
     """Bound the downstream error of `student` against `teacher` for f = Σ_j a_j max(⟨h, v_j − v0⟩ − b_j, 0).
 
-    Parameters
-    ----------
-    teacher, student : models on the same pre-training contexts and vocabulary, as `LogLinear` or as logits (contexts, words).
-    labels, a, b : ids of the k label words, their coefficients and thresholds, used for both models.
-    downstream : models (or logits) on downstream contexts, with `mu` supplied; or probabilities (contexts,) of the downstream
-        task over the contexts of `teacher`, from which μ is computed; None: both distributions are one, and μ is 1.
-    pretraining : probabilities (contexts,) of the pre-training contexts, uniform by default. Need not be normalised.
-    mu : least ratio of pre-training to downstream density, in (0, 1]; for separate `downstream` contexts only.
-    gamma : the margin, the smallest non-zero |f*| by default; contexts below it are discarded, and their share is reported.
-    bulk, top : the bulk is all words but the labels and, in each context, the teacher's `top` most probable words; or, with
-        `bulk`, those of these words. It is chosen by the teacher and used for the student too.
-    anchors : anchor vectors (teacher's, student's); fitted by least squares to all contexts if not given.
-    over : where ε_b and p_b are taken: over all contexts, as the theorem is stated, or over the downstream contexts kept,
-        which its proof is content with.
+    Args:
+        teacher, student: models on the same pre-training contexts and vocabulary, as `LogLinear` or as logits (contexts, words).
+        labels, a, b: ids of the k label words, their coefficients and thresholds, used for both models.
+        downstream: models (or logits) on downstream contexts, with `mu` supplied; or probabilities (contexts,) of the downstream
+            task over the contexts of `teacher`, from which μ is computed; None: both distributions are one, and μ is 1.
+        pretraining: probabilities (contexts,) of the pre-training contexts, uniform by default. Need not be normalised.
+        mu: least ratio of pre-training to downstream density, in (0, 1]; for separate `downstream` contexts only.
+        gamma: the margin, the smallest non-zero |f*| by default; contexts below it are discarded, and their share is reported.
+        bulk, top: the bulk is all words but the labels and, in each context, the teacher's `top` most probable words; or, with
+            `bulk`, those of these words. It is chosen by the teacher and used for the student too.
+        anchors: anchor vectors (teacher's, student's); fitted by least squares to all contexts if not given.
+        over: where ε_b and p_b are taken: over all contexts, as the theorem is stated, or over the downstream contexts kept,
+            which its proof is content with.
     """
     choice("over", over, get_args(Over))
     teacher, student = _as_model(teacher, "teacher"), _as_model(student, "student")

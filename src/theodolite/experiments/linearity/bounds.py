@@ -1,0 +1,332 @@
+"""Bounds behind the theorem: Taylor's on the distance from the linearisation, and the lemmas by Monte Carlo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.experiments import Experiment, Reported, at_most, between, equal, measured, rows, sizes, within
+from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.linearity.ensembles import INPUTS, added, fully_connected, gaussian_inputs
+from theodolite.experiments.query import Value, select, values_of
+from theodolite.measures.linearity import linearity_deviation
+from theodolite.models.dag import DagNetwork, densenet_graph, fcn_graph, with_skips
+from theodolite.models.ntk import ntk_cnn
+from theodolite.problem import Problem
+from theodolite.results import Row
+
+# The distance of a network from its linearisation
+
+NETWORKS = ("fully connected", "dense", "skip", "convolution")
+smooth, kinked = rows(activation="tanh"), rows(activation="relu")
+
+
+class Taylor(Experiment):
+    """Deviation from the linearisation against Taylor's bound ½R² max‖H‖.
+
+    For tanh networks (fully connected, dense, with skips, convolutional) the deviation of the output from its first-order
+    model at distance R is taken along random directions, the gradient and the top Hessian eigenvector, and compared with
+    the bound from Hessian norms on the segment. ReLU has kinks that no Hessian sees: there the bound promises nothing.
+    """
+
+    id, where = "linearity/taylor", "Zhu 2024, Corollary 2.3.7, (2.9) and (2.10)"
+    sizes = sizes(
+        radii=(0.5, 1.0, 2.0),
+        seeds=1,
+        tiny={"widths": (16, 64), "radii": (1.0,), "directions": 1, "segments": 3},
+        laptop={"widths": (16, 64, 256), "directions": 2, "segments": 4},
+        paper={"widths": (16, 64, 256, 1024), "directions": 8, "segments": 5, "seeds": 5},
+    )
+    claims = (
+        equal(
+            0,
+            "T2: smooth networks never exceed the bound (violations)",
+            # by more than a thousandth
+            smooth.column(lambda row: not row["deviation"] <= row["certificate"] * (1 + 1e-3) + 1e-12).sum(),
+            reported=Reported("at most ½R² sup‖H‖", "Zhu 2024, Corollary 2.3.7"),
+        ),
+        at_most(
+            -0.2,
+            "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)",
+            smooth(radius=1.0).by("network").each(power_of(rows, "m", "deviation", max)).max(),
+            reported=Reported("−1/2 up to logs", "Zhu 2024, Corollary 2.3.7"),
+        ),
+        measured(
+            "ReLU, where the bound is not valid: the largest deviation over the bound",
+            (kinked["deviation"] / kinked["certificate"]).max(),
+        ),
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for seed in range(p.seeds):
+            for name, activation in (*((name, "tanh") for name in NETWORKS), ("fully connected", "relu")):
+                for m in p.widths:
+                    for radius in p.radii:
+                        measure = {"radius": radius, "directions": p.directions, "segments": p.segments}
+                        yield {"network": name, "activation": activation, "m": m, **measure, "seed": seed}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        x = gaussian_inputs([job["seed"]], 1, INPUTS)[0]
+        model = network(job["network"], job["m"], job["activation"], job["seed"])
+        inputs = x[:, None] if job["network"] == "convolution" else x
+        found = linearity_deviation(
+            Problem(model, nn.MSELoss(), (inputs, torch.zeros(1, 1, dtype=torch.float64))),
+            radius=job["radius"],
+            directions=job["directions"],
+            segments=job["segments"],
+            tol=1e-3,
+            seed=job["seed"],
+            progress=False,
+        )
+        for row in found.rows():
+            yield {"network": job["network"], "activation": job["activation"], "m": job["m"], **row}
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        named = [
+            {
+                **row,
+                "which": row["network"] if row["activation"] == "tanh" else "fully connected, ReLU",
+                "share": row["deviation"] / row["certificate"],
+                "along": "random direction" if row["direction"].startswith("random") else row["direction"],
+            }
+            for row in rows
+        ]
+        figure, (left, right) = plots.panels(2, size=(4.8, 4.0))
+        bound: dict[str, Any] = {"xlabel": "Taylor's bound ½R² max‖H‖", "ylabel": "deviation / bound"}
+        plots.scatter(named, "certificate", "share", by="along", log="xy", **bound, ax=left)
+        plots.reference(left, y=1.0, label="the bound")
+        near = select(named, radius=1.0)
+        worst = [
+            {"which": name, "m": m, "deviation": max(row["deviation"] for row in select(near, which=name, m=m))}
+            for name, m in values_of(near, "which", "m")
+        ]
+        slopes: dict[str, Any] = {"xlabel": "width m", "ylabel": "worst deviation at distance 1"}
+        plots.log_log(worst, "m", "deviation", by="which", guides=(-0.5,), **slopes, ax=right)
+        return figure
+
+
+def network(name: str, m: int, activation: str, seed: int) -> nn.Module:
+    """A three-layer network of width m."""
+    if name == "convolution":
+        return ntk_cnn((1, INPUTS), [m, m], activation=activation, seed=seed).double()
+    graphs = {
+        "fully connected": lambda: fcn_graph(INPUTS, [m, m]),
+        "dense": lambda: densenet_graph(INPUTS, [m, m]),
+        "skip": lambda: with_skips(fcn_graph(INPUTS, [m, m])),
+    }
+    return DagNetwork(graphs[name](), activation=activation, seed=seed)
+
+
+# The lemmas
+
+RADIUS = 1.0
+_SERIES = {"series": "matrix series", "vector": "vector"}
+_COLUMNS = {
+    "spectral_1": "‖∂f/∂w⁽¹⁾‖",
+    "spectral_2": "‖∂f/∂w⁽²⁾‖",
+    "frobenius_1": "‖∂f/∂w⁽¹⁾‖_F",
+    "largest": "largest |pre-activation|",
+    "normalised": "‖f‖/√m",
+}
+largest_by_width = rows(part="network").by("m").each(rows.mean("largest") / rows["m"].first().then(math.log))
+
+
+def above_bound(lemma: str) -> Value:
+    """The largest distance of an observed frequency above its bound, in standard errors of the bound."""
+    tail = rows(part="tail", lemma=lemma)
+    return ((tail["frequency"] - tail["bound"]) / tail["error"]).max()
+
+
+def growth(column: str) -> Value:
+    """The power of the width that the mean over the seeds of a column follows."""
+    return power_of(rows(part="network"), "m", column)
+
+
+class Lemmas(Experiment):
+    """Norm bounds behind the theorem: Gaussian series, products with Gaussian vectors, neurons and their derivatives.
+
+    Tail frequencies of the norms of T15 (matrix Gaussian series), T16 (Gaussian vector) and T17 (columns B_i a_i) with the
+    Gaussians moved in the worst way within a ball of radius 1, beside their bounds; for tanh networks of growing width at
+    distance 1 from the initialisation, the size of neurons (T18) and the norms of their derivatives by weights (T9).
+    """
+
+    id, where = "linearity/lemmas", "Zhu 2024, Lemmas A.2.1 and A.11.2 to A.11.8"
+    sizes = sizes(
+        seeds=10,
+        draws=20000,
+        tiny={"draws": 2000, "widths": (16, 64, 256), "seeds": 5},
+        laptop={"widths": (16, 32, 64, 128, 256, 512)},
+        paper={"widths": (16, 32, 64, 128, 256, 512, 1024, 2048)},
+    )
+    claims = (
+        between(
+            *(-0.15, 0.15),
+            "T9: spectral norm of ∂f/∂w of the second layer's neurons, by the first layer's weights (power of m)",
+            growth("spectral_1"),
+            reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.2.1"),
+        ),
+        between(
+            *(-0.15, 0.15, "T9: the same by their own weights (power of m)", growth("spectral_2")),
+            reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.2.1"),
+        ),
+        within(
+            *(0.1, 0.5, "T9: Frobenius norm by the first layer's weights (power of m)", growth("frobenius_1")),
+            reported=Reported("1/2 up to logs", "Zhu 2024, Lemma A.2.1"),
+        ),
+        at_most(
+            3.0,
+            "T15: matrix Gaussian series: frequency above its bound (in standard errors)",
+            above_bound("series"),
+            reported=Reported("below (d₁ + d₂) exp(−t²/2ν)", "Zhu 2024, Lemma A.11.8, corrected: R√ν"),
+        ),
+        at_most(
+            3.0,
+            "T16: Gaussian vector: frequency above its bound (in standard errors)",
+            above_bound("vector"),
+            reported=Reported("below 2 exp(−t²/2‖b‖²)", "Zhu 2024, Lemma A.11.4"),
+        ),
+        at_most(
+            3.0,
+            "T17: ‖[B_i a_i]‖ over max‖B‖(√n + R + 1) + max‖B‖_F, largest of all draws (the constant C)",
+            rows(part="norm", lemma="columns").max("ratio"),
+            reported=Reported("an absolute constant", "Zhu 2024, Lemmas A.11.5 and A.11.6"),
+        ),
+        at_most(
+            1.0,
+            "T17: ‖Ba‖ − ‖B‖_F − ‖B‖R over 4‖B‖ (largest of all draws)",
+            rows(part="norm", lemma="product").max("ratio"),
+            reported=Reported("a Gaussian tail in units of ‖B‖", "Zhu 2024, Lemma A.11.7"),
+        ),
+        at_most(
+            1.0,
+            "T18: the largest |pre-activation| grows at most like log m (widest over narrowest)",
+            largest_by_width.last() / largest_by_width.first(),
+            reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.11.2"),
+        ),
+        between(
+            *(-0.1, 0.1, "T18: norm of a layer's values over √m (power of m)", growth("normalised")),
+            reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.11.3"),
+        ),
+    )
+    departs = "Lemma A.11.8 prints R·ν; its proof and all its uses have R·√ν, which is tested."
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        yield {"part": "series", "draws": p.draws, "seed": 0}
+        yield {"part": "vectors", "draws": p.draws, "seed": 0}
+        for m in p.widths:
+            yield {"part": "network", "m": m, "seeds": p.seeds, "seed": 0}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        yield from {"series": _series, "vectors": _vectors, "network": _network}[job["part"]](job)
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        tail = [
+            {"t": row["t"], "probability": row[column], "which": f"{_SERIES[row['lemma']]}: {name}"}
+            for row in select(rows, part="tail")
+            for column, name in (("frequency", "observed"), ("bound", "bound"))
+        ]
+        network = [
+            {"m": row["m"], "value": row[column], "which": name}
+            for row in select(rows, part="network")
+            for column, name in _COLUMNS.items()
+        ]
+        figure, (left, right) = plots.panels(2, size=(4.8, 4.0))
+        names: dict[str, Any] = {"xlabel": "t, in units of its scale", "ylabel": "P(norm beyond t)"}
+        plots.curves(tail, "t", "probability", by="which", log="y", labels="legend", **names, ax=left)
+        plots.log_log(network, "m", "value", by="which", guides=(0.5,), xlabel="width m", ylabel="norm at distance 1", ax=right)
+        return figure
+
+
+def _tail(lemma: str, t: float, excess: Tensor, bound: float) -> Row:
+    """How often a norm lies beyond t, and the standard error that the bound itself would have."""
+    bound = min(1.0, bound)
+    error = math.sqrt(max(bound * (1 - bound), 1.0 / len(excess)) / len(excess))
+    frequency = float((excess >= t).double().mean())
+    return {"part": "tail", "lemma": lemma, "t": t, "frequency": frequency, "bound": bound, "error": error}
+
+
+def _series(job: Mapping[str, Any]) -> Iterator[Row]:
+    """T15: Z = Σ (γ_k + Δγ_k) B_k with Δγ chosen for each draw to make ‖Z‖ as large as it can."""
+    generator = torch.Generator().manual_seed(job["seed"])
+    rows, columns, terms = 6, 4, 20
+    b = torch.randn(terms, rows, columns, generator=generator, dtype=torch.float64)
+    variance = max(float(torch.linalg.matrix_norm(m, 2)) for m in ((b @ b.mT).sum(0), (b.mT @ b).sum(0)))
+    gamma = torch.randn(job["draws"], terms, generator=generator, dtype=torch.float64)
+    u, _, vh = torch.linalg.svd(torch.einsum("nk,kij->nij", gamma, b), full_matrices=False)
+    push = torch.einsum("ni,kij,nj->nk", u[:, :, 0], b, vh[:, 0])
+    moved = gamma + RADIUS * push / push.norm(dim=1, keepdim=True)
+    norms = torch.linalg.matrix_norm(torch.einsum("nk,kij->nij", moved, b), 2)
+    excess = (norms - RADIUS * math.sqrt(variance)) / math.sqrt(variance)
+    for squared in (4.0, 8.0, 12.0):
+        yield _tail("series", math.sqrt(squared), excess, (rows + columns) * math.exp(-squared / 2))
+
+
+def _vectors(job: Mapping[str, Any]) -> Iterator[Row]:
+    """T16 and T17, the Gaussians moved along what is measured."""
+    generator = torch.Generator().manual_seed(job["seed"] + 1)
+    size, draws = 12, job["draws"]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    b, a = normal(size), normal(draws, size)
+    worst = a + RADIUS * torch.sign(a @ b)[:, None] * b / b.norm()
+    excess = ((worst @ b).abs() - b.norm() * RADIUS) / b.norm()
+    for t in (1.0, 2.0, 3.0):
+        yield _tail("vector", t, excess, 2 * math.exp(-(t**2) / 2))
+    matrix = normal(8, size)
+    top = float(torch.linalg.matrix_norm(matrix, 2))
+    image = a @ matrix.T
+    pulled = image @ matrix
+    moved = (a + RADIUS * pulled / pulled.norm(dim=1, keepdim=True)) @ matrix.T
+    beyond = (moved.norm(dim=1) - matrix.norm() - top * RADIUS) / (4 * top)
+    yield {"part": "norm", "lemma": "product", "ratio": float(beyond.max())}
+    n, count = 10, max(1, draws // 10)
+    blocks = normal(n, 8, size)
+    spectral = float(torch.linalg.matrix_norm(blocks, 2).max())
+    frobenius = float(torch.linalg.matrix_norm(blocks).max())
+    vectors = normal(count, n, size)
+    shift = normal(count, n, size)
+    vectors = vectors + RADIUS * shift / shift.flatten(1).norm(dim=1)[:, None, None]
+    norms = torch.linalg.matrix_norm(torch.einsum("nij,cnj->cin", blocks, vectors), 2)
+    bound = spectral * (math.sqrt(n) + RADIUS + 1.0) + frobenius
+    yield {"part": "norm", "lemma": "columns", "ratio": float(norms.max()) / bound}
+
+
+def _network(job: Mapping[str, Any]) -> Iterator[Row]:
+    """T9 and T18 in a three-layer network at a random point at distance 1.
+
+    With f² = σ(W₂ f¹/√m), f¹ = σ(W₁ x/√d): ∂f²/∂w² is block diagonal with blocks σ'·f¹/√m, and ∂f²/∂w¹ is the Kronecker
+    product of diag(σ'₂) W₂ diag(σ'₁)/√m with x/√d.
+    """
+    seeds = range(job["seed"], job["seed"] + job["seeds"])
+    networks = fully_connected(job["m"], seeds)
+    x = gaussian_inputs(seeds, 1, INPUTS)
+    weights = added(networks.weights, [RADIUS * s for s in networks.direction(torch.Generator().manual_seed(9))])
+    pre, values = networks.forward(weights, x)
+    slopes = [1 - torch.tanh(p[:, 0]).square() for p in pre[:2]]  # σ' of both hidden layers, (S, m)
+    through = slopes[1][:, :, None] * weights[1] * slopes[0][:, None] * job["m"] ** -0.5
+    reach = x[:, 0].norm(dim=1) / INPUTS**0.5
+    length = values[1][:, 0].norm(dim=1) * job["m"] ** -0.5
+    spectral = torch.linalg.matrix_norm(through, 2) * reach
+    frobenius = torch.linalg.matrix_norm(through) * reach
+    for i, seed in enumerate(seeds):
+        yield {
+            "part": "network",
+            "m": job["m"],
+            "seed": seed,
+            "spectral_1": float(spectral[i]),
+            "spectral_2": float(slopes[1][i].max() * length[i]),
+            "frobenius_1": float(frobenius[i]),
+            "frobenius_2": float(slopes[1][i].norm() * length[i]),
+            "largest": max(float(p[i].abs().max()) for p in pre),
+            "normalised": float(values[2][i, 0].norm() * job["m"] ** -0.5),
+        }

@@ -1,0 +1,388 @@
+"""How the Hessian of the output shrinks with the width, architecture by architecture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theodolite.experiments import Claim, Figure, Reported, Study, at_least, at_most, between, equal, measured, rows, sizes
+from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.linearity.ensembles import (
+    INPUTS,
+    Convolutions,
+    Ensemble,
+    Scalar,
+    Weights,
+    added,
+    gaussian_inputs,
+    hessian_norms,
+)
+from theodolite.experiments.query import Column, Value, select, values_of
+from theodolite.measures.linearity import Graph, dag_width
+from theodolite.models.dag import (
+    DagNetwork,
+    densenet_graph,
+    fcn_graph,
+    with_bottlenecks,
+    with_connections,
+    with_drops,
+    with_skips,
+)
+from theodolite.results import Row
+
+# The networks by name
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A family of networks: `graph(m, seed)`; None is the convolutional network.
+
+    `layers` are those whose block of the Hessian is taken; `layer` is the one whose first pre-activation stands for the
+    output; `outputs` counts output neurons.
+    """
+
+    graph: Callable[[int, int], Graph] | None
+    layers: tuple[int, ...] | None = None
+    output_activation: str = "identity"
+    layer: int | None = None
+    outputs: int = 1
+
+
+def _fcn(*powers: float | int, outputs: int = 1) -> Callable[[int, int], Graph]:
+    """Hidden widths: `1.0` stands for m, `2.0` for m², whole numbers for themselves."""
+
+    def graph(m: int, seed: int) -> Graph:
+        widths = [round(m**p) if isinstance(p, float) else p for p in powers]
+        return fcn_graph(INPUTS, widths, outputs)
+
+    return graph
+
+
+#: What the claims and figures call them.
+ARCHITECTURES: dict[str, Architecture] = {
+    "two layers": Architecture(_fcn(1.0)),
+    "three layers": Architecture(_fcn(1.0, 1.0)),
+    "m, m²": Architecture(_fcn(1.0, 2.0)),
+    "skip": Architecture(lambda m, seed: with_skips(fcn_graph(INPUTS, [m, m]))),
+    "dense": Architecture(lambda m, seed: densenet_graph(INPUTS, [m, m])),
+    "dropped edges": Architecture(lambda m, seed: with_drops(densenet_graph(INPUTS, [m, m]), 0.5, seed=seed)),
+    "convolution": Architecture(None),
+    "three outputs": Architecture(_fcn(1.0, 1.0, outputs=3), outputs=3),
+    "hidden pre-activation": Architecture(_fcn(1.0, 1.0), layer=2),
+    "first pre-activation": Architecture(_fcn(1.0, 1.0), layer=1),
+    "two bottlenecks": Architecture(lambda m, seed: with_bottlenecks(fcn_graph(INPUTS, [m, m]), 2, 2, seed=seed)),
+    "half bottlenecks": Architecture(lambda m, seed: with_bottlenecks(fcn_graph(INPUTS, [m, m]), 2, m // 2, seed=seed)),
+    "narrow first": Architecture(_fcn(2, 1.0)),
+    "narrow first, upper blocks": Architecture(_fcn(2, 1.0), layers=(1, 2)),
+    "narrow second": Architecture(_fcn(1.0, 2)),
+    "output block": Architecture(_fcn(1.0, 1.0), layers=(2,)),
+    "tanh output": Architecture(_fcn(1.0), output_activation="tanh"),
+    "m, 2, m": Architecture(_fcn(1.0, 2, 1.0)),
+    "m, 2, m restored": Architecture(lambda m, seed: with_connections(fcn_graph(INPUTS, [m, 2, m]), 1, 3)),
+}
+
+
+def networks_of(family: Architecture, m: int, seeds: Sequence[int]) -> Ensemble | Convolutions:
+    """The networks of these seeds."""
+    if family.graph is None:
+        return Convolutions(len(seeds), INPUTS, [m, m], seed=seeds[0])
+    graphs = [family.graph(m, seed) for seed in seeds]
+    return Ensemble(
+        [DagNetwork(g, output_activation=family.output_activation, seed=s) for g, s in zip(graphs, seeds, strict=True)]
+    )
+
+
+def scalar_of(family: Architecture, networks: Ensemble | Convolutions, x: Tensor, output: int = 0) -> Scalar:
+    """What the Hessian is taken of: an output for the first sample, or a pre-activation."""
+
+    def scalar(weights: Weights) -> Tensor:
+        if family.layer is not None and isinstance(networks, Ensemble):
+            return networks.forward(weights, x)[0][family.layer - 1][:, 0, 0]
+        return networks(weights, x)[:, 0, output]
+
+    return scalar
+
+
+# Their Hessians
+
+#: Families of the sheet; those with a narrow layer between wide ones belong to the figure on bottlenecks.
+FAMILIES = tuple(name for name in ARCHITECTURES if not name.startswith("m, 2, m"))
+BOTTLENECKS = ("three layers", "two bottlenecks", "narrow first", "m, 2, m", "m, 2, m restored")
+#: Where a neuron's in-degree is not m alone, other widths.
+SQUARED = "m, m²"
+
+
+class HessianNorms(Study):
+    """Spectral norms of the Hessian of one output of the `families`; those of `away` also at distance 1 from the start.
+
+    `squared` are the widths m of the network m, m².
+    """
+
+    sizes = sizes(
+        families=FAMILIES,
+        away=FAMILIES,
+        squared=(8, 16, 32, 64),
+        seeds=10,
+        steps=24,
+        tiny={"widths": (16, 36, 80), "squared": (8, 14, 24), "away": ("three layers",)},
+        laptop={"widths": (16, 32, 64, 128, 256, 512)},
+        paper={"widths": (16, 32, 64, 128, 256, 512, 1024, 2048), "seeds": 20},
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for name in p.families:
+            for m in p.squared if name == SQUARED else p.widths:
+                for distance in (0.0, 1.0) if name in p.away else (0.0,):
+                    yield {"family": name, "m": m, "distance": distance, "seeds": p.seeds, "steps": p.steps, "seed": 0}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        yield from hessian_rows(job)
+
+
+def hessian_rows(job: Mapping[str, Any]) -> Iterator[Row]:
+    """One row per seed: the Hessian norm of a family's networks of one width."""
+    family = ARCHITECTURES[job["family"]]
+    seeds = range(job["seed"], job["seed"] + job["seeds"])
+    networks = networks_of(family, job["m"], seeds)
+    x = gaussian_inputs(seeds, 1, INPUTS)
+    weights = networks.weights
+    if job["distance"]:
+        step = networks.direction(torch.Generator().manual_seed(777 + job["seed"]))
+        weights = added(weights, [job["distance"] * part for part in step])
+    found = [
+        hessian_norms(scalar_of(family, networks, x, k), weights, layers=family.layers, steps=job["steps"])
+        for k in range(family.outputs)
+    ]
+    values = torch.stack([value for value, _ in found])  # (outputs, S)
+    residuals = torch.stack([residual for _, residual in found]).amax(0)
+    tensors = _tensor_norms(networks, weights, x, family.outputs, job["steps"]) if family.outputs > 1 else None
+    shared = {"family": job["family"], "m": job["m"], "distance": job["distance"], **_in_degrees(family, job)}
+    for i, seed in enumerate(seeds):
+        row = {**shared, "seed": seed, "norm": float(values[:, i].max()), "residual": float(residuals[i])}
+        yield row if tensors is None else {**row, "tensor_norm": max(row["norm"], float(tensors[i]))}
+
+
+def _in_degrees(family: Architecture, job: Mapping[str, Any]) -> Row:
+    """What the in-degree report says from the graph alone."""
+    if family.graph is None:
+        return {}
+    report = dag_width(family.graph(job["m"], job["seed"]))
+    return {"width": report.width, "bottlenecks": int(report.bottleneck.sum()), "safe": report.linear}
+
+
+def _tensor_norms(networks: Any, weights: Weights, x: Tensor, outputs: int, steps: int) -> Tensor:
+    """The largest Hessian norm of a unit combination of the outputs, of three random ones, (S,)."""
+    generator = torch.Generator().manual_seed(5)
+    combinations = torch.randn(3, outputs, generator=generator, dtype=torch.float64)
+    found = []
+    for s in combinations / combinations.norm(dim=1, keepdim=True):
+
+        def combined(w: Weights, s: Tensor = s) -> Tensor:
+            together: Tensor = networks(w, x)[:, 0] @ s
+            return together
+
+        found.append(hessian_norms(combined, weights, steps=steps)[0])
+    return torch.stack(found).amax(0)
+
+
+# What is claimed
+
+
+def slope(name: str, distance: float = 0.0) -> Value:
+    """The power of m that a family's median follows."""
+    return power_of(rows(family=name, distance=distance), "m", "norm", median)
+
+
+def medians(name: str, scale: Callable[[int], float] = lambda m: 1.0) -> Column:
+    """A family's medians by width, from narrow to wide, times a function of the width."""
+    return rows(family=name, distance=0.0).by("m").each(rows.median("norm") * rows["m"].first().then(scale))
+
+
+#: At the largest width m, brought to m = 512 by the law 1/√m.
+at_512 = medians("three layers", lambda m: math.sqrt(m / 512)).last()
+without_law = medians("three layers", lambda m: math.sqrt(m) / math.log(m))
+narrow_over_plain = medians("narrow first").last() / medians("three layers").last()
+
+
+def decays(text: str, name: str, bound: float, where: str, since: str = "tiny") -> Claim:
+    return at_most(bound, text, slope(name), says="−1/2 up to logs", where=f"Zhu 2024, {where}", since=since)
+
+
+def draw_norms(rows: list[Row], names: Sequence[str], ax: Any) -> None:
+    """Medians over the seeds against the width."""
+    from theodolite import plots
+
+    found = [row for row in rows if row["family"] in names and row["distance"] == 0.0]
+    shown = [
+        {"family": name, "m": m, "norm": median(row["norm"] for row in select(found, family=name, m=m))}
+        for name, m in values_of(found, "family", "m")
+    ]
+    labels: dict[str, Any] = {"xlabel": "width m", "ylabel": "‖H‖ of the output, median over seeds"}
+    plots.log_log(shown, "m", "norm", by="family", order=names, guides=(-0.5,), **labels, ax=ax)
+
+
+class HessianScaling(Figure):
+    """The Hessian of the output shrinks like 1/√m with the smallest in-degree m behind the first layer.
+
+    Spectral norms of the Hessian of one output for tanh networks of growing width, at the initialisation and at a random
+    point at distance 1: fully connected (two and three layers), with skips, densely connected, with half of the edges
+    dropped, convolutional, with bottleneck neurons, with a narrow layer and with an activation on the output. A narrow
+    layer and an output activation keep the norm from shrinking; only in-degrees above a block's layers matter for it.
+    """
+
+    study, id = HessianNorms(), "linearity/hessian-scaling"
+    where = "Zhu 2024, Theorems 2.3.6, 2.3.8, A.4.1, A.5.1; Corollary A.3.1; Lemma A.2.2; section A.6"
+    departs = (
+        "Logarithms in the bound make slopes flatter than −1/2 at these widths; the claims allow for it. That few bottlenecks "
+        "are harmless is sufficient and not necessary: half of the neurons with in-degree 1 but different sources is shown too."
+    )
+    claims = (
+        between(
+            *(-0.65, -0.33, "T1: three layers: slope of ‖H‖ against the width at the initialisation", slope("three layers")),
+            reported=Reported("−1/2 up to logs", "Zhu 2024, Theorem 2.3.6"),
+        ),
+        between(0.08, 0.16, "T1: its value at m = 512 (at the largest width, times √(m/512))", at_512),
+        at_most(
+            1.25,
+            "T1: ‖H‖√m / log m stays bounded (widest over narrowest)",
+            without_law.last() / without_law.first(),
+            reported=Reported("bounded up to logs", "Zhu 2024, Theorem 2.3.6"),
+        ),
+        between(  # calibrated: −0.446 from 16 to 512, ten seeds
+            *(-0.65, -0.30, "T1: the same slope at a random point at distance 1", slope("three layers", 1.0)),
+            reported=Reported("−1/2 up to logs", "Zhu 2024, Theorem 2.3.6"),
+        ),
+        between(
+            *(-0.65, -0.20, "T1: the smallest in-degree rules: hidden layers m and m²", slope(SQUARED)),
+            reported=Reported("−1/2 in the smallest in-degree", "Zhu 2024, Theorem 2.3.6"),
+        ),
+        decays("T1 and T8: two layers, output linear", "two layers", -0.3, "Theorem 2.3.6"),
+        decays("T1: densely connected", "dense", -0.25, "Theorem 2.3.6"),
+        # With ten inputs read by every layer in-degrees hardly grow below m = 100: −0.14 from 16 to 100, −0.30 from 16 to 512.
+        decays("T1: half of the edges dropped", "dropped edges", -0.25, "Theorem 2.3.6", since="laptop"),
+        decays("T3: pre-activation of a neuron in the second layer", "hidden pre-activation", -0.25, "Theorem 2.3.8"),
+        at_most(
+            1e-12,
+            "T3: the Hessian of a first-layer pre-activation is zero (largest norm)",
+            rows(family="first pre-activation").max("norm"),
+            reported=Reported(0, "Zhu 2024, Remark 2.3.9"),
+        ),
+        decays("T4: three outputs, the largest of them", "three outputs", -0.25, "Corollary A.3.1"),
+        at_most(
+            1.0,
+            "T4: the norm of the third-order tensor over its bound d_L max‖H_k‖ "
+            "(largest; triangle inequality: a check of the code)",
+            rows(family="three outputs").column(lambda row: row["tensor_norm"] / (3 * row["norm"])).max(),
+            reported=Reported("at most 1", "Zhu 2024, section A.3, before Corollary A.3.1"),
+        ),
+        decays("T5: with skip connections", "skip", -0.25, "Theorem A.4.1"),
+        decays("T6: convolutional, weights shared", "convolution", -0.25, "Theorem A.5.1"),
+        decays("T7: two neurons of in-degree 1", "two bottlenecks", -0.3, "section A.6"),
+        between(
+            *(-0.15, 0.15, "T7: a narrow first layer keeps ‖H‖ from shrinking (slope)", slope("narrow first")),
+            reported=Reported("no decay", "Zhu 2024, section A.6"),
+        ),
+        between(
+            *(-0.15, 0.15, "T7: a narrow second layer too (slope)", slope("narrow second")),
+            reported=Reported("no decay", "Zhu 2024, section A.6"),
+        ),
+        at_least(
+            4.0,
+            "T7: ‖H‖ with a narrow first layer over that of the plain network, at the largest width",
+            narrow_over_plain,
+            since="laptop",
+        ),
+        decays("T10: narrow first layer: the blocks above it shrink", "narrow first, upper blocks", -0.25, "Lemma A.2.2"),
+        at_most(
+            1e-12,
+            "T10: the block of the output layer is zero (largest norm)",
+            rows(family="output block").max("norm"),
+            reported=Reported(0, "Zhu 2024, (2.13)", "theory"),
+        ),
+        at_least(
+            -0.2,
+            "T8: an activation on the output keeps ‖H‖ from shrinking (slope)",
+            slope("tanh output"),
+            reported=Reported("no decay", "Zhu 2024, section 2.3"),
+        ),
+        measured("half of the neurons of in-degree 1 with different sources (slope)", slope("half bottlenecks")),
+    )
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        decaying = ("three layers", "m, m²", "skip", "dense", "dropped edges", "convolution", "two bottlenecks")
+        staying = ("narrow first", "narrow second", "tanh output", "narrow first, upper blocks", "half bottlenecks", "two layers")
+        figure, axes = plots.panels(2, columns=1, size=(7.6, 3.6))
+        for ax, names in zip(axes, (decaying, staying), strict=True):
+            draw_norms(rows, names, ax)
+        return figure
+
+
+def reports_agree(rows: list[Row]) -> bool:
+    """Whether the in-degree report calls exactly those wirings safe that shrink, at the largest width."""
+    widest = select(rows, m=max(row["m"] for row in rows))
+    safe = {row["family"]: row["safe"] for row in widest}
+    return safe == {name: name not in ("narrow first", "m, 2, m") for name in BOTTLENECKS}
+
+
+class Figure23(Figure):
+    """Bottleneck neurons: a few leave transition to linearity intact, a narrow layer destroys it, more edges restore it.
+
+    Hessian norm of the output against the width for five wirings: plain, two neurons of the second layer with in-degree
+    1, a first hidden layer of two neurons, and a middle layer of two neurons between wide ones without and with trainable
+    edges that lead around it. The in-degree report must tell the same from the graph alone.
+    """
+
+    study = HessianNorms(
+        sizes=sizes(
+            families=BOTTLENECKS,
+            away=(),
+            seeds=10,
+            steps=24,
+            tiny={"widths": (16, 36, 80)},
+            laptop={"widths": (16, 32, 64, 128, 256)},
+            paper={"widths": (16, 32, 64, 128, 256, 512, 1024), "seeds": 20},
+        )
+    )
+    item, where = "zhu-2024 Figure 2.3", "section A.6"
+    claims = (
+        at_most(
+            -0.3,
+            "two neurons of in-degree 1: ‖H‖ shrinks with the width (slope)",
+            slope("two bottlenecks"),
+            says="transitions to linearity",
+        ),
+        between(
+            *(-0.15, 0.15, "a narrow layer: it does not (slope)", slope("narrow first")),
+            reported=Reported("does not", "Zhu 2024, section A.6"),
+        ),
+        between(
+            *(-0.15, 0.15, "a narrow layer between wide ones: it does not (slope)", slope("m, 2, m")),
+            reported=Reported("does not", "Zhu 2024, section A.6"),
+        ),
+        at_most(
+            -0.3,
+            "trainable edges around the narrow layer restore it (slope)",
+            slope("m, 2, m restored"),
+            reported=Reported("transitions to linearity", "Zhu 2024, section A.6"),
+        ),
+        equal(
+            True,
+            "the in-degree report tells safe wirings from those at risk, at the largest width",
+            rows.measure(reports_agree),
+        ),
+    )
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        figure, (ax,) = plots.panels(1, size=(6.4, 4.4), letters=False)
+        draw_norms(rows, BOTTLENECKS, ax)
+        return figure

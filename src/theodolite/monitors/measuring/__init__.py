@@ -1,0 +1,1 @@
+"""Measurements during training: one of the curvature (`curvature`), and when there is time for one (`scheduler`)."""

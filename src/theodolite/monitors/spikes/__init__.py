@@ -1,0 +1,1 @@
+"""Spikes of the loss: found (`detector`), followed (`tracker`) and explained (`diagnosis`)."""
