@@ -25,7 +25,7 @@ class Price:
 class Step:
     """One instrument in the plan: the prices of its efforts, fullest first, and which one is chosen.
 
-    `reason` says why it will not run, and is empty if it will; `deferred` marks one that is only too dear as far as is known,
+    `reason` says why it will not run, and is empty if it will; `deferred` marks one that is too expensive as far as is known,
     and may yet run if the others take less than expected.
     """
 
@@ -144,7 +144,7 @@ def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
 
 
 def _spend(steps: list[Step], left: float) -> list[Step]:
-    """Raise efforts, instrument by instrument, while the money lasts."""
+    """Raise efforts, instrument by instrument, while seconds are left."""
     for place, step in enumerate(steps):
         if step.reason:
             continue
