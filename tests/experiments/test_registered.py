@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from theodolite.experiments import get, names
@@ -12,7 +14,9 @@ from theodolite.testing import ExperimentContract
 @pytest.fixture(autouse=True, scope="session")
 def _shared_computations(tmp_path_factory):
     """What one worker computed, the others find: figures of one study train nothing again."""
-    ExperimentContract.computations = Computations(tmp_path_factory.getbasetemp().parent / "computations")
+    base = tmp_path_factory.getbasetemp()  # of this worker, in the folder of the session; without workers it is that folder
+    session = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    ExperimentContract.computations = Computations(session / "computations")
 
 
 def title(name: str) -> str:

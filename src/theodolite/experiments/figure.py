@@ -136,7 +136,8 @@ def _items(figure: type[Figure]) -> list[str]:
 
 
 def _slug(item: str) -> str:
-    """
+    """The last part of an id.
+
     >>> _slug("zhu-2024 Figure B.10")
     'figure-B.10'
     """

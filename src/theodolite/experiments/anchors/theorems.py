@@ -84,8 +84,10 @@ def rare_word(job: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def inactive(job: Mapping[str, Any]) -> Iterator[Row]:
-    """T2: where a unit is silent, lowering its word's logit further changes no score; label words are outside the bulk, so the
-    anchor stays and an anchored logit falls with the raw one."""
+    """T2: where a unit is silent, lowering its word's logit further changes no score.
+
+    Label words are outside the bulk, so the anchor stays and an anchored logit falls with the raw one.
+    """
     model, anchor, labels = _world(job["seed"])
     a, b = _task()
     for name, features in (("raw", model.logits()[:, labels]), ("anchored", anchored_logits(model, anchor, labels))):
