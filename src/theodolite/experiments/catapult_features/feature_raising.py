@@ -29,12 +29,11 @@ TOO_FAR = 1e4
 class Raises:
     """Rates (R,) of gradient descent: each network's is raised as often as it is told to, and kept subcritical in between.
 
-    Parameters
-    ----------
-    wanted : (R,), how many raises.
-    critical : (R,), critical rates at the start.
-    table : steps of the raises with the rate as a multiple of the critical one at the start. None raises by itself, to
-        `factor` times the critical rate of the moment, once the last catapult is over and the rate subcritical for a while.
+    Args:
+        wanted: (R,), how many raises.
+        critical: (R,), critical rates at the start.
+        table: steps of the raises with the rate as a multiple of the critical one at the start. None raises by itself, to
+            `factor` times the critical rate of the moment, once the last catapult is over and the rate subcritical for a while.
     """
 
     def __init__(
