@@ -45,7 +45,7 @@ def test_a_wrong_claim_is_in_the_exit_code(theodolite, tmp_path):
     assert code == 1
     assert "fails: the mean is 7" in out
     assert theodolite("report", str(tmp_path))[0] == 1
-    assert "verdict fails" in (tmp_path / "index.html").read_text()
+    assert "badge failed" in (tmp_path / "index.html").read_text()
 
 
 def test_a_failed_job_is_in_the_exit_code_and_the_others_finish(theodolite, tmp_path):

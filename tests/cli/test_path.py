@@ -12,8 +12,8 @@ from torch import nn
 
 import theodolite as th
 from theodolite.cli import main
-from theodolite.cli.loading import load_subject
 from theodolite.cli.loading.datasets import NoTestPartError
+from theodolite.cli.loading.subject import load_subject
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 import theodolite as th
 from theodolite.cli import main
 from theodolite.cli.loading import stability_study as jobs
-from theodolite.cli.loading.stability_study import StudyWords, load_study
+from theodolite.cli.loading.stability_study import StudyOptions, load_study
 from theodolite.testing.experiment_contract import same
 
 CODE = """
@@ -226,13 +226,13 @@ def test_bad_input_is_one_line(here, capsys, words, said):
 
 
 def test_what_a_builder_brings_is_used(here):
-    study = load_study(StudyWords(model="mine_stability:whole", steps=5))
+    study = load_study(StudyOptions(model="mine_stability:whole", steps=5))
     assert study.facts["optimizer"].startswith("Adam, learning rate 0.02")
     assert len(study.bench.train) == 96
     assert len(study.bench.test) == 24
     assert study.places is not None
     own = load_study(
-        StudyWords(
+        StudyOptions(
             model="mine_stability:build",
             data="mine_stability:data",
             loss="mine_stability:hinge",
@@ -242,7 +242,7 @@ def test_what_a_builder_brings_is_used(here):
     )
     assert own.facts["optimizer"] == "SGD, learning rate 0.3, momentum 0.5"
     other = load_study(
-        StudyWords(
+        StudyOptions(
             model="mine_stability:build", data="mine_stability:data", optimizer="sgd:nesterov=true,momentum=0.8", weight_decay=0.1
         )
     )
@@ -250,23 +250,23 @@ def test_what_a_builder_brings_is_used(here):
 
 
 def test_weights_by_the_seed_or_fixed(here):
-    fresh = load_study(StudyWords(model="mine_stability:build", data="mine_stability:data"))
+    fresh = load_study(StudyOptions(model="mine_stability:build", data="mine_stability:data"))
     first, second = (fresh.recipe.factory(seed)[0].weight for seed in (0, 1))
     assert not torch.equal(first, second)
     assert fresh.fingerprint(0) != fresh.fingerprint(1)
     assert not any("same weights" in note for note in fresh.notes)
-    held = load_study(StudyWords(model="mine_stability:held", data="mine_stability:data"))
+    held = load_study(StudyOptions(model="mine_stability:held", data="mine_stability:data"))
     assert any("every seed starts from the same weights (as mine_stability:held holds them)" in note for note in held.notes)
     assert held.fingerprint(0) == held.fingerprint(1)
     torch.save(held.recipe.factory(0).state_dict(), "start.pt")
-    started = load_study(StudyWords(model="mine_stability:build", data="mine_stability:data", weights="start.pt"))
+    started = load_study(StudyOptions(model="mine_stability:build", data="mine_stability:data", weights="start.pt"))
     assert started.fingerprint(3) == held.fingerprint(0)
     assert any("(start.pt)" in note for note in started.notes)
-    named = load_study(StudyWords(model="F-6", data="digits", samples=50))
+    named = load_study(StudyOptions(model="F-6", data="digits", samples=50))
     assert named.fingerprint(0) != named.fingerprint(1)
     assert len(named.bench.train) == 50
     assert named.places is None
-    example = load_study(StudyWords(model="F-6"))
+    example = load_study(StudyOptions(model="F-6"))
     assert (len(example.bench.train), len(example.bench.test)) == (1438, 359)
 
 
@@ -276,7 +276,7 @@ def test_a_model_of_hugging_face(here):
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(config).save_pretrained("model")
     (here / "poem.txt").write_text("".join(chr(97 + i * i % 23) for i in range(2000)))
-    study = load_study(StudyWords(model="hf:model", data="poem.txt"))
+    study = load_study(StudyOptions(model="hf:model", data="poem.txt"))
     x, y = study.bench.train.both
     assert torch.equal(x[:, 1:], y)
     model = study.recipe.factory(0)

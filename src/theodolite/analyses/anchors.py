@@ -28,7 +28,7 @@ def write_anchors(
 ) -> tuple[Path, list[Finding]]:
     """Write a probe as a self-contained page; the page's place and its findings, the weightiest first."""
     page = anchors_page(probe, name, facts or {})
-    return write_page(page, out), worst_first(page.findings)
+    return write_page(page, out), worst_first(page.findings or ())
 
 
 def anchors_page(probe: AnchorProbe, name: str, facts: Mapping[str, str]) -> Page:

@@ -40,6 +40,8 @@ COMMON = 0.5  # share of the energy that the mean signal holds, from which it ma
 OWN = 1.25  # held-out over training error from which a dictionary fits its own signals
 FALLING = 0.02  # relative fall of the loss over the last tenth of the passes: not at rest
 
+Found = Mapping[str, list[Finding]]
+
 
 def dictionary_findings(study: DictionaryStudy) -> list[Finding]:
     """The findings of a study, on its main dictionary and, where both objectives were tried, on their difference."""
@@ -269,9 +271,6 @@ def _data(study: DictionaryStudy) -> list[Finding]:
     return found
 
 
-Found = Mapping[str, list[Finding]]
-
-
 def dictionary_page(
     study: DictionaryStudy,
     findings: Sequence[Finding],
@@ -310,7 +309,7 @@ def _facts(study: DictionaryStudy) -> dict[str, str]:
         "judged on": f"{study.held_out} held-out signals",
         "hidden at a time": f"{study.hidden} of {study.dim} coordinates",
         "objective": " and ".join(study.judged),
-        **({} if study.offset is None else {"centred": f"less the mean signal, {study.mean_energy:.0%} of the energy"}),
+        **({} if study.offset is None else {"centred": f"minus the mean signal, {study.mean_energy:.0%} of the energy"}),
         "time": f"{study.cost.seconds:.3g} s",
     }
 
@@ -332,7 +331,7 @@ def _prediction_section(study: DictionaryStudy, found: Found) -> Section:
     return Section(
         name="prediction",
         title="What the dictionary predicts",
-        question="Does a code, read from a part of a signal, tell the rest?",
+        question="Does a code, read from a part of a signal, predict the rest?",
         findings=found.get("prediction", []),
         rows=rows,
         how=(

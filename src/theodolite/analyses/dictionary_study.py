@@ -196,8 +196,8 @@ def study_dictionary(
 ) -> DictionaryStudy:
     """Learn dictionaries of signals (n, d) as the plan says, and judge them on the signals that were held out.
 
-    `keep` is told where learning stands, every few seconds and whenever it ends, `on_choice` what was chosen; given back as
-    `learned` and `choice`, learning goes on as if it had never stopped.
+    `keep` is called with where learning stands, every few seconds and whenever it ends, `on_choice` with what was chosen; given
+    back as `learned` and `choice`, learning goes on as if it had never stopped.
     """
     began = time.perf_counter()
     data = np.asarray(signals)

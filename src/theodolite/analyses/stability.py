@@ -40,6 +40,13 @@ LABELS: dict[str, tuple[Severity, ...]] = {
     "not checked": (Severity.WARNING,),
 }
 
+Reduce = Callable[[list[float]], float]
+_STOPPED = {
+    "updates": "a fixed number of updates, the same for all sizes",
+    "epochs": "a fixed number of epochs: larger sets take more updates",
+    "train_loss": "when the mean batch loss over an epoch has reached the target",
+}
+
 
 def stability_findings(result: StabilityResult, places: Sequence[int] | None = None) -> list[Finding]:
     """The findings of a study, of its first seed-trial where there are several.
@@ -133,7 +140,7 @@ def _law(result: StabilityResult) -> Finding:
     """Whether one example matters less in more data."""
     fit, others = _fit(result, "stab"), _fit(result, "stab_excl_z")
     used = len(fit.ms) - fit.left_out
-    head = "How sensitivity changes with the number of examples is not told"
+    head = "How sensitivity changes with the number of examples is not known"
     if fit.reason or used < SIZES:
         why = fit.reason or f"a rate is read from {SIZES} sizes or more, and there are {used}"
         return _found("stability", Severity.NOTE, "no law", f"{head}: {why}.")
@@ -156,7 +163,7 @@ def _law(result: StabilityResult) -> Finding:
     why = "the interval holds zero" if math.isfinite(fit.b_low) else "there is no interval without two pairs per size"
     return _found(
         "stability", Severity.NOTE, "no law", f"{head}: {law}, but {why}.",
-        advice="More pairs or a wider range of sizes would tell.", **more,
+        advice="More pairs or a wider range of sizes would show it.", **more,
     )  # fmt: skip
 
 
@@ -169,7 +176,7 @@ def _gap(result: StabilityResult) -> Finding:
     largest = f"{max(gaps):.3g}" if gaps else "not known"
     law = f"goes like m^{fit.exponent()}" if not fit.reason else f"follows no power law ({fit.reason})"
     sentence = (
-        f"The generalisation gap at {m} examples, test less training loss, is {median(gaps):.3g}{shares} in the median of the "
+        f"The generalisation gap at {m} examples, test minus training loss, is {median(gaps):.3g}{shares} in the median of the "
         f"pairs and at most {largest}; the largest {law}."
         if gaps
         else f"There is no finite generalisation gap at {m} examples."
@@ -187,7 +194,7 @@ def _verdict(result: StabilityResult) -> Finding:
         Severity.GOOD if found.verdict == "explains" else Severity.NOTE,
         found.verdict,
         found.sentence(),
-        quantity="Δb, exponent of stability less that of the gap",
+        quantity="Δb, exponent of stability minus that of the gap",
         value=found.delta_b if math.isfinite(found.delta_b) else None,
         error=width if math.isfinite(width) else None,
         source=BOUND_SOURCE,
@@ -211,19 +218,19 @@ def _basins(result: StabilityResult) -> list[Finding]:
     """Whether the two models of a pair lie in one basin."""
     if not result.paths:
         return []
-    told = [path for path in result.paths.values() if path.conclusive or not path.connected]
+    clear = [path for path in result.paths.values() if path.conclusive or not path.connected]
     apart = [name for name, path in result.paths.items() if not path.connected]
-    barriers = [path.barrier_train for path in told if path.barrier_train is not None]
+    barriers = [path.barrier_train for path in clear if path.barrier_train is not None]
     height = f" Train accuracy falls by {100 * max(max(barriers), 0.0):.2g} percentage points at most." if barriers else ""
-    if not told:
-        sentence = "No pair tells whether its models share a basin: none is better than always giving the most frequent answer."
+    if not clear:
+        sentence = "No pair shows whether its models share a basin: none is better than always giving the most frequent answer."
         return [_found("path", Severity.NOTE, "basins not told", sentence)]
     if not apart:
-        looked = "the pair" if len(told) == 1 else f"all {len(told)} pairs"
+        looked = "the pair" if len(clear) == 1 else f"all {len(clear)} pairs"
         text = f"The two models of a pair lie in one basin, in {looked} looked at: averaging them is safe.{height}"
         return [_found("path", Severity.GOOD, "same basin", text, quantity="pairs with a barrier", value=0.0)]
     text = (
-        f"A barrier lies between the two models in {len(apart)} of {len(told)} pairs: one example decided in which basin "
+        f"A barrier lies between the two models in {len(apart)} of {len(clear)} pairs: one example decided in which basin "
         f"training ended.{height}"
     )
     return [_found("path", Severity.NOTE, "other basins", text, quantity="pairs with a barrier", value=float(len(apart)))]
@@ -251,9 +258,9 @@ def _trials(result: StabilityResult) -> list[Finding]:
     each = [result.explains(trial=trial) for trial in result.trials]
     slopes = [found.b_stab for found in each if math.isfinite(found.b_stab)]
     verdicts = {verdict: sum(found.verdict == verdict for found in each) for verdict in dict.fromkeys(f.verdict for f in each)}
-    told = ", ".join(f'"{verdict}" in {count}' for verdict, count in verdicts.items())
+    shown = ", ".join(f'"{verdict}" in {count}' for verdict, count in verdicts.items())
     spread = f"the exponent of stability lies between {signed(min(slopes))} and {signed(max(slopes))}; " if slopes else ""
-    text = f"Over {len(each)} seeds of start and order {spread}the verdict is {told}. All other findings are of the first."
+    text = f"Over {len(each)} seeds of start and order {spread}the verdict is {shown}. All other findings are of the first."
     width = (max(slopes) - min(slopes)) / 2 if slopes else None
     middle = sum(slopes) / len(slopes) if slopes else None
     return [
@@ -274,15 +281,6 @@ def _checks(result: StabilityResult) -> list[Finding]:
         f"{len(result.checks)} measurements. The numbers are no chaos of rounding."
     )
     return [_found("repeatable", Severity.GOOD, "repeatable", text)]
-
-
-Reduce = Callable[[list[float]], float]
-
-_STOPPED = {
-    "updates": "a fixed number of updates, the same for all sizes",
-    "epochs": "a fixed number of epochs: larger sets take more updates",
-    "train_loss": "when the mean batch loss over an epoch has reached the target",
-}
 
 
 def stability_page(result: StabilityResult, findings: Sequence[Finding], name: str, facts: Mapping[str, str]) -> Page:
@@ -311,15 +309,15 @@ def stability_page(result: StabilityResult, findings: Sequence[Finding], name: s
 
 
 def _facts(result: StabilityResult) -> dict[str, str]:
-    told = result.settings
+    settings = result.settings
     found = {
         "sizes": ", ".join(map(str, result.sizes)),
-        "pairs per size": str(told["pairs"]),
+        "pairs per size": str(settings["pairs"]),
         "seed-trials": str(len(result.trials)),
-        "batch size": str(told["batch_size"]),
-        "ended by": _STOPPED[told["stop"]],
-        "training pool": f"{told['pool']} examples",
-        "compared on": f"{told['eval_size']} test examples",
+        "batch size": str(settings["batch_size"]),
+        "ended by": _STOPPED[settings["stop"]],
+        "training pool": f"{settings['pool']} examples",
+        "compared on": f"{settings['eval_size']} test examples",
         "time": f"{result.cost.seconds:.3g} s",
     }
     return found | ({"remarks": "; ".join(result.notes)} if result.notes else {})
@@ -394,7 +392,7 @@ def _gap_section(result: StabilityResult, found: Mapping[str, list[Finding]]) ->
             if math.isfinite(row["b"])
         ],
         how=(
-            "The gap is the mean loss on the test examples less that on the training set, of the model without the exchange. "
+            "The gap is the mean loss on the test examples minus that on the training set, of the model without the exchange. "
             "Stability explains the gap's fall if it falls at a similar rate: Δb, the difference of the exponents, is compared "
             "with 0.05 and with 30 % of the gap's exponent. b is the exponent fitted to the maxima, b loglog the slope of their "
             "logarithms."

@@ -1,9 +1,28 @@
-"""What several commands accept in their options and print for machines."""
+"""What several commands share: options, checks of what was given, and output for people and machines."""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from theodolite.results import Finding
+
+Model = Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")]
+Data = Annotated[str | None, typer.Option(help="A data set's NAME, module:attribute, or a file.")]
+Loss = Annotated[str | None, typer.Option(help="cross-entropy, mse, bce, l1 or module:attribute.")]
+Samples = Annotated[int | None, typer.Option(help="Measure on this many samples.")]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
+EngineName = Annotated[str, typer.Option(help="serial, joblib (processes) or ray (a cluster).")]
+Address = Annotated[str | None, typer.Option(help="A cluster for ray: auto or ray://HOST:PORT; default: started here.")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes; default: the cores, here or of the cluster.")]
+Threads = Annotated[int, typer.Option(help="Threads per job.")]
 
 
 def whole_numbers(option: str, text: str, *, least: int, example: str) -> tuple[int, ...]:
@@ -23,8 +42,48 @@ def whole_numbers(option: str, text: str, *, least: int, example: str) -> tuple[
     return found
 
 
+def check_counts(least: int = 1, **options: int | None) -> None:
+    """Refuse options below `least`; None was not given."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}. Got {value}.")
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a file where a folder will be written, before anything is measured."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder. {out} is a file.")
+
+
+@contextmanager
+def exit_when_interrupted(sentence: str) -> Iterator[None]:
+    """Ctrl-C ends the command with exit code 130 and a sentence on what was kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(sentence, err=True)
+        raise typer.Exit(130) from None
+
+
+def with_notes(facts: Mapping[str, str], notes: Iterable[str]) -> dict[str, str]:
+    """The facts of a page, with what the user should know as the last of them."""
+    joined = "; ".join(notes)
+    return {**facts, **({"notes": joined} if joined else {})}
+
+
+def print_json(value: Any) -> None:
+    """What a command found, for machines; NaN and infinity, which JSON does not know, become null."""
+    typer.echo(json.dumps(plain(value), indent=1, default=str, allow_nan=False))
+
+
+def print_findings(findings: Iterable[Finding]) -> None:
+    """Each finding on a line of its own."""
+    for finding in findings:
+        typer.echo(str(finding))
+
+
 def plain(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not know."""
+    """The same without NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -25,7 +25,7 @@ class Price:
 class Step:
     """One instrument in the plan: the prices of its efforts, fullest first, and which one is chosen.
 
-    `reason` says why it will not run, and is empty if it will; `deferred` marks one that is only too dear as far as is known,
+    `reason` says why it will not run, and is empty if it will; `deferred` marks one that is too expensive as far as is known,
     and may yet run if the others take less than expected.
     """
 
@@ -115,8 +115,11 @@ def fit_memory(steps: Sequence[Step], limit: float) -> list[Step]:
 
 
 def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
-    """Choose efforts so that the sum fits the budget: first every instrument as cheaply as it goes, then more effort, both
-    in the order of the instruments; what does not fit even so is left out. What has run already costs nothing."""
+    """Choose efforts so that the sum fits the budget.
+
+    First every instrument as cheaply as it goes, then more effort, both in the order of the instruments; what does not fit even
+    so is left out. What has run already costs nothing.
+    """
     if budget is None:
         return list(steps)
     fitted: list[Step] = []
@@ -144,7 +147,7 @@ def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
 
 
 def _spend(steps: list[Step], left: float) -> list[Step]:
-    """Raise efforts, instrument by instrument, while the money lasts."""
+    """Raise efforts, instrument by instrument, while seconds are left."""
     for place, step in enumerate(steps):
         if step.reason:
             continue

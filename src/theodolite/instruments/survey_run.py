@@ -90,15 +90,14 @@ def survey(
 ) -> Survey:
     """Measure what applies to a problem and turn it into findings.
 
-    Parameters
-    ----------
-    problem : a `Problem`; or a model, followed by its loss and its data. In the second form data that hold NaN and models
-        without trainable parameters become findings too, where building the `Problem` would raise.
-    lr, optimizer : the learning rate and the optimizer you train with; the survey then says what to expect of them.
-    budget : seconds, or a text such as "60s" or "2m"; efforts are lowered and instruments left out to fit.
-    only : names of instruments; those they need run too.
-    name : what the page calls the subject; by default the model's class.
-    population : size of the data set that the data is a sample of, for sampling errors.
+    Args:
+        problem: a `Problem`; or a model, followed by its loss and its data. In the second form data that hold NaN and models
+            without trainable parameters become findings too, where building the `Problem` would raise.
+        lr, optimizer: the learning rate and the optimizer you train with; the survey then says what to expect of them.
+        budget: seconds, or a text such as "60s" or "2m"; efforts are lowered and instruments left out to fit.
+        only: names of instruments; those they need run too.
+        name: what the page calls the subject; by default the model's class.
+        population: size of the data set that the data is a sample of, for sampling errors.
 
     >>> import torch
     >>> model = nn.Linear(2, 1, bias=False).double()
@@ -111,7 +110,7 @@ def survey(
     allowed = seconds_of(budget)
     known = {"model": type(getattr(problem, "model", problem)).__name__, **(facts or {})}
     title = name or known["model"]
-    opened = open_site(problem, loss, data, lr=lr, optimizer=optimizer, population=population, seed=seed)
+    opened = open_context(problem, loss, data, lr=lr, optimizer=optimizer, population=population, seed=seed)
     if isinstance(opened, Finding):
         return Survey(title=title, findings=(opened,), results={}, plan=(), facts=known, budget=allowed, seed=seed)
     run = _Run(opened, _chosen(only, opened), allowed, began)
@@ -143,7 +142,7 @@ def plan_survey(
     seed: int = 0,
 ) -> Plan:
     """What `survey` would do with the same arguments, and what it would take; only a gradient and a few products are made."""
-    context = open_site(problem, loss, data, lr=lr, optimizer=optimizer, population=None, seed=seed)
+    context = open_context(problem, loss, data, lr=lr, optimizer=optimizer, population=None, seed=seed)
     if isinstance(context, Finding):
         raise ValueError(context.sentence)
     began = time.perf_counter()
@@ -169,7 +168,7 @@ def seconds_of(budget: Budget) -> float | None:
     return seconds
 
 
-def open_site(
+def open_context(
     problem: Problem | nn.Module,
     loss: Any,
     data: Any,
@@ -317,7 +316,7 @@ class _Run:
     def _adjust(self, step: Step, later: Sequence[Step]) -> Step:
         """With a budget: as much effort as is left once the others have what they need, and a hard limit in seconds.
 
-        What was too dear when it was planned gets another chance if things have taken less than expected since.
+        What was too expensive when it was planned gets another chance if things have taken less than expected since.
         """
         left = self.left
         if left is None or (step.reason and not step.deferred):

@@ -18,6 +18,8 @@ from theodolite.plots.tables import Array, By, Group, is_number, words
 _NOTE = "_note"  # as an artist label: hidden from legends, and unlike a gid never written into the SVG
 _ROOM = 20_000  # points up to which matplotlib may search the best place of a legend
 
+_KIND = "_reference"
+
 
 def check_log(log: str) -> None:
     """`log` is one of "", "x", "y", "xy"."""
@@ -209,9 +211,6 @@ def mark_missing(ax: Axes, above: Array, below: Array, look: Look, row: int) -> 
                 zorder=4,
                 label="_missing",
             )
-
-
-_KIND = "_reference"
 
 
 def reference(ax: Axes, *, x: float | None = None, y: float | None = None, label: str = "", colour: str = GREY) -> Axes:

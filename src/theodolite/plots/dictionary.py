@@ -83,7 +83,8 @@ def _mosaic(shown: NDArray[np.float64], shape: tuple[int, ...], columns: int | N
     ax.grid(False)
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
-    ax.imshow(whole, interpolation="nearest", **({} if coloured else {"cmap": DIVERGING, "vmin": -1.0, "vmax": 1.0}))
+    colours: dict[str, Any] = {} if coloured else {"cmap": DIVERGING, "vmin": -1.0, "vmax": 1.0}
+    ax.imshow(whole, interpolation="nearest", **colours)
     return ax
 
 

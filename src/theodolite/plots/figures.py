@@ -21,6 +21,14 @@ from matplotlib.figure import Figure
 
 from theodolite.plots.style import new_figure, style
 
+# Letters are drawn as paths: a page with no network cannot bring its font, and in another font labels would be
+# clipped or overlap. The words are kept for screen readers in the <title>.
+_SETTINGS: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "theodolite", "svg.image_inline": True}
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+_PASSES = 1  # draws before the one that counts: then the layout is settled as far as the eye can see
+_PROLOG = '<?xml version="1.0" encoding="utf-8" standalone="no"?>\n'
+_ROOT = re.compile(r"<svg\b[^>]*>")
+
 
 def panels(
     count: int,
@@ -91,15 +99,6 @@ def _name(i: int) -> str:
     return (_name(i // 26 - 1) if i >= 26 else "") + ascii_lowercase[i % 26]
 
 
-# Letters are drawn as paths: a page with no network cannot bring its font, and in another font labels would be
-# clipped or overlap. The words are kept for screen readers in the <title>.
-_SETTINGS: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "theodolite", "svg.image_inline": True}
-_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-_PASSES = 1  # draws before the one that counts: then the layout is settled as far as the eye can see
-_PROLOG = '<?xml version="1.0" encoding="utf-8" standalone="no"?>\n'
-_ROOT = re.compile(r"<svg\b[^>]*>")
-
-
 def to_svg(figure: Figure | Axes, *, prefix: str | None = None, title: str | None = None) -> str:
     """The figure as an `<svg>` element to put inline into an HTML page.
 
@@ -147,8 +146,11 @@ def _drawn(figure: Figure) -> str:
 
 @contextmanager
 def _as_found(figure: Figure) -> Iterator[None]:
-    """Put canvas and positions back: the layout goes on moving axes a little with every draw, and from the same
-    beginning the same number of draws gives the same picture."""
+    """Put canvas and positions back.
+
+    The layout goes on moving axes a little with every draw, and from the same beginning the same number of draws gives the same
+    picture.
+    """
     canvas, dpi = figure.canvas, figure.dpi
     places = [(ax, ax.get_position(original=True), ax.get_position(), ax.get_in_layout()) for ax in figure.axes]
     try:

@@ -62,15 +62,14 @@ def stability_panels(
 ) -> Figure:
     """A panel per quantity, a line of panels per seed-trial: all pairs, their maxima, and the law fitted to these.
 
-    Parameters
-    ----------
-    rows : of a stability study, a DataFrame or a result: `m`, the quantities, and where there are several `trial` and `step`.
-    by : a column of configurations; they become the columns of panels, and each trial gets a line per quantity.
-    step : the checkpoint; None means the last of each size.
-    log : both axes logarithmic; otherwise linear.
-    window : shade the widest range of m in which the local slope is roughly constant.
-    reduce, resamples, seed : as for `fit_power_law`.
-    figure : drawn into where given, `plt.figure(layout="constrained")` say.
+    Args:
+        rows: of a stability study, a DataFrame or a result: `m`, the quantities, and where there are several `trial` and `step`.
+        by: a column of configurations; they become the columns of panels, and each trial gets a line per quantity.
+        step: the checkpoint; None means the last of each size.
+        log: both axes logarithmic; otherwise linear.
+        window: shade the widest range of m in which the local slope is roughly constant.
+        reduce, resamples, seed: as for `fit_power_law`.
+        figure: drawn into where given, `plt.figure(layout="constrained")` say.
 
     >>> rows = [{"m": m, "pair": k, "stab": (2 - k) / m} for m in (100, 200, 400) for k in (0, 1)]
     >>> figure = stability_panels(rows, ["stab"])

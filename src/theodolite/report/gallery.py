@@ -113,7 +113,6 @@ def section_of(run: ExperimentRun, base: Path | None = None, number: int = 0) ->
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"
     parameters = run.settings["parameters"]  # those of the run: the code may say something else by now
-    failed = [Fold(title=f"{record.error} · {record.job}", text=str(record.traceback)) for record in run.failures]
     return Section(
         name=f"{run.id}-{run.size}",
         title=run.experiment.title,
@@ -125,7 +124,7 @@ def section_of(run: ExperimentRun, base: Path | None = None, number: int = 0) ->
         rows=[_claim(verdict) for verdict in run.verdicts],
         shown=MOST,
         more=[
-            *([Note(title=f"{len(failed)} of {run.jobs} jobs failed"), *failed] if failed else []),
+            *_failures(run),
             Note(text=f"{run.jobs} jobs, {run.seconds:.1f} s. Run it again:", command=_rerun(run, base)),
             Fold(title="settings and provenance", facts={k: show(v) for k, v in parameters.items()} | _made(run.folder)),
         ],
@@ -173,6 +172,11 @@ def _remarks(run: ExperimentRun) -> list[Note]:
         )
         found.append(Note(badge=Badge("older code", "warning"), text=text))
     return found
+
+
+def _failures(run: ExperimentRun) -> list[Note | Fold]:
+    folds = [Fold(title=f"{record.error} · {record.job}", text=str(record.traceback)) for record in run.failures]
+    return [Note(title=f"{len(folds)} of {run.jobs} jobs failed"), *folds] if folds else []
 
 
 def _claim(verdict: Verdict) -> Row:

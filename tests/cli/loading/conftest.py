@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import theodolite as th
-from theodolite.cli.loading import Subject, load_subject
+from theodolite.cli.loading.subject import Subject, load_subject
 
 REAL = os.environ.get("THEODOLITE_DATA")
 

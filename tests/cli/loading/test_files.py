@@ -10,7 +10,8 @@ from torch import nn
 
 import theodolite as th
 from tests.cli.loading.conftest import one_line
-from theodolite.cli.loading import load_subject, make_optimizer
+from theodolite.cli.loading.optimizers import make_optimizer
+from theodolite.cli.loading.subject import load_subject
 
 X = torch.arange(24.0).reshape(8, 3) / 24
 Y = torch.arange(8) % 2

@@ -10,7 +10,7 @@ import torch
 
 import theodolite as th
 from tests.cli.loading.conftest import one_line
-from theodolite.cli.loading import load_subject
+from theodolite.cli.loading.subject import load_subject
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import theodolite as th
 from tests.cli.loading.conftest import one_line
-from theodolite.cli.loading import load_subject
 from theodolite.cli.loading.losses import token_cross_entropy
+from theodolite.cli.loading.subject import load_subject
 
 
 def has_note(subject, *words: str) -> bool:

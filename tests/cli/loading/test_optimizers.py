@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from tests.cli.loading.conftest import one_line
-from theodolite.cli.loading import make_optimizer
+from theodolite.cli.loading.optimizers import make_optimizer
 
 
 def made(text, lr=None):

@@ -8,7 +8,7 @@ from torch import nn
 
 import theodolite as th
 from tests.cli.loading.conftest import one_line
-from theodolite.cli.loading import load_subject
+from theodolite.cli.loading.subject import load_subject
 
 FILE = """
 import torch

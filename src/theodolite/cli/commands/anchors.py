@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import plain, whole_numbers
+from theodolite.cli.terminal import (
+    Seed,
+    check_counts,
+    check_folder,
+    exit_when_interrupted,
+    print_findings,
+    print_json,
+    whole_numbers,
+    with_notes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from theodolite.measures.anchors import AnchorProbe
 
 POSITIONS = 20_000
-ENOUGH = 2  # positions per dimension below which nothing can be told
+ENOUGH = 2  # positions per dimension below which nothing can be said
 
 
 def anchors(
@@ -45,17 +53,18 @@ def anchors(
     out: Annotated[Path, typer.Option(help="Folder for the page and the rows.")] = Path("anchors"),
     save: Annotated[bool, typer.Option("--save", help="Also save the result with its anchor vectors for th.load.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Findings and rows as JSON on the standard output.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Seed = 0,
 ) -> None:
-    """Say whether a language model has an anchor vector: a linear function of its last hidden state that gives the logarithm of
-    the bulk partition function.
+    """Say whether a language model has an anchor vector.
 
-    Where it has one, anchored logits can be compared across contexts. Writes a page and a table. Nothing is downloaded.
+    That is a linear function of its last hidden state that gives the logarithm of the bulk partition function. Where it has one,
+    anchored logits can be compared across contexts. Writes a page and a table. Nothing is downloaded.
     """
     tops = None if top is None else whole_numbers("--top", top, least=0, example="0,10,100")
-    _check(out, anchors=anchors, context=context, max_positions=max_positions)
+    check_counts(anchors=anchors, context=context, max_positions=max_positions)
+    check_folder(out)
     limit = max_positions or POSITIONS
-    try:
+    with exit_when_interrupted("Interrupted; nothing was written."):
         subject = _subject(directory, text, seed)
         ids, facts, notes = _tokens(subject, text, limit)
         words, excluded = _excluded(subject, exclude)
@@ -63,19 +72,8 @@ def anchors(
             subject, ids, top=tops, anchors=anchors, context=context, max_positions=limit, exclude=words,
             drop_first=int(drop_first), held_out=held_out, seed=seed,
         )  # fmt: skip
-    except KeyboardInterrupt:
-        typer.echo("Interrupted; nothing was written.", err=True)
-        raise typer.Exit(130) from None
     facts |= {"excluded words": excluded} if excluded else {}
     _report(probe, subject, facts, (*subject.notes, *notes), out, save=save, as_json=as_json)
-
-
-def _check(out: Path, **counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1. Got {value}.")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder. {out} is a file.")
 
 
 def _subject(directory: str | None, text: str | None, seed: int) -> LanguageModel:
@@ -154,8 +152,8 @@ def _report(
     from theodolite.analyses.anchors import write_anchors
     from theodolite.files import write_whole
 
-    told = {**subject.facts, **facts, **({"notes": "; ".join(notes)} if notes else {})}
-    page, findings = write_anchors(probe, out / "index.html", name=subject.name, facts=told)
+    shown = with_notes({**subject.facts, **facts}, notes)
+    page, findings = write_anchors(probe, out / "index.html", name=subject.name, facts=shown)
     table = out / "rows.csv"
     write_whole(table, probe.to_frame().to_csv(index=False).encode())
     if save:
@@ -170,10 +168,9 @@ def _report(
             "page": str(page),
             "table": str(table),
         }
-        typer.echo(json.dumps(plain(everything), indent=1, allow_nan=False))
+        print_json(everything)
         return
-    for finding in findings:
-        typer.echo(str(finding))
+    print_findings(findings)
     for note in (*notes, *probe.notes):
         typer.echo(f"({note})")
     typer.echo(f"The page is {page}, the table {table}")

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, print_json
+
 
 def compare(
     checkpoints: Annotated[list[Path], typer.Argument(help="Two or more checkpoints: safetensors, or what weights_only loads.")],
-    model: Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")],
-    data: Annotated[str | None, typer.Option(help="A data set's NAME, module:attribute, or a file.")] = None,
-    loss: Annotated[str | None, typer.Option(help="cross-entropy, mse, bce, l1 or module:attribute.")] = None,
+    model: Model,
+    data: Data = None,
+    loss: Loss = None,
     layers: Annotated[list[str] | None, typer.Option(help="Only these layers (globs; again for more).")] = None,
     k: Annotated[int, typer.Option(help="Sharp directions per layer.")] = 60,
-    samples: Annotated[int | None, typer.Option(help="Measure on this many samples.")] = None,
+    samples: Samples = None,
     path: Annotated[bool, typer.Option(help="Look along the straight line between each two.")] = True,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("comparison"),
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON on the standard output.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Compare checkpoints: sharp directions layer by layer, what their factors predict, and the paths between them."""
     from theodolite.analyses.compare import compare as compare_problems
-    from theodolite.cli.loading import load_subject
+    from theodolite.cli.loading.subject import load_subject
     from theodolite.problem import Problem
 
     if len(checkpoints) < 2:
@@ -40,7 +41,7 @@ def compare(
     facts = {"network": model, "data": data or "of the model", "checkpoints": ", ".join(map(str, checkpoints))}
     page = found.to_html(out / "index.html", facts=facts)
     if as_json:
-        typer.echo(json.dumps({"findings": [f.row() for f in found.findings], "page": str(page)}, indent=1))
+        print_json({"findings": [f.row() for f in found.findings], "page": str(page)})
         return
     for finding in found.findings:
         typer.echo(finding.sentence)

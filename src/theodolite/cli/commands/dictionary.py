@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import plain, whole_numbers
+from theodolite.cli.terminal import Seed, check_counts, exit_when_interrupted, print_findings, print_json, whole_numbers
 
 if TYPE_CHECKING:
     from theodolite.analyses.dictionary_study import DictionaryPlan, DictionaryStudy
@@ -84,7 +83,7 @@ def dictionary(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder; more --epochs go further.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do a run that is there anew.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Findings and rows as JSON on the standard output.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Learn a dictionary: atoms of which a few, added up, make a signal; and say how far to trust it.
 
@@ -94,8 +93,7 @@ def dictionary(
     from theodolite.analyses.dictionary_study import DictionaryPlan
     from theodolite.cli.loading.dictionary_files import Folder, check_signals, example_signals, parse_shape, read_signals
 
-    if seed < 0:
-        raise ValueError(f"--seed must be at least 0. Got {seed}.")
+    check_counts(0, seed=seed)
     folder = Folder(out)
     if not (resume or fresh):
         folder.refuse_existing()
@@ -118,11 +116,8 @@ def dictionary(
     signals = example_signals(seed) if data is None else read_signals(data, key=key, columns=columns)
     check_signals(signals, missing.value)
     shape = parse_shape(patch_shape, signals.values.shape[1]) if patch_shape else signals.shape
-    try:
+    with exit_when_interrupted("Interrupted. What was learned is kept; the same command with --resume goes on."):
         study = _study(signals, plan, folder, resume=resume)
-    except KeyboardInterrupt:
-        typer.echo("Interrupted. What was learned is kept; the same command with --resume goes on.", err=True)
-        raise typer.Exit(130) from None
     _report(study, signals, plan, folder, shape, codes=codes, as_json=as_json)
 
 
@@ -169,9 +164,8 @@ def _report(
             "files": [str(path) for path in written],
             "page": str(page),
         }
-        typer.echo(json.dumps(plain(everything), indent=1, allow_nan=False))
+        print_json(everything)
         return
-    for finding in findings:
-        typer.echo(str(finding))
+    print_findings(findings)
     typer.echo(f"The atoms are {written[0]}")
     typer.echo(f"The page is {page}")

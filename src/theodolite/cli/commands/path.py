@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from theodolite.cli.terminal import plain
+from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, print_json
 
 if TYPE_CHECKING:
-    from theodolite.cli.loading import Subject
+    from theodolite.cli.loading.subject import Subject
 
 
 class Statistics(StrEnum):
@@ -24,24 +23,24 @@ class Statistics(StrEnum):
 def path(
     first: Annotated[Path, typer.Argument(help="A checkpoint: safetensors, or what weights_only loads. It is alpha = 1.")],
     second: Annotated[Path, typer.Argument(help="Another one of the same network. It is alpha = 0.")],
-    model: Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")],
-    data: Annotated[str | None, typer.Option(help="A data set's NAME, module:attribute, or a file.")] = None,
+    model: Model,
+    data: Data = None,
     test: Annotated[str | None, typer.Option(help="Test data, the same words; default: the test part of --data.")] = None,
-    loss: Annotated[str | None, typer.Option(help="cross-entropy, mse, bce, l1 or module:attribute.")] = None,
+    loss: Loss = None,
     batchnorm: Annotated[Statistics, typer.Option(help="Where BatchNorm statistics come from.")] = Statistics.INTERPOLATE,
-    samples: Annotated[int | None, typer.Option(help="Measure on this many samples.")] = None,
+    samples: Samples = None,
     points: Annotated[int, typer.Option(help="Points on the line; the two checkpoints are added.")] = 76,
     low: Annotated[float, typer.Option(help="Smallest alpha.")] = -1.0,
     high: Annotated[float, typer.Option(help="Largest alpha.")] = 2.0,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("path"),
     as_json: Annotated[bool, typer.Option("--json", help="Finding and profile as JSON on the standard output.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Say whether two checkpoints lie in one basin, so that their weights may be averaged."""
     import torch
 
     from theodolite.analyses.path import write_path
-    from theodolite.cli.loading import load_subject
+    from theodolite.cli.loading.subject import load_subject
     from theodolite.measures.mode_connectivity.linear_path import path_between
     from theodolite.problem import Problem
 
@@ -63,8 +62,7 @@ def path(
     facts |= {"test data": "none" if tests is None else tests.facts.get("data", "")}
     page, finding = write_path(found, names, out / "index.html", facts=facts)
     if as_json:
-        everything = {"finding": finding.row(), **found.summary(), "profile": found.rows(), "page": str(page)}
-        typer.echo(json.dumps(plain(everything), indent=1, allow_nan=False))
+        print_json({"finding": finding.row(), **found.summary(), "profile": found.rows(), "page": str(page)})
         return
     typer.echo(finding.sentence)
     for note in ends[0].notes:
@@ -76,8 +74,8 @@ def _test_subject(
     model: str, data: str | None, test: str | None, loss: str | None, samples: int | None, seed: int
 ) -> Subject | None:
     """The test data: what --test names, else the test part of --data where it has one."""
-    from theodolite.cli.loading import load_subject
     from theodolite.cli.loading.datasets import NoTestPartError
+    from theodolite.cli.loading.subject import load_subject
 
     word = test or data
     if word is None:

@@ -5,19 +5,31 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from theodolite.cli.terminal import plain, whole_numbers
+from theodolite.cli.terminal import (
+    Address,
+    EngineName,
+    Seed,
+    Threads,
+    Workers,
+    check_counts,
+    check_folder,
+    exit_when_interrupted,
+    print_findings,
+    print_json,
+    whole_numbers,
+    with_notes,
+)
 
 if TYPE_CHECKING:
     from theodolite.cli.loading.stability_study import Plan, Study
-    from theodolite.measures.stability import StabilityResult
-    from theodolite.runners import RunSummary
+    from theodolite.runners import Engine, RunSummary
 
 STEPS = 1000
-TOLD = 60.0  # seconds from which the estimate is told before the run
+LONG = 60.0  # seconds from which the estimate is shown before the run
 
 
 def stability(
@@ -54,62 +66,49 @@ def stability(
     trials: Annotated[int, typer.Option(help="Seeds of start and order; each gives laws of its own.")] = 1,
     checkpoints: Annotated[str | None, typer.Option(help="Also measure after so many updates, as 100,300.")] = None,
     paths: Annotated[int, typer.Option(help="Pairs of the smallest and the largest size to draw a line between.")] = 2,
-    engine: Annotated[str, typer.Option(help="serial, joblib (processes) or ray (a cluster).")] = "serial",
-    workers: Annotated[int | None, typer.Option(help="Worker processes; default: the cores, here or of the cluster.")] = None,
-    threads: Annotated[int, typer.Option(help="Threads per job.")] = 1,
-    address: Annotated[
-        str | None, typer.Option(help="A cluster for ray: auto or ray://HOST:PORT; default: started here.")
-    ] = None,
+    engine: EngineName = "serial",
+    workers: Workers = None,
+    threads: Threads = 1,
+    address: Address = None,
     out: Annotated[Path, typer.Option(help="Folder for the run and the page.")] = Path("stability"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do a run that is there anew.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how long it would take, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Findings, laws and rows as JSON on the standard output.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Exchange one training example, train again, and say how far the model moved; and whether that falls with more data.
 
     Pairs of models are trained on sets that differ in one example, at several sizes. Without arguments a small network learns
     handwritten digits. Exit code 1 if a job failed or all pairs diverged.
     """
-    from theodolite.cli.loading.stability_study import Plan, StudyWords, check_sizes, default_sizes, open_study
+    from theodolite.cli.loading.stability_study import Plan, StudyOptions, check_sizes, default_sizes, open_study
+    from theodolite.runners import Engine
 
-    _check_counts(
-        {"pairs": pairs, "trials": trials, "batch-size": batch_size, "samples": samples, "steps": steps, "epochs": epochs}
-    )
-    _check_counts({"paths": paths, "seed": seed}, least=0)
+    check_counts(pairs=pairs, trials=trials, batch_size=batch_size, samples=samples, steps=steps, epochs=epochs)
+    check_counts(0, paths=paths, seed=seed)
     _check_length(steps, epochs, loss_target)
     _check_folder(out, may_exist=resume or fresh or dry_run)
-    crew: dict[str, Any] = {"engine": engine, "workers": workers, "threads": threads, "address": address}
-    _check_crew(crew)
+    chosen = Engine.of(engine, workers, threads, address)
     wanted = None if sizes is None else whole_numbers("--sizes", sizes, least=1, example="200,400,800")
     looks = () if checkpoints is None else whole_numbers("--checkpoints", checkpoints, least=0, example="100,1000")
-    words = StudyWords(
+    options = StudyOptions(
         model, data, test, loss, weights, optimizer, lr, momentum, weight_decay, batch_size, samples,
         (steps or STEPS) if epochs is None else None, epochs, loss_target, seed,
     )  # fmt: skip
-    try:
-        study = open_study(words)
-        chosen = default_sizes(len(study.bench.train)) if wanted is None else wanted
-        check_sizes(chosen, len(study.bench.train))
-        plan = Plan(words, chosen, pairs, trials, looks, paths)
-        _tell_estimate(plan, study, crew, dry_run=dry_run, as_json=as_json)
-        summary = _run(plan, study, out, crew, resume=resume, fresh=fresh)
-    except KeyboardInterrupt:
-        typer.echo("Interrupted. What had finished is kept; the same command with --resume goes on.", err=True)
-        raise typer.Exit(130) from None
+    with exit_when_interrupted("Interrupted. What had finished is kept; the same command with --resume goes on."):
+        study = open_study(options)
+        used = default_sizes(len(study.bench.train)) if wanted is None else wanted
+        check_sizes(used, len(study.bench.train))
+        plan = Plan(options, used, pairs, trials, looks, paths)
+        _show_estimate(plan, study, chosen, dry_run=dry_run, as_json=as_json)
+        summary = _run(plan, study, out, chosen, resume=resume, fresh=fresh)
     for record in summary.failures:
         typer.echo(f"m = {record.job['m']}, trial {record.job['trial']} failed: {record.error}", err=True)
     if not summary.rows:
         raise typer.Exit(1)
     good = _report(plan, study, summary, out, as_json)
     raise typer.Exit(0 if good and not summary.failures else 1)
-
-
-def _check_counts(counts: dict[str, int | None], least: int = 1) -> None:
-    for name, value in counts.items():
-        if value is not None and value < least:
-            raise ValueError(f"--{name} must be at least {least}. Got {value}.")
 
 
 def _check_length(steps: int | None, epochs: int | None, loss_target: float | None) -> None:
@@ -123,43 +122,36 @@ def _check_folder(out: Path, *, may_exist: bool) -> None:
     """Before anything is trained."""
     from theodolite.runners.store import refuse_existing
 
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder. {out} is a file.")
+    check_folder(out)
     if not may_exist:
         refuse_existing(_run_folder(out))
-
-
-def _check_crew(crew: dict[str, Any]) -> None:
-    from theodolite.runners import Engine
-
-    Engine.of(**crew)
 
 
 def _run_folder(out: Path) -> Path:
     return out / "run"
 
 
-def _tell_estimate(plan: Plan, study: Study, crew: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
+def _show_estimate(plan: Plan, study: Study, engine: Engine, *, dry_run: bool, as_json: bool) -> None:
     """How long it will take, if that is long or all that is wanted."""
     from theodolite.cli.loading.stability_study import estimate_seconds
     from theodolite.runners.engines import cores, limited_threads
 
-    with limited_threads(crew["threads"]):
+    with limited_threads(engine.threads):
         seconds = estimate_seconds(plan, study)
     jobs = len(plan.sizes) * plan.trials
-    at_once = {"serial": 1, "joblib": crew["workers"] or max(1, cores() // crew["threads"])}.get(crew["engine"], crew["workers"])
+    at_once = {"serial": 1, "joblib": engine.workers or max(1, cores() // engine.threads)}.get(engine.name, engine.workers)
     shared = min(jobs, at_once or 1)
-    told = _duration(seconds / shared) + (f" with {shared} workers" if shared > 1 else "")
+    time = _duration(seconds / shared) + (f" with {shared} workers" if shared > 1 else "")
     what = f"{2 * plan.pairs} models at each of {len(plan.sizes)} sizes ({', '.join(map(str, plan.sizes))})"
     what += f" in {plan.trials} trials" if plan.trials > 1 else ""
     if dry_run:
         facts = {"seconds": seconds / shared, "sizes": list(plan.sizes), "pairs": plan.pairs, "trials": plan.trials, "jobs": jobs}
-        typer.echo(json.dumps(facts, indent=1) if as_json else f"It would train {what}, and take about {told}.")
+        typer.echo(json.dumps(facts, indent=1) if as_json else f"It would train {what}, and take about {time}.")
         for note in () if as_json else study.notes:
             typer.echo(note)
         raise typer.Exit(0)
-    if seconds / shared > TOLD:
-        typer.echo(f"Training {what}; this takes about {told}.", err=True)
+    if seconds / shared > LONG:
+        typer.echo(f"Training {what}; this takes about {time}.", err=True)
 
 
 def _duration(seconds: float) -> str:
@@ -173,7 +165,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.2g} minutes" if seconds < 3600 else f"{seconds / 3600:.2g} hours"
 
 
-def _run(plan: Plan, study: Study, out: Path, crew: dict[str, Any], *, resume: bool, fresh: bool) -> RunSummary:
+def _run(plan: Plan, study: Study, out: Path, engine: Engine, *, resume: bool, fresh: bool) -> RunSummary:
     from theodolite.cli.loading.stability_study import job_of, measure_job
     from theodolite.runners import run_stored
 
@@ -182,12 +174,12 @@ def _run(plan: Plan, study: Study, out: Path, crew: dict[str, Any], *, resume: b
         plan.jobs(study),
         name="stability",
         folder=_run_folder(out),
-        settings=job_of(plan.words, sizes=list(plan.sizes), pairs=plan.pairs, trials=plan.trials),
-        owners=(measure_job, *plan.words.owners()),
+        settings=job_of(plan.options, sizes=list(plan.sizes), pairs=plan.pairs, trials=plan.trials),
+        owners=(measure_job, *plan.options.owners()),
         resume=resume,
         fresh=fresh,
         update=True,  # a model that was edited is another model
-        **crew,
+        engine=engine,
     )
 
 
@@ -195,6 +187,7 @@ def _report(plan: Plan, study: Study, summary: RunSummary, out: Path, as_json: b
     """Write the page and say what was found; whether there is something to say."""
     from theodolite.analyses.stability import write_stability
     from theodolite.cli.loading.stability_study import result_of
+    from theodolite.results import Outcome
 
     found = result_of(plan, study, summary.rows, summary.seconds)
     places = None if study.places is None else study.places.tolist()
@@ -210,24 +203,17 @@ def _report(plan: Plan, study: Study, summary: RunSummary, out: Path, as_json: b
             "rows": found.rows(),
             "page": str(page),
         }
-        typer.echo(json.dumps(plain(everything), indent=1, allow_nan=False))
+        print_json(everything)
     else:
-        for finding in findings:
-            typer.echo(str(finding))
+        print_findings(findings)
         for note in (*study.notes, *found.notes):
             typer.echo(note)
         if summary.reused:
             typer.echo(f"{summary.reused} of {summary.jobs} jobs were there already.")
         typer.echo(f"The page is {page}")
-    return not _all_lost(found)
-
-
-def _all_lost(found: StabilityResult) -> bool:
-    from theodolite.results import Outcome
-
-    return found.outcome is Outcome.DIVERGED
+    return found.outcome is not Outcome.DIVERGED
 
 
 def _facts(study: Study) -> dict[str, str]:
     test = f"{len(study.bench.test)} examples" + (" held out" if study.places is not None else "")
-    return {**study.facts, "test data": test, **({"notes": "; ".join(study.notes)} if study.notes else {})}
+    return with_notes({**study.facts, "test data": test}, study.notes)

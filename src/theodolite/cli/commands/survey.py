@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import textwrap
 import time
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import plain
+from theodolite.cli.terminal import Samples, Seed, check_folder, exit_when_interrupted, print_json, with_notes
 
 if TYPE_CHECKING:
-    from theodolite.cli.loading import Subject
+    from theodolite.cli.loading.subject import Subject
     from theodolite.instruments import Plan, Survey
 
 #: Seconds of a budget kept for drawing and writing the page.
@@ -38,7 +37,7 @@ def survey(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights for the model: safetensors, or what weights_only loads.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Measure on this many samples.")] = None,
+    samples: Samples = None,
     batch_size: Annotated[int | None, typer.Option(help="Cut the data into batches of this size, to save memory.")] = None,
     train: Annotated[int, typer.Option(help="First train for so many steps, in batches of 64.")] = 0,
     budget: Annotated[str, typer.Option(help="Time allowed, such as 60s or 5m, or none: efforts are chosen to fit.")] = "10m",
@@ -47,7 +46,7 @@ def survey(
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("survey"),
     save: Annotated[bool, typer.Option("--save", help="Also save every result (eigenvectors included) for th.load.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON on the standard output.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Survey a model: measure its loss surface, say what was found, write a page.
 
@@ -63,18 +62,14 @@ def survey(
     if dry_run:
         _show_plan(_plan(subject, given, _left(allowed, began), only, seed), as_json)
         raise typer.Exit(0)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder. {out} is a file.")
-    try:
+    check_folder(out)
+    with exit_when_interrupted("Interrupted; nothing was written."):
         found = _survey(subject, given, _left(allowed, began), only, seed)
-    except KeyboardInterrupt:
-        typer.echo("Interrupted; nothing was written.", err=True)
-        raise typer.Exit(130) from None
     page = found.to_html(out / "index.html")
     if save:
         found.save(out / "survey")
     if as_json:
-        typer.echo(json.dumps(plain({**_as_json(found), "page": str(page)}), indent=1, default=str, allow_nan=False))
+        print_json({**_as_json(found), "page": str(page)})
     else:
         _show(found)
         typer.echo(f"The page is {page}")
@@ -90,7 +85,7 @@ def _subject(
     batch: int | None,
     seed: int,
 ) -> Subject:
-    from theodolite.cli.loading import load_subject
+    from theodolite.cli.loading.subject import load_subject
 
     if model is None and data is None and checkpoint is None:
         from theodolite.cli.loading.subject import embedded_example
@@ -103,7 +98,7 @@ def _subject(
 
 def _arguments(subject: Subject, lr: float | None, optimizer: str | None, train: int, seed: int) -> dict[str, Any]:
     """The problem (or its parts) with the learning rate and optimizer, as `th.survey` takes them."""
-    from theodolite.cli.loading import make_optimizer
+    from theodolite.cli.loading.optimizers import make_optimizer
 
     if train < 0:
         raise ValueError(f"--train must be a number of steps. Got {train}.")
@@ -145,7 +140,6 @@ def _plan(subject: Subject, given: dict[str, Any], allowed: float | None, only: 
 def _survey(subject: Subject, given: dict[str, Any], allowed: float | None, only: list[str] | None, seed: int) -> Survey:
     from theodolite.instruments import survey
 
-    facts = {**subject.facts, **({"notes": "; ".join(subject.notes)} if subject.notes else {})}
     return survey(
         *_form(subject),
         **given,
@@ -153,7 +147,7 @@ def _survey(subject: Subject, given: dict[str, Any], allowed: float | None, only
         only=only,
         name=subject.name,
         population=subject.population,
-        facts=facts,
+        facts=with_notes(subject.facts, subject.notes),
         seed=seed,
     )
 
@@ -191,8 +185,7 @@ def _show_cost(found: Survey) -> None:
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
     if as_json:
-        facts = {"seconds": plan.seconds, "gradients": plan.gradients, "peak_bytes": plan.peak_bytes, "steps": plan.rows()}
-        typer.echo(json.dumps(plain(facts), indent=1, allow_nan=False))
+        print_json({"seconds": plan.seconds, "gradients": plan.gradients, "peak_bytes": plan.peak_bytes, "steps": plan.rows()})
         return
     typer.echo(f"{'instrument':<14}{'gradients':>11}{'seconds':>10}{'MiB':>9}  ")
     for row in plan.rows():

@@ -28,7 +28,7 @@ RESNET20 = ("resnet20_cifar10", "cifar10", (0.485, 0.456, 0.406), (0.229, 0.224,
 
 
 @dataclass(frozen=True)
-class Wish:
+class BuildRequest:
     """The words that matter when a network is built; `stored` allows trained weights where there are some."""
 
     loss: str | None
@@ -51,42 +51,42 @@ def builder_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]
     raise ValueError(f"--model {name!r} must be the name of a built-in network, module:attribute, or hf:FOLDER. {hint}")
 
 
-def named_model(name: str, source: Source | None, wish: Wish) -> ModelSpec:
+def named_model(name: str, source: Source | None, request: BuildRequest) -> ModelSpec:
     """The network called `name` on the data, or on data that suits it where there is none."""
     arguments, said = builder_of(name)
     if "vocabulary" in arguments:
-        return token_model(name, arguments, said, source, wish)
-    stored = _stored_resnet(name, source, wish)
+        return token_model(name, arguments, said, source, request)
+    stored = _stored_resnet(name, source, request)
     if stored is not None:
         return stored
     notes: tuple[str, ...] = ()
     if source is None:
         chosen = RESNET20[1] if name == "ResNet20" and _is_there(RESNET20[1]) else "digits"
-        source = load_data(chosen, samples=wish.samples, seed=wish.seed)
+        source = load_data(chosen, samples=request.samples, seed=request.seed)
         notes = (f"the data are {chosen}, because no --data was given",)
     if source.documents is not None:
-        source = from_set(source.documents.bag_of_words(), source.name, wish.samples, wish.seed)
+        source = from_set(source.documents.bag_of_words(), source.name, request.samples, request.seed)
     if source.content is None:
         raise ValueError(f"--model {name} takes numbers, not text like {source.name}. Language networks: GPT-small, BERT-small.")
-    return _sized(name, arguments, said, source, wish, notes)
+    return _sized(name, arguments, said, source, request, notes)
 
 
 def _sized(
-    name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source, wish: Wish, notes: tuple[str, ...]
+    name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source, request: BuildRequest, notes: tuple[str, ...]
 ) -> ModelSpec:
     """Build with the sizes of the data; images that are too small for the network are enlarged."""
-    data, outputs = _targets(source, wish)
+    data, outputs = _targets(source, request)
     flat = "inputs" in arguments
     if flat:
         data = with_inputs(data, lambda x: x.flatten(1))
     try:
-        model = _build(name, arguments, said, data, outputs, wish.seed)
+        model = _build(name, arguments, said, data, outputs, request.seed)
     except (ValueError, RuntimeError) as error:
         x = first_parts(data)[0]
         if flat or source.own or x.ndim != 4 or max(x.shape[2:]) >= SIDE:
             raise ValueError(f"--model {name} does not fit the data {source.name}: {str(error).splitlines()[0]}") from error
         data = with_inputs(data, lambda x: F.interpolate(x, size=(SIDE, SIDE), mode="bilinear"))
-        model = _build(name, arguments, said, data, outputs, wish.seed)
+        model = _build(name, arguments, said, data, outputs, request.seed)
         sides = "×".join(map(str, x.shape[2:]))
         notes = (*notes, f"the images were enlarged from {sides} to {SIDE}×{SIDE} pixels, because {name} needs that")
     return ModelSpec(
@@ -95,7 +95,7 @@ def _sized(
         data,
         source.name,
         population=source.population,
-        facts={"model": f"{name}, built in", "weights": random_weights(model, wish.seed), "data": source.origin},
+        facts={"model": f"{name}, built in", "weights": random_weights(model, request.seed), "data": source.origin},
         notes=(*notes, *source.notes),
     )
 
@@ -105,7 +105,7 @@ def random_weights(model: nn.Module, seed: int) -> str:
     return f"random, initialisation {getattr(model, 'initialisation', 'torch')}, seed {seed}"
 
 
-def _targets(source: Source, wish: Wish) -> tuple[Any, int]:
+def _targets(source: Source, request: BuildRequest) -> tuple[Any, int]:
     """The data with targets as columns where they are real numbers, and how many outputs they ask for."""
     x, y = first_parts(source.content)
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
@@ -116,7 +116,7 @@ def _targets(source: Source, wish: Wish) -> tuple[Any, int]:
     if y.ndim != 1:
         raise ValueError(f"Built-in networks take one class label per example; the targets have shape {tuple(y.shape)}.")
     classes = source.classes or top_label(source.content) + 1
-    return source.content, 1 if word_of(wish.loss) == "bce" and classes == 2 else classes
+    return source.content, 1 if word_of(request.loss) == "bce" and classes == 2 else classes
 
 
 def _build(name: str, arguments: dict[str, Any], said: dict[str, Any], data: Any, outputs: int, seed: int) -> nn.Module:
@@ -142,14 +142,14 @@ def _is_there(name: str) -> bool:
     return True
 
 
-def _stored_resnet(name: str, source: Source | None, wish: Wish) -> ModelSpec | None:
+def _stored_resnet(name: str, source: Source | None, request: BuildRequest) -> ModelSpec | None:
     """ResNet20 with its trained weights on CIFAR-10, where both are there and nothing else was asked for."""
     weights_name, data_name, mean, std = RESNET20
-    if name != "ResNet20" or not wish.stored or (source is not None and (source.name != data_name or source.own)):
+    if name != "ResNet20" or not request.stored or (source is not None and (source.name != data_name or source.own)):
         return None
     try:
         weights = data_sets.weights(weights_name)
-        source = source or load_data(data_name, samples=wish.samples, seed=wish.seed)
+        source = source or load_data(data_name, samples=request.samples, seed=request.seed)
     except data_sets.MissingDataError:
         return None
     shift, scale = (torch.tensor(v)[:, None, None] for v in (mean, std))
@@ -180,25 +180,27 @@ class _Vocabulary:
         return self.size - 1
 
 
-def token_model(name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source | None, wish: Wish) -> ModelSpec:
+def token_model(
+    name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source | None, request: BuildRequest
+) -> ModelSpec:
     """A language network on text (the next token, for BERT the hidden ones), or on token data of the user's own."""
     if source is not None and source.text is None:
         if source.documents is not None or source.content is None:
             raise ValueError(f"--model {name} takes running text or tokens, not labelled texts like {source.name}.")
-        return _on_own_data(name, arguments, said, source, wish)
-    stored = _stored_stories(wish) if name == STORIES else None
+        return _on_own_data(name, arguments, said, source, request)
+    stored = _stored_stories(request) if name == STORIES else None
     if source is None and name == STORIES:
-        source = _sample_text(wish)
+        source = _sample_text(request)
     masked = "BERT" in name
     words = _vocabulary(name, arguments, said, source, masked=masked)
     if stored is not None:
         model, weights, weight_notes = stored
     else:
         sizes = {} if "vocabulary" in said else {"vocabulary": words.size}
-        model = models.build(name, **sizes, seed=wish.seed)
-        weights, weight_notes = f"random, initialisation {model.initialisation}, seed {wish.seed}", _no_stored(name, wish)
+        model = models.build(name, **sizes, seed=request.seed)
+        weights, weight_notes = f"random, initialisation {model.initialisation}, seed {request.seed}", _no_stored(name, request)
     context = int(said.get("context", arguments["context"].default))
-    data, population, notes = _token_data(source, words, context, masked, wish)
+    data, population, notes = _token_data(source, words, context, masked, request)
     return ModelSpec(
         model,
         name,
@@ -209,29 +211,29 @@ def token_model(name: str, arguments: dict[str, Any], said: dict[str, Any], sour
         facts={
             "model": f"{name}, built in",
             "weights": weights,
-            "data": f"random tokens, seed {wish.seed}" if source is None else source.origin,
+            "data": f"random tokens, seed {request.seed}" if source is None else source.origin,
         },
         notes=(*weight_notes, *notes, *((words.note,) if words.note and source is not None else ())),
     )
 
 
 def _token_data(
-    source: Source | None, words: _Vocabulary, context: int, masked: bool, wish: Wish
+    source: Source | None, words: _Vocabulary, context: int, masked: bool, request: BuildRequest
 ) -> tuple[tuple[Tensor, Tensor], int | None, tuple[str, ...]]:
     """Pairs (tokens, targets), how many sequences there are in all, and notes."""
     length = min(context, tokens.LENGTH) + (0 if masked else 1)  # one token more: the first is never a target
     population = None
     if source is None:
-        count = wish.samples or tokens.RANDOM_SEQUENCES
-        ids = tokens.random_tokens(words.size, count, length, wish.seed, avoid=(words.mask,) if masked else ())
+        count = request.samples or tokens.RANDOM_SEQUENCES
+        ids = tokens.random_tokens(words.size, count, length, request.seed, avoid=(words.mask,) if masked else ())
         notes: tuple[str, ...] = ("the data are random tokens, because no --data was given",)
     else:
         assert source.text is not None
         assert words.encode is not None
-        count = wish.samples or tokens.TEXT_SEQUENCES
+        count = request.samples or tokens.TEXT_SEQUENCES
         ids, population = tokens.sequences(source.text.train, words.encode, length, count, source.name)
         notes = source.notes
-    return (tokens.masked(ids, words.mask, wish.seed) if masked else tokens.next_tokens(ids)), population, notes
+    return (tokens.masked(ids, words.mask, request.seed) if masked else tokens.next_tokens(ids)), population, notes
 
 
 def _vocabulary(
@@ -253,7 +255,7 @@ def _vocabulary(
     return _Vocabulary(max(2, len(alphabet) + masked), tokens.character_encoder(alphabet), note)
 
 
-def _on_own_data(name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source, wish: Wish) -> ModelSpec:
+def _on_own_data(name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source, request: BuildRequest) -> ModelSpec:
     """A vocabulary and a context that are large enough for the user's tokens."""
     found = [t for batch in raw_batches(source.content) for _, t in named_tensors(batch)]
     if not found or any(t.is_floating_point() or t.ndim < 2 for t in found):
@@ -262,10 +264,10 @@ def _on_own_data(name: str, arguments: dict[str, Any], said: dict[str, Any], sou
         )
     wanted = {"vocabulary": 1 + max(int(t.max()) for t in found), "context": max(int(t.shape[1]) for t in found)}
     sizes = {key: max(value, arguments[key].default) for key, value in wanted.items() if key not in said}
-    model = models.build(name, **sizes, seed=wish.seed)
+    model = models.build(name, **sizes, seed=request.seed)
     facts = {
         "model": f"{name}, built in",
-        "weights": f"random, initialisation {model.initialisation}, seed {wish.seed}",
+        "weights": f"random, initialisation {model.initialisation}, seed {request.seed}",
         "data": source.origin,
     }
     return ModelSpec(
@@ -274,8 +276,8 @@ def _on_own_data(name: str, arguments: dict[str, Any], said: dict[str, Any], sou
     )  # fmt: skip
 
 
-def _stored_stories(wish: Wish) -> tuple[nn.Module, str, tuple[str, ...]] | None:
-    if not wish.stored:
+def _stored_stories(request: BuildRequest) -> tuple[nn.Module, str, tuple[str, ...]] | None:
+    if not request.stored:
         return None
     try:
         model = models.stories260k_from(data_sets.weights(STORIES), data_sets.stories260k_config())
@@ -284,8 +286,8 @@ def _stored_stories(wish: Wish) -> tuple[nn.Module, str, tuple[str, ...]] | None
     return model, data_sets.where(STORIES).origin, ()
 
 
-def _no_stored(name: str, wish: Wish) -> tuple[str, ...]:
-    if name != STORIES or not wish.stored:
+def _no_stored(name: str, request: BuildRequest) -> tuple[str, ...]:
+    if name != STORIES or not request.stored:
         return ()
     try:
         data_sets.where(STORIES)
@@ -294,10 +296,10 @@ def _no_stored(name: str, wish: Wish) -> tuple[str, ...]:
     return ()
 
 
-def _sample_text(wish: Wish) -> Source | None:
+def _sample_text(request: BuildRequest) -> Source | None:
     """The text that stories260k knows, if that and its tokenizer are there."""
     try:
         data_sets.where(STORIES)
-        return load_data(SAMPLE_TEXT, samples=wish.samples, seed=wish.seed)
+        return load_data(SAMPLE_TEXT, samples=request.samples, seed=request.seed)
     except data_sets.MissingDataError:
         return None

@@ -30,9 +30,13 @@ from theodolite.text import listed, nearest
 if TYPE_CHECKING:
     import pandas
 
-
 FILES = (".npy", ".npz", ".csv", ".parquet")
 NOISE = 0.2  # standard deviation of the noise on the embedded digits, whose pixels are from 0 to 1
+
+Kept = tuple[dict[Objective, Learner], DictionaryChoice | None]
+FORMAT = "theodolite dictionary"
+_STATE = ("components", "first", "second")
+_FREE = ("epochs", "objectives")  # what a run that goes on may change
 
 
 @dataclass(frozen=True)
@@ -198,13 +202,6 @@ def _chosen(names: list[str], columns: str) -> list[str]:
             raise ValueError(f"--columns: there is no column {word!r}. Nearest names: {listed(nearest(word, names, 3))}.")
         found += fitting
     return list(dict.fromkeys(found))
-
-
-Kept = tuple[dict[Objective, Learner], DictionaryChoice | None]
-
-FORMAT = "theodolite dictionary"
-_STATE = ("components", "first", "second")
-_FREE = ("epochs", "objectives")  # what a run that goes on may change
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,15 @@ TABLES = {
     "classes": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 }
 
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+    "sentencepiece.bpe.model",
+)  # fmt: skip
+# Families that count positions from behind the padding token.
+OFFSET_POSITIONS = ("roberta", "camembert", "longformer", "mpnet", "esm", "ibert", "data2vec-text", "xmod")
+SAMPLES = 16
+IMAGE_SIDE = 64  # where a configuration names no size
+
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
@@ -211,16 +220,6 @@ def _stories(folder: Path | None) -> HuggingFaceModel:
     return HuggingFaceModel(
         model.eval(), "causal", STORIES, None, lambda text: tokenizer.encode(text, begin=False).tolist(), origin
     )
-
-
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
-    "sentencepiece.bpe.model",
-)  # fmt: skip
-# Families that count positions from behind the padding token.
-OFFSET_POSITIONS = ("roberta", "camembert", "longformer", "mpnet", "esm", "ibert", "data2vec-text", "xmod")
-SAMPLES = 16
-IMAGE_SIDE = 64  # where a configuration names no size
 
 
 class HuggingData:

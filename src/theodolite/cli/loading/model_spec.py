@@ -15,6 +15,9 @@ from theodolite.cli.loading.optimizers import check_rate
 from theodolite.problem import Batch, Problem
 from theodolite.text import listed, nearest
 
+KEYS = ("model", "loss", "data", "optimizer", "lr")
+FORMS = "a torch.nn.Module, (model, loss), (model, loss, optimizer), a dict with the keys " + ", ".join(KEYS) + ", or a Problem"
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -33,10 +36,6 @@ class ModelSpec:
     population: int | None = None
     facts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-KEYS = ("model", "loss", "data", "optimizer", "lr")
-FORMS = "a torch.nn.Module, (model, loss), (model, loss, optimizer), a dict with the keys " + ", ".join(KEYS) + ", or a Problem"
 
 
 def own_model(target: str, seed: int) -> ModelSpec:

@@ -83,13 +83,18 @@ def _arguments(function: Callable[..., Any]) -> tuple[set[str], list[str]]:
     return accepted, [p.name for p in plain if p.default is p.empty]
 
 
+def make_importable(folder: Path) -> None:
+    """Let modules be found in a folder too: last of all, so that no file there hides a module of Python's."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
 def _module(name: str, target: str, option: str) -> ModuleType:
     if name.endswith(".py") or "/" in name:
         path = Path(name).expanduser()
         return _from_file(path if path.is_file() else path.with_suffix(".py"), target, option)
     here = Path.cwd()
-    if str(here) not in sys.path:
-        sys.path.append(str(here))  # last, so that no file there hides a module of Python's
+    make_importable(here)
     local = here / f"{name.replace('.', '/')}.py"
     if local.is_file() and not _is_found_at(name, local):
         return _from_file(local, target, option)  # the file in this folder is meant, whatever else has its name
@@ -101,7 +106,7 @@ def _is_found_at(name: str, path: Path) -> bool:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return False
-    except (Exception, SystemExit):  # its package failed: the import tells in full
+    except (Exception, SystemExit):  # its package failed: the import says it in full
         return True
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path.resolve()
 
@@ -115,8 +120,7 @@ def _from_file(path: Path, target: str, option: str) -> ModuleType:
     name = f"_theodolite_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # what it imports from beside itself
+    make_importable(path.parent)  # what it imports from beside itself
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{option} {target!r}: {path} is no Python file. Its name must end in .py.")

@@ -1,4 +1,4 @@
-"""A stability study from the words of the command line: its pools and recipe, its jobs, and how long they may take."""
+"""A stability study from the options of the command line: its pools and recipe, its jobs, and how long they may take."""
 
 from __future__ import annotations
 
@@ -42,9 +42,14 @@ RATE = 0.1  # of SGD where none is named
 HELD_OUT = 0.2  # share of data without a test part
 EXAMPLES = 10_000  # on which the models of a pair are compared, at most
 
+SIZES, LARGEST = 4, 0.8  # default: so many sizes, each twice the one before, up to this share of the pool
+TRIED, MOST_TRIED, LONG_ENOUGH = 2, 200, 0.3  # steps that the estimate is made of, and seconds they should take
+_TENSORS = ("alphas", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+_NUMBERS = ("train_samples", "test_samples", "barrier_train_error", "barrier_test_error", "batchnorm", "forward_passes", "chance")
+
 
 @dataclass(frozen=True)
-class StudyWords:
+class StudyOptions:
     """Everything that decides what is trained, as plain values: a worker elsewhere makes the same study of them."""
 
     model: str | None = None
@@ -68,7 +73,7 @@ class StudyWords:
         return "epochs" if self.epochs is not None else "updates" if self.loss_target is None else "train_loss"
 
     def owners(self) -> tuple[object, ...]:
-        """The user's own code among the words."""
+        """The user's own code among the options."""
         code = {"--model": self.model, "--data": self.data, "--test": self.test, "--loss": self.loss}
         code |= {"--optimizer": None if _is_known(self.optimizer) else self.optimizer}
         return tuple(load_attribute(word, option, self.seed) for option, word in code.items() if word and names_code(word))
@@ -81,7 +86,7 @@ class Study:
     `places` (n,) are the numbers that held-out test examples have in the data; None where there is a test set of its own.
     """
 
-    words: StudyWords
+    options: StudyOptions
     name: str
     recipe: Recipe
     bench: Bench
@@ -120,16 +125,16 @@ class Replicas:
         return made[0]
 
 
-def load_study(words: StudyWords) -> Study:
-    """Pools, model, loss and optimizer that the words name."""
+def load_study(options: StudyOptions) -> Study:
+    """Pools, model, loss and optimizer that the options name."""
     began = time.perf_counter()
-    words = _with_example(words)
-    subject = _load(words, words.data)
+    options = _with_example(options)
+    subject = _load(options, options.data)
     wrap, loss, train = _tensors(subject)
     pool = read_pool(train, "--data")
-    held, notes, places = _test_pool(words), list(subject.notes), None
+    held, notes, places = _test_pool(options), list(subject.notes), None
     if held is None:
-        test, places = pool.part(order := _drawn(len(pool), words.seed)), order
+        test, places = pool.part(order := _drawn(len(pool), options.seed)), order
         rest = torch.ones(len(pool), dtype=torch.bool)
         rest[order] = False
         kept = pool.part(rest.nonzero().flatten())
@@ -137,30 +142,30 @@ def load_study(words: StudyWords) -> Study:
             f"the data have no test part: {len(order)} of {len(pool)} examples, a seeded choice, were held out; --test names one"
         )
     else:
-        kept, test = pool.both, read_pool(_tensors(held)[2], "--test" if words.test else "the test part").both
-    factory = Replicas(partial(_build, words, wrap))
-    optimizer, settings = _optimizer(words, subject)
+        kept, test = pool.both, read_pool(_tensors(held)[2], "--test" if options.test else "the test part").both
+    factory = Replicas(partial(_build, options, wrap))
+    optimizer, settings = _optimizer(options, subject)
     recipe = Recipe(
         factory,
         optimizer,
         loss,
-        words.steps or 1,
-        words.batch_size,
-        init_seed=words.seed,
-        order_seed=words.seed,
-        loss_target=words.loss_target,
+        options.steps or 1,
+        options.batch_size,
+        init_seed=options.seed,
+        order_seed=options.seed,
+        loss_target=options.loss_target,
         settings=settings,
     )
-    facts, fixed = {**subject.facts, "optimizer": _rule(recipe)}, _fixed(words, subject, factory)
+    facts, fixed = {**subject.facts, "optimizer": _rule(recipe)}, _fixed(options, subject, factory)
     if fixed:
         notes.append(f"every seed starts from the same weights ({fixed}): trials differ in the order of the data alone")
         facts["weights"] = fixed
     took = time.perf_counter() - began
     return Study(
-        words,
+        options,
         subject.name,
         recipe,
-        make_bench(kept, test, EXAMPLES, words.seed),
+        make_bench(kept, test, EXAMPLES, options.seed),
         places,
         facts,
         tuple(dict.fromkeys(notes)),
@@ -170,10 +175,10 @@ def load_study(words: StudyWords) -> Study:
 
 def check_data_stays(study: Study) -> None:
     """Raise where the user's own data are others when they are read again."""
-    words = _with_example(study.words)
-    if not any(word is not None and names_code(word) for word in (words.model, words.data, words.test)):
+    options = _with_example(study.options)
+    if not any(word is not None and names_code(word) for word in (options.model, options.data, options.test)):
         return
-    again = load_study(study.words).bench.joined
+    again = load_study(study.options).bench.joined
     for name, mine, theirs in zip(("inputs", "targets"), study.bench.joined, again, strict=True):
         if mine.shape != theirs.shape or not torch.equal(mine, theirs):
             raise NotRepeatableError(
@@ -182,48 +187,49 @@ def check_data_stays(study: Study) -> None:
             )
 
 
-def job_of(words: StudyWords, **more: Any) -> dict[str, Any]:
-    """The words and what else a job needs as one dictionary of plain values."""
-    return {**asdict(words), **more}
+def job_of(options: StudyOptions, **more: Any) -> dict[str, Any]:
+    """The options and what else a job needs as one dictionary of plain values."""
+    return {**asdict(options), **more}
 
 
-def words_of(job: Mapping[str, Any]) -> StudyWords:
-    return StudyWords(**{name: job[name] for name in StudyWords.__dataclass_fields__})
+def options_of(job: Mapping[str, Any]) -> StudyOptions:
+    """The options that a job carries."""
+    return StudyOptions(**{name: job[name] for name in StudyOptions.__dataclass_fields__})
 
 
-def _with_example(words: StudyWords) -> StudyWords:
+def _with_example(options: StudyOptions) -> StudyOptions:
     """The embedded example where model and data are not named, its data for built-in networks."""
-    own = words.model is not None and (names_code(words.model) or words.model.startswith("hf:"))
-    if words.data is not None or own:
-        return words
-    if words.model is not None:
-        return replace(words, data=DATA)
-    plain = words.optimizer is None and words.lr is None and words.momentum is None
-    return replace(words, model=MODEL, data=DATA, momentum=MOMENTUM if plain else words.momentum)
+    own = options.model is not None and (names_code(options.model) or options.model.startswith("hf:"))
+    if options.data is not None or own:
+        return options
+    if options.model is not None:
+        return replace(options, data=DATA)
+    plain = options.optimizer is None and options.lr is None and options.momentum is None
+    return replace(options, model=MODEL, data=DATA, momentum=MOMENTUM if plain else options.momentum)
 
 
-def _load(words: StudyWords, data: str | None, seed: int | None = None, part: Any = "train") -> Subject:
+def _load(options: StudyOptions, data: str | None, seed: int | None = None, part: Any = "train") -> Subject:
     return load_subject(
-        words.model,
+        options.model,
         data,
-        words.loss,
-        samples=words.samples,
-        seed=words.seed if seed is None else seed,
+        options.loss,
+        samples=options.samples,
+        seed=options.seed if seed is None else seed,
         pretrained=False,
         part=part,
         everything=True,
     )
 
 
-def _test_pool(words: StudyWords) -> Subject | None:
+def _test_pool(options: StudyOptions) -> Subject | None:
     """What --test names, else the test part of the data, else None."""
-    word = words.test or words.data
+    word = options.test or options.data
     if word is None:
         return None
     try:
-        return _load(words, word, part="test")
+        return _load(options, word, part="test")
     except NoTestPartError:
-        return None if words.test is None else _load(words, word)
+        return None if options.test is None else _load(options, word)
 
 
 def _tensors(subject: Subject) -> tuple[Callable[[nn.Module], nn.Module], Any, Any]:
@@ -235,32 +241,32 @@ def _tensors(subject: Subject) -> tuple[Callable[[nn.Module], nn.Module], Any, A
     return (lambda model: model), subject.loss, subject.data
 
 
-def _build(words: StudyWords, wrap: Callable[[nn.Module], nn.Module], seed: int) -> nn.Module:
-    if words.model is not None and names_code(words.model):
-        model = own_model(words.model, seed).model
-    elif words.model is not None and words.model.startswith("hf:"):
+def _build(options: StudyOptions, wrap: Callable[[nn.Module], nn.Module], seed: int) -> nn.Module:
+    if options.model is not None and names_code(options.model):
+        model = own_model(options.model, seed).model
+    elif options.model is not None and options.model.startswith("hf:"):
         from theodolite.cli.loading.hugging_face import load_folder
 
-        model = load_folder(words.model, seed).model
+        model = load_folder(options.model, seed).model
     else:
-        model = _load(words, words.data, seed).model
-    if words.weights is not None:
-        load_checkpoint(model, words.weights)
+        model = _load(options, options.data, seed).model
+    if options.weights is not None:
+        load_checkpoint(model, options.weights)
     return wrap(model)
 
 
-def _fixed(words: StudyWords, subject: Subject, factory: Replicas) -> str:
+def _fixed(options: StudyOptions, subject: Subject, factory: Replicas) -> str:
     """Where the weights come from if they are the same for every seed, else nothing."""
-    if words.weights is not None:
-        return words.weights
-    told = subject.facts.get("weights", "")
-    if words.model is None or not (names_code(words.model) or words.model.startswith("hf:")) or told.startswith("random"):
+    if options.weights is not None:
+        return options.weights
+    known = subject.facts.get("weights", "")
+    if options.model is None or not (names_code(options.model) or options.model.startswith("hf:")) or known.startswith("random"):
         return ""
-    one, other = (factory(words.seed + trial).state_dict() for trial in (0, 1))
+    one, other = (factory(options.seed + trial).state_dict() for trial in (0, 1))
     same = one.keys() == other.keys() and all(
         one[key].shape == other[key].shape and torch.equal(one[key], other[key]) for key in one
     )
-    return told if same else ""
+    return known if same else ""
 
 
 def _rule(recipe: Recipe) -> str:
@@ -268,8 +274,8 @@ def _rule(recipe: Recipe) -> str:
     fleet = recipe.fleet(2)
     rule: Any = fleet.rule
     settings = {name: value for name, value in vars(rule).items() if value} if is_dataclass(rule) else {}
-    told = [f"{name.replace('_', ' ')} {value}" for name, value in settings.items()]
-    return ", ".join([type(rule).__name__, f"learning rate {float(fleet.rates[0]):g}", *told])
+    known = [f"{name.replace('_', ' ')} {value}" for name, value in settings.items()]
+    return ", ".join([type(rule).__name__, f"learning rate {float(fleet.rates[0]):g}", *known])
 
 
 def _drawn(size: int, seed: int) -> Tensor:
@@ -284,33 +290,26 @@ def _is_known(word: str | None) -> bool:
     return word is None or word.partition(":")[0].strip().lower().replace("_", "-") in WORDS
 
 
-def _optimizer(words: StudyWords, subject: Subject) -> tuple[Any, dict[str, Any]]:
+def _optimizer(options: StudyOptions, subject: Subject) -> tuple[Any, dict[str, Any]]:
     """What makes the optimizer, and the settings that override its own."""
-    settings = {"momentum": words.momentum, "weight_decay": words.weight_decay}
+    settings = {"momentum": options.momentum, "weight_decay": options.weight_decay}
     given = {name: value for name, value in settings.items() if value is not None}
-    if words.optimizer is None and subject.optimizer is not None:
+    if options.optimizer is None and subject.optimizer is not None:
         brought = subject.optimizer
-        return (lambda parameters: brought), given | ({} if words.lr is None else {"rate": words.lr})
-    text = words.optimizer or "sgd"
-    rate = words.lr if words.lr is not None else subject.lr if words.optimizer is None else None
+        return (lambda parameters: brought), given | ({} if options.lr is None else {"rate": options.lr})
+    text = options.optimizer or "sgd"
+    rate = options.lr if options.lr is not None else subject.lr if options.optimizer is None else None
     kind = text.partition(":")[0].strip().lower().replace("_", "-")
     if rate is None and _is_known(text) and not kind.startswith("adam") and "lr=" not in text.replace(" ", ""):
         rate = RATE
     return partial(make_optimizer, text, lr=rate), given
 
 
-SIZES, LARGEST = 4, 0.8  # default: so many sizes, each twice the one before, up to this share of the pool
-TRIED, MOST_TRIED, LONG_ENOUGH = 2, 200, 0.3  # steps that the estimate is made of, and seconds they should take
-
-_TENSORS = ("alphas", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
-_NUMBERS = ("train_samples", "test_samples", "barrier_train_error", "barrier_test_error", "batchnorm", "forward_passes", "chance")
-
-
 @dataclass(frozen=True)
 class Plan:
     """What is measured: `pairs` pairs at each of `sizes` in each of `trials` seed-trials."""
 
-    words: StudyWords
+    options: StudyOptions
     sizes: tuple[int, ...]
     pairs: int
     trials: int
@@ -323,7 +322,7 @@ class Plan:
             pairs=self.pairs,
             checkpoints=self.checkpoints,
             trials=tuple(range(self.trials)),
-            pair_seed=self.words.seed,
+            pair_seed=self.options.seed,
             paths=self.paths if paths is None else paths,
         )
 
@@ -332,7 +331,7 @@ class Plan:
         ends = (min(self.sizes), max(self.sizes))
         return [
             job_of(
-                self.words,
+                self.options,
                 trial=trial,
                 m=m,
                 pairs=self.pairs,
@@ -357,35 +356,36 @@ def default_sizes(pool: int) -> tuple[int, ...]:
 
 
 def check_sizes(sizes: Sequence[int], pool: int) -> None:
+    """Refuse sizes that the pool cannot give."""
     for m in sizes:
         check_size(m, pool)
 
 
 def measure_job(job: Mapping[str, Any]) -> list[Row]:
     """All pairs of one size in one trial, as rows: those of the pairs, of the paths, and one on the whole."""
-    words = words_of(job)
-    study = _study(json.dumps(job_of(words)))
+    options = options_of(job)
+    study = _study(json.dumps(job_of(options)))
     if study.fingerprint(job["trial"]) != job["content"]:
         raise NotRepeatableError(
             "The words of the command gave other data or other weights here than where the run was started: they must depend "
             "on their seed alone."
         )
     m, trial = job["m"], job["trial"]
-    config = Plan(words, (m,), job["pairs"], trial + 1, tuple(job["checkpoints"]), job["paths"]).config()
-    recipe = with_length(study.recipe, m, words.stop, words.steps, words.epochs)
+    config = Plan(options, (m,), job["pairs"], trial + 1, tuple(job["checkpoints"]), job["paths"]).config()
+    recipe = with_length(study.recipe, m, options.stop, options.steps, options.epochs)
     found = measure_size(recipe, study.bench, config, m, trial, progress=False)
     return as_rows(found)
 
 
 @lru_cache(maxsize=1)
-def _study(words: str) -> Study:
-    """One study at a time stays in memory."""
-    return load_study(words_of(json.loads(words)))
+def _study(options: str) -> Study:
+    """What was loaded, not what was trained; one study at a time, so that the jobs of a process read their data once."""
+    return load_study(options_of(json.loads(options)))
 
 
-def open_study(words: StudyWords) -> Study:
-    """The study of the words, checked; the jobs done in this process share it."""
-    study = _study(json.dumps(job_of(words)))
+def open_study(options: StudyOptions) -> Study:
+    """The study of the options, checked; the jobs done in this process share it."""
+    study = _study(json.dumps(job_of(options)))
     check_data_stays(study)
     return study
 
@@ -413,9 +413,9 @@ def from_rows(rows: Iterable[Row]) -> list[Measured]:
 
 def result_of(plan: Plan, study: Study, rows: Iterable[Row], seconds: float) -> StabilityResult:
     """The rows of all jobs as one result."""
-    words = plan.words
-    recipe = with_length(study.recipe, max(plan.sizes), words.stop, words.steps, words.epochs)
-    return joined(from_rows(rows), plan.config(), study.bench, recipe, stop=words.stop, epochs=words.epochs, seconds=seconds)
+    options = plan.options
+    recipe = with_length(study.recipe, max(plan.sizes), options.stop, options.steps, options.epochs)
+    return joined(from_rows(rows), plan.config(), study.bench, recipe, stop=options.stop, epochs=options.epochs, seconds=seconds)
 
 
 def _path_row(path: LinearPath) -> Row:
@@ -438,7 +438,7 @@ def estimate_seconds(plan: Plan, study: Study) -> float:
     A null swap comes first, so that what cannot be measured shows here.
     """
     m = max(plan.sizes)
-    swaps = draw_swaps(len(study.bench.train), len(study.bench.test), m, plan.pairs, plan.words.seed)
+    swaps = draw_swaps(len(study.bench.train), len(study.bench.test), m, plan.pairs, plan.options.seed)
     recipe = replace(study.recipe, loss_target=None)
     check_loss(recipe, study.bench)
     began = time.perf_counter()
@@ -473,7 +473,7 @@ def _timed(recipe: Recipe, bench: Bench, swaps: Sequence[Swap]) -> tuple[float, 
 
 def _steps(plan: Plan, study: Study, m: int) -> int:
     """Updates of a size with those of the null swap."""
-    steps = with_length(study.recipe, m, plan.words.stop, plan.words.steps, plan.words.epochs).steps
+    steps = with_length(study.recipe, m, plan.options.stop, plan.options.steps, plan.options.epochs).steps
     return steps + min(steps, max(CHECK_STEPS, steps // 10))
 
 

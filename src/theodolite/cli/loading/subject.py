@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from theodolite.arguments import positive_integers
 from theodolite.cli.loading import losses
 from theodolite.cli.loading import text as tokens
 from theodolite.cli.loading.batches import first_parts, in_batches, with_inputs, with_targets
@@ -34,7 +35,7 @@ ALL = 10**9  # samples: whatever there is
 class Subject:
     """What is to be surveyed, and where it came from.
 
-    `loss` is None where the model returns its own. `facts` tells what was loaded from where, `notes` what the user must
+    `loss` is None where the model returns its own. `facts` says what was loaded from where, `notes` what the user must
     know. `population` is the size of the full data where these are a part of it. `optimizer`, `lr` and `problem` are there
     where the user's own code gave them, `optimizer_state` where the checkpoint held one.
     """
@@ -67,18 +68,18 @@ def load_subject(
 ) -> Subject:
     """The model, loss and data that the words name; the global random state is left alone.
 
-    Parameters
-    ----------
-    model : a built-in name, `module:attribute`, or `hf:FOLDER`; None is a small network that suits the data.
-    data : the name of a data set, `module:attribute`, or a file; None is what the model word brings or what suits it.
-    loss : `cross-entropy`, `mse`, `bce`, `l1` or `module:attribute`; None is the model's own or follows from the targets.
-    checkpoint : weights for the model, .safetensors or a file of torch's.
-    samples : how many examples (sequences) to take, a seeded choice; None is as many as a survey needs, or `everything`.
-    batch_size : cut data given as tensors into batches.
-    part : of data that have a training and a test part, which one; NoTestPartError where there is none.
-    pretrained : whether ResNet20 and stories260k take their stored weights where these are there.
+    Args:
+        model: a built-in name, `module:attribute`, or `hf:FOLDER`; None is a small network that suits the data.
+        data: the name of a data set, `module:attribute`, or a file; None is what the model word brings or what suits it.
+        loss: `cross-entropy`, `mse`, `bce`, `l1` or `module:attribute`; None is the model's own or follows from the targets.
+        checkpoint: weights for the model, .safetensors or a file of torch's.
+        samples: how many examples (sequences) to take, a seeded choice; None is as many as a survey needs, or `everything`.
+        batch_size: cut data given as tensors into batches.
+        part: of data that have a training and a test part, which one; NoTestPartError where there is none.
+        pretrained: whether ResNet20 and stories260k take their stored weights where these are there.
     """
-    _check_counts(samples=samples, batch_size=batch_size)
+    counts = {"--samples": samples, "--batch-size": batch_size}
+    positive_integers(**{option: count for option, count in counts.items() if count is not None})
     losses.word_of(loss)  # a wrong word shows before anything is loaded
     stored = pretrained and checkpoint is None
     with seeded(seed):
@@ -98,12 +99,6 @@ def load_subject(
         title, spec.model, spec.loss, spec.data, facts, tuple(dict.fromkeys(spec.notes)), spec.population,
         spec.optimizer, spec.lr, spec.problem, state,
     )  # fmt: skip
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"--{name.replace('_', '-')} must be a whole number of at least 1. Got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -131,14 +126,14 @@ def _load_spec(model: str | None, data: str | None, loss: str | None, share: _Sh
         return _hugging_spec(loaded, None if data is None else share.load(data, 16), share)
     if model is not None and names_code(model):
         return _own_parts(model, data, share)
-    from theodolite.cli.loading.built_in_models import Wish, named_model
+    from theodolite.cli.loading.built_in_models import BuildRequest, named_model
 
     source = None if data is None else share.load(data)
     notes: tuple[str, ...] = ()
     if model is None:
         model = "GPT-small" if source is not None and source.text is not None else "F-40^2"
         notes = (f"the network is {model}, because no --model was given",)
-    spec = named_model(model, source, Wish(loss, share.count(source), share.seed, stored))
+    spec = named_model(model, source, BuildRequest(loss, share.count(source), share.seed, stored))
     return replace(spec, notes=(*notes, *spec.notes))
 
 
@@ -240,7 +235,7 @@ def trial(model: nn.Module, inputs: Any) -> Tensor | None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.eval()
             return main_output(model(inputs[:2]))
-    except Exception:  # any refusal is told in full when the survey calls the model
+    except Exception:  # any refusal is reported in full when the survey calls the model
         return None
     finally:
         for module, training in modes:
@@ -275,14 +270,14 @@ def fit_targets(model: nn.Module, data: Any) -> tuple[Any, str]:
 
 
 def text_for_any_model(model: nn.Module, source: Source, samples: int | None) -> Source:
-    """Text as bytes for a network with an embedding: it is to tell the next one."""
+    """Text as bytes for a network with an embedding: it is to predict the next one."""
     embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
     if embedding is None or source.text is None:
         raise ValueError(f"--data {source.name} is text, but the model has no embedding of tokens. Name data of numbers.")
     count = samples or tokens.TEXT_SEQUENCES
     encode = tokens.byte_encoder(embedding.num_embeddings)
     ids, population = tokens.sequences(source.text.train, encode, tokens.LENGTH, count, source.name)
-    note = "tokens are bytes modulo the vocabulary, and each is to tell the next: the model's own tokenizer is not known"
+    note = "tokens are bytes modulo the vocabulary, and each is to predict the next: the model's own tokenizer is not known"
     return replace(source, content=tokens.next_tokens(ids), population=population, notes=(*source.notes, note))
 
 

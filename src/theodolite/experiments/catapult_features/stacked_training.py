@@ -1,5 +1,7 @@
-"""Training of stacked networks, kept at the point of best validation: SGD with the critical rate of every batch, and gradient
-descent whose rate is raised above the critical one on purpose."""
+"""Training of stacked networks, kept at the point of best validation.
+
+SGD with the critical rate of every batch, and gradient descent whose rate is raised above the critical one on purpose.
+"""
 
 from __future__ import annotations
 

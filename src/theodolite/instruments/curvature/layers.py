@@ -17,9 +17,15 @@ from theodolite.text import listed
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 #: More layers than this are drawn by their place in the network, fewer each by its spectrum.
 FEW = 6
+
+#: A decoupling error up to this lets the factors stand for the block; beyond the other they do not.
+TRUSTED, DOUBTFUL = 0.5, 0.9
+#: Residuals of the eigenpairs, over the largest eigenvalue.
+TOLERANCE = 1e-3
+#: More layers take longer than the picture is worth.
+MOST_LAYERS = 30
 
 
 class Layers(Instrument):
@@ -103,16 +109,6 @@ class Layers(Instrument):
             rows, x="layer number", y="eigenvalue", log="y", markers=True, title=title, ylabel="largest eigenvalue"
         )
         return drawn
-
-
-#: A decoupling error up to this lets the factors stand for the block; beyond the other they do not.
-TRUSTED, DOUBTFUL = 0.5, 0.9
-
-#: Residuals of the eigenpairs, over the largest eigenvalue.
-TOLERANCE = 1e-3
-
-#: More layers take longer than the picture is worth.
-MOST_LAYERS = 30
 
 
 class Structure(Instrument):

@@ -40,7 +40,7 @@ def eigen_rows(pairs: Eigenpairs) -> list[Row]:
     """The table of eigenpairs as a page shows it."""
     columns = zip(pairs.values.tolist(), pairs.residuals.tolist(), pairs.unresolved.tolist(), strict=True)
     return [
-        {"rank": i + 1, "eigenvalue": value, "residual": residual, "told from zero": not unresolved}
+        {"rank": i + 1, "eigenvalue": value, "residual": residual, "differs from zero": not unresolved}
         for i, (value, residual, unresolved) in enumerate(columns)
     ]
 

@@ -61,7 +61,7 @@ class FeaturesOfModel(Result):
 def measure_features(problem: Problem, *, samples: int, passes: int, seed: int = 0) -> FeaturesOfModel:
     """The report on at most so many samples, with so many backward passes each."""
     began = time.perf_counter()
-    seen = look(problem)
+    seen = input_shape(problem)
     part = subset(problem, seen.samples(samples, passes))
     projections = passes if seen.outputs > passes else None
     missing = cannot_start_anew(problem.model)
@@ -78,7 +78,7 @@ def measure_features(problem: Problem, *, samples: int, passes: int, seed: int =
 
 
 @dataclass(frozen=True)
-class Look:
+class InputShape:
     """From a look at two samples: where gradients are taken (None: the inputs), how many numbers and coordinates they have."""
 
     at: str | None
@@ -91,7 +91,7 @@ class Look:
         return max(8, min(most, NUMBERS // (passes * self.numbers)))
 
 
-def look(problem: Problem) -> Look:
+def input_shape(problem: Problem) -> InputShape:
     """The inputs where they are numbers; else the embedding that turns tokens into numbers."""
     batch = next(iter(problem.data))
     first = problem.placed(batch.part(slice(0, 2)) if batch.size > 2 else batch)
@@ -101,14 +101,14 @@ def look(problem: Problem) -> Look:
     floating = [t for _, t in named_tensors(first.inputs) if t.is_floating_point() and t.ndim and t.shape[0] == first.size]
     if floating:
         numbers = sum(t.numel() for t in floating) // first.size
-        return Look(None, numbers, numbers, outputs)
+        return InputShape(None, numbers, numbers, outputs)
     # Positions are embedded too, but without a sample dimension, or after the tokens.
     times = Counter(call.name for call in calls)
     fit = [call for call in calls if times[call.name] == 1 and call.output.shape[0] == first.size]
     if not fit:
         raise InapplicableError("the inputs are not numbers, and no embedding turns each sample into some")
     out = fit[0].output
-    return Look(fit[0].name, out.numel() // first.size, out.shape[-1], outputs)
+    return InputShape(fit[0].name, out.numel() // first.size, out.shape[-1], outputs)
 
 
 class Features(Instrument):
@@ -128,14 +128,14 @@ class Features(Instrument):
         try:
             context.problem.refuse_batch_coupling(QUANTITY)
             subset(context.problem, 1)
-            look(context.problem)
+            input_shape(context.problem)
         except (BatchCoupledError, ValueError) as error:  # the latter also where weights were given batch by batch
             return str(error)
         return ""
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         problem = context.problem
-        seen = look(problem)
+        seen = input_shape(problem)
         count = min(problem.samples, seen.samples(effort["samples"], effort["passes"]))
         passes = min(effort["passes"], seen.outputs)
         times = 1 if cannot_start_anew(problem.model) else 1 + COPIES

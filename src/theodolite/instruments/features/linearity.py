@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: move. Of order 1/√width in theory, so there is no sharp border.
 KERNEL, FEATURES = 0.1, 0.3
 
-#: A trial in which the loss falls by a smaller share tells nothing.
-TOLD = 0.01
+#: A trial in which the loss falls by a smaller share says nothing.
+LEAST_FALL = 0.01
 
 
 class Linearity(Instrument):
@@ -109,30 +109,30 @@ class Linearity(Instrument):
         drift = f"the tangent kernel changed by {number(100 * result.drift, 100 * result.drift_error)} % of its norm"
         fields: dict[str, Any] = {"quantity": "relative change of the tangent kernel", "value": result.drift}
         fields["error"] = result.drift_error
-        if not result.fall >= TOLD or result.blew_up:
+        if not result.fall >= LEAST_FALL or result.blew_up:
             went = "blew up" if result.blew_up else f"went from {first['loss']:.3g} to {end['loss']:.3g}"
             run = run if not result.blew_up else f"within {result.steps} steps at {whose}"
             text = f"The loss {went} {run}, which does not tell a kernel regime from a feature regime."
             advice = "Name a learning rate at which training moves downhill (lr=, --lr), or survey another point of the run."
             return self.found(Severity.NOTE, text, label="regime not told", advice=advice, **fields)
-        told = (
+        detail = (
             f"{drift} {run} while the loss fell by {100 * result.fall:.3g} %; in proportion that is "
             f"{100 * result.projected:.3g} % by the time the loss is gone."
         )
         if result.projected <= KERNEL:
-            text = f"Kernel regime: {told}"
+            text = f"Kernel regime: {detail}"
             advice = (
                 "Training is close to kernel regression with the kernel of this moment: features hardly move. A larger rate (a "
                 "catapult), a smaller initialisation or a narrower network lets them."
             )
             return self.found(Severity.NOTE, text, label="kernel regime", advice=advice, **fields)
         if result.projected >= FEATURES:
-            text = f"Feature regime: {told}"
+            text = f"Feature regime: {detail}"
             advice = (
                 "Features are learned on the way: what linear theory says, critical rates included, holds near this point only."
             )
             return self.found(Severity.NOTE, text, label="feature regime", advice=advice, **fields)
-        text = f"Between kernel and feature regime: {told}"
+        text = f"Between kernel and feature regime: {detail}"
         advice = "Linear theory is a guide here, not a law: measure again as training goes on."
         return self.found(Severity.NOTE, text, label="between regimes", advice=advice, **fields)
 

@@ -31,9 +31,9 @@ STRONG, WEAK = 0.9, 0.5
 #: A log bulk partition function whose standard deviation is below this needs no anchor: shifts are below 10 % in probability.
 #: An anchor whose error is below it is as good.
 FLAT = 0.1
-#: A share of the variance that the first positions of windows must make up to be told.
+#: A share of the variance that the first positions of windows must make up to be mentioned.
 FIRSTS = 0.5
-#: Positions per dimension below which a held-out error tells nothing.
+#: Positions per dimension below which a held-out error says nothing.
 FEWEST = 3
 #: Tokens of one forward pass.
 AT_ONCE = 2048
@@ -187,7 +187,7 @@ def several_anchors(probe: AnchorProbe) -> Finding:
     starts = [row["first_places"] for row in clusters.rows()]
     if max(starts) > 0.5:
         text += f" Cluster {starts.index(max(starts)) + 1} is the first positions of windows."
-    advice = "" if clusters.by == "state" else "Clusters by value describe; they cannot be told at inference."
+    advice = "" if clusters.by == "state" else "Clusters by value describe; they are not known at inference."
     fields: dict[str, Any] = {"quantity": "error of several anchors over that of one", "advice": advice}
     fields["value"] = clusters.overall_mse / clusters.joint_mse if clusters.joint_mse > 0 else None
     return found(Severity.NOTE, text, label="several anchors", **fields)

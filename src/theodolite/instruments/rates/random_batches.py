@@ -19,6 +19,11 @@ from theodolite.results import Finding, Row, Severity, number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: Size of random batches where the data comes as one batch.
+USUAL = 32
+#: Share of batches from which on the loss rises more often than it falls.
+MOST = 0.5
+
 
 class Noise(Instrument):
     name = "noise"
@@ -102,7 +107,7 @@ class Noise(Instrument):
 
 
 def _scale(result: GradientNoise) -> str:
-    """The noise scale with its error, or the admission that so few samples do not tell it."""
+    """The noise scale with its error, or the admission that so few samples do not show it."""
     if not result.noise > 0:
         return "0 samples: all samples have the same gradient"
     if result.noise_scale_error >= result.noise_scale:
@@ -128,12 +133,6 @@ def _against(context: SurveyContext, result: GradientNoise) -> str:
     ratio = result.noise_scale / size
     word = "noise wins" if ratio > 2 else "signal wins" if ratio < 0.5 else "both count"
     return f", {ratio:.2g} times your batches of {size} ({word})"
-
-
-#: Size of random batches where the data comes as one batch.
-USUAL = 32
-#: Share of batches from which on the loss rises more often than it falls.
-MOST = 0.5
 
 
 class Spikes(Instrument):

@@ -8,7 +8,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.instruments import registry
-from theodolite.instruments.features.features import look
+from theodolite.instruments.features.features import input_shape
 from theodolite.measures.features import agop
 from theodolite.results import Severity
 
@@ -84,7 +84,7 @@ def test_tokens_are_measured_at_their_embedding():
     ids = torch.randint(0, 12, (30, 7), generator=torch.Generator().manual_seed(0))
     loader = [(ids[i : i + 10, :-1], ids[i : i + 10, 1:].reshape(-1)) for i in range(0, 30, 10)]
     problem = th.Problem(Tokens(), nn.CrossEntropyLoss(), loader)
-    assert look(problem).at == "words"
+    assert input_shape(problem).at == "words"
     found, by = survey(problem)
     assert "features of words" in by["input directions"].sentence
     assert found.results["features"].report.dim == 8
