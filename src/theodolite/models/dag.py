@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from theodolite.arguments import positive_integers
 from theodolite.measures.linearity.graph import Graph
 from theodolite.measures.linearity.in_degree import WidthReport, dag_width
-from theodolite.models.choices import activation as make_activation
+from theodolite.models.initialisation import activation as make_activation
 from theodolite.models.initialisation import named, seeded
 
 # Graphs for `DagNetwork`: fully connected, dense, convolutional, and what can be done to them.

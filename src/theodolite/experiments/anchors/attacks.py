@@ -17,16 +17,17 @@ from theodolite.experiments.query import chosen
 from theodolite.experiments.study import Computation
 from theodolite.measures.anchors import find_head
 from theodolite.measures.anchors.probing.heads import states_of
-from theodolite.measures.anchors.transfer.attacks import (
+from theodolite.measures.anchors.transfer.certificate import fit_anchor
+from theodolite.measures.anchors.transfer.log_linear import (
+    LogLinear,
     Shift,
+    kl_divergence,
     rare_word_kl,
     rare_word_module,
     shift_anchor,
     shifted_module,
     silencing_shift,
 )
-from theodolite.measures.anchors.transfer.certificate import fit_anchor
-from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence
 from theodolite.measures.anchors.transfer.readout import anchored_logits, compare_readouts, thresholded_score
 from theodolite.models.transformers import GPT
 from theodolite.results import Row

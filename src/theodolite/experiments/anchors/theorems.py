@@ -13,13 +13,6 @@ from theodolite.data.generators import exact_anchor_world
 from theodolite.experiments import Experiment, Params, at_most, equal, measured, within
 from theodolite.experiments.claims import Claim, Measure
 from theodolite.experiments.query import chosen
-from theodolite.measures.anchors.transfer.attacks import (
-    rare_word_kl,
-    rare_word_logits,
-    shift_anchor,
-    shift_log_linear,
-    silencing_shift,
-)
 from theodolite.measures.anchors.transfer.certificate import (
     bulk_mass_gap,
     disagreement,
@@ -33,7 +26,16 @@ from theodolite.measures.anchors.transfer.certificate import (
     transfer_certificate,
     word_mass_gap,
 )
-from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence, total_variation
+from theodolite.measures.anchors.transfer.log_linear import (
+    LogLinear,
+    kl_divergence,
+    rare_word_kl,
+    rare_word_logits,
+    shift_anchor,
+    shift_log_linear,
+    silencing_shift,
+    total_variation,
+)
 from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 from theodolite.results import Row
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.dictionaries import planted_dictionary, planted_samples
+from theodolite.data.generators import planted_dictionary, planted_samples
 from theodolite.experiments import Experiment, at_least, at_most, between, sizes, within
 from theodolite.experiments.claims import Measure, Reported
 from theodolite.experiments.query import Measured, chosen

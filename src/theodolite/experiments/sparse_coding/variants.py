@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, get_args
 
-from theodolite.data.generators.dictionaries import Law
+from theodolite.data.generators import Law
 from theodolite.experiments import Experiment, Params, at_least, between, measured, within
 from theodolite.experiments.claims import Measure
 from theodolite.experiments.query import chosen
