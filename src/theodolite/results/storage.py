@@ -17,9 +17,7 @@ from torch import Tensor
 from theodolite.files import write_whole
 from theodolite.results.base import Result, type_key
 from theodolite.results.findings import Finding, Severity
-from theodolite.results.homes import HOMES
-from theodolite.results.outcome import Outcome
-from theodolite.results.provenance import Cost, Provenance
+from theodolite.results.provenance import Cost, Outcome, Provenance
 from theodolite.text import nearest
 
 _PLAIN = {"Cost": Cost, "Provenance": Provenance, "Finding": Finding}
@@ -128,3 +126,73 @@ def _rebuild(document: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
         raise ValueError(f"This {name} was saved by a newer version of theodolite; update to read it.")
     known = {f.name for f in dataclasses.fields(kind)}
     return kind(**{k: _decode(v, tensors) for k, v in document["fields"].items() if k in known})
+
+
+#: Where each saved type lives, so that loading a result imports its module and nothing else. A test keeps the table.
+HOMES: dict[str, str] = {
+    "alignment": "theodolite.measures.hessian.spectrum",
+    "anchor-clusters": "theodolite.measures.anchors.probing.clusters",
+    "anchor-probe": "theodolite.measures.anchors.probing.probe",
+    "atom-geometry": "theodolite.measures.anchors.probing.atoms",
+    "atom-matches": "theodolite.measures.dictionary.recovery",
+    "atom-usage": "theodolite.measures.dictionary.structure",
+    "batch-audit": "theodolite.measures.audit.data",
+    "batch-critical-rates": "theodolite.measures.dynamics.batch_rates",
+    "catapult-report": "theodolite.monitors.rates.multi_catapult",
+    "catapult-sweep": "theodolite.measures.dynamics.sweep",
+    "coding-loss": "theodolite.measures.dictionary.losses",
+    "comparison": "theodolite.analyses.compare",
+    "conditioning": "theodolite.measures.hessian.spectrum",
+    "convex-bounds": "theodolite.measures.stability.bounds",
+    "critical-rate": "theodolite.measures.dynamics.critical",
+    "density": "theodolite.linalg.density",
+    "deviation": "theodolite.measures.linearity.deviation",
+    "dictionary-choice": "theodolite.measures.dictionary.estimator",
+    "dictionary-study": "theodolite.analyses.dictionary_study",
+    "eigen-trajectory": "theodolite.measures.hessian.tracking",
+    "eigenpairs": "theodolite.linalg.eigenpairs",
+    "explanation": "theodolite.measures.stability.explanation",
+    "factor-mapping": "theodolite.operators.kronecker.accumulate",
+    "feature-movement": "theodolite.measures.features.movement",
+    "feature-report": "theodolite.measures.features.report",
+    "features-of-model": "theodolite.instruments.features.features",
+    "fleet-trace": "theodolite.training.trace",
+    "full-approximation": "theodolite.measures.hessian.approximations",
+    "gradient-noise": "theodolite.measures.dynamics.noise",
+    "hessian-norm": "theodolite.measures.linearity.hessian_norm",
+    "hidden-error": "theodolite.measures.dictionary.hidden",
+    "in-degrees": "theodolite.measures.linearity.in_degree",
+    "input-audit": "theodolite.measures.audit.data",
+    "kernel-drift": "theodolite.measures.kernel.drift",
+    "kernel-report": "theodolite.instruments.features.kernel",
+    "kronecker-eigenpairs": "theodolite.operators.kronecker.factors",
+    "kronecker-factors": "theodolite.operators.kronecker.factors",
+    "layer-comparison": "theodolite.measures.hessian.structure",
+    "layer-structure": "theodolite.measures.hessian.structure",
+    "learned-dictionaries": "theodolite.measures.dictionary.learning",
+    "linear-path": "theodolite.measures.mode_connectivity.linear_path",
+    "linearity-report": "theodolite.measures.linearity.report",
+    "loss-split": "theodolite.measures.dynamics.eigenspace_split",
+    "match-table": "theodolite.measures.dynamics.spikes",
+    "maximum-rate": "theodolite.measures.dynamics.max_rate",
+    "monitor-report": "theodolite.monitors.report",
+    "parameter-audit": "theodolite.measures.audit.parameters",
+    "pl-report": "theodolite.measures.kernel.polyak_lojasiewicz",
+    "plan": "theodolite.instruments.planning",
+    "power-fit": "theodolite.measures.stability.power_law",
+    "prompt-comparison": "theodolite.measures.anchors.transfer.prompts",
+    "readout-comparison": "theodolite.measures.anchors.transfer.readout",
+    "regime": "theodolite.measures.dynamics.regimes",
+    "regime-diagram": "theodolite.instruments.rates.regimes",
+    "restricted-isometry": "theodolite.measures.dictionary.structure",
+    "result-mapping": "theodolite.results.base",
+    "slope-windows": "theodolite.measures.stability.power_law",
+    "stability-result": "theodolite.measures.stability.study",
+    "structure-report": "theodolite.measures.hessian.structure",
+    "survey": "theodolite.instruments.survey_run",
+    "trace": "theodolite.training.trace",
+    "trace-estimate": "theodolite.linalg.trace",
+    "transfer-certificate": "theodolite.measures.anchors.transfer.certificate",
+    "weight-linearity": "theodolite.measures.dynamics.weight_linearity",
+    "width-report": "theodolite.measures.linearity.in_degree",
+}
