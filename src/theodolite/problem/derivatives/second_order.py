@@ -58,9 +58,10 @@ def _no_fast_attention() -> Iterator[None]:
 
 @contextmanager
 def _no_checkpointing() -> Iterator[None]:
-    """Run checkpointed parts plainly: recomputation happens in backward, after the functional call has ended,
+    """Run checkpointed parts plainly.
 
-    and would then meet the model's own parameters instead of the ones being differentiated.
+    Recomputation happens in backward, after the functional call has ended, and would then meet the model's own parameters instead
+    of the ones being differentiated.
     """
 
     class Direct:
