@@ -1,4 +1,4 @@
-"""Writes `sources.rst`: the papers and theses behind the experiments, each with its figures and tables and who reproduces them."""
+"""Writes `sources.rst`: the papers and theses behind the experiments, their figures and tables, and what reproduces them."""
 
 from __future__ import annotations
 

@@ -186,8 +186,11 @@ class Claim:
 
 
 def _verb(rule: str | None, expected: Any, said: tuple[Any, ...], tolerance: float = 0.0, **given: Any) -> Claim:
-    """A claim from what the verbs below take: `(text, measure)` or `(measure,)`, then `reported` (a number) or `says` (words),
-    `where` it stands, how it was `read_from`, and what else a claim has."""
+    """A claim from what the verbs below take.
+
+    That is `(text, measure)` or `(measure,)`, then `reported` (a number) or `says` (words), `where` it stands, how it was
+    `read_from`, and what else a claim has.
+    """
     text, measure = said if len(said) == 2 else ("", *said)
     says, where, read_from = given.pop("says", None), given.pop("where", ""), given.pop("read_from", "text")
     reported = given.pop("reported", says)

@@ -11,8 +11,18 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, Measured, at_least, at_most, equal, measured, relative, rows, sizes
 from theodolite.experiments.catapult_features.catapults import DEPARTS, draw_parts, spikes
-from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, Rate, constant, descend, network, points
-from theodolite.experiments.catapult_features.sgd_spikes import share_of_spikes
+from theodolite.experiments.catapult_features.runs import (
+    LAPTOP,
+    PAPER,
+    TINY,
+    Rate,
+    constant,
+    descend,
+    network,
+    points,
+    squared_error,
+)
+from theodolite.experiments.catapult_features.sgd_spikes import RATIOS, share_of_spikes
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table
@@ -87,13 +97,13 @@ class Figure45(Experiment):
         criticals = [_critical(model, hidden, x[i])[0] for i in range(job["n"])]
         rate = RATIO * criticals[0]
         start = {"critical_steep": criticals[0], "critical_others": median(criticals[1:]), "rate": rate, "seed": job["seed"]}
-        loss = _loss(model, x, y)
+        loss = squared_error(model, x, y)
         for step in range(job["steps"]):
             i = int(torch.randint(job["n"], (), generator=generator))
             critical, output, gradient = _critical(model, hidden, x[i])
             with torch.no_grad():
                 hidden.sub_(2 * rate * (output - y[i]) * gradient)
-            after = _loss(model, x, y)
+            after = squared_error(model, x, y)
             seen = {"step": step, "loss": loss, "after": after, "steep": i == 0, "critical": critical}
             yield {**start, **seen, "exceeded": rate - critical > 1e-8}
             loss = after
@@ -118,16 +128,10 @@ def _critical(model: nn.Module, hidden: Tensor, x: Tensor) -> tuple[float, Tenso
     return 1.0 / float(gradient.square().sum()), output.detach(), gradient
 
 
-def _loss(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    with torch.no_grad():
-        return float((model(x)[:, 0] - y).double().square().mean())
-
-
 # Batches of a quarter of the points
 
-#: Rates of the three networks: a quantile of the batches' critical rates, or a multiple of that of all points.
+#: The rate of the two-layer network as a quantile of the batches' critical rates; the others have that of `RATIOS`.
 QUANTILE = 0.3
-RATIOS = {"5-FCN": 1.67, "5-CNN": 1.78}
 #: Match rates in per cent, with their spread over three runs.
 REPORTED = {"2-FCN": 97.32, "5-FCN": 96.17, "5-CNN": 94.67}
 #: Random batches by which a quantile of their critical rates is set.

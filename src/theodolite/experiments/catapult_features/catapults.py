@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import nn
 from torch.optim import SGD
 
-from theodolite.experiments import Experiment, Figure, Study, at_least, at_most, equal, measured, rows, sizes
+from theodolite.experiments import Experiment, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, TINY, Rate, constant, descend, network, points
 from theodolite.experiments.claims import Claim
 from theodolite.experiments.query import Groups, Query, Value, select, values_of
@@ -107,6 +107,11 @@ class PanelRuns(Study):
         shared = {"panel": panel.title, "kind": panel.kind, "ratio": panel.ratio, "data": sample.origin, "seed": seed}
         for row in descend(model, sample, panel.rate, seed=seed, **settings):
             yield {**shared, **row}
+
+
+def panel_runs(base: Mapping[str, Params], *panels: Panel, **changed: Params) -> PanelRuns:
+    """The study of some panels at the sizes of `base`, apart from those that are given."""
+    return PanelRuns(sizes=sizes(panels=panels, **{**base, **changed}))
 
 
 class PanelFigure(Figure):
@@ -285,11 +290,7 @@ class Figure43(PanelFigure):
     """
 
     item, where = ("zhu-2024 Figure 4.3", "zhu-2024 Figure 4.2", "zhu-2024 Figure C.2"), "sections 4.2 and 4.3, appendix C.2"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(Panel("5-FCN", "cifar10", 1.67), Panel("5-CNN", "cifar10", 1.78), Panel("5-FCN", "cifar10", 0.8)), **GD
-        )
-    )
+    study = panel_runs(GD, Panel("5-FCN", "cifar10", 1.67), Panel("5-CNN", "cifar10", 1.78), Panel("5-FCN", "cifar10", 0.8))
     departs = DEPARTS
     claims = (
         *catapult_claims(),
@@ -321,16 +322,12 @@ class FigureC3(PanelFigure):
     """
 
     item, where = ("zhu-2024 Figure C.3", "zhu-2024 Figure C.4"), "appendix C.2"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(
-                Panel("5-FCN", "svhn", 1.76),
-                Panel("5-CNN", "svhn", 1.88),
-                Panel("5-FCN", "rank-2", 2.63),
-                Panel("WRN", "cifar10", 2.0),
-            ),
-            **GD,
-        )
+    study = panel_runs(
+        GD,
+        Panel("5-FCN", "svhn", 1.76),
+        Panel("5-CNN", "svhn", 1.88),
+        Panel("5-FCN", "rank-2", 2.63),
+        Panel("WRN", "cifar10", 2.0),
     )
     departs = (
         DEPARTS + " The FCN on the rank-2 target is taken to have five layers; its critical rate of 1.9 fits no choice of biases."
@@ -345,11 +342,11 @@ class FigureC5(PanelFigure):
     """
 
     item, where = "zhu-2024 Figure C.5", "appendix C.2"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(Panel("5-FCN", "cifar10", 2.94, many=True), Panel("5-CNN", "cifar10", 5.0, many=True)),
-            **{**GD, "tiny": GD["tiny"].but(n=24, slow_n=12, slow_steps=30)},
-        )
+    study = panel_runs(
+        GD,
+        Panel("5-FCN", "cifar10", 2.94, many=True),
+        Panel("5-CNN", "cifar10", 5.0, many=True),
+        tiny=GD["tiny"].but(n=24, slow_n=12, slow_steps=30),
     )
     departs = DEPARTS + " Below paper size there are four classes."
     claims = catapult_claims(since="laptop")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from statistics import median
 
-from theodolite.experiments import at_least, measured, rows, sizes
+from theodolite.experiments import at_least, measured, rows
 from theodolite.experiments.catapult_features.catapults import (
     DEPARTS,
     GD,
@@ -13,9 +13,9 @@ from theodolite.experiments.catapult_features.catapults import (
     PERIOD,
     Panel,
     PanelFigure,
-    PanelRuns,
     finished,
     kernel_falls,
+    panel_runs,
     rises_of_rest,
     runs,
     spikes,
@@ -28,16 +28,10 @@ from theodolite.results import Row
 SGD_TINY = GD["tiny"].but(
     widths=TINY.but(fcn=256), steps=80, slow_steps=30, kinds=("5-FCN", "5-CNN"), ranks=(1, 5), until=1e-3, batch_share=0.25
 )
-SGD_LAPTOP = SGD_TINY.but(
-    widths=LAPTOP,
-    n=128,
-    steps=500,
-    slow_n=64,
-    slow_steps=200,
-    source="either",
-    kinds=(),
-)
+SGD_LAPTOP = SGD_TINY.but(widths=LAPTOP, n=128, steps=500, slow_n=64, slow_steps=200, source="either", kinds=())
 SGD_PAPER = SGD_LAPTOP.but(widths=PAPER, steps=3000, slow_n=128, slow_steps=3000, side=32, source="files", seeds=3, classes=10)
+#: Rates of the networks in units of the critical one of the start.
+RATIOS = {"5-FCN": 1.67, "5-CNN": 1.78, "WRN": 2.0, "ViT": 1.7}
 SGD = {"tiny": SGD_TINY, "laptop": SGD_LAPTOP, "paper": SGD_PAPER}
 
 
@@ -94,17 +88,7 @@ class Figure47(SpikeFigure):
     """
 
     item, where = ("zhu-2024 Figure 4.7", "zhu-2024 Figure C.8"), "section 4.3, appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(
-                Panel("5-FCN", "cifar10", 1.67),
-                Panel("5-CNN", "cifar10", 1.78),
-                Panel("WRN", "cifar10", 2.0),
-                Panel("ViT", "cifar10", 1.7),
-            ),
-            **{**SGD, "tiny": SGD_TINY.but(kinds=())},
-        )
-    )
+    study = panel_runs(SGD, *(Panel(kind, "cifar10", ratio) for kind, ratio in RATIOS.items()), tiny=SGD_TINY.but(kinds=()))
     claims = SPIKES
 
 
@@ -115,14 +99,10 @@ class FigureC9(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.9", "appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(
-                *(Panel(kind, "cifar10", 0.2, default=True) for kind in ("5-FCN", "5-CNN", "WRN")),
-                Panel("ViT", "cifar10", 0.4, default=True),
-            ),
-            **{**SGD, "tiny": SGD_TINY.but(slow_steps=60)},
-        )
+    study = panel_runs(
+        SGD,
+        *(Panel(kind, "cifar10", 0.4 if kind == "ViT" else 0.2, default=True) for kind in RATIOS),
+        tiny=SGD_TINY.but(slow_steps=60),
     )
     departs = (
         SpikeFigure.departs + " The rates are not stated. In this parameterisation outputs start near zero and the kernel grows "
@@ -139,17 +119,7 @@ class FigureC10(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.10", "appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(
-                Panel("5-FCN", "svhn", 1.67),
-                Panel("5-CNN", "svhn", 1.78),
-                Panel("WRN", "svhn", 2.0),
-                Panel("ViT", "svhn", 1.7),
-            ),
-            **SGD,
-        )
-    )
+    study = panel_runs(SGD, *(Panel(kind, "svhn", ratio) for kind, ratio in RATIOS.items()))
     claims = SPIKES
 
 
@@ -160,17 +130,14 @@ class FigureC11(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.11", "appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(
-                Panel("5-FCN", "cifar10", 1.67),
-                Panel("5-CNN", "cifar10", 1.78),
-                Panel("Myrtle-5", "cifar10", 1.2, many=True),
-            ),
-            tiny=SGD_TINY.but(widths=TINY.but(fcn=128), n=420, steps=25, kinds=()),
-            laptop=SGD_LAPTOP.but(widths=LAPTOP.but(fcn=256), n=1000, steps=150, slow_n=128, slow_steps=100),
-            paper=SGD_PAPER.but(n=5000, slow_n=5000, seeds=1),
-        )
+    study = panel_runs(
+        SGD,
+        Panel("5-FCN", "cifar10", 1.67),
+        Panel("5-CNN", "cifar10", 1.78),
+        Panel("Myrtle-5", "cifar10", 1.2, many=True),
+        tiny=SGD_TINY.but(widths=TINY.but(fcn=128), n=420, steps=25, kinds=()),
+        laptop=SGD_LAPTOP.but(widths=LAPTOP.but(fcn=256), n=1000, steps=150, slow_n=128, slow_steps=100),
+        paper=SGD_PAPER.but(n=5000, slow_n=5000, seeds=1),
     )
     departs = (
         SpikeFigure.departs
@@ -196,13 +163,12 @@ class FigureC12(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.12", "appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(Panel("5-FCN", "cifar10", 2.0, cyclical=True), Panel("WRN", "cifar10", 2.0, cyclical=True)),
-            tiny=SGD_TINY.but(steps=120, kinds=("5-FCN",), until=0.0),
-            laptop=SGD_LAPTOP.but(steps=200, slow_steps=200, until=0.0),
-            paper=SGD_PAPER.but(steps=400, slow_steps=400, until=0.0),
-        )
+    study = panel_runs(
+        SGD,
+        *(Panel(kind, "cifar10", 2.0, cyclical=True) for kind in ("5-FCN", "WRN")),
+        tiny=SGD_TINY.but(steps=120, kinds=("5-FCN",), until=0.0),
+        laptop=SGD_LAPTOP.but(steps=200, slow_steps=200, until=0.0),
+        paper=SGD_PAPER.but(steps=400, slow_steps=400, until=0.0),
     )
     departs = (
         SpikeFigure.departs + " The cycle is not stated. The FCN stands beside the residual network; at tiny size it is alone."
@@ -224,13 +190,12 @@ class FigureC22(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.22", "appendix C.5"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(Panel("2-FCN", "rank-2", 0.5), Panel("4-FCN", "rank-4", 0.5)),
-            tiny=SGD_TINY.but(widths=TINY.but(shallow=256), n=80, steps=250, dim=20, batch_share=1 / 16, kinds=()),
-            laptop=SGD_LAPTOP.but(n=500, steps=1000, dim=50, batch_share=0.01),
-            paper=SGD_PAPER.but(n=2000, steps=20_000, batch_share=0.0025),
-        )
+    study = panel_runs(
+        SGD,
+        *(Panel("2-FCN", "rank-2", 0.5), Panel("4-FCN", "rank-4", 0.5)),
+        tiny=SGD_TINY.but(widths=TINY.but(shallow=256), n=80, steps=250, dim=20, batch_share=1 / 16, kinds=()),
+        laptop=SGD_LAPTOP.but(n=500, steps=1000, dim=50, batch_share=0.01),
+        paper=SGD_PAPER.but(n=2000, steps=20_000, batch_share=0.0025),
     )
     departs = (
         "The text names rank-4 beside Figure 4.9, which shows rank-3; ours is rank-4. Rates are half the critical one of all "

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, at_least, at_most, between, equal, rows, sizes
-from theodolite.experiments.lab.fits import log_log_slope
-from theodolite.experiments.query import Value, select, values_of
+from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.query import select, values_of
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import batch_critical_rates, split_loss
 from theodolite.models import ntk_fcn
@@ -127,16 +127,6 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
 lemma, identity, by_width, by_batch = (rows(part=part) for part in ("lemma", "identities", "widths", "batches"))
 
 
-def width_exponent(column: str, depth: int) -> Value:
-    """Exponent of a column in the width, fitted to its means over the seeds."""
-
-    def fitted(rows: list[Row]) -> float:
-        widths = values_of(rows, "m")
-        return log_log_slope(widths, [fmean(row[column] for row in select(rows, m=m)) for m in widths])
-
-    return by_width(depth=depth).measure(fitted)
-
-
 def falls_with_size(rows: list[Row]) -> bool:
     """Whether the spread, mean over the seeds, falls from each batch size to the next."""
     means = [fmean(row["spread"] for row in select(rows, size=size)) for size in sorted(values_of(rows, "size"))]
@@ -192,7 +182,7 @@ class Theorems(Experiment):
         *(
             at_most(
                 *(-0.3, f"distance of Hessian and kernel rate by width, {depth} layers (exponent)"),
-                width_exponent("gap", depth),
+                power_of(by_width(depth=depth), "m", "gap"),
                 reported=-0.5,
                 where="Zhu 2024, appendix C.1: Õ(1/√m)",
                 read_from="theory",
@@ -202,7 +192,7 @@ class Theorems(Experiment):
         *(
             at_most(
                 *(bound, f"what the linear recursion leaves over by width, {depth} layers (exponent)"),
-                width_exponent("remainder", depth),
+                power_of(by_width(depth=depth), "m", "remainder"),
                 says="-1/2 or faster",
                 where="Zhu 2024, section 4.3",
                 read_from="theory",

@@ -35,32 +35,29 @@ class KroneckerIdentity(Experiment):
         laptop={"shapes": ((5, 20), (10, 64), (10, 100)), "samples": 1000, "seeds": 5},
         paper={"shapes": ((10, 784), (200, 200)), "samples": 10000, "seeds": 5},
     )
-    claims = (
-        at_most(
+    claims = {
+        "products of the Hessian equal products of I ⊗ E[xxᵀ] (largest relative distance)": at_most(
             1e-10,
-            "products of the Hessian equal products of I ⊗ E[xxᵀ] (largest relative distance)",
             layers.max("distance"),
             says="equal",
             where="Wu, Zhu et al. 2020, decoupling for a constant output Hessian",
             read_from="theory",
         ),
-        equal(
+        "every eigenvalue of E[xxᵀ] appears once per output: layers where the top one's copies are miscounted": equal(
             0,
-            "every eigenvalue of E[xxᵀ] appears once per output: layers where the top one's copies are miscounted",
             (layers["copies"] - layers["outputs"]).count(lambda more: more != 0),
             says="m copies",
             where="Wu, Zhu et al. 2020, eigenvalues of a Kronecker product",
             read_from="theory",
         ),
-        at_most(
+        "the eigenvalues of the Hessian are those of E[xxᵀ] (largest relative distance)": at_most(
             1e-3,
-            "the eigenvalues of the Hessian are those of E[xxᵀ] (largest relative distance)",
             layers.max("eigenvalue_distance"),
             says="equal",
             where="Wu, Zhu et al. 2020, eigenvalues of a Kronecker product",
             read_from="theory",
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for outputs, inputs in p.shapes:

@@ -53,30 +53,17 @@ class StabilityEdge(Experiment):
         laptop={"samples": 200, "features": 20, "seeds": 10},
         paper={"samples": 2000, "features": 100, "seeds": 20},
     )
-    claims = (
-        at_most(
-            1e-3,
-            "the largest stable learning rate is 2/λ of the Hessian (largest relative distance)",
-            distance("hessian_edge"),
-            says="2/λ",
-            where="Zhu 2024, below (3.8)",
+    claims = {
+        "the largest stable learning rate is 2/λ of the Hessian (largest relative distance)": at_most(
+            1e-3, distance("hessian_edge"), says="2/λ", where="Zhu 2024, below (3.8)"
         ),
-        at_most(
-            1e-3,
-            "the same edge from the tangent kernel: 2/λ(K), and n/λ(K) for a mean loss (largest relative distance)",
-            distance("kernel_edge"),
-            says="2/λ(K)",
-            where="Zhu 2024, below (3.8)",
+        "the same edge from the tangent kernel: 2/λ(K), and n/λ(K) for a mean loss (largest relative distance)": at_most(
+            1e-3, distance("kernel_edge"), says="2/λ(K)", where="Zhu 2024, below (3.8)"
         ),
-        at_most(
-            1e-2,
-            "above the edge the loss grows by (1 − ηλ)² per step (largest distance)",
-            abs(above["growth"] - above["predicted"]).max(),
-            says="(1 − ηλ)²",
-            where="Zhu 2024, (3.7)",
-            read_from="theory",
+        "above the edge the loss grows by (1 − ηλ)² per step (largest distance)": at_most(
+            1e-2, abs(above["growth"] - above["predicted"]).max(), says="(1 − ηλ)²", where="Zhu 2024, (3.7)", read_from="theory"
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         shared = {name: p[name] for name in ("samples", "features", "steps", "bisections")}
