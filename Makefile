@@ -61,4 +61,4 @@ $(VENV)/installed-docs: $(VENV)/installed
 	touch $@
 
 clean: ## remove .venv and all that was made
-	rm -rf $(VENV) survey gallery benchmarks/results docs/_build docs/gallery docs/reference .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) survey gallery benchmarks/results docs/_build docs/gallery docs/reference docs/sources.rst .mypy_cache .ruff_cache .pytest_cache

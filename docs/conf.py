@@ -10,6 +10,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import reference_pages  # noqa: E402, it lies beside this file
+import sources_page  # noqa: E402, so does this
 
 import theodolite  # noqa: E402
 
@@ -84,5 +85,6 @@ sphinx_gallery_conf = {
 
 def setup(app):
     reference_pages.write(Path(app.srcdir))
+    sources_page.write(Path(app.srcdir))
     app.connect("autodoc-process-docstring", reference_pages.escape, priority=100)  # before napoleon
     return {"parallel_read_safe": True}

@@ -188,7 +188,6 @@ def test_nothing_prints():
         assert not any(isinstance(c.func, ast.Name) and c.func.id == "print" for c in calls), path
 
 
-@pytest.mark.xfail(reason="problem/second_order.py is being rewritten")
 def test_nothing_is_mocked_outside_of_tests():
     for path in sources():
         assert not any(module.startswith("unittest") for module in imports_of(path)), path

@@ -139,8 +139,10 @@ def compare(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Comparison:
-    """What models of one architecture share: the overlap of their sharp subspaces layer by layer, beside the predicted one,
-    and whether the straight line between each two stays in one basin.
+    """What models of one architecture share.
+
+    The overlap of their sharp subspaces layer by layer, beside the predicted one, and whether the straight line between each two
+    stays in one basin.
 
     `problems` maps a name to the problem of each model, all on the same data. `path=False` leaves the lines out, `batchnorm`
     is as for `linear_path`.

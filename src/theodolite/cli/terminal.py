@@ -84,6 +84,7 @@ def print_json(value: Any) -> None:
 
 
 def print_findings(findings: Iterable[Finding]) -> None:
+    """Each finding on a line of its own."""
     for finding in findings:
         typer.echo(str(finding))
 

@@ -151,7 +151,8 @@ def _next(response: http.client.HTTPResponse, url: str) -> bytes:
 
 
 def _address(url: str, base_url: str | None) -> str:
-    """
+    """The address of a file at another server.
+
     >>> _address("https://example.org/data/a.gz", "http://localhost:8000")
     'http://localhost:8000/data/a.gz'
     """

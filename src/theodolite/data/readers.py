@@ -62,7 +62,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The UTF-8 content of a plain, .gz or .bz2 file, with `\\n` at line ends."""
+    """The UTF-8 content of a plain, .gz or .bz2 file; lines end with a line feed alone."""
     with blaming(path, "it is not UTF-8"):
         return read_bytes(path).decode("utf-8").replace("\r\n", "\n")
 

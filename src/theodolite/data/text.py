@@ -19,9 +19,9 @@ END, UNKNOWN = "<eos>", "<unk>"
 
 
 def words(text: str) -> list[str]:
-    """The words between blanks, and `<eos>` at each line end.
+    r"""The words between blanks, and `<eos>` at each line end.
 
-    >>> words("a rose is\\na rose\\n")
+    >>> words("a rose is\na rose\n")
     ['a', 'rose', 'is', '<eos>', 'a', 'rose', '<eos>']
     """
     lines = text.split("\n")

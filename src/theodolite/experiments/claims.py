@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
@@ -116,7 +116,8 @@ class Claim:
             to hold, that is reported.
         undecided: Size -> the reason why it may go either way there, such as the last bits of a sum.
 
-    `at_least`, `at_most`, `between`, `equal`, `within`, `relative` and `measured` write claims down shortly.
+    `at_least`, `at_most`, `between`, `equal`, `within`, `relative` and `measured` write claims down shortly, best as
+    `{"the statement": at_least(0.5, measure)}`.
     """
 
     text: str
@@ -184,8 +185,13 @@ class Claim:
         return State.NOT_REPRODUCED if SIZES.index(size) < SIZES.index(self.since) else State.FAILS
 
 
-def _verb(rule: str | None, expected: Any, text: str, measure: Measure, tolerance: float = 0.0, **given: Any) -> Claim:
-    """A claim from what the verbs below take: `reported` (a number) or `says` (words), `where` it stands, how it was read."""
+def _verb(rule: str | None, expected: Any, said: tuple[Any, ...], tolerance: float = 0.0, **given: Any) -> Claim:
+    """A claim from what the verbs below take.
+
+    That is `(text, measure)` or `(measure,)`, then `reported` (a number) or `says` (words), `where` it stands, how it was
+    `read_from`, and what else a claim has.
+    """
+    text, measure = said if len(said) == 2 else ("", *said)
     says, where, read_from = given.pop("says", None), given.pop("where", ""), given.pop("read_from", "text")
     reported = given.pop("reported", says)
     if reported is not None and not isinstance(reported, Reported):
@@ -193,44 +199,57 @@ def _verb(rule: str | None, expected: Any, text: str, measure: Measure, toleranc
     return Claim(text, measure, rule, expected, tolerance, reported, **given)
 
 
-def at_least(bound: float, text: str, measure: Measure, **given: Any) -> Claim:
-    """The measured value is at least `bound`.
+def at_least(bound: float, *said: Any, **given: Any) -> Claim:
+    """The measured value is at least `bound`: `at_least(bound, text, measure)`, or without the text where a mapping has it.
 
-    >>> claim = at_least(0.5, "half of the runs catapult", lambda rows: len(rows) / 4, says="most", where="Figure 3")
+    >>> (claim,) = listed({"half of the runs catapult": at_least(0.5, lambda rows: len(rows) / 4, says="most", where="Figure 3")})
     >>> print(claim.judge([{}, {}], "tiny"))
     holds: half of the runs catapult: measured 0.5, wanted at least 0.5, reported most (Figure 3)
     """
-    return _verb("at least", bound, text, measure, **given)
+    return _verb("at least", bound, said, **given)
 
 
-def at_most(bound: float, text: str, measure: Measure, **given: Any) -> Claim:
+def at_most(bound: float, *said: Any, **given: Any) -> Claim:
     """The measured value is at most `bound`."""
-    return _verb("at most", bound, text, measure, **given)
+    return _verb("at most", bound, said, **given)
 
 
-def between(low: float, high: float, text: str, measure: Measure, **given: Any) -> Claim:
+def between(low: float, high: float, *said: Any, **given: Any) -> Claim:
     """The measured value lies between two bounds."""
-    return _verb("between", (low, high), text, measure, **given)
+    return _verb("between", (low, high), said, **given)
 
 
-def equal(value: Any, text: str, measure: Measure, **given: Any) -> Claim:
+def equal(value: Any, *said: Any, **given: Any) -> Claim:
     """The measured value is exactly this."""
-    return _verb("equal", value, text, measure, **given)
+    return _verb("equal", value, said, **given)
 
 
-def within(tolerance: float, value: float | None, text: str, measure: Measure, **given: Any) -> Claim:
+def within(tolerance: float, value: float | None, *said: Any, **given: Any) -> Claim:
     """The measured value is at most `tolerance` away from `value` (None: from the reported one)."""
-    return _verb("within", value, text, measure, tolerance, **given)
+    return _verb("within", value, said, tolerance, **given)
 
 
-def relative(tolerance: float, value: float | None, text: str, measure: Measure, **given: Any) -> Claim:
+def relative(tolerance: float, value: float | None, *said: Any, **given: Any) -> Claim:
     """The measured value is at most `tolerance` times `value` (None: the reported one) away from it."""
-    return _verb("relative", value, text, measure, tolerance, **given)
+    return _verb("relative", value, said, tolerance, **given)
 
 
-def measured(text: str, measure: Measure, **given: Any) -> Claim:
+def measured(*said: Any, **given: Any) -> Claim:
     """Nothing is wanted of the value; it is shown."""
-    return _verb(None, None, text, measure, **given)
+    return _verb(None, None, said, **given)
+
+
+#: Claims, mappings of statements to claims, and sequences of both.
+Claims = Iterable[Any]
+
+
+def listed(claims: Any) -> tuple[Claim, ...]:
+    """Claims one after the other, from claims, mappings of statements to claims, and sequences of both."""
+    if isinstance(claims, Claim):
+        return (claims,)
+    if isinstance(claims, Mapping):
+        return tuple(replace(claim, text=text) for text, claim in claims.items())
+    return tuple(claim for part in claims for claim in listed(part))
 
 
 RULES: Mapping[str, Callable[[Any, Any, float], bool]] = {

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from theodolite.experiments.claims import SIZES, Claim, Verdict
+from theodolite.experiments.claims import SIZES, Verdict, listed
 from theodolite.experiments.query import Query, fits
 from theodolite.experiments.query import rows as all_rows
 from theodolite.experiments.sources import Source, cite, cite_all, source_of
@@ -33,7 +33,7 @@ class Figure(ABC):
     only: Mapping[str, Any] | Callable[[Mapping[str, Any]], bool] = {}
     view: Query = all_rows
     where: str = ""
-    claims: Sequence[Claim]
+    claims: Any  # claims, or statements with their claims; a tuple of claims once the class stands
     departs: ClassVar[str] = ""
 
     @abstractmethod
@@ -44,6 +44,8 @@ class Figure(ABC):
         super().__init_subclass__(**given)
         if "id" not in vars(cls) and vars(cls).get("item"):
             cls.id = f"{chapter_of(cls)}/{_slug(_items(cls)[0])}"
+        if vars(cls).get("claims"):
+            cls.claims = listed(cls.claims)
 
     # What it shows
 
@@ -134,7 +136,8 @@ def _items(figure: type[Figure]) -> list[str]:
 
 
 def _slug(item: str) -> str:
-    """
+    """The last part of an id.
+
     >>> _slug("zhu-2024 Figure B.10")
     'figure-B.10'
     """

@@ -91,8 +91,10 @@ class Study(ABC):
 
     @abstractmethod
     def run(self, *args: Any, **kwargs: Any) -> Iterable[Row] | Row:
-        """`run(job, *inputs)`: the rows of one job, from the job and the rows of what it needs alone. Pure; it may run in a
-        process of its own."""
+        """`run(job, *inputs)`: the rows of one job, from the job and the rows of what it needs alone.
+
+        Pure; it may run in a process of its own.
+        """
 
     def needs(self, job: Mapping[str, Any]) -> Sequence[Computation]:
         """Jobs of other studies whose rows this job takes, such as trained networks; `run` gets them in this order."""

@@ -115,8 +115,11 @@ def fit_memory(steps: Sequence[Step], limit: float) -> list[Step]:
 
 
 def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
-    """Choose efforts so that the sum fits the budget: first every instrument as cheaply as it goes, then more effort, both
-    in the order of the instruments; what does not fit even so is left out. What has run already costs nothing."""
+    """Choose efforts so that the sum fits the budget.
+
+    First every instrument as cheaply as it goes, then more effort, both in the order of the instruments; what does not fit even
+    so is left out. What has run already costs nothing.
+    """
     if budget is None:
         return list(steps)
     fitted: list[Step] = []

@@ -134,21 +134,20 @@ def top_eigenpairs(
 ) -> Eigenpairs | ResultMapping:
     """The k extreme eigenpairs of a symmetric operator.
 
-    Parameters
-    ----------
-    op : a `LinearOperator`, tensor, SciPy or curvlinops operator; or a mapping of them (such as
-        `layer_hessians`), which is solved in lockstep, k capped at the size of each block.
-    which : `"largest"` or `"smallest"` (algebraic), or `"magnitude"`.
-    tol : a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen.
-    start : an earlier `Eigenpairs`, or columns (n, j), near the wanted eigenvectors. The former needs fewer products: it was
-        verified, and it also knows the neighbouring eigenvectors. For a mapping, a mapping.
-    max_matvecs : the budget in products; None means `500 + 100 k`.
-    verify : `"auto"` certifies the result against missed copies of eigenvalues with error chance 1e-3, but trusts a warm
-        start (a converged `Eigenpairs` of the same end and at least this accuracy that is nearly right here too) after a
-        short look around: a value that has risen from nowhere since may then be missed, and the printed sentence says so.
-        `"full"` certifies always; so are columns of unknown origin.
-    seed : of the random start and the verification.
-    progress : show a bar; None shows it on a terminal only.
+    Args:
+        op: a `LinearOperator`, tensor, SciPy or curvlinops operator; or a mapping of them (such as `layer_hessians`), which is
+            solved in lockstep, k capped at the size of each block.
+        which: `"largest"` or `"smallest"` (algebraic), or `"magnitude"`.
+        tol: a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen.
+        start: an earlier `Eigenpairs`, or columns (n, j), near the wanted eigenvectors. The former needs fewer products: it was
+            verified, and it also knows the neighbouring eigenvectors. For a mapping, a mapping.
+        max_matvecs: the budget in products; None means `500 + 100 k`.
+        verify: `"auto"` certifies the result against missed copies of eigenvalues with error chance 1e-3, but trusts a warm start
+            (a converged `Eigenpairs` of the same end and at least this accuracy that is nearly right here too) after a short look
+            around: a value that has risen from nowhere since may then be missed, and the printed sentence says so. `"full"`
+            certifies always; so are columns of unknown origin.
+        seed: of the random start and the verification.
+        progress: show a bar; None shows it on a terminal only.
 
     >>> import torch
     >>> pairs = top_eigenpairs(torch.diag(torch.tensor([5.0, 3.0, 3.0, 1.0, -4.0]).double()), k=3)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from theodolite.arguments import positive_integers
-from theodolite.models.choices import activation as make_activation
+from theodolite.models.initialisation import activation as make_activation
 from theodolite.models.initialisation import construct
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from theodolite.arguments import positive_integers
 from theodolite.measures.linearity.graph import Graph
 from theodolite.measures.linearity.in_degree import WidthReport, dag_width
-from theodolite.models.choices import activation as make_activation
+from theodolite.models.initialisation import activation as make_activation
 from theodolite.models.initialisation import named, seeded
 
 # Graphs for `DagNetwork`: fully connected, dense, convolutional, and what can be done to them.
@@ -107,8 +107,10 @@ def with_drops(graph: Graph, probability: float = 0.5, *, seed: int = 0) -> Grap
 
 
 def with_skips(graph: Graph, skips: Sequence[tuple[int, int]] | None = None) -> Graph:
-    """Skips (from, to) added; by default each neuron of a hidden layer from the second on gets the value of its
-    namesake, the neuron of the same place in the layer before, where there is one.
+    """The graph with skips (from, to) added.
+
+    By default each neuron of a hidden layer from the second on gets the value of its namesake, the neuron of the same place in
+    the layer before, where there is one.
 
     >>> with_skips(fcn_graph(2, [3, 3])).skips.tolist()
     [[2, 5], [3, 6], [4, 7]]

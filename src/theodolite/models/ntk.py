@@ -27,8 +27,8 @@ import torch
 from torch import nn
 
 from theodolite.arguments import entry, positive_integers
-from theodolite.models.choices import activation as make_activation
 from theodolite.models.initialisation import NTKConv, NTKLinear, named, ntk_layers, seeded
+from theodolite.models.initialisation import activation as make_activation
 
 # Name -> standard deviation of the weights.
 _STD = {"ntk": 1.0, "ntk_sign": 1.0, "ntk_small": 0.1}

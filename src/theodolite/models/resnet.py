@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.arguments import positive_integers
-from theodolite.models.choices import activation as make_activation
-from theodolite.models.choices import normalisation
-from theodolite.models.initialisation import construct
+from theodolite.models.initialisation import activation as make_activation
+from theodolite.models.initialisation import construct, normalisation
 
 
 class ResNet18(nn.Module):

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.arguments import positive_integers
-from theodolite.models.choices import activation as make_activation
 from theodolite.models.initialisation import LAYER_INITS, TOKEN_INITS, construct
+from theodolite.models.initialisation import activation as make_activation
 
 # The parts transformers are made of: attention, feed-forward, and the residual block of the two.
 

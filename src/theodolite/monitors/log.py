@@ -100,8 +100,10 @@ class MonitorLog:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What was read in one go. `offset` is where to go on, `token` tells one log from another that took its place, `more`
-    that there are further whole lines."""
+    """What was read in one go.
+
+    `offset` is where to go on, `token` tells one log from another that took its place, `more` that there are further whole lines.
+    """
 
     records: list[Record]
     offset: int
@@ -182,10 +184,10 @@ def fold(records: Iterable[Record], bad_lines: int = 0) -> MonitorLog:
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """A record as one line.
+    r"""A record as one line.
 
     >>> encode({"kind": "step", "loss": float("inf")})
-    b'{"kind":"step","loss":null,"nonfinite":{"loss":"inf"}}\\n'
+    b'{"kind":"step","loss":null,"nonfinite":{"loss":"inf"}}\n'
     """
     values = {name: _plain(value) for name, value in record.items()}
     lost = {name: str(value) for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}

@@ -34,7 +34,7 @@ def joint_cost(sign: str, *ops: LinearOperator) -> Cost:
 
 
 class SumOperator(LinearOperator):
-    """`A + B + ...`"""
+    """The sum `A + B + ...`."""
 
     def __init__(self, terms: tuple[LinearOperator, ...]) -> None:
         shapes = {op.shape for op in terms}
@@ -60,7 +60,7 @@ class SumOperator(LinearOperator):
 
 
 class ScaledOperator(LinearOperator):
-    """`scalar * A`"""
+    """The multiple `scalar * A`."""
 
     def __init__(self, op: LinearOperator, scalar: float) -> None:
         super().__init__(op.shape, dtype=op.dtype, device=op.device, symmetric=op.symmetric, probe=False)
@@ -80,7 +80,7 @@ class ScaledOperator(LinearOperator):
 
 
 class TransposedOperator(LinearOperator):
-    """`Aᵀ`"""
+    """The transpose `Aᵀ`."""
 
     def __init__(self, op: LinearOperator) -> None:
         super().__init__((op.shape[1], op.shape[0]), dtype=op.dtype, device=op.device)

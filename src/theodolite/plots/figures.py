@@ -146,8 +146,11 @@ def _drawn(figure: Figure) -> str:
 
 @contextmanager
 def _as_found(figure: Figure) -> Iterator[None]:
-    """Put canvas and positions back: the layout goes on moving axes a little with every draw, and from the same
-    beginning the same number of draws gives the same picture."""
+    """Put canvas and positions back.
+
+    The layout goes on moving axes a little with every draw, and from the same beginning the same number of draws gives the same
+    picture.
+    """
     canvas, dpi = figure.canvas, figure.dpi
     places = [(ax, ax.get_position(original=True), ax.get_position(), ax.get_in_layout()) for ax in figure.axes]
     try:

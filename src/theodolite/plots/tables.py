@@ -131,10 +131,10 @@ def is_number(value: Any) -> bool:
 
 
 def label_of(value: Any) -> str:
-    """A value from the rows as a label: short, on one line, never read as mathematics or hidden by matplotlib.
+    r"""A value from the rows as a label: short, on one line, never read as mathematics or hidden by matplotlib.
 
     >>> label_of(0.30000000000000004), label_of(("cost $", None))
-    ('0.3', 'cost \\\\$, none')
+    ('0.3', 'cost \\$, none')
     """
     if isinstance(value, tuple):
         return ", ".join(label_of(part) for part in value)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.errors import NonFiniteError
-from theodolite.problem import probe
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
-from theodolite.problem.calling import Evaluation, Loss, ModelCall, copy_model, unwrap
-from theodolite.problem.calling.precision import KeepFloat64
+from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
+from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
 from theodolite.problem.derivatives.second_order import first_order, refuse_special_gradients, second_order
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
-from theodolite.problem.probe import refuse_unseen_dependence
-from theodolite.problem.sampling import jackknife_error
 from theodolite.problem.state_guard import left_as_found, random_states_kept
 from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
 
@@ -34,19 +30,18 @@ class Problem:
     elements, labels that are not ignored, class weights), so uneven batches are exact; `reduction="sum"` keeps
     the sum. The model is left as found, always.
 
-    Parameters
-    ----------
-    model : any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper. Of several tensors that it returns,
-        `.logits` or else the first floating one is its output, unless the loss accepts the whole structure.
-    loss : `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face).
-    data : `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping.
-    params : None (all that require grad), a glob or list of globs on names, parameters of the model, or a predicate
-        `(name, parameter) -> bool`.
-    mode : `"eval"`, `"train"` or None (as found), entered for each computation.
-    batch_weight : overrides what a batch weighs: a function of the batch or one number per batch.
-    target : key of the target in mapping batches.
-    check : probe that two evaluations agree before anything is measured.
-    hold_bytes : data up to this size is read once and held.
+    Args:
+        model: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper. Of several tensors that it returns,
+            `.logits` or else the first floating one is its output, unless the loss accepts the whole structure.
+        loss: `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face).
+        data: `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping.
+        params: None (all that require grad), a glob or list of globs on names, parameters of the model, or a predicate `(name,
+            parameter) -> bool`.
+        mode: `"eval"`, `"train"` or None (as found), entered for each computation.
+        batch_weight: overrides what a batch weighs: a function of the batch or one number per batch.
+        target: key of the target in mapping batches.
+        check: probe that two evaluations agree before anything is measured.
+        hold_bytes: data up to this size is read once and held.
 
     >>> import torch
     >>> model = torch.nn.Linear(1, 1, bias=False)
@@ -91,6 +86,7 @@ class Problem:
         self._call = ModelCall(self.model, loss)
         parse = BatchParser(own_loss=loss is None, target_key=target)
         self._parse, self._batch_weight = parse, batch_weight
+        self._weighting: Weighting | None = None
         self._constant: set[int] = set()  # batches that were shown to be constant in the measured parameters
         self.elsewhere: dict[str, Tensor] = {}  # values that stand in for parameters of the model, by name; see `at`
         with random_states_kept(generators=generators_of(data)):
@@ -250,10 +246,12 @@ class Problem:
         """A batch where the parameters are, in a precision the model computes in."""
         return batch.to(self.device, torch.float32 if self.half_precision else None)
 
-    @cached_property
+    @property
     def weighting(self) -> Weighting:
-        """What each batch weighs, and by which rule."""
-        return establish_weighting(self, self._batch_weight)
+        """What each batch weighs, and by which rule; found out once."""
+        if self._weighting is None:
+            self._weighting = establish_weighting(self, self._batch_weight)
+        return self._weighting
 
     # Probes
 
@@ -313,9 +311,9 @@ class Problem:
         return model
 
     def _copy(self) -> Problem:
-        other = object.__new__(Problem)
-        other.__dict__.update({k: v for k, v in self.__dict__.items() if k != "weighting"})
-        other._constant = set()
+        """The same problem, ready for other batches or another model: what was found out about these is left behind."""
+        other = copy.copy(self)
+        other._weighting, other._constant = None, set()
         return other
 
     def in_float64(self) -> Problem:

@@ -52,6 +52,7 @@ class Weighting:
 
 
 def samples(batch: Batch) -> float:
+    """The number of samples of a batch."""
     target = batch.target
     return float(target.shape[0] if isinstance(target, Tensor) and target.ndim else batch.size)
 
@@ -73,6 +74,7 @@ def counts(batch: Batch, ignored: int = IGNORED) -> bool:
 
 
 def elements(batch: Batch) -> float:
+    """The number of elements of a batch's target."""
     return float(batch.target.numel()) if isinstance(batch.target, Tensor) else float(batch.size)
 
 
@@ -152,6 +154,7 @@ def _no_weight(given: Any) -> ValueError:
 
 
 def check_weights(weights: tuple[float, ...]) -> tuple[float, ...]:
+    """The weights, or an error that names the first bad one."""
     bad = next((i for i, w in enumerate(weights) if not (math.isfinite(w) and w >= 0)), None)
     if bad is not None:
         raise ValueError(
@@ -193,6 +196,7 @@ def judge(
 
 
 def unclear(weights: dict[str, tuple[float, ...]]) -> WeightingError:
+    """The error for a loss whose division is not recognised."""
     shown = "; ".join(f"by {name}: {', '.join(f'{w:g}' for w in ws[:4])}" for name, ws in weights.items())
     return WeightingError(
         "The loss is no mean over samples, elements or labels that could be recognised, so batches cannot be joined "

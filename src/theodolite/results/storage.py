@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import re
 from collections.abc import Callable
+from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -17,12 +19,11 @@ from torch import Tensor
 from theodolite.files import write_whole
 from theodolite.results.base import Result, type_key
 from theodolite.results.findings import Finding, Severity
-from theodolite.results.homes import HOMES
-from theodolite.results.outcome import Outcome
-from theodolite.results.provenance import Cost, Provenance
+from theodolite.results.provenance import Cost, Outcome, Provenance
 from theodolite.text import nearest
 
 _PLAIN = {"Cost": Cost, "Provenance": Provenance, "Finding": Finding}
+_PACKAGE = Path(__file__).parents[1]
 
 
 def save(result: Result, path: str | PathLike[str]) -> None:
@@ -77,6 +78,9 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         if isinstance(value, Result):
             return {"type": value.type_key, "schema": value.schema, "fields": fields}
         return {"type": type(value).__name__, "fields": fields}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a part of the result, which its class declares
+        fields = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in dataclasses.fields(value)}
+        return {"part": type(value).__name__, "fields": fields}
     if isinstance(value, dict):
         return {"map": [[name, _encode(v, f"{key}.{i}", tensors)] for i, (name, v) in enumerate(value.items())]}
     if isinstance(value, tuple | list):
@@ -86,15 +90,16 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"{key} is a {type(value).__name__}, which a result cannot hold: use tensors, numbers, text or results.")
 
 
-def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _decode(value: Any, tensors: dict[str, Tensor], owner: type | None = None) -> Any:
     if not isinstance(value, dict):
         return value
     decoders: dict[str, Callable[[Any], Any]] = {
         "tensor": lambda key: _tensor(key, tensors),
         "outcome": lambda name: Outcome[name],
         "severity": lambda name: Severity[name],
-        "map": lambda pairs: {name: _decode(v, tensors) for name, v in pairs},
-        "list": lambda items: tuple(_decode(v, tensors) for v in items),
+        "map": lambda pairs: {name: _decode(v, tensors, owner) for name, v in pairs},
+        "list": lambda items: tuple(_decode(v, tensors, owner) for v in items),
+        "part": lambda name: _build(_declared(owner)[name], value["fields"], tensors),
     }
     for tag, decode in decoders.items():
         if tag in value:
@@ -102,15 +107,41 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     return _rebuild(value, tensors)
 
 
+def _declared(owner: Any) -> dict[str, type]:
+    """The dataclasses that the fields of a class are declared to hold, by name."""
+    found: dict[str, type] = {}
+    todo = list(get_type_hints(owner).values())
+    while todo:
+        hint = todo.pop()
+        todo += get_args(hint)
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            found[hint.__name__] = hint
+    return found
+
+
 def _class_of(name: str, module: str | None) -> type[Result]:
     """The result class that a file names: by its key, or, in files of earlier versions, by its name and module."""
     key = name if module is None else type_key(name, module)
-    if key not in Result.registry and key in HOMES:
-        importlib.import_module(HOMES[key])  # result types are known once their own module is
     if key not in Result.registry:
-        near = ", ".join(nearest(key, {*HOMES, *Result.registry}, 3))
+        known = homes()
+        if key in known:
+            importlib.import_module(known[key])  # result types are known once their own module is
+    if key not in Result.registry:
+        near = ", ".join(nearest(key, {*known, *Result.registry}, 3))
         raise ValueError(f"Unknown result type {name!r}; the nearest known: {near}.")
     return Result.registry[key]
+
+
+@cache
+def homes() -> dict[str, str]:
+    """The module of every class of this package by the key it would have, read from the sources without importing them."""
+    found: dict[str, str] = {}
+    for path in _PACKAGE.rglob("*.py"):
+        module = ".".join(("theodolite", *path.relative_to(_PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        text = path.read_text(encoding="utf-8")
+        found |= {type_key(name, module): module for name in re.findall(r"^class (\w+)\(.*Result", text, flags=re.MULTILINE)}
+        found |= dict.fromkeys(re.findall(r"^    type_key(?:: ClassVar\[str\])? = \"(.+)\"", text, flags=re.MULTILINE), module)
+    return found
 
 
 def _tensor(key: str, tensors: dict[str, Tensor]) -> Tensor:
@@ -126,5 +157,10 @@ def _rebuild(document: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     kind: Any = _PLAIN.get(name) or _class_of(name, document.get("module"))
     if document.get("schema", 1) > getattr(kind, "schema", 1):
         raise ValueError(f"This {name} was saved by a newer version of theodolite; update to read it.")
+    return _build(kind, document["fields"], tensors)
+
+
+def _build(kind: Any, fields: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    """An object from its stored fields; those that its class no longer has are left out."""
     known = {f.name for f in dataclasses.fields(kind)}
-    return kind(**{k: _decode(v, tensors) for k, v in document["fields"].items() if k in known})
+    return kind(**{name: _decode(value, tensors, kind) for name, value in fields.items() if name in known})

@@ -135,6 +135,7 @@ def _modules_of(owner: Any) -> Iterator[ModuleType]:
 
 
 def is_users_own(module: ModuleType) -> bool:
+    """Whether a module is the user's code and no installed package."""
     file = getattr(module, "__file__", None)
     if not file or not Path(file).is_file():
         return False

@@ -20,8 +20,11 @@ from theodolite.runners.store import Computations, Record, RunStore, iterate_row
 
 @dataclass(frozen=True)
 class Work:
-    """What performs jobs: a name that stored rows are known by, the task, the classes or functions whose code decides the
-    rows, and for each job the jobs of other work whose rows the task takes after the job."""
+    """What performs jobs.
+
+    A name that stored rows are known by, the task, the classes or functions whose code decides the rows, and for each job the
+    jobs of other work whose rows the task takes after the job.
+    """
 
     name: str
     task: Callable[..., Row | Iterable[Row]]

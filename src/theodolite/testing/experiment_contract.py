@@ -131,4 +131,5 @@ def _told(artist: Any, name: str) -> Any:
 
 
 def is_number(value: Any) -> bool:
+    """Whether a value is a number and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool)

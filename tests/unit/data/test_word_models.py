@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from theodolite.data.generators.word_models import exact_anchor_world, gaussian_dictionary_world
+from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
 
 TOP = (0, 1, 8, 80, 800)
 # Mean square error of the best linear fit without the top k words, k = TOP: 4000 words, 32 dimensions, 6000 contexts.

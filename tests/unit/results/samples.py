@@ -13,7 +13,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.analyses.dictionary_study import DictionaryPlan, study_dictionary
-from theodolite.data.generators.word_models import exact_anchor_world
+from theodolite.data.generators import exact_anchor_world
 from theodolite.measures.anchors import anchored_logits, compare_prompts, compare_readouts
 from theodolite.measures.dictionary import LearningSettings, atom_matches, learn_dictionaries, reconstruction_loss
 from theodolite.measures.dictionary.structure import atom_usage

@@ -55,10 +55,10 @@ def anchors(
     as_json: Annotated[bool, typer.Option("--json", help="Findings and rows as JSON on the standard output.")] = False,
     seed: Seed = 0,
 ) -> None:
-    """Say whether a language model has an anchor vector: a linear function of its last hidden state that gives the logarithm of
-    the bulk partition function.
+    """Say whether a language model has an anchor vector.
 
-    Where it has one, anchored logits can be compared across contexts. Writes a page and a table. Nothing is downloaded.
+    That is a linear function of its last hidden state that gives the logarithm of the bulk partition function. Where it has one,
+    anchored logits can be compared across contexts. Writes a page and a table. Nothing is downloaded.
     """
     tops = None if top is None else whole_numbers("--top", top, least=0, example="0,10,100")
     check_counts(anchors=anchors, context=context, max_positions=max_positions)

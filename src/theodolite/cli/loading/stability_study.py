@@ -193,6 +193,7 @@ def job_of(options: StudyOptions, **more: Any) -> dict[str, Any]:
 
 
 def options_of(job: Mapping[str, Any]) -> StudyOptions:
+    """The options that a job carries."""
     return StudyOptions(**{name: job[name] for name in StudyOptions.__dataclass_fields__})
 
 
@@ -355,6 +356,7 @@ def default_sizes(pool: int) -> tuple[int, ...]:
 
 
 def check_sizes(sizes: Sequence[int], pool: int) -> None:
+    """Refuse sizes that the pool cannot give."""
     for m in sizes:
         check_size(m, pool)
 

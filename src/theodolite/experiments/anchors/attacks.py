@@ -17,16 +17,17 @@ from theodolite.experiments.query import chosen
 from theodolite.experiments.study import Computation
 from theodolite.measures.anchors import find_head
 from theodolite.measures.anchors.probing.heads import states_of
-from theodolite.measures.anchors.transfer.attacks import (
+from theodolite.measures.anchors.transfer.certificate import fit_anchor
+from theodolite.measures.anchors.transfer.log_linear import (
+    LogLinear,
     Shift,
+    kl_divergence,
     rare_word_kl,
     rare_word_module,
     shift_anchor,
     shifted_module,
     silencing_shift,
 )
-from theodolite.measures.anchors.transfer.certificate import fit_anchor
-from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence
 from theodolite.measures.anchors.transfer.readout import anchored_logits, compare_readouts, thresholded_score
 from theodolite.models.transformers import GPT
 from theodolite.results import Row
@@ -214,80 +215,48 @@ class Attacks(Experiment):
         "lowers the logit in one context only; elsewhere it moves by s⟨h, h′⟩/‖h‖², and the change of the loss of the text is "
         "reported."
     )
-    claims = (
-        at_most(
-            1e-9,
-            "shift: the loss of the text does not change (largest change)",
-            largest("shift", "loss_change"),
-            reported=0.0,
-            where="Wu 2023, Theorem 3.3.2",
-            read_from="theory",
+    claims = {
+        "shift: the loss of the text does not change (largest change)": at_most(
+            1e-9, largest("shift", "loss_change"), reported=0.0, where="Wu 2023, Theorem 3.3.2", read_from="theory"
         ),
-        equal(
+        "silencing shift: contexts at which the raw thresholded read-out still answers (share)": equal(
             0.0,
-            "silencing shift: contexts at which the raw thresholded read-out still answers (share)",
             largest("shift", "raw_answers", attack="silencing"),
             reported=0.0,
             where="Wu 2023, Theorem 3.3.2",
             read_from="theory",
         ),
-        at_most(
-            0.75,
-            "varying shift: contexts that the raw read-out still gets right (share)",
-            largest("shift", "raw_kept", attack="varying"),
+        "varying shift: contexts that the raw read-out still gets right (share)": at_most(
+            0.75, largest("shift", "raw_kept", attack="varying")
         ),
-        at_most(
-            1e-6,
-            "shift: anchored scores with [v₀; 1] do not change (largest change)",
-            largest("shift", "anchored_change"),
-            reported=0.0,
-            where="Wu 2023, section 3.5",
-            read_from="theory",
+        "shift: anchored scores with [v₀; 1] do not change (largest change)": at_most(
+            1e-6, largest("shift", "anchored_change"), reported=0.0, where="Wu 2023, section 3.5", read_from="theory"
         ),
-        at_least(
-            0.95,
-            "shift: contexts that keep their class after a new fit of the anchor (share, smallest)",
-            smallest("shift", "refitted_kept"),
+        "shift: contexts that keep their class after a new fit of the anchor (share, smallest)": at_least(
+            0.95, smallest("shift", "refitted_kept")
         ),
-        at_most(
-            1.0,
-            "rare word: the divergence there over s p (largest)",
-            largest("rare word", "kl_over_bound"),
-            tolerance=1e-9,
-            says="at most 2 s p",
-            where="Wu 2023, Theorem 3.3.1",
+        "rare word: the divergence there over s p (largest)": at_most(
+            1.0, largest("rare word", "kl_over_bound"), tolerance=1e-9, says="at most 2 s p", where="Wu 2023, Theorem 3.3.1"
         ),
-        relative(
+        "rare word: a linear read-out moves there by s (at s = 100)": relative(
             1e-6,
             max(STRENGTHS),
-            "rare word: a linear read-out moves there by s (at s = 100)",
             largest("rare word", "linear_change"),
             says="f* − s c",
             where="Wu 2023, Theorem 3.3.1",
             read_from="theory",
         ),
-        at_most(
-            1e-9,
-            "rare word: the anchored thresholded read-out does not move there (largest change)",
-            largest("rare word", "anchored_change"),
-            reported=0.0,
-            where="Wu 2023, section 3.3",
-            read_from="theory",
+        "rare word: the anchored thresholded read-out does not move there (largest change)": at_most(
+            1e-9, largest("rare word", "anchored_change"), reported=0.0, where="Wu 2023, section 3.3", read_from="theory"
         ),
-        measured(
-            "rare word: change of the loss of the whole text at s = 1, 10, 100",
-            lambda rows: [round(row["loss_change"], 5) for row in chosen(rows, kind="rare word")],
+        "rare word: change of the loss of the whole text at s = 1, 10, 100": measured(
+            lambda rows: [round(row["loss_change"], 5) for row in chosen(rows, kind="rare word")]
         ),
-        at_least(0.2, "read-outs: accuracy that raw logits lose under the shift", lost("raw logits")),
-        at_most(
-            1e-9,
-            "read-outs: accuracy that anchored logits lose under the shift",
-            lost("anchored"),
-            reported=0.0,
-            where="Wu 2023, section 3.5",
-            read_from="theory",
+        "read-outs: accuracy that raw logits lose under the shift": at_least(0.2, lost("raw logits")),
+        "read-outs: accuracy that anchored logits lose under the shift": at_most(
+            1e-9, lost("anchored"), reported=0.0, where="Wu 2023, section 3.5", read_from="theory"
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield {"recipe": asdict(p.recipe), "contexts": p.contexts, "seed": 0}

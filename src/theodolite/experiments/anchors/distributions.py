@@ -22,7 +22,7 @@ from theodolite.experiments.anchors.probes import (
     shown,
     value_of,
 )
-from theodolite.experiments.claims import Claim, Measure
+from theodolite.experiments.claims import Claims, Measure
 from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
@@ -42,23 +42,22 @@ class Figure32(ProbeFigure):
     study = Probes(sizes=FOUR_MODELS)
     view = shown("spectra")
     claims = (
-        at_most(
-            0.5,
-            "local GPT: the dictionary is close to low rank (stable rank over that of atoms uniform on a sphere)",
-            value_of(LOCAL, "rank_share", "ranks"),
-            says="close to low rank",
-            where="Wu 2023, section 3.4",
-        ),
-        *(measured(f"{name}: ranks", as_measured(name, _ranks)) for name in (STORIES, SMOLLM)),
+        {
+            "local GPT: the dictionary is close to low rank (stable rank over that of atoms uniform on a sphere)": at_most(
+                0.5, value_of(LOCAL, "rank_share", "ranks"), says="close to low rank", where="Wu 2023, section 3.4"
+            ),
+        },
+        *({f"{name}: ranks": measured(as_measured(name, _ranks))} for name in (STORIES, SMOLLM)),
         *(
-            at_most(
-                0.5,
-                f"{model}: stable rank over that of atoms uniform on a sphere",
-                value_of(model, "rank_share", "ranks"),
-                says="close to low rank",
-                where="Wu 2023, section 3.4",
-                since="paper",
-            )
+            {
+                f"{model}: stable rank over that of atoms uniform on a sphere": at_most(
+                    0.5,
+                    value_of(model, "rank_share", "ranks"),
+                    says="close to low rank",
+                    where="Wu 2023, section 3.4",
+                    since="paper",
+                )
+            }
             for model in FOUR
         ),
     )
@@ -111,23 +110,18 @@ class FigureB1(_Histograms):
     view = shown("norms")
     xlabel = "norm of an atom"
     claims = (
-        at_most(
-            5.0,
-            "local GPT: the largest norm over the median",
-            value_of(LOCAL, "spread", "norms"),
-            says="norms are bounded",
-            where="Wu 2023, section B.2",
-        ),
-        *(measured(f"{name}: norms", as_measured(name, _norms)) for name in (STORIES, SMOLLM)),
+        {
+            "local GPT: the largest norm over the median": at_most(
+                5.0, value_of(LOCAL, "spread", "norms"), says="norms are bounded", where="Wu 2023, section B.2"
+            ),
+        },
+        *({f"{name}: norms": measured(as_measured(name, _norms))} for name in (STORIES, SMOLLM)),
         *(
-            at_most(
-                5.0,
-                f"{model}: the largest norm over the median",
-                value_of(model, "spread", "norms"),
-                says="norms are bounded",
-                where="Wu 2023, section B.2",
-                since="paper",
-            )
+            {
+                f"{model}: the largest norm over the median": at_most(
+                    5.0, value_of(model, "spread", "norms"), says="norms are bounded", where="Wu 2023, section B.2", since="paper"
+                )
+            }
             for model in FOLDERS
         ),
     )
@@ -148,31 +142,32 @@ class FigureB2(_Histograms):
     view = shown("cosines")
     xlabel = "cosine of two atoms"
     claims = (
-        at_least(
-            0.0,
-            "local GPT: mean cosine of two atoms",
-            value_of(LOCAL, "mean", "cosines", of="atoms"),
-            says="strongly biased to positive values",
-            where="Wu 2023, section B.2",
-        ),
-        at_most(
-            4.0,
-            "Gaussian atoms: mean cosine times the root of dimension and pairs (size)",
-            value_of(LOCAL, "scaled", "cosines", of=CONTROL),
-            reported=0.0,
-            where="Wu 2023, section 3.4",
-            read_from="theory",
-        ),
-        *(measured(f"{name}: cosine of two atoms", as_measured(name, _cosines)) for name in (STORIES, SMOLLM)),
-        *(
-            at_least(
-                0.1,
-                f"{model}: mean cosine of two atoms",
-                value_of(model, "mean", "cosines", of="atoms"),
+        {
+            "local GPT: mean cosine of two atoms": at_least(
+                0.0,
+                value_of(LOCAL, "mean", "cosines", of="atoms"),
                 says="strongly biased to positive values",
                 where="Wu 2023, section B.2",
-                since="paper",
-            )
+            ),
+            "Gaussian atoms: mean cosine times the root of dimension and pairs (size)": at_most(
+                4.0,
+                value_of(LOCAL, "scaled", "cosines", of=CONTROL),
+                reported=0.0,
+                where="Wu 2023, section 3.4",
+                read_from="theory",
+            ),
+        },
+        *({f"{name}: cosine of two atoms": measured(as_measured(name, _cosines))} for name in (STORIES, SMOLLM)),
+        *(
+            {
+                f"{model}: mean cosine of two atoms": at_least(
+                    0.1,
+                    value_of(model, "mean", "cosines", of="atoms"),
+                    says="strongly biased to positive values",
+                    where="Wu 2023, section B.2",
+                    since="paper",
+                )
+            }
             for model in FOLDERS
         ),
     )
@@ -210,28 +205,23 @@ def _spread(rows: list[Row]) -> str:
     )
 
 
-def _claims(models: tuple[str, ...], *which: str) -> tuple[Claim, ...]:
+def _claims(models: tuple[str, ...], *which: str) -> Claims:
     where = "Wu 2023, section 3.4"
     local = (
-        at_least(
-            TIMES,
-            f"local GPT: the {one} is no constant: its variance over the anchor's error",
-            spread_over_error(LOCAL, one),
-            says="varies a lot over samples",
-            where=where,
-        )
+        {
+            f"local GPT: the {one} is no constant: its variance over the anchor's error": at_least(
+                TIMES, spread_over_error(LOCAL, one), says="varies a lot over samples", where=where
+            )
+        }
         for one in which
     )
-    described = (measured(f"{name}: distribution", as_measured(name, _spread)) for name in (STORIES, SMOLLM))
+    described = ({f"{name}: distribution": measured(as_measured(name, _spread))} for name in (STORIES, SMOLLM))
     named = (
-        at_least(
-            0.5,
-            f"{model}: the {one} varies (standard deviation)",
-            deviation(model, one),
-            says="varies a lot over samples",
-            where=where,
-            since="paper",
-        )
+        {
+            f"{model}: the {one} varies (standard deviation)": at_least(
+                0.5, deviation(model, one), says="varies a lot over samples", where=where, since="paper"
+            )
+        }
         for model in models
         for one in which
     )

@@ -41,35 +41,24 @@ class AlongPretraining(Experiment):
     where = "Wu 2023, section 3.6: why anchor vectors exist is an open question"
     sizes = {"tiny": Params(recipe=QUICK), "laptop": Params(recipe=BENCHMARK), "paper": Params(recipe=BENCHMARK)}
     departs = "The source does not follow training. Generated text at tiny size, WikiText-2 with 2000 words otherwise."
-    claims = (
-        at_most(
-            0.0,
-            "at the start no vector predicts the log bulk partition function (R², 2 % of the words removed)",
-            lambda rows: bulk_line(rows)[0]["r2"],
+    claims = {
+        "at the start no vector predicts the log bulk partition function (R², 2 % of the words removed)": at_most(
+            0.0, lambda rows: bulk_line(rows)[0]["r2"]
         ),
-        at_least(
-            PRESENT,
-            "at the end one does (R², 2 % of the words removed)",
-            lambda rows: bulk_line(rows)[-1]["r2"],
-            says="trained models have one",
-            where="Wu 2023, section 3.4",
+        "at the end one does (R², 2 % of the words removed)": at_least(
+            PRESENT, lambda rows: bulk_line(rows)[-1]["r2"], says="trained models have one", where="Wu 2023, section 3.4"
         ),
-        at_most(
-            0.1,
-            "the error falls from the start to the end (ratio)",
-            lambda rows: bulk_line(rows)[-1]["mse"] / bulk_line(rows)[0]["mse"],
+        "the error falls from the start to the end (ratio)": at_most(
+            0.1, lambda rows: bulk_line(rows)[-1]["mse"] / bulk_line(rows)[0]["mse"]
         ),
-        at_most(
-            0.5,
-            "the model learns (perplexity at the end over that at the start)",
-            lambda rows: bulk_line(rows)[-1]["perplexity"] / bulk_line(rows)[0]["perplexity"],
+        "the model learns (perplexity at the end over that at the start)": at_most(
+            0.5, lambda rows: bulk_line(rows)[-1]["perplexity"] / bulk_line(rows)[0]["perplexity"]
         ),
-        measured("the anchor explains 80 % of the variance from", first_step),
-        measured(
-            "mean cosine of two atoms at the start and at the end",
-            lambda rows: [round(bulk_line(rows)[i]["cosine_mean"], 3) for i in (0, -1)],
+        "the anchor explains 80 % of the variance from": measured(first_step),
+        "mean cosine of two atoms at the start and at the end": measured(
+            lambda rows: [round(bulk_line(rows)[i]["cosine_mean"], 3) for i in (0, -1)]
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield {"recipe": asdict(p.recipe), "seed": p.recipe.seed}

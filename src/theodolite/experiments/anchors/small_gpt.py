@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from theodolite import data
-from theodolite.data.generators.seeding import stream
+from theodolite.data.generators import stream
 from theodolite.errors import TheodoliteError
 from theodolite.experiments import Study, sizes
 from theodolite.experiments.study import Computation

@@ -22,7 +22,7 @@ from theodolite.experiments.anchors.probes import (
     shown,
     value_of,
 )
-from theodolite.experiments.claims import Claim, Measure, Reported
+from theodolite.experiments.claims import Claim, Claims, Measure, Reported
 from theodolite.experiments.query import chosen
 from theodolite.results import Row
 
@@ -89,7 +89,7 @@ LOCAL_EXPLAINS = at_least(
     where="Wu 2023, section 3.4",
 )
 AS_MEASURED = tuple(
-    measured(f"{name}: mean square error by words removed", as_measured(name, errors_by_top)) for name in (STORIES, SMOLLM)
+    {f"{name}: mean square error by words removed": measured(as_measured(name, errors_by_top))} for name in (STORIES, SMOLLM)
 )
 
 
@@ -108,15 +108,16 @@ class Table31(ProbeFigure):
         *AS_MEASURED,
         *(error_claim(model, top, "Wu 2023, Table 3.1") for model in FOUR for top in (0, 100)),
         *(
-            relative(
-                TOLERANCE,
-                None,
-                f"{model}: the bulk over the original error",
-                bulk_ratio(model),
-                reported=round(ERRORS[model][2] / ERRORS[model][0], 3),
-                where="Wu 2023, Table 3.1",
-                since="paper",
-            )
+            {
+                f"{model}: the bulk over the original error": relative(
+                    TOLERANCE,
+                    None,
+                    bulk_ratio(model),
+                    reported=round(ERRORS[model][2] / ERRORS[model][0], 3),
+                    where="Wu 2023, Table 3.1",
+                    since="paper",
+                )
+            }
             for model in FOUR
         ),
     )
@@ -170,30 +171,21 @@ class TableB2(ProbeFigure):
         LOCAL_RATIO,
         *AS_MEASURED,
         *(error_claim(model, top, WHERE) for model in FOLDERS for top in TOPS),
-        at_most(
-            1.0,
-            "the error falls at every step for all models but GPT-2 (largest ratio to the error before)",
-            falls,
-            says="falls",
-            where=WHERE,
-            since="paper",
-        ),
-        at_least(
-            100.0,
-            "GPT-2: one anchor does not fit at any number of words (smallest error)",
-            rises,
-            reported=625.8,
-            where=WHERE,
-            since="paper",
-        ),
-        at_most(
-            1.0,
-            "GPT-2: with one anchor for each of two clusters it does (larger error of the two, top 100 removed)",
-            value_of(CLUSTERED, "two_anchors", top=100),
-            says="two clusters, each with its own anchor",
-            where="Wu 2023, section B.2",
-            since="paper",
-        ),
+        {
+            "the error falls at every step for all models but GPT-2 (largest ratio to the error before)": at_most(
+                1.0, falls, says="falls", where=WHERE, since="paper"
+            ),
+            "GPT-2: one anchor does not fit at any number of words (smallest error)": at_least(
+                100.0, rises, reported=625.8, where=WHERE, since="paper"
+            ),
+            "GPT-2: with one anchor for each of two clusters it does (larger error of the two, top 100 removed)": at_most(
+                1.0,
+                value_of(CLUSTERED, "two_anchors", top=100),
+                says="two clusters, each with its own anchor",
+                where="Wu 2023, section B.2",
+                since="paper",
+            ),
+        },
     )
 
     def draw(self, rows: list[Row]) -> Any:
@@ -247,14 +239,11 @@ class Figure31(ProbeFigure):
     claims = (
         LOCAL_FALLS,
         *(
-            at_most(
-                1.0,
-                f"{model}: the error with the top 10,000 removed over that with none",
-                span(model),
-                reported=round(ERRORS[model][-1] / ERRORS[model][0], 4),
-                where=WHERE,
-                since="paper",
-            )
+            {
+                f"{model}: the error with the top 10,000 removed over that with none": at_most(
+                    1.0, span(model), reported=round(ERRORS[model][-1] / ERRORS[model][0], 4), where=WHERE, since="paper"
+                )
+            }
             for model in FOLDERS
             if model != CLUSTERED
         ),
@@ -268,7 +257,7 @@ class Figure31(ProbeFigure):
         return figure
 
 
-def _model_claims(model: str) -> tuple[Claim, ...]:
+def _model_claims(model: str) -> Claims:
     millions, hidden, perplexity = MODELS[model]
     shared: dict[str, Any] = {"since": "paper"}
     return (
@@ -312,8 +301,8 @@ def _size_and_perplexity(rows: list[Row]) -> str:
     )
 
 
-AS_SIZED: tuple[Claim, ...] = tuple(
-    measured(f"{name}: size and perplexity", as_measured(name, _size_and_perplexity)) for name in (STORIES, SMOLLM)
+AS_SIZED: Claims = tuple(
+    {f"{name}: size and perplexity": measured(as_measured(name, _size_and_perplexity))} for name in (STORIES, SMOLLM)
 )
 
 
@@ -326,13 +315,11 @@ class TableB1(ProbeFigure):
     item, where = "wu-2023 Table B.1", "section B.2"
     view = shown("models")
     claims = (
-        at_most(
-            0.7,
-            "local GPT: it has learned more than how frequent words are (perplexity over that of frequencies)",
-            learned,
-            says="trained models",
-            where="Wu 2023, Table B.1",
-        ),
+        {
+            "local GPT: it has learned more than how frequent words are (perplexity over that of frequencies)": at_most(
+                0.7, learned, says="trained models", where="Wu 2023, Table B.1"
+            ),
+        },
         *AS_SIZED,
         *(claim for model in FOLDERS for claim in _model_claims(model)),
     )

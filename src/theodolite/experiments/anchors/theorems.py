@@ -13,13 +13,6 @@ from theodolite.data.generators import exact_anchor_world
 from theodolite.experiments import Experiment, Params, at_most, equal, measured, within
 from theodolite.experiments.claims import Claim, Measure
 from theodolite.experiments.query import chosen
-from theodolite.measures.anchors.transfer.attacks import (
-    rare_word_kl,
-    rare_word_logits,
-    shift_anchor,
-    shift_log_linear,
-    silencing_shift,
-)
 from theodolite.measures.anchors.transfer.certificate import (
     bulk_mass_gap,
     disagreement,
@@ -33,7 +26,16 @@ from theodolite.measures.anchors.transfer.certificate import (
     transfer_certificate,
     word_mass_gap,
 )
-from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence, total_variation
+from theodolite.measures.anchors.transfer.log_linear import (
+    LogLinear,
+    kl_divergence,
+    rare_word_kl,
+    rare_word_logits,
+    shift_anchor,
+    shift_log_linear,
+    silencing_shift,
+    total_variation,
+)
 from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 from theodolite.results import Row
 
@@ -84,8 +86,10 @@ def rare_word(job: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def inactive(job: Mapping[str, Any]) -> Iterator[Row]:
-    """T2: where a unit is silent, lowering its word's logit further changes no score; label words are outside the bulk, so the
-    anchor stays and an anchored logit falls with the raw one."""
+    """T2: where a unit is silent, lowering its word's logit further changes no score.
+
+    Label words are outside the bulk, so the anchor stays and an anchored logit falls with the raw one.
+    """
     model, anchor, labels = _world(job["seed"])
     a, b = _task()
     for name, features in (("raw", model.logits()[:, labels]), ("anchored", anchored_logits(model, anchor, labels))):
@@ -357,59 +361,38 @@ class Theorems(Experiment):
         "(m_max). Remark 3.5.8 asks for 4ε_b < Γ < 3, the theorem for 8ε_b < Γ < 6."
     )
     claims = (
-        at_most(
-            1e-9,
-            "rare word: the divergence is s p + log(1 − p(1 − e^−s)) (largest difference)",
-            largest("rare word", "formula_error"),
-            says="at most 2 s p",
-            where="Wu 2023, Theorem 3.3.1",
-        ),
+        {
+            "rare word: the divergence is s p + log(1 − p(1 − e^−s)) (largest difference)": at_most(
+                1e-9, largest("rare word", "formula_error"), says="at most 2 s p", where="Wu 2023, Theorem 3.3.1"
+            ),
+        },
         _none("rare word: cases above s p", largest("rare word", "above_bound"), "Wu 2023, Theorem 3.3.1, corrected"),
         _none(
             "rare word: cases in which flipping a linear task costs more than p f*",
             largest("rare word", "flip_above"),
             "Wu 2023, 3.3.1",
         ),
-        equal(
-            0.0,
-            "an inactive unit does not feel the attack (largest change of the score, s = 1, 5, 50)",
-            largest("inactive", "change"),
-            reported=0.0,
-            where="Wu 2023, section 3.3",
-            read_from="theory",
-        ),
-        at_most(
-            1e-12,
-            "shift: the divergence is zero (largest)",
-            largest("shift", "kl"),
-            reported=0.0,
-            where="Wu 2023, Theorem 3.3.2",
-            read_from="theory",
-        ),
-        equal(
-            0.0,
-            "shift: contexts at which the silenced task still answers (share)",
-            largest("shift", "raw_left", shift="silencing"),
-            reported=0.0,
-            where="Wu 2023, Theorem 3.3.2",
-            read_from="theory",
-        ),
-        at_most(
-            1e-8,
-            "shift: the anchored score does not change with [v₀; 1] (largest change)",
-            largest("shift", "anchored_change"),
-            reported=0.0,
-            where="Wu 2023, section 3.5",
-            read_from="theory",
-        ),
-        at_most(
-            1e-6,
-            "shift: nor after a new fit of the anchor, where it is exact (largest change)",
-            largest("shift", "refitted_change"),
-            reported=0.0,
-            where="Wu 2023, section 3.5",
-            read_from="theory",
-        ),
+        {
+            "an inactive unit does not feel the attack (largest change of the score, s = 1, 5, 50)": equal(
+                0.0, largest("inactive", "change"), reported=0.0, where="Wu 2023, section 3.3", read_from="theory"
+            ),
+            "shift: the divergence is zero (largest)": at_most(
+                1e-12, largest("shift", "kl"), reported=0.0, where="Wu 2023, Theorem 3.3.2", read_from="theory"
+            ),
+            "shift: contexts at which the silenced task still answers (share)": equal(
+                0.0,
+                largest("shift", "raw_left", shift="silencing"),
+                reported=0.0,
+                where="Wu 2023, Theorem 3.3.2",
+                read_from="theory",
+            ),
+            "shift: the anchored score does not change with [v₀; 1] (largest change)": at_most(
+                1e-8, largest("shift", "anchored_change"), reported=0.0, where="Wu 2023, section 3.5", read_from="theory"
+            ),
+            "shift: nor after a new fit of the anchor, where it is exact (largest change)": at_most(
+                1e-6, largest("shift", "refitted_change"), reported=0.0, where="Wu 2023, section 3.5", read_from="theory"
+            ),
+        },
         _none(
             "disagreeing pairs that break Lemma 3.5.10, 3.5.11, 3.5.12 or 3.5.13",
             total("empty", "excess", "bulk", "word"),
@@ -417,57 +400,38 @@ class Theorems(Experiment):
         ),
         _none("disagreeing pairs with TV below p_b m_max", total("tv_max"), "Wu 2023, Lemma 3.5.9, corrected"),
         _none("disagreeing pairs with 2 TV below p_b m_sum", total("tv_sum"), "Wu 2023, Lemma 3.5.9, as derived"),
-        measured("disagreeing pairs with TV below p_b m_sum, as the lemma is printed but not proved", total("tv_printed")),
+        {
+            "disagreeing pairs with TV below p_b m_sum, as the lemma is printed but not proved": measured(total("tv_printed")),
+        },
         _none(
             "disagreeing pairs with a divergence below a bound of the theorem",
             total("pinsker", "theorem", "general", "tight"),
             "Wu 2023, 3.5.7",
         ),
-        at_most(
-            1e-5,
-            "the minima of Lemma 3.5.9 in six cases (largest difference from the reference)",
-            largest("reference", "difference"),
-            says="0.078504 for k = 2, b = −log 8, Γ = 0.75",
-            where=OURS,
-            read_from="theory",
-        ),
-        at_most(
-            1e-5,
-            "closed-form example: divergence 0.088678, total variation 0.129127, bounds (largest difference)",
-            example_error,
-            reported=0.088678,
-            where=OURS,
-            read_from="theory",
-        ),
-        equal(
-            True,
-            "closed-form example: every bound is respected",
-            example_respected,
-            says="yes",
-            where="Wu 2023, Theorem 3.5.7",
-            read_from="theory",
-        ),
-        at_most(
-            0.0,
-            "exact anchor: wrong and undecided contexts less the bound, at every perturbation (largest)",
-            excess,
-            says="at most 0",
-            where="Wu 2023, Theorem 3.5.7",
-            read_from="theory",
-        ),
-        measured(
-            "exact anchor: bounds (3.10) and tight for the closest student, anchored logits of spread 1 and 0.5",
-            lambda rows: [round(row[c], 4) for row in _closest(rows) for c in ("theorem_bound", "tight_bound")],
-        ),
-        within(
-            0.1,
-            2.0,
-            "exact anchor: the divergence grows with the square of a small perturbation (exponent)",
-            growth,
-            reported=2.0,
-            where=OURS,
-            read_from="theory",
-        ),
+        {
+            "the minima of Lemma 3.5.9 in six cases (largest difference from the reference)": at_most(
+                1e-5,
+                largest("reference", "difference"),
+                says="0.078504 for k = 2, b = −log 8, Γ = 0.75",
+                where=OURS,
+                read_from="theory",
+            ),
+            "closed-form example: divergence 0.088678, total variation 0.129127, bounds (largest difference)": at_most(
+                1e-5, example_error, reported=0.088678, where=OURS, read_from="theory"
+            ),
+            "closed-form example: every bound is respected": equal(
+                True, example_respected, says="yes", where="Wu 2023, Theorem 3.5.7", read_from="theory"
+            ),
+            "exact anchor: wrong and undecided contexts less the bound, at every perturbation (largest)": at_most(
+                0.0, excess, says="at most 0", where="Wu 2023, Theorem 3.5.7", read_from="theory"
+            ),
+            "exact anchor: bounds (3.10) and tight for the closest student, anchored logits of spread 1 and 0.5": measured(
+                lambda rows: [round(row[c], 4) for row in _closest(rows) for c in ("theorem_bound", "tight_bound")]
+            ),
+            "exact anchor: the divergence grows with the square of a small perturbation (exponent)": within(
+                0.1, 2.0, growth, reported=2.0, where=OURS, read_from="theory"
+            ),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

@@ -91,15 +91,18 @@ class Transfer(Experiment):
         "models it is vacuous, and this is said. The bulk is all words but the labels, chosen by the teacher for both."
     )
     claims = (
-        at_least(
-            0.8,
-            "wrong contexts follow the divergence (rank correlation over ten checkpoints, smallest of the tasks)",
-            follows("eps_cls"),
-            fails={"tiny": "students of the first steps leave every context undecided, which the theorem's error does not count"},
-            says="error bounded by the divergence",
-            where="Wu 2023, Theorem 3.5.7",
-            read_from="theory",
-        ),
+        {
+            "wrong contexts follow the divergence (rank correlation over ten checkpoints, smallest of the tasks)": at_least(
+                0.8,
+                follows("eps_cls"),
+                fails={
+                    "tiny": "students of the first steps leave every context undecided, which the theorem's error does not count"
+                },
+                says="error bounded by the divergence",
+                where="Wu 2023, Theorem 3.5.7",
+                read_from="theory",
+            ),
+        },
         at_least(
             0.8,
             "wrong and undecided contexts follow the divergence (rank correlation over ten checkpoints, smallest of the tasks)",
@@ -108,15 +111,18 @@ class Transfer(Experiment):
             where="Wu 2023, Theorem 3.5.7",
             read_from="theory",
         ),
-        equal(0, "bounds below the measured error", violated, says="none", where="Wu 2023, Theorem 3.5.7", read_from="theory"),
-        at_most(
-            0.5, "the student learns (divergence at the end over that at the start, largest)", lambda rows: _ends(rows, "eps_kl")
-        ),
-        measured("certificates that guarantee something", telling),
-        measured(
-            "wrong and undecided contexts at the end over those at the start, largest of the tasks",
-            lambda rows: _ends(rows, "failed"),
-        ),
+        {
+            "bounds below the measured error": equal(
+                0, violated, says="none", where="Wu 2023, Theorem 3.5.7", read_from="theory"
+            ),
+            "the student learns (divergence at the end over that at the start, largest)": at_most(
+                0.5, lambda rows: _ends(rows, "eps_kl")
+            ),
+            "certificates that guarantee something": measured(telling),
+            "wrong and undecided contexts at the end over those at the start, largest of the tasks": measured(
+                lambda rows: _ends(rows, "failed")
+            ),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

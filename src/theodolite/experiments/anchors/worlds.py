@@ -116,86 +116,49 @@ class Worlds(Experiment):
     where = "Wu 2023, section 3.4, Hypothesis 3.4.2; synthetic worlds of ours"
     sizes = sizes(words=4000, dim=32, contexts=6000, tiny={"seeds": 1}, laptop={"seeds": 5}, paper={"seeds": 10})
     departs = "The source has no synthetic experiment; reference values were computed for this one beforehand."
-    claims = (
-        at_most(
-            1e-18,
-            "exact anchor: mean square error (largest)",
-            worst("exact", "mse"),
-            reported=0.0,
-            where="Wu 2023, Hypothesis 3.4.2",
-            read_from="theory",
+    claims = {
+        "exact anchor: mean square error (largest)": at_most(
+            1e-18, worst("exact", "mse"), reported=0.0, where="Wu 2023, Hypothesis 3.4.2", read_from="theory"
         ),
-        at_most(
-            1e-9,
-            "exact anchor: the probe predicts what the planted vector does (largest difference)",
-            worst("exact", "distance"),
-            reported=0.0,
-            where="Wu 2023, Hypothesis 3.4.2",
-            read_from="theory",
+        "exact anchor: the probe predicts what the planted vector does (largest difference)": at_most(
+            1e-9, worst("exact", "distance"), reported=0.0, where="Wu 2023, Hypothesis 3.4.2", read_from="theory"
         ),
-        at_most(
-            1e-12,
-            "exact anchor: largest error at any context",
-            worst("exact", "max_error"),
-            reported=0.0,
-            where="Wu 2023, Hypothesis 3.4.2",
-            read_from="theory",
+        "exact anchor: largest error at any context": at_most(
+            1e-12, worst("exact", "max_error"), reported=0.0, where="Wu 2023, Hypothesis 3.4.2", read_from="theory"
         ),
-        at_most(
-            2.0,
-            "Gaussian atoms: errors as in the reference table (largest factor of 20 cells)",
-            factor_off,
-            says="0.619 / 0.193 / 0.049 / 0.011 / 0.0020 at radius 4",
-            where=_TABLE,
-            read_from="theory",
+        "Gaussian atoms: errors as in the reference table (largest factor of 20 cells)": at_most(
+            2.0, factor_off, says="0.619 / 0.193 / 0.049 / 0.011 / 0.0020 at radius 4", where=_TABLE, read_from="theory"
         ),
-        at_most(
-            2.0,
-            "Gaussian atoms: variances as in the reference table (largest factor)",
-            variance_off,
-            says="0.075 to 1.197",
-            where=_TABLE,
-            read_from="theory",
+        "Gaussian atoms: variances as in the reference table (largest factor)": at_most(
+            2.0, variance_off, says="0.075 to 1.197", where=_TABLE, read_from="theory"
         ),
-        at_most(
+        "Gaussian atoms: at every radius the error falls with the words removed (largest ratio to the error before)": at_most(
+            1.0, largest_step, says="falls", where="Wu 2023, Table B.2"
+        ),
+        "states of varying norm have no anchor (R², 80 words removed, largest)": at_most(
+            0.3, lambda rows: max(row["r2"] for row in _at(rows, "mixed", AT)), reported=0.22, where=_TABLE, read_from="theory"
+        ),
+        "two norms: one anchor fails (error, 80 words removed, smallest)": at_least(
             1.0,
-            "Gaussian atoms: at every radius the error falls with the words removed (largest ratio to the error before)",
-            largest_step,
-            says="falls",
-            where="Wu 2023, Table B.2",
-        ),
-        at_most(
-            0.3,
-            "states of varying norm have no anchor (R², 80 words removed, largest)",
-            lambda rows: max(row["r2"] for row in _at(rows, "mixed", AT)),
-            reported=0.22,
-            where=_TABLE,
-            read_from="theory",
-        ),
-        at_least(
-            1.0,
-            "two norms: one anchor fails (error, 80 words removed, smallest)",
             lambda rows: min(row["joint_mse"] for row in chosen(rows, part="clusters", top=AT)),
             reported=4.23,
             where=_TABLE,
             read_from="theory",
         ),
-        at_most(
+        "two norms: two anchors fit (larger error of both clusters, 80 words removed)": at_most(
             0.05,
-            "two norms: two anchors fit (larger error of both clusters, 80 words removed)",
             lambda rows: max(row["larger_mse"] for row in chosen(rows, part="clusters", top=AT)),
             reported=0.010,
             where=_TABLE,
             read_from="theory",
         ),
-        at_least(
+        "two norms: positions that the probe puts into their cluster (share, 80 words removed, smallest)": at_least(
             0.99,
-            "two norms: positions that the probe puts into their cluster (share, 80 words removed, smallest)",
             lambda rows: min(row["right"] for row in chosen(rows, part="clusters", top=AT)),
             says="two clusters",
             where="Wu 2023, section B.2",
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         shape = {"words": p.words, "dim": p.dim, "contexts": p.contexts}

@@ -43,20 +43,14 @@ class CriticalRate(Experiment):
         laptop={"widths": (32, 128, 512, 2048, 8192), "source": "either"},
         paper={"widths": (128, 512, 2048, 8192, 32768), "side": 32, "source": "files"},
     )
-    claims = (
-        at_most(
-            0.1,
-            "at width 2048 the two rates agree (|ratio − 1|, mean over the starts)",
-            rows(width=2048).change("ratio").mean(),
-            **NEARLY,
+    claims = {
+        "at width 2048 the two rates agree (|ratio − 1|, mean over the starts)": at_most(
+            0.1, rows(width=2048).change("ratio").mean(), **NEARLY
         ),
-        at_least(
-            1.0,
-            "their distance falls from each width to the next (smallest factor)",
-            distances.reduce(lambda found: min(before / after for before, after in itertools.pairwise(found))),
-            **NEARLY,
+        "their distance falls from each width to the next (smallest factor)": at_least(
+            1.0, distances.reduce(lambda found: min(before / after for before, after in itertools.pairwise(found))), **NEARLY
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for width in p.widths:
@@ -116,23 +110,16 @@ class AfterKernel(Experiment):
         paper={"width": 5000, "n": 128, "n_test": 2000, "steps": 2000, "source": "files", "side": 32},
     )
     claims = (
-        at_most(
-            0.05,
-            "at 0.8 of the critical rate f_quad keeps its kernel (largest change of λ₁)",
-            change("lambda_1", "quadratic", 0.8).change().max(),
-            says="nearly constant",
-            since="laptop",
-            **DECREASES,
-        ),
-        at_most(
-            0.99,
-            "at 1.5 its λ₁ falls (largest share that is left)",
-            change("lambda_1", "quadratic").max(),
-            says="decreases",
-            **DECREASES,
-        ),
+        {
+            "at 0.8 of the critical rate f_quad keeps its kernel (largest change of λ₁)": at_most(
+                0.05, change("lambda_1", "quadratic", 0.8).change().max(), says="nearly constant", since="laptop", **DECREASES
+            ),
+            "at 1.5 its λ₁ falls (largest share that is left)": at_most(
+                0.99, change("lambda_1", "quadratic").max(), says="decreases", **DECREASES
+            ),
+        },
         *(
-            measured(f"{NAMES[model]}, trained at 1.5: {text} after over before, mean", change(column, model).mean())
+            {f"{NAMES[model]}, trained at 1.5: {text} after over before, mean": measured(change(column, model).mean())}
             for model in ("quadratic", "network")
             for column, text in (
                 ("alignment", "alignment with the labels"),
@@ -140,10 +127,11 @@ class AfterKernel(Experiment):
                 ("error", "test error of kernel regression"),
             )
         ),
-        measured(
-            "f_quad, trained at 0.8: test error of kernel regression after over before, mean",
-            change("error", "quadratic", 0.8).mean(),
-        ),
+        {
+            "f_quad, trained at 0.8: test error of kernel regression after over before, mean": measured(
+                change("error", "quadratic", 0.8).mean()
+            ),
+        },
     )
     departs = "An open question of the source, so nothing is reported to compare with, but for how λ₁ moves."
 

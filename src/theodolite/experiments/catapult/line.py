@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from theodolite.data.generators import mixture_1d
-from theodolite.experiments import Claim, Figure, Reported, Study, at_least, at_most, between, equal, measured, rows, sizes
+from theodolite.experiments import Figure, Reported, Study, at_least, at_most, between, equal, measured, rows, sizes
+from theodolite.experiments.claims import Claims
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
     Descent,
@@ -131,16 +132,14 @@ near = runs(at=["0.8", "0.98", "between", "1.1", "1.3"])
 distance = abs(near["ratio_1"] - near["twin_1"])
 
 THRESHOLDS = [
-    between(
-        *(0.33, 0.46, "first threshold n/λ₁(0) for the mean of squares, mean over the starts"),
-        rows(kind="threshold")["first"].mean_and_range(),
-        reported=0.37,
-    ),
-    between(
-        *(0.33, 0.46, "second threshold n/λ₂(0), mean over the starts"),
-        rows(kind="threshold")["second"].mean_and_range(),
-        reported=0.39,
-    ),
+    {
+        "first threshold n/λ₁(0) for the mean of squares, mean over the starts": between(
+            0.33, 0.46, rows(kind="threshold")["first"].mean_and_range(), reported=0.37
+        ),
+        "second threshold n/λ₂(0), mean over the starts": between(
+            0.33, 0.46, rows(kind="threshold")["second"].mean_and_range(), reported=0.39
+        ),
+    },
 ]
 EXACT = at_most(
     1e-8,
@@ -150,24 +149,20 @@ EXACT = at_most(
 )
 
 
-def around_thresholds(constant: dict[str, str], second: dict[str, str]) -> list[Claim]:
+def around_thresholds(constant: dict[str, str], second: dict[str, str]) -> Claims:
     """What both models do below and between the thresholds; sizes at which the first and the last of it fail."""
     return [
-        at_most(
-            0.01,
-            "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)",
-            below.change("ratio_1").max(),
-            says="nearly constant",
-            fails=constant,
-        ),
-        at_least(0.005, "between the thresholds λ₁ falls (smallest share lost)", 1 - middle.max("ratio_1"), says="λ₁ decreases"),
-        at_most(
-            0.003,
-            "between the thresholds λ₂ does not (largest change)",
-            middle.change("ratio_2").max(),
-            says="only λ₁ decreases",
-            fails=second,
-        ),
+        {
+            "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)": at_most(
+                0.01, below.change("ratio_1").max(), says="nearly constant", fails=constant
+            ),
+            "between the thresholds λ₁ falls (smallest share lost)": at_least(
+                0.005, 1 - middle.max("ratio_1"), says="λ₁ decreases"
+            ),
+            "between the thresholds λ₂ does not (largest change)": at_most(
+                0.003, middle.change("ratio_2").max(), says="only λ₁ decreases", fails=second
+            ),
+        },
     ]
 
 
@@ -224,20 +219,16 @@ class Figure33(LineFigure):
     claims = (
         *THRESHOLDS,
         *around_thresholds({}, {}),
-        at_least(0.1, "above both, from 1.3 on, λ₁ falls (smallest share lost)", 1 - above.max("ratio_1"), says="decreases"),
-        at_least(0.1, "above both, from 1.3 on, λ₂ falls (smallest share lost)", 1 - above.max("ratio_2"), says="decreases"),
-        equal(
-            1.0,
-            "from 1.1 to 1.9 all runs catapult (share)",
-            runs(at=["1.1", "1.3", "1.6", "1.9"]).share(word="catapult"),
-            says="catapult",
-        ),
-        equal(
-            1.0,
-            "at 2.1 times the first threshold the model diverges (share)",
-            runs(at="2.1").share(word="divergent"),
-            reported=Reported("divergence above 4/λ₁", "Zhu 2024, appendix B.11"),
-        ),
+        {
+            "above both, from 1.3 on, λ₁ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_1"), says="decreases"),
+            "above both, from 1.3 on, λ₂ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_2"), says="decreases"),
+            "from 1.1 to 1.9 all runs catapult (share)": equal(
+                1.0, runs(at=["1.1", "1.3", "1.6", "1.9"]).share(word="catapult"), says="catapult"
+            ),
+            "at 2.1 times the first threshold the model diverges (share)": equal(
+                1.0, runs(at="2.1").share(word="divergent"), reported=Reported("divergence above 4/λ₁", "Zhu 2024, appendix B.11")
+            ),
+        },
         EXACT,
     )
 
@@ -258,21 +249,20 @@ class FigureB1(LineFigure):
         *THRESHOLDS,
         # Bounds as for the quadratic model; five starts: 0.012 below the threshold, up to 0.015 between.
         *around_thresholds({"tiny": GATES_MOVE}, {"tiny": GATES_MOVE}),
-        at_least(
-            0.1,
-            "at 1.3 both fall (smaller share lost)",
-            1 - runs(at="1.3").column(lambda row: max(row["ratio_1"], row["ratio_2"])).max(),
-            says="both decrease",
-        ),
-        at_most(
-            0.2,
-            "up to 1.3 times the threshold λ₁ ends where the quadratic model's does (largest relative distance)",
-            (distance / near["twin_1"]).max(),
-            says="almost the same",
-            fails={"tiny": GATES_MOVE},
-        ),
-        measured("the same distance over the λ₁ at which both begin", distance.max()),
-        measured("at 1.9 times the first threshold the network still catapults (share)", runs(at="1.9").share(word="catapult")),
-        measured("at 2.1 times, where the quadratic model diverges, it does too (share)", runs(at="2.1").share(word="divergent")),
+        {
+            "at 1.3 both fall (smaller share lost)": at_least(
+                0.1, 1 - runs(at="1.3").column(lambda row: max(row["ratio_1"], row["ratio_2"])).max(), says="both decrease"
+            ),
+            "up to 1.3 times the threshold λ₁ ends where the quadratic model's does (largest relative distance)": at_most(
+                0.2, (distance / near["twin_1"]).max(), says="almost the same", fails={"tiny": GATES_MOVE}
+            ),
+            "the same distance over the λ₁ at which both begin": measured(distance.max()),
+            "at 1.9 times the first threshold the network still catapults (share)": measured(
+                runs(at="1.9").share(word="catapult")
+            ),
+            "at 2.1 times, where the quadratic model diverges, it does too (share)": measured(
+                runs(at="2.1").share(word="divergent")
+            ),
+        },
         EXACT,
     )

@@ -255,70 +255,44 @@ class FigureB4(Experiment):
         "γ = 10⁻² and below the kernel at the end is monotone in the rate only up to about 3.2."
     )
     claims = (
-        equal(
-            1.0,
-            "(a) at η = 2.8 every start catapults, for every γ (share)",
-            starts(rate=2.8).share(word="catapult"),
-            says="catapult",
-        ),
-        relative(
-            *(0.25, 0.032, "(a) peak of the loss times γ² at η = 2.8, median, of the γ farthest off"),
-            starts(rate=2.8).by("gamma").each(rows.median("scaled_peak")).reduce(farthest(0.032)),
-            says="smaller γ, larger peak",
-        ),
-        within(
-            *(0.05, 0.26, "(a) kernel at the end at η = 2.8, median, of the γ farthest off"),
-            ends.reduce(farthest(0.26)),
-            says="no effect of γ",
-        ),
-        at_most(
-            1.25,
-            "(a) γ has no effect on the kernel at the end (largest over smallest, η = 2.8)",
-            ends.max() / ends.min(),
-            says="no effect",
-        ),
-        at_least(
-            1.0,
-            "(a) larger rates, larger peaks: smallest factor from one rate to the next, 2.2 to 3.6",
-            along_rates([2.2, 2.5, 2.8, 3.2, 3.6], "peak", smallest_factor),
-            says="larger",
-        ),
-        at_least(
-            0.0,
-            "(a) larger rates, smaller kernel at the end: smallest fall from one rate to the next, 2.2 to 3.2",
-            along_rates([2.2, 2.5, 2.8, 3.2], "end", smallest_fall),
-            says="decreases more",
-        ),
-        equal(
-            1.0,
-            "(a) at η = 4.2 every start diverges (share)",
-            starts(rate=4.2).share(word="divergent"),
-            reported=Reported("divergence", "Zhu 2024, section 3.3", "theory"),
-        ),
-        equal(
-            1.0,
-            "(b) every network catapults (share)",
-            networks(ratio=lambda ratio: ratio > 1).share(word="catapult"),
-            says="catapult",
-        ),
-        at_least(
-            1.5,  # widths grow fourfold; a peak proportional to the width would grow as much
-            "(b) wider networks, larger peaks: smallest factor from one width to the next",
-            peaks_by_width.min(),
-            says="larger",
-        ),
-        at_least(
-            1.0,
-            "(b) larger rates, larger peaks: smallest factor from one rate to the next",
-            peaks_by_rate.min(),
-            says="larger",
-        ),
-        at_least(
-            0.0,
-            "(b) larger rates, smaller kernel at the end: smallest fall of λ₁(end)/λ₁(0) from one rate to the next",
-            networks.by("ratio").each(rows.mean("end")).reduce(smallest_fall),
-            says="decreases more",
-        ),
+        {
+            "(a) at η = 2.8 every start catapults, for every γ (share)": equal(
+                1.0, starts(rate=2.8).share(word="catapult"), says="catapult"
+            ),
+            "(a) peak of the loss times γ² at η = 2.8, median, of the γ farthest off": relative(
+                0.25,
+                0.032,
+                starts(rate=2.8).by("gamma").each(rows.median("scaled_peak")).reduce(farthest(0.032)),
+                says="smaller γ, larger peak",
+            ),
+            "(a) kernel at the end at η = 2.8, median, of the γ farthest off": within(
+                0.05, 0.26, ends.reduce(farthest(0.26)), says="no effect of γ"
+            ),
+            "(a) γ has no effect on the kernel at the end (largest over smallest, η = 2.8)": at_most(
+                1.25, ends.max() / ends.min(), says="no effect"
+            ),
+            "(a) larger rates, larger peaks: smallest factor from one rate to the next, 2.2 to 3.6": at_least(
+                1.0, along_rates([2.2, 2.5, 2.8, 3.2, 3.6], "peak", smallest_factor), says="larger"
+            ),
+            "(a) larger rates, smaller kernel at the end: smallest fall from one rate to the next, 2.2 to 3.2": at_least(
+                0.0, along_rates([2.2, 2.5, 2.8, 3.2], "end", smallest_fall), says="decreases more"
+            ),
+            "(a) at η = 4.2 every start diverges (share)": equal(
+                1.0, starts(rate=4.2).share(word="divergent"), reported=Reported("divergence", "Zhu 2024, section 3.3", "theory")
+            ),
+            "(b) every network catapults (share)": equal(
+                1.0, networks(ratio=lambda ratio: ratio > 1).share(word="catapult"), says="catapult"
+            ),
+            "(b) wider networks, larger peaks: smallest factor from one width to the next": at_least(
+                1.5, peaks_by_width.min(), says="larger"
+            ),
+            "(b) larger rates, larger peaks: smallest factor from one rate to the next": at_least(
+                1.0, peaks_by_rate.min(), says="larger"
+            ),
+            "(b) larger rates, smaller kernel at the end: smallest fall of λ₁(end)/λ₁(0) from one rate to the next": at_least(
+                0.0, networks.by("ratio").each(rows.mean("end")).reduce(smallest_fall), says="decreases more"
+            ),
+        },
         at_most(
             0.1,
             "(b) the width has no effect on the kernel at the end (distance of λ₁(end)/λ₁(0) between the two largest widths)",
@@ -444,13 +418,12 @@ class Window(Experiment):
         paper={"widths": (100, 1000, 10_000, 100_000, 1_000_000), "together": 10},
     )
     claims = (
-        at_least(
-            3.90,
-            "F17: the upper end of the window, ηλ₀, smallest over the widths",
-            upper_ends.min(),
-            reported=Reported("4 − Θ(log m/√m)", "Zhu 2024, Theorem 3.3.1"),
-        ),
-        at_most(4.05, "F17: the same, largest", upper_ends.max(), says="4", where="Zhu 2024, Theorems 3.3.1 and B.7.1"),
+        {
+            "F17: the upper end of the window, ηλ₀, smallest over the widths": at_least(
+                3.90, upper_ends.min(), reported=Reported("4 − Θ(log m/√m)", "Zhu 2024, Theorem 3.3.1")
+            ),
+            "F17: the same, largest": at_most(4.05, upper_ends.max(), says="4", where="Zhu 2024, Theorems 3.3.1 and B.7.1"),
+        },
         within(
             *(0.1, 0.5, "F17: within the window the weights travel by m^(1/2) (exponent)", travel(2.2, 2.5, 3.0)),
             reported=Reported("outside any ball of fixed radius", "Zhu 2024, Figure 3.2", "theory"),
@@ -459,18 +432,18 @@ class Window(Experiment):
             *(0.1, 0.0, "F17: below it they travel as far at every width (exponent)", travel(1.0, 1.5)),
             reported=Reported("inside a ball of fixed radius", "Zhu 2024, Figure 3.2", "theory"),
         ),
-        at_least(
-            0.95,
-            "at m = 1000 and ηλ₀ = 3.95 the starts converge (share)",
-            rows(kind="edge", m=1000, ratio=3.95).only("share"),
-            reported=Reported("catapult", "Zhu 2024, Theorem 3.3.1"),
-        ),
-        equal(
-            0.0,
-            "at m = 1000 and ηλ₀ = 4.05 none does (share)",
-            rows(kind="edge", m=1000, ratio=4.05).only("share"),
-            reported=Reported("divergence", "Zhu 2024, Theorem B.7.1"),
-        ),
+        {
+            "at m = 1000 and ηλ₀ = 3.95 the starts converge (share)": at_least(
+                0.95,
+                rows(kind="edge", m=1000, ratio=3.95).only("share"),
+                reported=Reported("catapult", "Zhu 2024, Theorem 3.3.1"),
+            ),
+            "at m = 1000 and ηλ₀ = 4.05 none does (share)": equal(
+                0.0,
+                rows(kind="edge", m=1000, ratio=4.05).only("share"),
+                reported=Reported("divergence", "Zhu 2024, Theorem B.7.1"),
+            ),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

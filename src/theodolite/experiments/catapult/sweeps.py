@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from theodolite.experiments import Claim, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
+from theodolite.experiments import Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
+from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab.datasets import CLASSES, two_classes
 from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.measures.dynamics import catapult_sweep
@@ -154,7 +155,7 @@ diverging = rows(model="linear", ratio=lambda ratio: ratio > 1.05).share(regime=
 # test loss than at 0.8; lowest above over that at 0.8: 0.975 and 0.993. By accuracy f_quad misses by 0.0003 (B.5), 0.002 (B.6).
 
 
-def claims(*, accuracy: bool = False, also_at: float | None = None, **quadratic: Mapping[str, str]) -> list[Claim]:
+def claims(*, accuracy: bool = False, also_at: float | None = None, **quadratic: Mapping[str, str]) -> Claims:
     """The claims of a figure of this kind.
 
     `also_at` is a rate at which convergence is shown without being judged; `fails` and `undecided` are those of the claim that
@@ -162,64 +163,54 @@ def claims(*, accuracy: bool = False, also_at: float | None = None, **quadratic:
     """
     models = {model: NAMES[model] for model in ("network", "quadratic")}
     agree = [
-        at_most(
-            0.05,
-            f"up to 0.8 of the critical rate {name} has the best test loss of f_lin (largest relative distance)",
-            of_panels(distance, model).max(),
-            says="nearly identical",
-            since="laptop",
-        )
+        {
+            f"up to 0.8 of the critical rate {name} has the best test loss of f_lin (largest relative distance)": at_most(
+                0.05, of_panels(distance, model).max(), says="nearly identical", since="laptop"
+            )
+        }
         for model, name in models.items()
         if not accuracy
     ]
-    text = "f_lin diverges above 1.05 times the critical rate (share of the runs)"
-    converge = [equal(1.0, text, diverging, says="diverges")]
+    converge = {"f_lin diverges above 1.05 times the critical rate (share of the runs)": equal(1.0, diverging, says="diverges")}
     for model, name in models.items():
-        text = f"{name} converges at 1.5 times the critical rate (share of the runs)"
         more = quadratic if model == "quadratic" else {}
-        converge.append(equal(1.0, text, converging(model, 1.5), says="converges", **more))
+        converge[f"{name} converges at 1.5 times the critical rate (share of the runs)"] = equal(
+            1.0, converging(model, 1.5), says="converges", **more
+        )
     if also_at is not None:
         for model, name in models.items():
             text = f"{name} converges at {also_at} times the critical rate (share of the runs)"
-            converge.append(measured(text, converging(model, also_at)))
-    return [*agree, *converge, *(larger_accuracy(models) if accuracy else smaller_loss(models))]
+            converge[text] = measured(converging(model, also_at))
+    return [*agree, converge, *(larger_accuracy(models) if accuracy else smaller_loss(models))]
 
 
-def smaller_loss(models: Mapping[str, str]) -> list[Claim]:
+def smaller_loss(models: Mapping[str, str]) -> Claims:
     by_seed = [
-        at_least(
-            2 / 3,
-            f"{name}: best test loss at 1.5 is at most that at 0.8 (share of the seeds, smallest of the panels)",
-            of_panels(seeds_that_gain, model).min(),
-            tolerance=1e-9,
-            says="smaller",
-            since="laptop",
-        )
+        {
+            f"{name}: best test loss at 1.5 is at most that at 0.8 (share of the seeds, smallest of the panels)": at_least(
+                2 / 3, of_panels(seeds_that_gain, model).min(), tolerance=1e-9, says="smaller", since="laptop"
+            )
+        }
         for model, name in models.items()
     ]
     lowest = [
-        at_most(
-            1.0,
-            f"{name}: lowest best test loss between 1.2 and 2 over that at 0.8 (largest of the panels)",
-            of_panels(lowest_above, model).max(),
-            says="smaller",
-            since="laptop",
-        )
+        {
+            f"{name}: lowest best test loss between 1.2 and 2 over that at 0.8 (largest of the panels)": at_most(
+                1.0, of_panels(lowest_above, model).max(), says="smaller", since="laptop"
+            )
+        }
         for model, name in models.items()
     ]
     return [*by_seed, *lowest]
 
 
-def larger_accuracy(models: Mapping[str, str]) -> list[Claim]:
+def larger_accuracy(models: Mapping[str, str]) -> Claims:
     return [
-        at_least(
-            0.0,
-            f"{name}: above the critical rate the best accuracy is at least as large (gain, smallest of the panels)",
-            of_panels(accuracy_gain, model).min(),
-            says="larger",
-            read_from="plot",
-            since="laptop",
-        )
+        {
+            f"{name}: above the critical rate the best accuracy is at least as large (gain, smallest of the panels)": at_least(
+                0.0, of_panels(accuracy_gain, model).min(), says="larger", read_from="plot", since="laptop"
+            )
+        }
         for model, name in models.items()
     ]
 

@@ -305,95 +305,89 @@ class Theorems(Experiment):
             rows(part="linear").max("gap"),
             reported=Reported("r(t+1) = (I − ηK) r(t)", "Zhu 2024, (3.7)"),
         ),
-        equal(
-            1.0,
-            "F1: it falls at 0.5 and 0.95 of 2/λ (share of runs)",
-            share("linear", "monotone", 1.0, 1.9),
-            reported=Reported("monotone", "Zhu 2024, below (3.8)"),
-        ),
-        equal(
-            1.0,
-            "F1: it diverges at 1.05 of 2/λ, with no catapult (share of runs)",
-            share("linear", "divergent", 2.1),
-            reported=Reported("divergence", "Zhu 2024, below (3.8)"),
-        ),
+        {
+            "F1: it falls at 0.5 and 0.95 of 2/λ (share of runs)": equal(
+                1.0, share("linear", "monotone", 1.0, 1.9), reported=Reported("monotone", "Zhu 2024, below (3.8)")
+            ),
+            "F1: it diverges at 1.05 of 2/λ, with no catapult (share of runs)": equal(
+                1.0, share("linear", "divergent", 2.1), reported=Reported("divergence", "Zhu 2024, below (3.8)")
+            ),
+        },
         at_most(
             1e-10,
             "F2: gradient descent on the gated network follows the recursion: output (largest relative distance of a step)",
             rows(part="exact").max("output_gap"),
             reported=Reported("equality", "Zhu 2024, (3.11)"),
         ),
-        at_most(1e-10, "F2: the same, kernel", rows(part="exact").max("kernel_gap"), says="equality", where="Zhu 2024, (3.12)"),
+        {
+            "F2: the same, kernel": at_most(
+                1e-10, rows(part="exact").max("kernel_gap"), says="equality", where="Zhu 2024, (3.12)"
+            ),
+        },
         *(
-            within(
-                *(0.1, -1.0, f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}"),
-                power_of(rows(part="drift", ratio=ratio), "m", "moved"),
-                reported=Reported("O(1/(mδ))", "Zhu 2024, Theorem B.3.1"),
-            )
+            {
+                f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}": within(
+                    0.1,
+                    -1.0,
+                    power_of(rows(part="drift", ratio=ratio), "m", "moved"),
+                    reported=Reported("O(1/(mδ))", "Zhu 2024, Theorem B.3.1"),
+                )
+            }
             for ratio in (0.5, 1.0, 1.5)
         ),
-        at_most(
-            4.0,  # calibrated: 1.3
-            "F3: a step contracts the residual by 1 − δ + O(1/(mδ)) (largest excess times mδ, medians)",
-            rows(part="drift").max("excess"),
-            reported=Reported("O(1)", "Zhu 2024, Theorem B.3.1", "theory"),
-        ),
-        equal(
-            1.0,
-            "F3: at ηλ₀ = 1, 1.8 no run catapults: all fall monotonically (smallest share)",
-            share("regimes", "monotone", 1.0, 1.8),
-            reported=Reported("monotone", "Zhu 2024, Theorem B.3.1"),
-        ),
-        equal(
-            1.0,
-            "F4: at ηλ₀ = 2.2, 2.5, 3, 3.5, 3.9 all runs catapult (smallest share)",
-            share("regimes", "catapult", *CATAPULTS),
-            reported=Reported("catapult", "Zhu 2024, Theorem 3.3.1"),
-        ),
+        {
+            "F3: a step contracts the residual by 1 − δ + O(1/(mδ)) (largest excess times mδ, medians)": at_most(
+                4.0, rows(part="drift").max("excess"), reported=Reported("O(1)", "Zhu 2024, Theorem B.3.1", "theory")
+            ),
+            "F3: at ηλ₀ = 1, 1.8 no run catapults: all fall monotonically (smallest share)": equal(
+                1.0, share("regimes", "monotone", 1.0, 1.8), reported=Reported("monotone", "Zhu 2024, Theorem B.3.1")
+            ),
+            "F4: at ηλ₀ = 2.2, 2.5, 3, 3.5, 3.9 all runs catapult (smallest share)": equal(
+                1.0, share("regimes", "catapult", *CATAPULTS), reported=Reported("catapult", "Zhu 2024, Theorem 3.3.1")
+            ),
+        },
         *(
-            relative(
-                *(0.2, 0.0134, f"F4: peak of the loss over m at ηλ₀ = 2.5, m = {m}"),
-                rows(part="regimes", ratio=2.5, m=m).median("peak"),
-                reported=Reported("Ω(m δ²/log m)", "Zhu 2024, Theorem 3.3.1"),
-            )
+            {
+                f"F4: peak of the loss over m at ηλ₀ = 2.5, m = {m}": relative(
+                    0.2,
+                    0.0134,
+                    rows(part="regimes", ratio=2.5, m=m).median("peak"),
+                    reported=Reported("Ω(m δ²/log m)", "Zhu 2024, Theorem 3.3.1"),
+                )
+            }
             for m in (1000, 10_000, 100_000)
         ),
-        at_most(
-            1.25,
-            "F4: the peak is proportional to m: largest peak/m over smallest, ηλ₀ = 2.5",
-            peaks.max() / peaks.min(),
-            reported=Reported("Ω(m δ²/log m)", "Zhu 2024, Theorem 3.3.1"),
-        ),
-        at_most(
-            0.05,
-            "F5: early growth of |g − y| per step over 1 + δ (largest relative distance), m = 100000",
-            early(100_000),
-            reported=Reported("1 + δ − O(δ/log m)", "Zhu 2024, Lemma 3.3.2"),
-        ),
+        {
+            "F4: the peak is proportional to m: largest peak/m over smallest, ηλ₀ = 2.5": at_most(
+                1.25, peaks.max() / peaks.min(), reported=Reported("Ω(m δ²/log m)", "Zhu 2024, Theorem 3.3.1")
+            ),
+            "F5: early growth of |g − y| per step over 1 + δ (largest relative distance), m = 100000": at_most(
+                0.05, early(100_000), reported=Reported("1 + δ − O(δ/log m)", "Zhu 2024, Lemma 3.3.2")
+            ),
+        },
         at_most(
             1.0,
             "F6: after a catapult the loss is below its start (largest ratio; so F4 defines a catapult: a check of the code)",
             (catapults["last"] / catapults["first"]).max(),
             reported=Reported("O(1)", "Zhu 2024, Lemma 3.3.3"),
         ),
-        at_least(
-            1e-9,
-            "F7: ηλ after a catapult, smallest (positive by definition: a check of the code)",
-            catapults.min("end"),
-            reported=Reported("above 0", "Zhu 2024, Theorem 3.3.4"),
-        ),
-        at_most(
-            2.0,
-            "F7: ηλ after a catapult, largest (descent settles only below 2: a check of the code)",
-            catapults.max("end"),
-            reported=Reported("below 2", "Zhu 2024, Theorem 3.3.4"),
-        ),
+        {
+            "F7: ηλ after a catapult, smallest (positive by definition: a check of the code)": at_least(
+                1e-9, catapults.min("end"), reported=Reported("above 0", "Zhu 2024, Theorem 3.3.4")
+            ),
+            "F7: ηλ after a catapult, largest (descent settles only below 2: a check of the code)": at_most(
+                2.0, catapults.max("end"), reported=Reported("below 2", "Zhu 2024, Theorem 3.3.4")
+            ),
+        },
         *(
-            within(
-                *(0.05, value, f"F7: ηλ at the end of a catapult at ηλ₀ = {ratio:g}, m = 10000"),
-                rows(part="regimes", ratio=ratio, m=10_000).median("end"),
-                reported=Reported("between 0 and 2", "Zhu 2024, Theorem 3.3.4"),
-            )
+            {
+                f"F7: ηλ at the end of a catapult at ηλ₀ = {ratio:g}, m = 10000": within(
+                    0.05,
+                    value,
+                    rows(part="regimes", ratio=ratio, m=10_000).median("end"),
+                    reported=Reported("between 0 and 2", "Zhu 2024, Theorem 3.3.4"),
+                )
+            }
             for ratio, value in ((2.2, 1.77), (2.5, 1.28))
         ),
         at_most(
@@ -403,90 +397,68 @@ class Theorems(Experiment):
             rows(part="equilibria").max("gap"),
             reported=Reported("stable for v* in (0, 2)", "Zhu 2024, Theorem 3.3.4", "theory"),
         ),
-        equal(
-            True,
-            "F7: equilibria are stable below v* = 2 and unstable above (algebra: a check of the code)",
-            known_equilibria.column(lambda row: row["stable"] == (row["v"] < 2)).reduce(all),
-            reported=Reported("λ in [ε, 2/η − ε]", "Zhu 2024, Theorem 3.3.4"),
-        ),
-        equal(
-            1.0,
-            "F8: at ηλ₀ = 4.2 all runs diverge (smallest share)",
-            share("regimes", "divergent", 4.2),
-            reported=Reported("divergence", "Zhu 2024, Theorem B.7.1"),
-        ),
-        equal(
-            1.0,
-            "F9: between 2/λ₁ and 2/λ₂ the catapult is along p₁ only (share of networks)",
-            on_the_line(place="between").share(word_1="catapult", word_2="monotone"),
-            reported=Reported("only p₁", "Zhu 2024, Theorem 3.3.6"),
-        ),
-        equal(
-            1.0,
-            "F9: between 2/λ₂ and 4/λ₁ it is along both (share of networks)",
-            on_the_line(place="above").share(word_1="catapult", word_2="catapult"),
-            reported=Reported("p₁ and p₂", "Zhu 2024, Theorem 3.3.6"),
-        ),
-        equal(
-            1.0,
-            "F9: where 2/λ₂ > 4/λ₁ it is never along p₂ (share of runs along p₁ only)",
-            on_the_line(shrink=0.6, gap=lambda gap: gap > 2).share(word_1="catapult", word_2="monotone"),
-            reported=Reported("only p₁", "Zhu 2024, before Theorem 3.3.6", "theory"),
-        ),
-        at_most(
-            1e-10,
-            "F10: p₁ and p₂ stay eigenvectors of the kernel (largest residual)",
-            rows(part="rank").max("eigen_gap"),
-            reported=Reported("eigenvectors for all t", "Zhu 2024, Proposition B.11.1"),
-        ),
-        at_most(
-            1e-10,
-            "F10: the kernel has rank two (third eigenvalue over the first)",
-            rows(part="rank").max("third"),
-            reported=Reported("rank at most 2", "Zhu 2024, Proposition B.11.1"),
-        ),
-        at_most(
-            1e-10,
-            "F11: the loss off p₁ and p₂ does not change (largest relative change)",
-            rows(part="rank").max("rest_gap"),
-            reported=Reported("constant", "Zhu 2024, Proposition B.11.3"),
-        ),
-        at_least(
-            0.97,
-            "F12: λ(0) lies within a half of ‖x‖²/d, m = 50 (share of draws)",
-            rows(part="scale", m=50).only("inside"),
-            reported=Reported("with high probability", "Zhu 2024, Proposition B.9.1"),
-        ),
-        equal(
-            1.0,
-            "F12: the same, m = 200",
-            rows(part="scale", m=200).only("inside"),
-            reported=Reported("with high probability", "Zhu 2024, Proposition B.9.1"),
-        ),
-        equal(
-            1.0,
-            "F13: the largest eigenvalue lies within a half of M, m = 200 (share of draws)",
-            rows(part="scale", m=200).only("line_inside"),
-            reported=Reported("with high probability", "Zhu 2024, Proposition B.11.2"),
-        ),
-        equal(
-            1.0,
-            "F14: pure quadratics catapult at ηλ₀ = 2.2, 2.6, 3, 3.6 (smallest share)",
-            share("pure", "catapult", 2.2, 2.6, 3.0, 3.6),
-            reported=Reported("catapult", "Zhu 2024, Proposition B.13.1"),
-        ),
-        equal(
-            0,
-            "F15: above the corrected threshold the kernel falls (violations)",
-            rows(part="decrease").max("violations"),
-            reported=Reported(0, "Zhu 2024, Proposition B.5.2, corrected", "theory"),
-        ),
-        at_least(
-            1,
-            "F15: the printed threshold is not enough (violations)",
-            rows(part="decrease").max("printed_violations"),
-            reported=Reported(0, "Zhu 2024, Proposition B.5.2"),
-        ),
+        {
+            "F7: equilibria are stable below v* = 2 and unstable above (algebra: a check of the code)": equal(
+                True,
+                known_equilibria.column(lambda row: row["stable"] == (row["v"] < 2)).reduce(all),
+                reported=Reported("λ in [ε, 2/η − ε]", "Zhu 2024, Theorem 3.3.4"),
+            ),
+            "F8: at ηλ₀ = 4.2 all runs diverge (smallest share)": equal(
+                1.0, share("regimes", "divergent", 4.2), reported=Reported("divergence", "Zhu 2024, Theorem B.7.1")
+            ),
+            "F9: between 2/λ₁ and 2/λ₂ the catapult is along p₁ only (share of networks)": equal(
+                1.0,
+                on_the_line(place="between").share(word_1="catapult", word_2="monotone"),
+                reported=Reported("only p₁", "Zhu 2024, Theorem 3.3.6"),
+            ),
+            "F9: between 2/λ₂ and 4/λ₁ it is along both (share of networks)": equal(
+                1.0,
+                on_the_line(place="above").share(word_1="catapult", word_2="catapult"),
+                reported=Reported("p₁ and p₂", "Zhu 2024, Theorem 3.3.6"),
+            ),
+            "F9: where 2/λ₂ > 4/λ₁ it is never along p₂ (share of runs along p₁ only)": equal(
+                1.0,
+                on_the_line(shrink=0.6, gap=lambda gap: gap > 2).share(word_1="catapult", word_2="monotone"),
+                reported=Reported("only p₁", "Zhu 2024, before Theorem 3.3.6", "theory"),
+            ),
+            "F10: p₁ and p₂ stay eigenvectors of the kernel (largest residual)": at_most(
+                1e-10,
+                rows(part="rank").max("eigen_gap"),
+                reported=Reported("eigenvectors for all t", "Zhu 2024, Proposition B.11.1"),
+            ),
+            "F10: the kernel has rank two (third eigenvalue over the first)": at_most(
+                1e-10, rows(part="rank").max("third"), reported=Reported("rank at most 2", "Zhu 2024, Proposition B.11.1")
+            ),
+            "F11: the loss off p₁ and p₂ does not change (largest relative change)": at_most(
+                1e-10, rows(part="rank").max("rest_gap"), reported=Reported("constant", "Zhu 2024, Proposition B.11.3")
+            ),
+            "F12: λ(0) lies within a half of ‖x‖²/d, m = 50 (share of draws)": at_least(
+                0.97,
+                rows(part="scale", m=50).only("inside"),
+                reported=Reported("with high probability", "Zhu 2024, Proposition B.9.1"),
+            ),
+            "F12: the same, m = 200": equal(
+                1.0,
+                rows(part="scale", m=200).only("inside"),
+                reported=Reported("with high probability", "Zhu 2024, Proposition B.9.1"),
+            ),
+            "F13: the largest eigenvalue lies within a half of M, m = 200 (share of draws)": equal(
+                1.0,
+                rows(part="scale", m=200).only("line_inside"),
+                reported=Reported("with high probability", "Zhu 2024, Proposition B.11.2"),
+            ),
+            "F14: pure quadratics catapult at ηλ₀ = 2.2, 2.6, 3, 3.6 (smallest share)": equal(
+                1.0, share("pure", "catapult", 2.2, 2.6, 3.0, 3.6), reported=Reported("catapult", "Zhu 2024, Proposition B.13.1")
+            ),
+            "F15: above the corrected threshold the kernel falls (violations)": equal(
+                0,
+                rows(part="decrease").max("violations"),
+                reported=Reported(0, "Zhu 2024, Proposition B.5.2, corrected", "theory"),
+            ),
+            "F15: the printed threshold is not enough (violations)": at_least(
+                1, rows(part="decrease").max("printed_violations"), reported=Reported(0, "Zhu 2024, Proposition B.5.2")
+            ),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

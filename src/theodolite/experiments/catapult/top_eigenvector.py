@@ -132,36 +132,28 @@ class TopEigenvectorFigure(Figure):
     )
     claims = (
         *(
-            at_least(
-                0.0,
-                f"{name} is positive while the loss is above 0.3 of its peak (smallest value)",
-                while_large(column),
-                reported=Reported("remains positive when the loss is large", "Zhu 2024, appendix B.14"),
-            )
+            {
+                f"{name} is positive while the loss is above 0.3 of its peak (smallest value)": at_least(
+                    0.0,
+                    while_large(column),
+                    reported=Reported("remains positive when the loss is large", "Zhu 2024, appendix B.14"),
+                )
+            }
             for name, column in QUANTITIES.items()
         ),
-        at_least(
-            0.9,
-            "the loss along the top eigenvector is nearly all of the loss at its peak (smallest share)",
-            share_at_peak,
-            reported=Reported("almost captures the spike", "Zhu 2024, appendix B.14"),
-        ),
-        at_least(
-            1.05,
-            "the loss rises first (peak over first loss, smallest)",
-            runs.each(rows.max("loss") / first_loss).min(),
-            says="a spike",
-            read_from="plot",
-        ),
-        at_most(
-            1.0,
-            "and ends below its start (last over first loss, largest)",
-            runs.each(rows["loss"].last() / first_loss).max(),
-            says="falls",
-            read_from="plot",
-        ),
+        {
+            "the loss along the top eigenvector is nearly all of the loss at its peak (smallest share)": at_least(
+                0.9, share_at_peak, reported=Reported("almost captures the spike", "Zhu 2024, appendix B.14")
+            ),
+            "the loss rises first (peak over first loss, smallest)": at_least(
+                1.05, runs.each(rows.max("loss") / first_loss).min(), says="a spike", read_from="plot"
+            ),
+            "and ends below its start (last over first loss, largest)": at_most(
+                1.0, runs.each(rows["loss"].last() / first_loss).max(), says="falls", read_from="plot"
+            ),
+        },
         *(
-            measured(f"{name} scales with the loss (correlation, smallest)", follows_loss(column))
+            {f"{name} scales with the loss (correlation, smallest)": measured(follows_loss(column))}
             for name, column in QUANTITIES.items()
         ),
     )

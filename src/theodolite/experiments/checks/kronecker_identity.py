@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
-from theodolite.experiments.query import Measured
+from theodolite.experiments import Experiment, at_most, equal, rows, sizes
+from theodolite.experiments.query import select
 from theodolite.linalg import top_eigenpairs
 from theodolite.operators import DenseOperator, hessian
 from theodolite.problem import Problem
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Params:
-    shapes: tuple[tuple[int, int], ...]  # (outputs, inputs)
-    samples: int
-    seeds: int
-
-
-def largest(column: str) -> Any:
-    """The largest value of a column over the layers."""
-
-    def measure(rows: list[Row]) -> Measured:
-        return Measured(max(row[column] for row in rows if row["kind"] == "layer"))
-
-    return measure
-
-
-def wrong_copies(rows: list[Row]) -> int:
-    """How many layers show their top eigenvalue another number of times than they have outputs."""
-    return sum(row["copies"] != row["outputs"] for row in rows if row["kind"] == "layer")
+layers = rows(kind="layer")
 
 
 class KroneckerIdentity(Experiment):
@@ -52,37 +28,38 @@ class KroneckerIdentity(Experiment):
     """
 
     id = "checks/kronecker-identity"
-    source = "002, section 3: the decoupling of the layer-wise Hessian; exact where the output Hessian is constant"
-    sizes = {
-        "tiny": Params(shapes=((3, 5), (4, 8)), samples=50, seeds=2),
-        "laptop": Params(shapes=((5, 20), (10, 64), (10, 100)), samples=1000, seeds=5),
-        "paper": Params(shapes=((10, 784), (200, 200)), samples=10000, seeds=5),
-    }
-    claims = (
-        Claim(
-            "products of the Hessian equal products of I ⊗ E[xxᵀ] (largest relative distance)",
-            largest("distance"),
-            rule="at most",
-            expected=1e-10,
-            reported=Reported("equal", "002, decoupling for a constant output Hessian", read_from="theory"),
-        ),
-        Claim(
-            "every eigenvalue of E[xxᵀ] appears once per output: layers where the top one's copies are miscounted",
-            wrong_copies,
-            rule="equal",
-            expected=0,
-            reported=Reported("m copies", "002, eigenvalues of a Kronecker product", read_from="theory"),
-        ),
-        Claim(
-            "the eigenvalues of the Hessian are those of E[xxᵀ] (largest relative distance)",
-            largest("eigenvalue_distance"),
-            rule="at most",
-            expected=1e-3,
-            reported=Reported("equal", "002, eigenvalues of a Kronecker product", read_from="theory"),
-        ),
+    where = "Wu, Zhu et al. 2020, section 3: the decoupling of the layer-wise Hessian; exact where the output Hessian is constant"
+    #: Shapes are (outputs, inputs).
+    sizes = sizes(
+        tiny={"shapes": ((3, 5), (4, 8)), "samples": 50, "seeds": 2},
+        laptop={"shapes": ((5, 20), (10, 64), (10, 100)), "samples": 1000, "seeds": 5},
+        paper={"shapes": ((10, 784), (200, 200)), "samples": 10000, "seeds": 5},
     )
+    claims = {
+        "products of the Hessian equal products of I ⊗ E[xxᵀ] (largest relative distance)": at_most(
+            1e-10,
+            layers.max("distance"),
+            says="equal",
+            where="Wu, Zhu et al. 2020, decoupling for a constant output Hessian",
+            read_from="theory",
+        ),
+        "every eigenvalue of E[xxᵀ] appears once per output: layers where the top one's copies are miscounted": equal(
+            0,
+            (layers["copies"] - layers["outputs"]).count(lambda more: more != 0),
+            says="m copies",
+            where="Wu, Zhu et al. 2020, eigenvalues of a Kronecker product",
+            read_from="theory",
+        ),
+        "the eigenvalues of the Hessian are those of E[xxᵀ] (largest relative distance)": at_most(
+            1e-3,
+            layers.max("eigenvalue_distance"),
+            says="equal",
+            where="Wu, Zhu et al. 2020, eigenvalues of a Kronecker product",
+            read_from="theory",
+        ),
+    }
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for outputs, inputs in p.shapes:
             for seed in range(p.seeds):
                 yield {"outputs": outputs, "inputs": inputs, "samples": p.samples, "seed": seed}
@@ -114,32 +91,17 @@ class KroneckerIdentity(Experiment):
             "eigenvalue_distance": float((pairs.values - wanted).abs().max() / wanted[0]),
         }
         for i, value in enumerate(pairs.values.tolist()):
-            yield {
-                "kind": "eigenvalue",
-                "layer": layer,
-                "seed": job["seed"],
-                "index": i,
-                "hessian": value,
-                "predicted": float(wanted[i]),
-            }
+            values = {"index": i, "hessian": value, "predicted": float(wanted[i])}
+            yield {"kind": "eigenvalue", "layer": layer, "seed": job["seed"], **values}
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        values = [row for row in rows if row["kind"] == "eigenvalue"]
-        layers = [row for row in rows if row["kind"] == "layer"]
         figure, (left, right) = plots.panels(2)
-        plots.scatter(
-            values,
-            "predicted",
-            "hessian",
-            by="layer",
-            identity=True,
-            xlabel="eigenvalue of I ⊗ E[xxᵀ]",
-            ylabel="eigenvalue of the Hessian",
-            ax=left,
-        )
-        plots.scatter(layers, "outputs", "copies", by="layer", identity=True, xlabel="outputs", ylabel="copies found", ax=right)
+        values, labels = select(rows, kind="eigenvalue"), ("eigenvalue of I ⊗ E[xxᵀ]", "eigenvalue of the Hessian")
+        look: dict[str, Any] = {"by": "layer", "identity": True}
+        plots.scatter(values, "predicted", "hessian", **look, xlabel=labels[0], ylabel=labels[1], ax=left)
+        plots.scatter(layers.of(rows), "outputs", "copies", **look, xlabel="outputs", ylabel="copies found", ax=right)
         return figure
 
 

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
-from theodolite.experiments.query import Measured
+from theodolite.experiments import Experiment, at_most, rows, sizes
+from theodolite.experiments.query import Value, select
 from theodolite.linalg import top_eigenpairs
 from theodolite.operators import hessian
 from theodolite.problem import Problem
 from theodolite.results import Row
 from theodolite.training import train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Params:
-    samples: int
-    features: int
-    seeds: int
-    steps: int = 100
-    bisections: int = 16
 
 
 def half_sum(output: Tensor, target: Tensor) -> Tensor:
@@ -41,21 +27,13 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"half sum": half_sum, "
 KERNEL_EDGE = {"half sum": lambda n: 2.0, "mean": lambda n: float(n)}
 
 
-def worst(column: str) -> Any:
+edges = rows(kind="edge")
+above = rows(kind="growth", ratio=lambda ratio: ratio > 1.0)
+
+
+def distance(column: str) -> Value:
     """Largest relative distance between the rate found by bisection and the one predicted in `column`."""
-
-    def measure(rows: list[Row]) -> Measured:
-        edges = [row for row in rows if row["kind"] == "edge"]
-        gaps = [abs(row["bisected"] / row[column] - 1.0) for row in edges]
-        return Measured(max(gaps), error=max(row["precision"] for row in edges))
-
-    return measure
-
-
-def growth_law(rows: list[Row]) -> float:
-    """Largest distance between the measured growth of the loss per step above the edge and (1 − ηλ)²."""
-    above = [row for row in rows if row["kind"] == "growth" and row["ratio"] > 1.0]
-    return max(float(abs(row["growth"] - row["predicted"])) for row in above)
+    return (edges["bisected"] / edges[column]).change().max().with_error(edges.max("precision"))
 
 
 class StabilityEdge(Experiment):
@@ -67,47 +45,31 @@ class StabilityEdge(Experiment):
     """
 
     id = "checks/stability-edge"
-    source = "003, chapter 3, equations (3.7) and (3.8): r(t+1) = (I − ηK) r(t)"
-    sizes = {
-        "tiny": Params(samples=40, features=6, seeds=2),
-        "laptop": Params(samples=200, features=20, seeds=10),
-        "paper": Params(samples=2000, features=100, seeds=20),
-    }
-    claims = (
-        Claim(
-            "the largest stable learning rate is 2/λ of the Hessian (largest relative distance)",
-            worst("hessian_edge"),
-            rule="at most",
-            expected=1e-3,
-            reported=Reported("2/λ", "003, below (3.8)"),
-        ),
-        Claim(
-            "the same edge from the tangent kernel: 2/λ(K), and n/λ(K) for a mean loss (largest relative distance)",
-            worst("kernel_edge"),
-            rule="at most",
-            expected=1e-3,
-            reported=Reported("2/λ(K)", "003, below (3.8)"),
-        ),
-        Claim(
-            "above the edge the loss grows by (1 − ηλ)² per step (largest distance)",
-            growth_law,
-            rule="at most",
-            expected=1e-2,
-            reported=Reported("(1 − ηλ)²", "003, (3.7)", read_from="theory"),
-        ),
+    where = "Zhu 2024, chapter 3, equations (3.7) and (3.8): r(t+1) = (I − ηK) r(t)"
+    sizes = sizes(
+        steps=100,
+        bisections=16,
+        tiny={"samples": 40, "features": 6, "seeds": 2},
+        laptop={"samples": 200, "features": 20, "seeds": 10},
+        paper={"samples": 2000, "features": 100, "seeds": 20},
     )
+    claims = {
+        "the largest stable learning rate is 2/λ of the Hessian (largest relative distance)": at_most(
+            1e-3, distance("hessian_edge"), says="2/λ", where="Zhu 2024, below (3.8)"
+        ),
+        "the same edge from the tangent kernel: 2/λ(K), and n/λ(K) for a mean loss (largest relative distance)": at_most(
+            1e-3, distance("kernel_edge"), says="2/λ(K)", where="Zhu 2024, below (3.8)"
+        ),
+        "above the edge the loss grows by (1 − ηλ)² per step (largest distance)": at_most(
+            1e-2, abs(above["growth"] - above["predicted"]).max(), says="(1 − ηλ)²", where="Zhu 2024, (3.7)", read_from="theory"
+        ),
+    }
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        shared = {name: p[name] for name in ("samples", "features", "steps", "bisections")}
         for seed in range(p.seeds):
             for loss in LOSSES:
-                yield {
-                    "loss": loss,
-                    "samples": p.samples,
-                    "features": p.features,
-                    "steps": p.steps,
-                    "bisections": p.bisections,
-                    "seed": seed,
-                }
+                yield {"loss": loss, **shared, "seed": seed}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         x, y = _data(job)
@@ -124,33 +86,22 @@ class StabilityEdge(Experiment):
                 highest = rate
         shared = {"loss": job["loss"], "seed": job["seed"]}
         bisected = 0.5 * (lowest + highest)
-        precision = (highest - lowest) / bisected
-        yield {
-            "kind": "edge",
-            **shared,
-            "bisected": bisected,
-            "hessian_edge": edge,
-            "kernel_edge": kernel_edge,
-            "precision": precision,
-        }
+        found = {"bisected": bisected, "hessian_edge": edge, "kernel_edge": kernel_edge}
+        yield {"kind": "edge", **shared, **found, "precision": (highest - lowest) / bisected}
         for ratio in (0.9, 0.95, 0.98, 1.02, 1.05, 1.1):
             growth = _growth(job, ratio * edge, x, y)
             yield {"kind": "growth", **shared, "ratio": ratio, "growth": growth, "predicted": (1.0 - 2.0 * ratio) ** 2}
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        growth = [row for row in rows if row["kind"] == "growth"]
-        edges = [{**row, "ratio": row["bisected"] / row["hessian_edge"]} for row in rows if row["kind"] == "edge"]
         figure, (left, right) = plots.panels(2)
-        plots.curves(
-            growth, "ratio", "growth", by="loss", xlabel="learning rate / (2/λ)", ylabel="growth of the loss per step", ax=left
-        )
+        growth, labels = select(rows, kind="growth"), ("learning rate / (2/λ)", "growth of the loss per step")
+        plots.curves(growth, "ratio", "growth", by="loss", xlabel=labels[0], ylabel=labels[1], ax=left)
         plots.reference(left, x=1.0, label="edge 2/λ")
         plots.reference(left, y=1.0)
-        plots.scatter(
-            edges, "hessian_edge", "bisected", by="loss", log="xy", identity=True, xlabel="2/λ", ylabel="bisected", ax=right
-        )
+        look: dict[str, Any] = {"by": "loss", "log": "xy", "identity": True}
+        plots.scatter(edges.of(rows), "hessian_edge", "bisected", **look, xlabel="2/λ", ylabel="bisected", ax=right)
         return figure
 
 

@@ -2,55 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
-from theodolite.experiments.hessian.networks import Setup
-from theodolite.experiments.hessian.tables import SMALL_LENET, as_printed, cifar, mnist
-from theodolite.experiments.hessian.tables_inputs import Params, column, draw_lines, input_rows, line_jobs
-from theodolite.experiments.hessian.tables_reported import TABLE_6, TABLE_8
+import torch
+from torch import Tensor
+
+from theodolite.experiments import Experiment, Figure, at_least, at_most, between, rows
+from theodolite.experiments.hessian import paper
+from theodolite.experiments.hessian.layer_inputs import (
+    DENSE,
+    SMALL_LENET,
+    TABLE_6,
+    TABLE_8,
+    LayerInputs,
+    as_printed,
+    cifar,
+    draw_lines,
+    fc,
+    largest,
+    mnist,
+    smallest,
+)
+from theodolite.experiments.hessian.networks import SOURCE, NetworkStudy, Setup, case_sizes, cases, networks_of, problems_of
+from theodolite.experiments.query import Query, Value, select
+from theodolite.linalg import Eigenpairs, overlap_curve, top_eigenpairs
+from theodolite.measures.hessian import autocorrelation, correspondence, kronecker_overlap
+from theodolite.operators import KroneckerFactors, kronecker_factors, layer_hessians
+from theodolite.problem import Problem
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+[DENSE_BN] = networks_of(DENSE, "F-40^2-BN")
+[SMALL_LENET_BN] = networks_of(SMALL_LENET, "LeNet-mini-BN")
 
-SMALL_LENET_BN = replace(SMALL_LENET, network="LeNet-mini-BN")
-
-
-def layers_of(*, normalised: bool, first: bool = False, family: str = "") -> Callable[[Row], bool]:
-    """Fully connected layers of the networks with or without batch norm: all but the first, or only the first.
-
-    `family` is how the networks' names begin.
-    """
-    return lambda row: (
-        row["normalised"] == normalised and row["first"] == first and row["part"] == "fc" and row["network"].startswith(family)
-    )
-
-
-def of_layer(name: str) -> Callable[[Row], bool]:
-    """The rows of one layer."""
-    return lambda row: row["layer"] == name
+#: Fully connected layers but the first, with batch norm in the network and without.
+dense = rows(part="fc", normalised=True, network=lambda network: network.startswith("F-"))
+lenets = fc(normalised=True, network=lambda network: network.startswith("LeNet"))
+plain = fc(normalised=False)
 
 
 def pooled_over_others(rows: list[Row]) -> float:
-    """LeNet5-BN: the squared dot product of fc1, which is fed by a pooling, less the larger of those of fc2 and fc3."""
-    lenet = [row for row in rows if row["network"] == "LeNet5-BN"]
-    pooled = column("squared_dot", fmean, of_layer("fc1"))(lenet)
-    return pooled - max(column("squared_dot", fmean, of_layer(name))(lenet) for name in ("fc2", "fc3"))
+    """LeNet5-BN: the squared dot product of fc1, which is fed by a pooling, minus the larger of those of fc2 and fc3."""
+    lenet = select(rows, network="LeNet5-BN")
+    if not lenet:
+        return math.nan
+    pooled, *others = (fmean(row["squared_dot"] for row in select(lenet, layer=name)) for name in ("fc1", "fc2", "fc3"))
+    return pooled - largest(others)
 
 
-def first_over_others(rows: list[Row]) -> float:
-    """Fully connected networks with batch norm: the first layer's λ₁/λ₂ over the largest of the others'."""
-    dense = [row for row in rows if row["network"].startswith("F-")]
-    first = column("ratio", min, layers_of(normalised=True, first=True))(dense)
-    return first / column("ratio", max, layers_of(normalised=True))(dense)
+NOT_CENTRED = "the norm before fc1 of LeNet-mini-BN centres each channel, not each place: 0.302, and 2.6 for one seed of three"
 
 
-class Table8(Experiment):
+class Table8(Figure):
     """With batch norm the mean no longer rules: squared dot products and spectral ratios.
 
     As Table 6, for networks with a batch norm (no scale, no shift, statistics frozen) after each ReLU, beside the same
@@ -58,93 +65,255 @@ class Table8(Experiment):
     channel over all its places together: the means of single places remain, so fc1 of a LeNet keeps a mean.
     """
 
-    id = "hessian/table-8"
-    source = "002, appendix F.4; 000, section C.7.3"
-    item = "wu-zhu-2020 Table 8"
-    sizes = {
-        "tiny": Params(setups=(Setup("F-40^2-BN"), Setup("F-40^2"), replace(SMALL_LENET_BN, epochs=10)), seeds=3),
-        "laptop": Params(
-            setups=(
-                Setup("F-40^2-BN"),
-                Setup("F-40^2"),
-                SMALL_LENET_BN,
-                mnist("F-200^2-BN", 10),
-                mnist("F-200^2", 10),
-                mnist("F-600^2-BN", 4),
-                cifar("LeNet5-BN", 20),
-            ),
+    item, where = "wu-zhu-2020 Table 8", "appendix F.4; Wu 2023, section C.7.3"
+    view = rows(part="fc")
+    study = LayerInputs.of(
+        tiny=cases(DENSE_BN, DENSE, replace(SMALL_LENET_BN, epochs=10), seeds=3),
+        laptop=cases(
+            *(DENSE_BN, DENSE, SMALL_LENET_BN, mnist("F-200^2-BN", 10), mnist("F-200^2", 10), mnist("F-600^2-BN", 4)),
+            cifar("LeNet5-BN", 20),
             seeds=2,
         ),
-        "paper": Params(
-            setups=(*(as_printed(line) for line in TABLE_8), *(as_printed(line.removesuffix("-BN")) for line in TABLE_8)), seeds=3
-        ),
-    }
+        paper=cases(*(as_printed(line.removesuffix(norm)) for norm in ("", "-BN") for line in TABLE_8), seeds=3),
+    )
     claims = (
-        Claim(
+        at_most(
+            0.3,
             "with batch norm the leading eigenvector is not the mean (mean squared dot product, fully connected networks)",
-            column("squared_dot", fmean, layers_of(normalised=True, family="F-")),
-            rule="at most",
-            expected=0.3,
-            reported=Reported("0.026 to 0.062", "Table 8"),
+            dense(first=False).mean("squared_dot"),
+            says="0.026 to 0.062",
         ),
-        Claim(
+        at_most(
+            2.0,
             "with batch norm no eigenvalue stands out (largest λ₁/λ₂, fully connected networks)",
-            column("ratio", max, layers_of(normalised=True, family="F-")),
-            rule="at most",
-            expected=2.0,
-            reported=Reported(1.30, "Table 8, largest"),
+            dense(first=False)["ratio"].reduce(largest),
+            reported=paper(1.30, "Table 8, largest"),
         ),
-        Claim(
+        at_most(
+            0.3,
             "LeNets: with batch norm the leading eigenvector is not the mean (mean squared dot product)",
-            column("squared_dot", fmean, layers_of(normalised=True, family="LeNet")),
-            rule="at most",
-            expected=0.3,
-            reported=Reported(0.210, "Table 8, LeNet5-BN"),
+            lenets.mean("squared_dot"),
+            reported=paper(0.210, "Table 8, LeNet5-BN"),
+            fails={"tiny": NOT_CENTRED},
         ),
-        Claim(
+        at_most(
+            2.0,
             "LeNets: with batch norm no eigenvalue stands out (largest λ₁/λ₂)",
-            column("ratio", max, layers_of(normalised=True, family="LeNet")),
-            rule="at most",
-            expected=2.0,
-            reported=Reported(1.89, "Table 8, largest of LeNet5-BN"),
+            lenets["ratio"].reduce(largest),
+            reported=paper(1.89, "Table 8, largest of LeNet5-BN"),
+            fails={"tiny": NOT_CENTRED},
         ),
-        Claim(
+        at_least(
+            0.98,
             "without batch norm it is the mean (smallest squared dot product)",
-            column("squared_dot", min, layers_of(normalised=False)),
-            rule="at least",
-            expected=0.98,
-            reported=Reported(0.997, "Table 6, smallest of these networks"),
+            plain["squared_dot"].reduce(smallest),
+            reported=paper(0.997, "Table 6, smallest of these networks"),
         ),
-        Claim(
+        at_least(
+            2.5,
             "without batch norm one eigenvalue stands out (smallest λ₁/λ₂)",
-            column("ratio", min, layers_of(normalised=False)),
-            rule="at least",
-            expected=2.5,
-            reported=Reported(5.88, "Table 6, smallest of these networks"),
+            plain["ratio"].reduce(smallest),
+            reported=paper(5.88, "Table 6, smallest of these networks"),
         ),
-        Claim(
+        at_least(
+            1.0,
             "the first layer has no norm before it and keeps its gap (its λ₁/λ₂ over the largest of the others)",
-            first_over_others,
-            rule="at least",
-            expected=1.0,
-            reported=Reported("except for the first layer", "appendix F.4"),
+            dense(first=True)["ratio"].reduce(smallest) / dense(first=False)["ratio"].reduce(largest),
+            reported=paper("except for the first layer", "appendix F.4"),
         ),
-        Claim(
+        at_least(
+            0.1,
             "LeNet5-BN: the pooling after the norm brings the mean back in fc1 (squared dot product above fc2 and fc3)",
             pooled_over_others,
-            rule="at least",
-            expected=0.1,
-            reported=Reported(0.803, "Table 8, largest of LeNet5-BN; that it is fc1 is our reading"),
+            reported=paper(0.803, "Table 8, largest of LeNet5-BN; that it is fc1 is our reading"),
             since="laptop",
         ),
     )
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
-        return line_jobs(p)
+    def draw(self, rows: list[Row]) -> Any:
+        return draw_lines(select(rows, first=False), {**TABLE_6, **TABLE_8})
 
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        for row in input_rows(job, lambda name, first: "fc" in name):
-            yield {**row, "normalised": job["network"].endswith("-BN")}
 
-    def draw(self, rows: list[Row]) -> Figure:
-        return draw_lines([row for row in rows if not row["first"]], {**TABLE_6, **TABLE_8})
+# Spectra, correspondence and overlaps
+
+
+with_norm, without = rows(norm=True), rows(norm=False)
+
+
+def at(query: Query, kind: str, column: str) -> Value:
+    """The mean of a curve where its index is that in a column of its rows."""
+    return query(kind=kind).where(lambda row: row["index"] == row[column]).mean("value")
+
+
+def aligned(query: Query) -> Value:
+    """The share of the first m eigenvectors of which more than half lies along v₁."""
+    return query(kind="correspondence").where(lambda row: row["index"] <= row["outputs"])["value"].share(lambda v: v > 0.5)
+
+
+def alike(rows: list[Row]) -> float:
+    """Cosine between the rows of v₁ in the correspondence of the true and of the approximate Hessian."""
+    true, product = (
+        torch.tensor([row["value"] for row in select(rows, kind=kind)], dtype=torch.float64)
+        for kind in ("correspondence", "product correspondence")
+    )
+    return float(true @ product / (true.norm() * product.norm()))
+
+
+def peak_place(rows: list[Row]) -> float:
+    """Where the mean of curves is largest, in units of m."""
+    means = {k: fmean(row["value"] for row in rows if row["index"] == k) for k in sorted({row["index"] for row in rows})}
+    return float(max(means, key=lambda k: means[k]) / rows[0]["outputs"])
+
+
+def _with_and_without(setup: Setup, models: int, outer: str = "fc1") -> list[dict[str, Any]]:
+    """`outer` is fed by the data, `inner` by a hidden layer."""
+    looked_at: dict[str, Any] = {"models": [["default", models]], "outer": outer, "inner": "fc2", "leading": 9}
+    [normalised] = networks_of(setup, f"{setup.network}-BN")
+    return cases(normalised, norm=True, **looked_at) + cases(setup, norm=False, **looked_at)
+
+
+class Figure27(NetworkStudy, Experiment):
+    """Batch norm: spectrum of E[xxᵀ], correspondence, overlap between models, and how good the Kronecker form is.
+
+    Several models of one network with and without batch norm. Without it E[xxᵀ] of a hidden layer has one large
+    eigenvalue and the sharp directions all share it; with it there are several, few eigenvectors lie along the first,
+    the overlap between models has no peak at the layer's width, and the Kronecker form explains less.
+    """
+
+    item = ("wu-zhu-2020 Figure 27", "wu-zhu-2020 Figure 28", "wu-zhu-2020 Figure 29")
+    where = "appendix F.4; Wu 2023, section C.7.3"
+    sizes = case_sizes(
+        tiny=_with_and_without(Setup("F-40^2", samples=500), 3),
+        laptop=_with_and_without(Setup("F-40^2", epochs=200, until=0.02), 5),
+        paper=_with_and_without(SOURCE, 5, outer="conv1"),
+    )
+    claims = (
+        at_least(
+            0.5,  # λ₁/λ₂ below 2, the threshold of Table 8
+            "with batch norm E[xxᵀ] has several large eigenvalues (second over first)",
+            at(with_norm, "spectrum", "second"),
+            reported=paper("a few large eigenvalues", "Figure 27a", "plot"),
+        ),
+        at_most(
+            0.5,
+            "with batch norm few eigenvectors lie along v₁ (their share is at most half of that without)",
+            aligned(with_norm) / aligned(without),
+            reported=paper("only very few", "Figure 27b"),
+        ),
+        at_least(
+            0.5,
+            "the Kronecker form still gives the correspondence with v₁ (cosine of the true and the approximate row)",
+            with_norm.measure(alike),
+            reported=paper("a reasonable approximation", "Figures 27b and 27c"),
+            fails={"tiny": "0.41: few eigenvectors lie along v₁, and those of the product that do have other ranks"},
+        ),
+        at_most(
+            0.0,
+            "but worse than without batch norm (difference of the cosines)",
+            with_norm.measure(alike) - without.measure(alike),
+            reported=paper("worse than the cases without", "appendix F.4"),
+        ),
+        at_least(
+            2.0,
+            "the overlap between models at the layer's width is at least halved by batch norm (without over with)",
+            at(without, "overlap", "outputs") / at(with_norm, "overlap", "outputs"),
+            reported=paper("the peak disappears", "Figure 28"),
+        ),
+        at_least(
+            2.0,
+            "the layer fed by the data has no norm before it and keeps its overlap (over that of the hidden layer, at m)",
+            at(with_norm, "outer overlap", "outputs") / at(with_norm, "overlap", "outputs"),
+            reported=paper("BN is not applied to the input", "appendix F.4"),
+        ),
+        between(
+            *(0.8, 1.3, "the layer fed by the data keeps its peak near m (place of the largest overlap over m)"),
+            with_norm(kind="outer overlap").measure(peak_place),
+            reported=paper("the peak still exists in conv1", "appendix F.4"),
+            fails={"tiny": "on digits the overlap of a first layer keeps rising behind m, with batch norm or without"},
+        ),
+        at_most(
+            0.0,
+            "the Kronecker form explains the leading eigenspace less with batch norm (overlap with less without)",
+            at(with_norm, "explained", "leading") - at(without, "explained", "leading"),
+            reported=paper("worse than without", "Figure 29"),
+        ),
+        at_least(
+            0.1,  # chance is 9 of 1600 dimensions, 0.006
+            "and yet far better than chance: overlap with the leading eigenspace, with batch norm",
+            at(with_norm, "explained", "leading"),
+            reported=paper("highly nontrivial", "Figure 29"),
+        ),
+    )
+
+    def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
+        outer, inner = job["outer"], job["inner"]
+        found = [_layers(problem, (outer, inner)) for problem in problems_of(job, weights)]
+        for seed, (pairs, factors) in enumerate(found):
+            yield from _explained(job, seed, pairs[inner], factors[inner])
+        for layer, kind in ((outer, "outer overlap"), (inner, "overlap")):
+            m = len(found[0][1][layer].output)
+            for (i, (a, _)), (j, (b, _)) in combinations(enumerate(found), 2):
+                yield from _curve(job, kind, f"{i} and {j}", overlap_curve(a[layer].vectors, b[layer].vectors), m)
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        named = [{**row, "network": "with batch norm" if row["norm"] else "without"} for row in rows]
+        figure, axes = plots.panels(6, size=(3.7, 3.0))
+        for ax, (kind, xlabel, ylabel, log) in zip(axes, PANELS, strict=True):
+            part = [row for row in named if row["kind"] == kind and (kind != "spectrum" or row["index"] <= 20)]
+            part = _so_far(part) if kind.endswith("correspondence") else part
+            plots.curves(part, "index", "value", by="network", xlabel=xlabel, ylabel=ylabel, log=log, markers=False, ax=ax)
+            if kind.endswith("overlap"):
+                plots.reference(ax, x=part[0]["outputs"], label="m")
+        return figure
+
+
+def _so_far(rows: list[Row]) -> list[Row]:
+    """Each curve's mean up to every index: the shares of a product are zeros and ones, and jump."""
+    sums: dict[tuple[Any, Any], float] = {}
+    smooth = []
+    for row in rows:
+        key = (row["network"], row["model"])
+        sums[key] = sums.get(key, 0.0) + row["value"]
+        smooth.append({**row, "value": sums[key] / row["index"]})
+    return smooth
+
+
+PANELS = (
+    ("spectrum", "eigenvalue of E[xxᵀ], hidden layer", "over the largest", "y"),
+    ("correspondence", "first eigenvectors of the Hessian", "mean share along v₁", ""),
+    ("product correspondence", "first eigenvectors of the product", "mean share along v₁", ""),
+    ("outer overlap", "dimension (fed by the data)", "overlap of two models", ""),
+    ("overlap", "dimension (hidden layer)", "overlap of two models", ""),
+    ("explained", "dimension (hidden layer)", "overlap, true and product", ""),
+)
+
+
+def _layers(problem: Problem, layers: tuple[str, ...]) -> tuple[dict[str, Eigenpairs], dict[str, KroneckerFactors]]:
+    """Eigenpairs of the layers' blocks, half as many again as the layer has outputs, and the factors."""
+    factors: Any = kronecker_factors(problem, layers)
+    blocks = layer_hessians(problem, layers)
+    counts = {name: min(3 * len(factors[name].output) // 2, blocks[name].shape[0]) for name in layers}
+    pairs = {name: top_eigenpairs(blocks[name], k, progress=False) for name, k in counts.items()}
+    return pairs, {name: factors[name] for name in layers}
+
+
+def _explained(job: Mapping[str, Any], seed: int, pairs: Eigenpairs, factors: KroneckerFactors) -> Iterator[Row]:
+    """Curves of one model's hidden layer."""
+    m, k = len(factors.output), len(pairs.values)
+    gamma = autocorrelation(factors).values
+    curves: dict[str, Tensor] = {
+        "spectrum": gamma / gamma[0],
+        "correspondence": correspondence(pairs.vectors, factors).inputs[0],
+        "product correspondence": correspondence(factors.top_eigenpairs(k).vectors, factors).inputs[0],
+        "explained": kronecker_overlap(pairs.vectors, factors),
+    }
+    for kind, curve in curves.items():
+        yield from _curve(job, kind, str(seed), curve, m)
+
+
+def _curve(job: Mapping[str, Any], kind: str, model: str, values: Tensor, m: int) -> Iterator[Row]:
+    shared = {"kind": kind, "norm": job["norm"], "model": model, "outputs": m, "leading": job["leading"], "second": 2}
+    for index, value in enumerate(values.tolist(), start=1):
+        yield {**shared, "index": index, "value": value}

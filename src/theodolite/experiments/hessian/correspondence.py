@@ -1,50 +1,50 @@
-"""Eigenvectors of a layer's Hessian against those of its two factors."""
+"""Eigenvectors of a layer's Hessian as products: against those of its two factors, and their rank as matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
-from theodolite.experiments.hessian.measuring import as_job, layer_factors, layer_pairs, select, setup_of
-from theodolite.experiments.hessian.networks import Setup
-from theodolite.experiments.hessian.overlap import CIFAR, DIGITS, MINI, SOURCE, case_rows
-from theodolite.experiments.hessian.overlap_law import draw_correspondence
-from theodolite.measures.hessian import correspondence
+from theodolite.experiments import Experiment, Figure, at_least, at_most, measured, rows
+from theodolite.experiments.hessian import paper, thesis
+from theodolite.experiments.hessian.networks import (
+    CIFAR,
+    DIGITS,
+    MINI,
+    SOURCE,
+    NetworkStudy,
+    case_sizes,
+    cases,
+    layer_factors,
+    layer_pairs,
+    networks_of,
+    problems_of,
+)
+from theodolite.experiments.query import Column, Query, select, values_of
+from theodolite.measures.hessian import correspondence, rank_ratios
+from theodolite.problem import Problem
 from theodolite.results import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Eigenvectors that the claims look at: c − 1.
 LEADING = 9
 
 
-@dataclass(frozen=True)
-class Case:
-    setup: Setup
-    layers: tuple[str, ...]
+class Correspondence(NetworkStudy):
+    """Corners of the correspondence matrices of the true and the approximate Hessian, and each layer in one row."""
+
+    def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
+        [problem] = problems_of(job, weights)
+        for layer in job["layers"]:
+            yield from _layer_rows(problem, layer, job)
 
 
-@dataclass(frozen=True)
-class Params:
-    cases: tuple[Case, ...]
-    seeds: int
-    corner: int = 20
-
-
-def correspondence_rows(job: Mapping[str, Any], layer: str) -> Iterator[Row]:
-    """Corners of the correspondence matrices of the true and the approximate Hessian, and the layer in one row."""
-    model, corner = (setup_of(job), job["seed"]), job["corner"]
-    factors = layer_factors(model, layer)
+def _layer_rows(problem: Problem, layer: str, job: Mapping[str, Any]) -> Iterator[Row]:
+    factors, corner = layer_factors(problem, layer), job["corner"]
     m, n = factors.output.shape[0], factors.input.shape[0]
-    k = min(corner, m * n)
-    shared = {"network": model[0].network, "layer": layer, "seed": job["seed"]}
-    true = correspondence(layer_pairs(model, layer, k).vectors, factors)
+    k, leading = min(corner, m * n), min(LEADING, m, n)
+    shared = {"network": job["setup"]["network"], "layer": layer, "seed": job["seed"]}
+    true = correspondence(layer_pairs(problem, [layer], k)[layer].vectors, factors)
     approximate = correspondence(factors.top_eigenpairs(k).vectors, factors)
-    leading = min(LEADING, m, n)
     yield {
         "kind": "layer",
         **shared,
@@ -54,178 +54,204 @@ def correspondence_rows(job: Mapping[str, Any], layer: str) -> Iterator[Row]:
         "input_distance": float((true.inputs - approximate.inputs)[:, :leading].square().sum(0).sqrt().mean()),
         "output_distance": float((true.outputs - approximate.outputs)[:, :leading].square().sum(0).sqrt().mean()),
     }
-    tables = (("true", true), ("approximate", approximate))
-    # Figures show the first model only.
-    for name, table in tables if job["seed"] == 0 else ():
+    if job["seed"] > 0:
+        return  # figures show the first model only
+    for name, table in (("true", true), ("approximate", approximate)):
         for factor, values in (("E[xxᵀ]", table.inputs), ("E[M]", table.outputs)):
-            for i, line in enumerate(values[:corner].tolist()):
-                for j, value in enumerate(line):
-                    yield {
-                        "kind": "entry",
-                        **shared,
-                        "matrix": name,
-                        "factor": factor,
-                        "i": i + 1,
-                        "j": j + 1,
-                        "value": value,
-                    }
+            for i, line in enumerate(values[:corner].tolist(), start=1):
+                for j, value in enumerate(line, start=1):
+                    yield {"kind": "entry", **shared, "matrix": name, "factor": factor, "i": i, "j": j, "value": value}
 
 
-def smallest(column: str, *layers: str) -> Any:
-    """The smallest mean over the seeds of a column, over the networks and layers."""
-
-    def measure(rows: list[Row]) -> float:
-        return min(_means(rows, column, layers))
-
-    return measure
+layers = rows(kind="layer")
 
 
-def largest(column: str, *layers: str) -> Any:
-    """The largest mean over the seeds of a column, over the networks and layers."""
-
-    def measure(rows: list[Row]) -> float:
-        return max(_means(rows, column, layers))
-
-    return measure
+def means(query: Query, column: str) -> Column:
+    """The means of a column over the seeds, network by network and layer by layer."""
+    return query.by("network", "layer").each(rows.mean(column))
 
 
-def _means(rows: list[Row], column: str, layers: tuple[str, ...]) -> list[float]:
-    found = [row for row in rows if row["kind"] == "layer" and (not layers or row["layer"] in layers)]
-    groups: dict[tuple[str, str], list[float]] = {}
-    for row in found:
-        groups.setdefault((row["network"], row["layer"]), []).append(row[column])
-    return [sum(values) / len(values) for values in groups.values()]
+def draw_correspondence(rows: list[Row], title: str, ylabel: str, ax: Any) -> None:
+    """A corner of a correspondence matrix, first row at the top."""
+    from theodolite import plots
+
+    height, width = max(row["i"] for row in rows), max(row["j"] for row in rows)
+    table = [[0.0] * width for _ in range(height)]
+    for row in rows:
+        table[row["i"] - 1][row["j"] - 1] = min(row["value"], 1.0)  # rounding
+    look: dict[str, Any] = {"limits": (0.0, 1.0), "center": None, "annotate": False, "label": "correspondence"}
+    plots.matrix(table, **look, xlabel="eigenvector h_j", ylabel=f"eigenvector {ylabel}", title=title, ax=ax)
+    _count_from_one(ax.xaxis, width)
+    _count_from_one(ax.yaxis, height)
 
 
-class CorrespondenceExperiment(Experiment):
-    """Parent of both: one job per network and seed."""
-
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
-        for case in p.cases:
-            for seed in range(p.seeds):
-                yield {"setup": as_job(case.setup), "layers": list(case.layers), "corner": p.corner, "seed": seed}
-
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        for layer in job["layers"]:
-            yield from correspondence_rows(job, layer)
+def _count_from_one(axis: Any, count: int) -> None:
+    """Ticks 1, 5, 10, ... or all of a short axis: eigenvectors are counted from 1."""
+    every = 1 if count <= 10 else 5 if count <= 60 else 20
+    shown = [i for i in range(1, count + 1) if i == 1 or i % every == 0]
+    axis.set_ticks([i - 1 for i in shown], [str(i) for i in shown])
 
 
-class Figure3(CorrespondenceExperiment):
+class Figure3(Figure):
     """The top eigenvectors of a layer are products of eigenvectors of its factors.
 
     Entry (i, j) is the share of the layer's j-th eigenvector in the i-th eigenvector of E[xxᵀ] or of E[M]. The first row is
     near 1 against E[xxᵀ] and the diagonal against E[M]: h_i ≈ u_i ⊗ v₁, for the true Hessian as for the approximation.
     """
 
-    id = "hessian/figure-3"
-    source = "002, section 4.2, Figure 3, and appendix E.3, Figure 14: fc1 of LeNet5 (m = 120)"
     item = ("wu-zhu-2020 Figure 3", "wu-zhu-2020 Figure 14")
-    sizes = {
-        "tiny": Params((Case(DIGITS, ("fc2",)), Case(MINI, ("fc1",))), seeds=2),
-        "laptop": Params((Case(CIFAR, ("fc1",)),), seeds=2),
-        "paper": Params((Case(SOURCE, ("fc1",)),), seeds=5, corner=120),
-    }
+    where = "section 4.2 and appendix E.3: fc1 of LeNet5 (m = 120)"
+    study = Correspondence.of(
+        tiny=cases(DIGITS, seeds=2, layers=["fc2"], corner=20) + cases(MINI, seeds=2, layers=["fc1"], corner=20),
+        laptop=cases(CIFAR, seeds=2, layers=["fc1"], corner=20),
+        paper=cases(SOURCE, seeds=5, layers=["fc1"], corner=120),
+    )
     claims = (
-        Claim(
+        at_least(
+            0.8,
             "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_i), smallest of the layers)",
-            smallest("leading_share"),
-            rule="at least",
-            expected=0.8,
-            reported=Reported("the top m eigenvectors are all highly correlated with v₁", "002, section 4.2"),
+            means(layers, "leading_share").min(),
+            reported=paper("the top m eigenvectors are all highly correlated with v₁", "section 4.2"),
+            fails={"tiny": "0.77 in fc1 of LeNet-mini: only the first six of its eigenvectors lie along v₁"},
         ),
-        Claim(
+        at_least(
+            0.5,
             "and each along its own u_i (share of the first nine with Corr(u_i, h_i) > 0.5, smallest of the layers)",
-            smallest("diagonal"),
-            rule="at least",
-            expected=0.5,
-            reported=Reported("a near diagonal pattern", "002, section 4.2"),
+            means(layers, "diagonal").min(),
+            reported=paper("a near diagonal pattern", "section 4.2"),
         ),
-        Claim(
+        measured(
             "true and approximate Hessian have similar patterns with E[xxᵀ] (mean distance of the first nine columns)",
-            largest("input_distance"),
+            means(layers, "input_distance").max(),
         ),
     )
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        networks = list(dict.fromkeys((row["network"], row["layer"]) for row in rows))
-        figure, axes = plots.panels(
-            4 * len(networks), columns=4, size=(3.6, 3.1), title=" and ".join(f"{b} of {a}" for a, b in networks)
-        )
+        found = values_of(rows, "network", "layer")
+        title = " and ".join(f"{layer} of {network}" for network, layer in found)
+        figure, axes = plots.panels(4 * len(found), columns=4, size=(3.6, 3.1), title=title)
         place = iter(axes)
-        for network, layer in networks:
+        for network, layer in found:
             for name in ("true", "approximate"):
                 for factor, vector in (("E[xxᵀ]", "v_i"), ("E[M]", "u_i")):
-                    entries = select(case_rows(rows, (network, layer)), kind="entry", matrix=name, factor=factor)
+                    entries = select(rows, network=network, layer=layer, kind="entry", matrix=name, factor=factor)
                     draw_correspondence(entries, f"{name}: {layer} with {factor}", vector, next(place))
         return figure
 
 
-class Figure15(CorrespondenceExperiment):
+class Figure15(Figure):
     """Correspondence in other layers: along v₁ everywhere, but no diagonal in convolutions.
 
     For a convolution the output Hessian is itself an approximation (the mean over positions), so that its eigenvectors do
     not line up with those of the layer; the leading input direction does.
     """
 
-    id = "hessian/figure-15"
-    source = "002, appendix E.3, Figures 15 to 17: LeNet5; 000, Figures C.12 to C.14: conv1 to conv3 of VGG11"
     item = (
-        "wu-zhu-2020 Figure 15",
-        "wu-zhu-2020 Figure 16",
-        "wu-zhu-2020 Figure 17",
-        "wu-2023 Figure C.12",
-        "wu-2023 Figure C.13",
-        "wu-2023 Figure C.14",
+        *("wu-zhu-2020 Figure 15", "wu-zhu-2020 Figure 16", "wu-zhu-2020 Figure 17"),
+        *("wu-2023 Figure C.12", "wu-2023 Figure C.13", "wu-2023 Figure C.14"),
     )
-    sizes = {
-        "tiny": Params((Case(MINI, ("fc2", "conv1", "conv2")),), seeds=2),
-        "laptop": Params((Case(CIFAR, ("fc2", "conv1", "conv2")),), seeds=2, corner=30),
-        "paper": Params(
-            (
-                Case(SOURCE, ("fc2", "conv1", "conv2")),
-                Case(replace(SOURCE, network="VGG11"), ("conv1", "conv2", "conv3")),
-            ),
-            seeds=1,
-            corner=50,
-        ),
-    }
+    where = "LeNet5 (Wu, Zhu et al. 2020, appendix E.3), conv1 to conv3 of VGG11 (Wu 2023)"
+    study = Correspondence.of(
+        tiny=cases(MINI, seeds=2, layers=["fc2", "conv1", "conv2"], corner=20),
+        laptop=cases(CIFAR, seeds=2, layers=["fc2", "conv1", "conv2"], corner=30),
+        paper=cases(SOURCE, layers=["fc2", "conv1", "conv2"], corner=50)
+        + cases(*networks_of(SOURCE, "VGG11"), layers=["conv1", "conv2", "conv3"], corner=50),
+    )
     claims = (
         *(
-            Claim(
-                f"the top eigenvectors of {' and '.join(layers)} lie along v₁ (mean of Corr(v₁, h_i), smallest)",
-                smallest("leading_share", *layers),
-                rule="at least",
-                expected=0.5,
-                reported=Reported("all layers show a strong correlation with the first eigenvector of E[xxᵀ]", "002, E.3"),
+            at_least(
+                0.5,
+                f"the top eigenvectors of {' and '.join(names)} lie along v₁ (mean of Corr(v₁, h_i), smallest)",
+                means(layers(layer=names), "leading_share").min(),
+                reported=paper("all layers show a strong correlation with the first eigenvector of E[xxᵀ]", "E.3"),
+                fails=fails,
             )
-            for layers in (("conv1",), ("conv2", "conv3"))
+            for names, fails in (
+                (["conv1"], {"tiny": "0.35: conv1 is fed by pixels, whose mean does not stand out"}),
+                (["conv2", "conv3"], {}),
+            )
         ),
-        Claim(
+        at_most(
+            0.5,
             "convolutions show no diagonal with E[M] (share of Corr(u_i, h_i) > 0.5, largest of the layers)",
-            largest("diagonal", "conv1", "conv2"),
-            rule="at most",
-            expected=0.5,
-            reported=Reported("does not exhibit the diagonal pattern", "000, appendix C.6.3"),
+            means(layers(layer=["conv1", "conv2"]), "diagonal").max(),
+            reported=thesis("does not exhibit the diagonal pattern", "appendix C.6.3"),
         ),
-        Claim(
+        at_least(
+            0.5,
             "fc2 lies along v₁ for its first c − 1 eigenvectors (mean of Corr(v₁, h_i))",
-            smallest("leading_share", "fc2"),
-            rule="at least",
-            expected=0.5,
-            reported=Reported("the strong correlation stops at dimension 9", "000, appendix C.6.3"),
+            means(layers(layer="fc2"), "leading_share").min(),
+            reported=thesis("the strong correlation stops at dimension 9", "appendix C.6.3"),
         ),
     )
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        networks = list(dict.fromkeys((row["network"], row["layer"]) for row in rows))
-        figure, axes = plots.panels(2 * len(networks), columns=2, size=(4.4, 3.3))
+        found = values_of(rows, "network", "layer")
+        figure, axes = plots.panels(2 * len(found), columns=2, size=(4.4, 3.3))
         place = iter(axes)
-        for network, layer in networks:
+        for network, layer in found:
             for factor, vector in (("E[xxᵀ]", "v_i"), ("E[M]", "u_i")):
-                entries = select(case_rows(rows, (network, layer)), kind="entry", matrix="true", factor=factor)
+                entries = select(rows, network=network, layer=layer, kind="entry", matrix="true", factor=factor)
                 draw_correspondence(entries, f"{layer} of {network} with {factor}", vector, next(place))
+        return figure
+
+
+class Figure6(NetworkStudy, Experiment):
+    """The top eigenvectors of a layer are nearly of rank one.
+
+    The ratio of the largest singular value to the Frobenius norm of each eigenvector as a matrix: 1 for rank one, and
+    1/√min(m, n) for no structure at all.
+    """
+
+    item = ("wu-zhu-2020 Figure 6", "wu-zhu-2020 Figure 22")
+    where = "section 5.2 and appendix F.2: LeNet5 on CIFAR10, the first 200 eigenvectors"
+    sizes = case_sizes(
+        tiny=cases(MINI, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], k=30),
+        laptop=cases(CIFAR, layers=["conv2", "fc1", "fc2", "fc3"], k=60),
+        paper=cases(SOURCE, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], k=200),
+    )
+    claims = (
+        at_least(
+            0.7,
+            "the eigenvectors are nearly of rank one (median of the ratio, smallest of the layers)",
+            rows.by("layer").each(rows.median("ratio")).min(),
+            reported=paper("usually much larger than 0.5", "section 5.2"),
+            fails={"tiny": "0.67 in conv2: behind the first ten the ratio falls in layers with so few outputs"},
+        ),
+        at_least(
+            0.5,
+            "the first ten have no exception (smallest ratio of all layers and models)",
+            rows(i=range(1, 11)).min("ratio"),
+            reported=paper("usually much larger than 0.5", "section 5.2"),
+        ),
+    )
+
+    def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
+        [problem] = problems_of(job, weights)
+        for layer, pairs in layer_pairs(problem, job["layers"], job["k"]).items():
+            factors = layer_factors(problem, layer)
+            m, n = factors.output.shape[0], factors.input.shape[0]
+            shared = {"network": job["setup"]["network"], "layer": layer, "outputs": m, "seed": job["seed"]}
+            for i, ratio in enumerate(rank_ratios(pairs.vectors, m, n).tolist(), start=1):
+                yield {**shared, "i": i, "ratio": ratio, "flat": min(m, n) ** -0.5}
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        layers = values_of(rows, "layer")
+        figure, axes = plots.panels(len(layers), share_y=True)
+        look: dict[str, Any] = {"band": "range", "markers": False, "xlabel": "index i of the eigenvector"}
+        for ax, layer in zip(axes, layers, strict=True):
+            mine = select(rows, layer=layer)
+            title = f"{layer} of {mine[0]['network']}"
+            plots.curves(mine, "i", "ratio", **look, ylabel="largest singular value / norm", title=title, ax=ax)
+            ax.set_ylim(0.0, 1.05)
+            plots.reference(ax, y=0.5)
+            plots.reference(ax, y=mine[0]["flat"], label="no structure")
+            if mine[0]["outputs"] <= mine[-1]["i"]:
+                plots.reference(ax, x=mine[0]["outputs"], label=f"m = {mine[0]['outputs']}")
         return figure

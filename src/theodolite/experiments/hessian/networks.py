@@ -1,17 +1,21 @@
-"""Trained networks that the experiments of this chapter share; each is trained once per process."""
+"""Trained networks that the figures of this chapter look at, how they are stored and read back, and the curvature of a layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.data import load
+from theodolite.experiments.study import Computation, Params, Study
+from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.models import build
+from theodolite.operators import KroneckerFactors, kronecker_factors, layer_hessians
 from theodolite.problem import Problem
+from theodolite.results import Row
 from theodolite.training import train
 
 #: Settings of the source's training that a job may change.
@@ -54,25 +58,132 @@ class Setup:
         return replace(self, epochs=0)
 
 
-@lru_cache(maxsize=64)
-def trained(setup: Setup, seed: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """The network in float64 and eval mode, and the samples for curvature; the same for the same arguments."""
+#: Small networks on digits, and those of the laptop size.
+DIGITS = Setup("F-40^2")
+MINI = Setup("LeNet-mini", samples=500, flat=False)
+CIFAR = Setup("LeNet5", data="cifar10", epochs=15, rate=0.05, batch=64, samples=1000, flat=False)
+MNIST = Setup("F-200^2", data="mnist", epochs=5, rate=0.05, batch=32, samples=2000)
+#: Pixels that are not centred have a strong mean; at this rate most units of the first layer stay alive.
+RAW_CIFAR = Setup("F-200^2", data="cifar10", epochs=80, until=0.0, rate=0.01, batch=32, samples=500, pixels="raw", span=True)
+#: The source's training: 1000 epochs whatever the loss, curvature on all 50000 images.
+SOURCE = Setup("LeNet5", data="cifar10", epochs=1000, until=0.0, rate=0.01, batch=128, samples=50000, flat=False)
+SOURCE_100 = replace(SOURCE, data="cifar100")
+SOURCE_MNIST = replace(SOURCE, network="F-200^2", data="mnist", samples=60000, flat=True)
+
+
+def networks_of(base: Setup, *networks: str) -> list[Setup]:
+    """The same training of other networks."""
+    return [replace(base, network=network) for network in networks]
+
+
+# Training, and what it left
+
+
+class Training(Study):
+    """A network trained as its setup says; its row holds the weights by name."""
+
+    def jobs(self, p: Any) -> Iterable[dict[str, Any]]:
+        return ()  # those that figures need
+
+    def run(self, job: Mapping[str, Any]) -> Row:
+        setup = Setup(**{name: value for name, value in job.items() if name != "seed"})
+        x, y = _data(setup, job["seed"])
+        model = _build(setup, x, job["seed"])
+        if setup.epochs:
+            _train(setup, model, x, y, job["seed"])
+        return dict(model.state_dict())
+
+
+def training_of(setup: Setup, seed: int) -> Computation:
+    """The training that a network needs; it does not depend on what is looked at afterwards."""
+    how = {name: value for name, value in asdict(setup).items() if name not in ("samples", "span")}
+    return Training().job(**how, seed=seed)
+
+
+def network_of(setup: Setup, seed: int, weights: Sequence[Row] | None = None) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """The network in float64 and eval mode, and the samples that curvature is measured on.
+
+    `weights` are the rows of its training; without them it is trained here.
+    """
+    if weights is None:
+        weights = [Training().run(training_of(setup, seed).job)]
     x, y = _data(setup, seed)
     model = _build(setup, x, seed)
-    if setup.epochs:
-        _train(setup, model, x, y, seed)
+    model.load_state_dict({name: torch.as_tensor(value) for name, value in weights[0].items()})
     model, samples = model.double().eval(), x[: setup.samples].double()
     return model, (_in_span(model, samples) if setup.span else samples, y[: setup.samples])
 
 
-def problem_of(setup: Setup, seed: int) -> Problem:
-    """The trained network as a problem with cross-entropy."""
-    model, data = trained(setup, seed)
+def problem_of(setup: Setup, seed: int, weights: Sequence[Row] | None = None) -> Problem:
+    """The same as a problem with cross-entropy."""
+    model, data = network_of(setup, seed, weights)
     return Problem(model, nn.CrossEntropyLoss(), data)
 
 
+class NetworkStudy(Study):
+    """A study of trained networks. A size holds `cases` (see `cases`): one job for each of them and each of its seeds."""
+
+    @classmethod
+    def of(cls, **cases_by_size: list[dict[str, Any]]) -> Self:
+        """The study with these cases."""
+        return cls(sizes=case_sizes(**cases_by_size))
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for case in p.cases:
+            for seed in range(case["seeds"]):
+                yield {**{name: value for name, value in case.items() if name != "seeds"}, "seed": seed}
+
+    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
+        return [training_of(*model) for model in models_of(job)]
+
+
+def cases(*setups: Setup, seeds: int = 1, **looked_at: Any) -> list[dict[str, Any]]:
+    """Networks, how many seeds of each, and what is looked at, as plain values."""
+    return [{"setup": asdict(setup), **looked_at, "seeds": seeds} for setup in setups]
+
+
+def case_sizes(**cases_by_size: list[dict[str, Any]]) -> dict[str, Params]:
+    """The sizes of a study of networks, from their cases."""
+    return {size: Params(cases=found) for size, found in cases_by_size.items()}
+
+
+def models_of(job: Mapping[str, Any]) -> list[tuple[Setup, int]]:
+    """Setups and seeds of a job's models: one, or those that `models` counts by training, such as [["default", 5]]."""
+    setup = Setup(**job["setup"])
+    if "models" not in job:
+        return [(setup, job["seed"])]
+    return [(replace(setup, training=name), job["seed"] + i) for name, count in job["models"] for i in range(count)]
+
+
+def problems_of(job: Mapping[str, Any], weights: Iterable[Sequence[Row]]) -> list[Problem]:
+    """The models of a job, from the rows of their trainings."""
+    return [problem_of(*model, found) for model, found in zip(models_of(job), weights, strict=True)]
+
+
+# The curvature of layers
+
+
+#: Residual of eigenvectors over the largest eigenvalue; those that are compared are up to a thousand times smaller than it.
+TOLERANCE = 1e-5
+
+
+def layer_factors(problem: Problem, layer: str) -> KroneckerFactors:
+    """The Kronecker factors of a layer."""
+    found: KroneckerFactors = kronecker_factors(problem, [layer])[layer]
+    return found
+
+
+def layer_pairs(problem: Problem, layers: Sequence[str], k: int, tol: float = TOLERANCE) -> dict[str, Eigenpairs]:
+    """The k largest eigenpairs of the layers' blocks, k capped at their sizes; several in lockstep."""
+    found = top_eigenpairs(layer_hessians(problem, layers), k, tol=tol, seed=0, progress=False)
+    return {name: found[name] for name in layers}
+
+
+# How networks are made
+
+
 def _data(setup: Setup, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs less their mean over their deviation (per channel), as the spec scales them, unless raw ones are asked for."""
+    """Inputs minus their mean over their deviation (per channel), as the source scales them, unless raw ones are asked for."""
     data = load(setup.data)
     mean, std = data.statistics()
     images = data.scaled() if setup.pixels == "raw" else data.scaled(mean.tolist(), std.tolist())

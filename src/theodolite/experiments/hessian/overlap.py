@@ -1,106 +1,253 @@
-"""The overlap of the sharp subspaces of models that were trained apart: where it peaks."""
+"""The overlap of the sharp subspaces of models that were trained apart: the study, and where the overlap peaks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
-from theodolite.experiments.hessian.measuring import (
-    Model,
-    as_job,
-    farthest,
+from theodolite.experiments import Figure, at_least, at_most, between, measured, rows
+from theodolite.experiments.hessian import paper
+from theodolite.experiments.hessian.networks import (
+    ALTERNATIVES,
+    CIFAR,
+    DIGITS,
+    MNIST,
+    RAW_CIFAR,
+    SOURCE,
+    SOURCE_100,
+    SOURCE_MNIST,
+    NetworkStudy,
+    Setup,
+    cases,
     layer_factors,
     layer_pairs,
-    overlap_rows,
-    peak,
-    select,
-    setup_of,
+    models_of,
+    networks_of,
+    problems_of,
 )
-from theodolite.experiments.hessian.networks import ALTERNATIVES, Setup
+from theodolite.experiments.query import Column, Query, select, values_of
+from theodolite.experiments.study import Computation
+from theodolite.linalg import Eigenpairs, overlap_curve
+from theodolite.measures.hessian import autocorrelation, predicted_overlap, rank_one_count
 from theodolite.measures.hessian.kronecker_structure import matricised
+from theodolite.operators import KroneckerFactors
+from theodolite.operators.kronecker import factors_of
+from theodolite.problem import Problem
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 PANEL = (4.4, 3.3)
-DIGITS = Setup("F-40^2")
-MINI = Setup("LeNet-mini", samples=500, flat=False)
-CIFAR = Setup("LeNet5", data="cifar10", epochs=15, rate=0.05, batch=64, samples=1000, flat=False)
-MNIST = Setup("F-200^2", data="mnist", epochs=5, rate=0.05, batch=32, samples=2000)
-#: Pixels that are not centred have a strong mean; at this rate most units of the first layer stay alive.
-RAW_CIFAR = Setup("F-200^2", data="cifar10", epochs=80, until=0.0, rate=0.01, batch=32, samples=500, pixels="raw", span=True)
-#: The source's training: 1000 epochs whatever the loss, curvature on all 50000 images.
-SOURCE = Setup("LeNet5", data="cifar10", epochs=1000, until=0.0, rate=0.01, batch=128, samples=50000, flat=False)
-SOURCE_100 = replace(SOURCE, data="cifar100")
-SOURCE_MNIST = replace(SOURCE, network="F-200^2", data="mnist", samples=60000, flat=True)
+#: Overlap is looked at up to so many outputs of the layer: far enough to see a peak at m and the decline behind it.
+REACH = 1.5
 
 
-@dataclass(frozen=True)
-class Case:
-    """A network, the layers of it that are looked at, and how many models of which training are compared."""
+class Layer(NamedTuple):
+    """A layer of one model: its Kronecker factors and the top eigenpairs of its Hessian."""
 
-    setup: Setup
-    layers: tuple[str, ...]
-    seeds: int
-    trainings: tuple[tuple[str, int], ...] = ()  # name and number of models; none means `seeds` of the default
+    factors: KroneckerFactors
+    pairs: Eigenpairs
 
 
-@dataclass(frozen=True)
-class Params:
-    cases: tuple[Case, ...]
+def layer_of_each(problems: Sequence[Problem], layer: str, reach: float = REACH) -> list[Layer]:
+    """The same layer of several models, with `reach` times as many eigenpairs as it has outputs."""
+    factors = [layer_factors(problem, layer) for problem in problems]
+    m, n = factors[0].output.shape[0], factors[0].input.shape[0]
+    k = min(round(reach * m), m * n)
+    return [Layer(f, layer_pairs(problem, [layer], k)[layer]) for f, problem in zip(factors, problems, strict=True)]
 
 
-def networks_of(base: Setup, *networks: str) -> tuple[Setup, ...]:
-    """The same training of other networks."""
-    return tuple(replace(base, network=network) for network in networks)
+def overlap_rows(layers: Sequence[Layer], **shared: Any) -> Iterator[Row]:
+    """The overlap of the top k eigenvectors, k = 1, 2, ..., over all pairs of the models.
+
+    One row per k: the mean and the standard deviation over the pairs, the mean of what the factors predict, and chance. Then one
+    row of the layer: m, K*, γ₁/γ₂ (medians over the models), and (v₁·v₁')², the mean over the pairs.
+    """
+    factors = [layer.factors for layer in layers]
+    m, n, k = factors[0].output.shape[0], factors[0].input.shape[0], len(layers[0].pairs.values)
+    curves = torch.stack([overlap_curve(a.pairs.vectors, b.pairs.vectors) for a, b in combinations(layers, 2)])
+    predicted = torch.stack([predicted_overlap(a, b, k) for a, b in combinations(factors, 2)]).mean(0)
+    yield from _curve_rows(curves, predicted, m, n, shared)
+    leading = [torch.linalg.eigh(f.input)[1][:, -1] for f in factors]
+    yield {
+        "kind": "layer",
+        **shared,
+        "outputs": m,
+        "pairs": len(curves),
+        "rank_one_count": median(rank_one_count(f) for f in factors),
+        "ratio": median(autocorrelation(f).ratio for f in factors),
+        "squared_dot": float(sum(float(a @ b) ** 2 for a, b in combinations(leading, 2)) / len(curves)),
+    }
 
 
-class OverlapExperiment(Experiment):
-    """Parent of those that compare models in pairs: one job per network, one panel per layer."""
+def _curve_rows(curves: Tensor, predicted: Tensor, m: int, n: int, shared: Mapping[str, Any]) -> Iterator[Row]:
+    """Curves (pairs, k) as rows, one per k."""
+    spread = curves.std(0) if len(curves) > 1 else torch.full_like(predicted, math.nan)
+    columns = zip(curves.mean(0).tolist(), spread.tolist(), predicted.tolist(), strict=True)
+    for k, (overlap, deviation, expected) in enumerate(columns, start=1):
+        values = {"overlap": overlap, "spread": deviation, "predicted": expected, "chance": k / (m * n), "outputs": m}
+        yield {"kind": "overlap", **shared, "k": k, **values}
 
-    def jobs(self, p: Params) -> Iterator[dict[str, Any]]:
-        for case in p.cases:
-            yield {
-                "setup": as_job(case.setup),
-                "layers": list(case.layers),
-                "models": [list(part) for part in case.trainings or (("default", case.seeds),)],
-                "seed": 0,
-            }
 
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        models = models_of(job)
-        for layer in job["layers"]:
-            yield from overlap_rows(models, layer, network=models[0][0].title)
+class Overlap(NetworkStudy):
+    """One layer of models that were trained apart, compared in all pairs; or the same of made-up layers."""
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for job in super().jobs(p):
+            layers = job.pop("layers", None)
+            yield from [{**job, "layer": layer} for layer in layers] if layers else [job]
+
+    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
+        return [] if "spectrum" in job else super().needs(job)
+
+    def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
+        if "spectrum" in job:
+            yield from _made_up_rows(job)
+            yield from _spectrum_rows(job["spectrum"], SPECTRA[job["spectrum"]](job["outputs"]))
+            return
+        layer, problems = job["layer"], problems_of(job, weights)
+        found = layer_of_each(problems, layer, job["reach"])
+        setup = models_of(job)[0][0]
+        shared = {"network": setup.title, "layer": layer}
+        yield from overlap_rows(found, **shared)
+        factors = found[0].factors
+        yield from _spectrum_rows(f"{layer} of {setup.network}", torch.linalg.eigvalsh(factors.output).flip(0))
+        first = layer_pairs(problems[0], [layer], 4)[layer].vectors
+        singular = torch.linalg.svdvals(matricised(first, factors.output.shape[0], factors.input.shape[0]))
+        for i, values in enumerate(singular.tolist(), start=1):
+            ends = {"first": values[0], "second": values[1]}
+            for j, value in enumerate(values[:10], start=1):
+                yield {"kind": "singular", **shared, "eigenvector": f"h{i}", "index": j, "value": value, **ends}
+
+
+def apart(*setups: Setup, layers: Sequence[str], models: int | list[list[Any]], reach: float = REACH) -> list[dict[str, Any]]:
+    """Cases of networks of which several models are compared: so many of the default training, or of each named one."""
+    counted = [["default", models]] if isinstance(models, int) else models
+    return cases(*setups, layers=list(layers), models=counted, reach=reach)
+
+
+def _spectrum_rows(network: str, values: Tensor) -> Iterator[Row]:
+    """The spectrum of an output Hessian over its largest eigenvalue."""
+    for i, value in enumerate((values / values[0]).tolist(), start=1):
+        yield {"kind": "spectrum", "network": network, "i": i, "value": value}
+
+
+# Made-up layers
+
+
+#: Spectra of the output Hessian of m units, the largest eigenvalue 1.
+SPECTRA = {
+    "flat": lambda m: torch.linspace(1.0, 0.5, m),
+    "nine outliers": lambda m: torch.cat([torch.linspace(1.0, 0.5, 9), 0.01 * 0.98 ** torch.arange(9, m)]),
+    "heavy tail": lambda m: 1.0 / torch.arange(1, m + 1),
+}
+
+
+def made_up(*spectra: str, outputs: int, pairs: int) -> list[dict[str, Any]]:
+    """Cases of pairs of made-up layers with a spectrum of `SPECTRA`."""
+    return [{"spectrum": spectrum, "outputs": outputs, "pairs": pairs, "seeds": 1} for spectrum in spectra]
+
+
+def _made_up_rows(job: Mapping[str, Any]) -> Iterator[Row]:
+    """The predicted overlap of pairs of made-up layers, and their row."""
+    m, generator = job["outputs"], torch.Generator().manual_seed(job["seed"])
+    k = round(10 / 3 * m)
+    curves, counts = [], []
+    for _ in range(job["pairs"]):
+        a, b = (_made_up_factors(job["spectrum"], m, generator) for _ in range(2))
+        curves.append(predicted_overlap(a, b, k))
+        counts += [rank_one_count(a), rank_one_count(b)]
+    table = torch.stack(curves)
+    shared = {"network": job["spectrum"], "layer": "made up"}
+    yield from _curve_rows(table, table.mean(0), m, m, shared)
+    yield {"kind": "layer", **shared, "outputs": m, "pairs": job["pairs"], "rank_one_count": median(counts)}
+
+
+def _made_up_factors(spectrum: str, m: int, generator: torch.Generator) -> KroneckerFactors:
+    """Factors of a made-up layer of m inputs and m outputs: random eigenvectors, but for a leading input that is positive.
+
+    The input's eigenvalues are 1, 0.1, 0.09, 0.081, ...: nearly one direction, as behind a ReLU.
+    """
+    u = torch.linalg.qr(torch.randn(m, m, generator=generator, dtype=torch.float64)).Q
+    start = torch.randn(m, m, generator=generator, dtype=torch.float64)
+    start[:, 0] = start[:, 0].abs()
+    v = torch.linalg.qr(start).Q
+    tau = SPECTRA[spectrum](m).double()
+    gamma = torch.cat([torch.ones(1), 0.1 * 0.9 ** torch.arange(m - 1)]).double()
+    return factors_of((u * tau) @ u.T, (v * gamma) @ v.T, v[:, 0])
+
+
+# What is measured
+
+
+curves = rows(kind="overlap")
+
+
+def peak(rows: Sequence[Row], upto: float = math.inf) -> Row:
+    """The row with the largest overlap among those with k up to a limit."""
+    return max((row for row in rows if not row["k"] > upto), key=lambda row: row["overlap"])
+
+
+def early_peak(rows: Sequence[Row]) -> Row:
+    """The row with the largest overlap among the first m/2 dimensions."""
+    return peak(rows, upto=0.5 * rows[0]["outputs"])
+
+
+def place(rows: Sequence[Row]) -> float:
+    """Place of a curve's peak over m."""
+    top = peak(rows)
+    return float(top["k"] / top["outputs"])
+
+
+def places(query: Query) -> Column:
+    """Places of the peaks over m, network by network and layer by layer."""
+    return query.by("network", "layer").each(place)
+
+
+def farthest(ratios: Sequence[float]) -> float:
+    """The ratio farthest from 1, up or down; NaN if one of them is."""
+    if any(not ratio > 0 for ratio in ratios):
+        return math.nan
+    return max(ratios, key=lambda ratio: max(ratio, 1.0 / ratio))
+
+
+def peak_of(network: str) -> Callable[[list[Row]], float]:
+    """Place of the peak over m in fc1 of a network; NaN where it was not trained at this size."""
+    mine = curves(network=network, layer="fc1")
+    return lambda rows: place(mine.of(rows)) if mine.of(rows) else math.nan
+
+
+at_outputs = curves.where(lambda row: row["k"] == row["outputs"])
+above_chance = (at_outputs["overlap"] / at_outputs["chance"]).min()
+last_layer = curves(layer="fc3", k=range(1, 10))
+leading_singular = rows(kind="singular", index=1)
+
+
+# How it is drawn
+
+
+class OverlapFigure(Figure):
+    """One panel per layer."""
+
+    view = rows(kind=["overlap", "layer"])
+
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        found = cases(rows)
+        found = values_of(curves.of(rows), "network", "layer")
         figure, axes = plots.panels(len(found), size=PANEL)
         for ax, case in zip(axes, found, strict=True):
             draw_overlap(case_rows(rows, case), title_of(case), ax, names=ax is axes[0] or case[1] == "made up")
         return figure
 
 
-def models_of(job: Mapping[str, Any]) -> list[Model]:
-    """The models that a job compares."""
-    setup = setup_of(job)
-    return [(replace(setup, training=name), job["seed"] + i) for name, count in job["models"] for i in range(count)]
-
-
-def cases(rows: list[Row]) -> list[tuple[str, str]]:
-    """Network and layer of the overlap curves."""
-    return list(dict.fromkeys((row["network"], row["layer"]) for row in rows if row["kind"] == "overlap"))
-
-
 def case_rows(rows: list[Row], case: tuple[str, str]) -> list[Row]:
+    """The rows of a network's layer."""
     return select(rows, network=case[0], layer=case[1])
 
 
@@ -109,68 +256,32 @@ def title_of(case: tuple[str, str]) -> str:
     return f"Made up: {case[0]}" if case[1] == "made up" else f"{case[1]} of {case[0]}"
 
 
-def peak_over_outputs(rows: list[Row], *layers: str) -> float:
-    """Place of the peak over m; among several networks and layers, the one farthest from 1."""
-    tops = [peak(select(case_rows(rows, case), kind="overlap")) for case in cases(rows) if not layers or case[1] in layers]
-    return farthest([top["k"] / top["outputs"] for top in tops])
-
-
-def peak_of(network: str, layer: str) -> Callable[[list[Row]], float]:
-    """Place of the peak over m in one layer; NaN where the network was not trained at this size."""
-
-    def measure(rows: list[Row]) -> float:
-        mine = case_rows(rows, (network, layer))
-        return peak_over_outputs(mine) if mine else float("nan")
-
-    return measure
-
-
-def above_chance(rows: list[Row]) -> float:
-    """The smallest overlap at m over that of random subspaces."""
-    at = [row for row in rows if row["kind"] == "overlap" and row["k"] == row["outputs"]]
-    return float(min(row["overlap"] / row["chance"] for row in at))
-
-
-def unevenness(rows: list[Row], layer: str, upto: int = 9) -> float:
-    """Largest over smallest overlap for k up to c − 1: 1 for a flat curve."""
-    curve = [row["overlap"] for row in select(rows, kind="overlap", layer=layer) if row["k"] <= upto]
-    return float(max(curve) / min(curve))
-
-
-def draw_overlap(rows: list[Row], title: str, ax: Axes, *, names: bool = True) -> None:
+def draw_overlap(rows: list[Row], title: str, ax: Any, *, names: bool = True) -> None:
     """One layer's curve with its spread over the pairs, the one that the factors predict, chance, and m."""
     from theodolite import plots
 
-    curve = select(rows, kind="overlap")
+    curve = curves.of(rows)
     lines = [{**row, "curve": "mean ± deviation of pairs", "value": row["overlap"]} for row in curve]
     if any(row["predicted"] != row["overlap"] for row in curve):
         lines += [{**row, "curve": "from the factors", "value": row["predicted"], "spread": 0.0} for row in curve]
     lines += [{**row, "curve": "random subspaces", "value": row["chance"], "spread": 0.0} for row in curve]
-    plots.curves(
-        lines,
-        "k",
-        "value",
-        by="curve",
-        error="spread" if all(row["spread"] == row["spread"] for row in lines) else None,
-        markers=False,
-        labels="legend" if names else "none",
-        xlabel="dimension k",
-        ylabel="overlap",
-        title=title,
-        ax=ax,
-    )
+    error = "spread" if all(row["spread"] == row["spread"] for row in lines) else None
+    look: dict[str, Any] = {"markers": False, "labels": "legend" if names else "none", "title": title}
+    plots.curves(lines, "k", "value", by="curve", error=error, xlabel="dimension k", ylabel="overlap", **look, ax=ax)
     m = curve[0]["outputs"]
     if m <= len(curve):
         plots.reference(ax, x=m, label=f"m = {m}")
 
 
-def first_singular_value(rows: list[Row]) -> float:
-    """First singular value over the second, the smallest among the first four eigenvectors."""
-    each = [row for row in rows if row["kind"] == "singular" and row["index"] == 1]
-    return float(min(row["first"] / row["second"] for row in each))
+# The peak at the number of outputs
 
 
-class Figure1(OverlapExperiment):
+#: Why small networks show no peak at m.
+NO_PEAK = "networks on digits of this size have 6 to 8 sharp output directions, not m: their factors predict no peak at m either"
+PEAKS_AT_OUTPUTS = "the overlap peaks at the dimension of the layer's output"
+
+
+class Figure1(OverlapFigure):
     """Models trained apart share their sharp subspace, and its directions are of rank one.
 
     First the overlap of the top k eigenvectors of a layer's Hessian, averaged over pairs of models trained from different
@@ -183,74 +294,47 @@ class Figure1(OverlapExperiment):
     to 0.9 of m with the source's rate of 0.01 after 40 epochs or more, at 0.6 to 0.8 with fewer epochs or five times the rate.
     """
 
-    id = "hessian/figure-1"
-    source = "002, section 1.1, Figure 1: fc1 of LeNet5 (m = 120) and conv11 of ResNet18-W64 (m = 64)"
     item = "wu-zhu-2020 Figure 1"
-    sizes = {
-        "tiny": Params((Case(DIGITS, ("fc1",), seeds=3),)),
-        "laptop": Params((Case(CIFAR, ("fc1",), seeds=3), Case(MNIST, ("fc1",), seeds=2), Case(RAW_CIFAR, ("fc1",), seeds=2))),
-        "paper": Params(
-            (
-                Case(SOURCE, ("fc1",), 5),
-                Case(SOURCE_MNIST, ("fc1",), 5),
-                Case(replace(RAW_CIFAR, epochs=1000, batch=128, samples=1000), ("fc1",), 5),
-                Case(replace(SOURCE_100, network="ResNet18-W64"), ("conv11",), 5),
-            )
-        ),
-    }
+    where = "section 1.1: fc1 of LeNet5 (m = 120) and conv11 of ResNet18-W64 (m = 64)"
+    view = rows(kind=["overlap", "layer", "singular"])
+    study = Overlap.of(
+        tiny=apart(DIGITS, layers=["fc1"], models=3),
+        laptop=apart(CIFAR, layers=["fc1"], models=3) + apart(MNIST, RAW_CIFAR, layers=["fc1"], models=2),
+        paper=[
+            *apart(SOURCE, SOURCE_MNIST, layers=["fc1"], models=5),
+            *apart(replace(RAW_CIFAR, epochs=1000, batch=128, samples=1000), layers=["fc1"], models=5),
+            *apart(replace(SOURCE_100, network="ResNet18-W64"), layers=["conv11"], models=5),
+        ],
+    )
     claims = (
-        Claim(
-            "the overlap peaks at the number m of outputs (place of the peak over m)",
-            peak_over_outputs,
-            rule="between",
-            expected=(0.8, 1.3),
-            reported=Reported("the overlap peaks at the dimension of the layer's output", "002, section 1.1"),
+        between(
+            *(0.8, 1.3, "the overlap peaks at the number m of outputs (place of the peak over m)"),
+            places(curves).reduce(farthest),
+            reported=paper(PEAKS_AT_OUTPUTS, "section 1.1"),
+            fails={"tiny": NO_PEAK},
         ),
         *(
-            Claim(
-                f"{network}, fc1: the overlap peaks at m (place of the peak over m)",
-                peak_of(network, "fc1"),
-                rule="between",
-                expected=(0.8, 1.3),
-                reported=Reported("the overlap peaks at the dimension of the layer's output", "002, section 1.1"),
+            between(
+                *(0.8, 1.3, f"{network}, fc1: the overlap peaks at m (place of the peak over m)"),
+                peak_of(network),
+                reported=paper(PEAKS_AT_OUTPUTS, "section 1.1"),
                 since="laptop",
             )
             for network in ("LeNet5", MNIST.title, RAW_CIFAR.title)
         ),
-        Claim(
+        at_least(
+            3.0,
             "the first four eigenvectors are nearly of rank one (first singular value over the second, smallest)",
-            first_singular_value,
-            rule="at least",
-            expected=3.0,
-            reported=Reported("approximately rank 1", "002, section 1.1"),
+            (leading_singular["first"] / leading_singular["second"]).min(),
+            reported=paper("approximately rank 1", "section 1.1"),
         ),
-        Claim("the overlap at m, in units of that of random subspaces", above_chance),
+        measured("the overlap at m, in units of that of random subspaces", above_chance),
     )
 
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        yield from super().run(job)
-        model = models_of(job)[0]
-        for layer in job["layers"]:
-            factors = layer_factors(model, layer)
-            m, n = factors.output.shape[0], factors.input.shape[0]
-            singular = torch.linalg.svdvals(matricised(layer_pairs(model, layer, 4).vectors, m, n))
-            for i, values in enumerate(singular.tolist()):
-                for j, value in enumerate(values[:10]):
-                    yield {
-                        "kind": "singular",
-                        "network": model[0].title,
-                        "layer": layer,
-                        "eigenvector": f"h{i + 1}",
-                        "index": j + 1,
-                        "value": value,
-                        "first": values[0],
-                        "second": values[1],
-                    }
-
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        found = cases(rows)
+        found = values_of(curves.of(rows), "network", "layer")
         figure, axes = plots.panels(len(found) + 1, size=PANEL)
         for ax, case in zip(axes, found, strict=False):
             draw_overlap(case_rows(rows, case), title_of(case), ax, names=ax is axes[0])
@@ -268,47 +352,44 @@ class Figure1(OverlapExperiment):
         return figure
 
 
-class Figure5(OverlapExperiment):
+class Figure5(OverlapFigure):
     """The overlap of models trained apart peaks at the layer's output dimension, whatever that is.
 
     The same layer in networks of several widths, and for each width the overlap of the top k eigenvectors averaged over all
     pairs of models: the peak is to move with the width. On digits the factors predict no peak at m (see Figure 1).
     """
 
-    id = "hessian/figure-5"
-    source = "002, section 5.1, Figure 5: four widths of LeNet5, three of ResNet18 and VGG11; which layers is not said"
     item = "wu-zhu-2020 Figure 5"
-    sizes = {
-        "tiny": Params(tuple(Case(s, ("fc1",), 3) for s in networks_of(DIGITS, "F-20-40", "F-40^2"))),
-        "laptop": Params(tuple(Case(s, ("fc1",), 2) for s in networks_of(CIFAR, "LeNet5-(fc1-80)", "LeNet5-(fc1-150)"))),
-        "paper": Params(
-            (
-                *(
-                    Case(s, ("fc1",), 5)
-                    for s in networks_of(SOURCE, "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5", "LeNet5-(fc1-150)")
-                ),
-                *(Case(s, ("conv11",), 5) for s in networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80")),
-                *(Case(s, ("conv8",), 5) for s in networks_of(SOURCE_100, "VGG11-W48", "VGG11-W64", "VGG11-W80")),
-            )
-        ),
-    }
+    where = "section 5.1: four widths of LeNet5, three of ResNet18 and VGG11; which layers is not said"
+    study = Overlap.of(
+        tiny=apart(*networks_of(DIGITS, "F-20-40", "F-40^2"), layers=["fc1"], models=3),
+        laptop=apart(*networks_of(CIFAR, "LeNet5-(fc1-80)", "LeNet5-(fc1-150)"), layers=["fc1"], models=2),
+        paper=[
+            *apart(
+                *networks_of(SOURCE, "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5", "LeNet5-(fc1-150)"),
+                layers=["fc1"],
+                models=5,
+            ),
+            *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=["conv11"], models=5),
+            *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W64", "VGG11-W80"), layers=["conv8"], models=5),
+        ],
+    )
     claims = (
-        Claim(
-            "the overlap peaks near m at every width (place of the peak over m, the one farthest from 1)",
-            peak_over_outputs,
-            rule="between",
-            expected=(0.75, 1.25),
-            reported=Reported("peaks near m, the dimension of the layer's output", "002, section 5.1"),
+        between(
+            *(0.75, 1.25, "the overlap peaks near m at every width (place of the peak over m, the one farthest from 1)"),
+            places(curves).reduce(farthest),
+            reported=paper("peaks near m, the dimension of the layer's output", "section 5.1"),
+            fails={"tiny": NO_PEAK},
         ),
-        Claim("the overlap at m, in units of that of random subspaces (smallest)", above_chance),
+        measured("the overlap at m, in units of that of random subspaces (smallest)", above_chance),
     )
 
 
-def _trainings(*counts: int) -> tuple[tuple[str, int], ...]:
-    return tuple(zip(ALTERNATIVES, counts, strict=True))
+def _each_training(*counts: int) -> list[list[Any]]:
+    return [[name, count] for name, count in zip(ALTERNATIVES, counts, strict=True)]
 
 
-class Figure9(OverlapExperiment):
+class Figure9(OverlapFigure):
     """The overlap of sharp subspaces does not depend on how the models were trained.
 
     Models of three trainings (the default, a small learning rate, momentum with weight decay), compared in all pairs. The
@@ -316,28 +397,24 @@ class Figure9(OverlapExperiment):
     cannot be permuted. On digits the factors predict no peak at m for fc1 (see Figure 1).
     """
 
-    id = "hessian/figure-9"
-    source = "002, appendix E.2.1, Figure 9: LeNet5 on CIFAR10, 6 + 5 + 5 models"
-    item = "wu-zhu-2020 Figure 9"
-    sizes = {
-        "tiny": Params((Case(replace(DIGITS, epochs=15), ("fc1", "fc3"), 3, _trainings(1, 1, 1)),)),
-        "laptop": Params((Case(DIGITS, ("fc1", "fc2", "fc3"), 9, _trainings(3, 3, 3)),)),
-        "paper": Params((Case(SOURCE, ("conv1", "conv2", "fc1", "fc2", "fc3"), 16, _trainings(6, 5, 5)),)),
-    }
+    item, where = "wu-zhu-2020 Figure 9", "appendix E.2.1: LeNet5 on CIFAR10, 6 + 5 + 5 models"
+    study = Overlap.of(
+        tiny=apart(replace(DIGITS, epochs=15), layers=["fc1", "fc3"], models=_each_training(1, 1, 1)),
+        laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=_each_training(3, 3, 3)),
+        paper=apart(SOURCE, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=_each_training(6, 5, 5)),
+    )
     departs = "The small learning rate is a fifth of the default and its epochs are five times as many; the source's is a tenth."
     claims = (
-        Claim(
-            "the overlap of fc1 peaks near m (place of the peak over m)",
-            lambda rows: peak_over_outputs(rows, "fc1"),
-            rule="between",
-            expected=(0.8, 1.3),
-            reported=Reported("the position of the peak roughly agrees with m", "002, appendix E.2.1"),
+        between(
+            *(0.8, 1.3, "the overlap of fc1 peaks near m (place of the peak over m)"),
+            places(curves(layer="fc1")).reduce(farthest),
+            reported=paper("the position of the peak roughly agrees with m", "appendix E.2.1"),
+            fails={"tiny": NO_PEAK},
         ),
-        Claim(
+        at_most(
+            2.0,
             "the overlap of the last layer, fc3, is flat up to c − 1 (largest over smallest)",
-            lambda rows: unevenness(rows, "fc3"),
-            rule="at most",
-            expected=2.0,
-            reported=Reported("no linear growth starting from 0 as in other layers", "002, appendix E.2.1"),
+            last_layer.max("overlap") / last_layer.min("overlap"),
+            reported=paper("no linear growth starting from 0 as in other layers", "appendix E.2.1"),
         ),
     )

@@ -1,136 +1,125 @@
-"""The overlap of sharp subspaces layer by layer: convolutions, the last layer, and layers without a peak at m."""
+"""The overlap layer by layer: convolutions, the last layer, layers without a peak at m, and how the factors explain them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.hessian.measuring import farthest, peak, select
-from theodolite.experiments.hessian.overlap import (
+import torch
+
+from theodolite.experiments import Experiment, at_least, at_most, between, rows, within
+from theodolite.experiments.hessian import paper
+from theodolite.experiments.hessian.correspondence import draw_correspondence
+from theodolite.experiments.hessian.networks import (
     CIFAR,
     DIGITS,
     MINI,
+    MNIST,
     SOURCE,
     SOURCE_100,
     SOURCE_MNIST,
-    Case,
-    OverlapExperiment,
-    Params,
-    case_rows,
+    NetworkStudy,
+    case_sizes,
     cases,
     networks_of,
-    unevenness,
+    problems_of,
 )
-from theodolite.experiments.hessian.overlap_law import synthetic_rows
+from theodolite.experiments.hessian.overlap import (
+    PANEL,
+    SPECTRA,
+    Overlap,
+    OverlapFigure,
+    apart,
+    case_rows,
+    curves,
+    draw_overlap,
+    early_peak,
+    farthest,
+    layer_of_each,
+    made_up,
+    overlap_rows,
+    place,
+    places,
+    title_of,
+)
+from theodolite.experiments.query import select, values_of
+from theodolite.measures.hessian import correspondence
 from theodolite.results import Row
 
-CONVOLUTIONS = tuple(f"conv{i}" for i in range(1, 9))
-RESIDUAL = tuple(f"conv{i}" for i in range(1, 18))
+CONVOLUTIONS = [f"conv{i}" for i in range(1, 9)]
+RESIDUAL = [f"conv{i}" for i in range(1, 18)]
+DROPS = "drops after exceeding the dimension of final output"
+VGG_200 = replace(SOURCE, network="VGG11-W200")
 
 
-def convolution_peaks(rows: list[Row]) -> float:
-    """Share of the convolutions behind the first whose overlap peaks within 3/8 of the number of channels."""
-    found = [case for case in cases(rows) if case[1].startswith("conv") and case[1] != "conv1"]
-    tops = [peak(select(case_rows(rows, case), kind="overlap")) for case in found]
-    near = [abs(top["k"] / top["outputs"] - 1.0) <= 0.375 for top in tops]  # 8 ± 3 channels
-    return float(sum(near) / len(near))
+def drop(rows: list[Row]) -> float:
+    """Overlap of a last layer at 1.5 c over that at c − 1."""
+    curve = {row["k"]: row["overlap"] for row in rows}
+    return float(curve[max(curve)] / curve[rows[0]["outputs"] - 1])
 
 
-def classifier_drop(rows: list[Row]) -> float:
-    """Overlap of the last layer at 1.5 c over that at c − 1, the largest of all networks."""
-    drops = []
-    for case in cases(rows):
-        curve = {row["k"]: row for row in select(case_rows(rows, case), kind="overlap")}
-        m = next(iter(curve.values()))["outputs"]
-        if case[1].startswith("fc"):
-            drops.append(curve[max(curve)]["overlap"] / curve[m - 1]["overlap"])
-    return float(max(drops))
+convolutions = curves(layer=lambda layer: layer.startswith("conv") and layer != "conv1")
+classifier_drop = curves(layer=lambda layer: layer.startswith("fc")).by("network", "layer").each(drop).max()
 
 
-class Figure10(OverlapExperiment):
+class Figure10(OverlapFigure):
     """Convolutional layers share their sharp subspace too, with a peak at the number of channels.
 
     The overlap of the top k eigenvectors of the convolutions of models trained apart; the classifier behind them stays level
     and drops behind the number of classes.
     """
 
-    id = "hessian/figure-10"
-    source = "002, appendix E.2.2, Figures 10 and 11: VGG11 on CIFAR10 and CIFAR100, ResNet18 on CIFAR100"
     item = ("wu-zhu-2020 Figure 10", "wu-zhu-2020 Figure 11")
-    sizes = {
-        "tiny": Params((Case(MINI, ("conv1", "conv2", "fc3"), seeds=3),)),
-        "laptop": Params((Case(replace(MINI, epochs=100, until=0.02, samples=1437), ("conv1", "conv2", "fc3"), seeds=5),)),
-        "paper": Params(
-            (
-                *(Case(s, (*CONVOLUTIONS, "fc1"), 5) for s in networks_of(SOURCE, "VGG11-W32", "VGG11-W200")),
-                *(Case(s, (*CONVOLUTIONS, "fc1"), 5) for s in networks_of(SOURCE_100, "VGG11-W48", "VGG11-W80")),
-                *(
-                    Case(s, (*RESIDUAL, "fc1"), 5)
-                    for s in networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80")
-                ),
-            )
-        ),
-    }
+    where = "appendix E.2.2: VGG11 on CIFAR10 and CIFAR100, ResNet18 on CIFAR100"
+    study = Overlap.of(
+        tiny=apart(MINI, layers=["conv1", "conv2", "fc3"], models=3),
+        laptop=apart(replace(MINI, epochs=100, until=0.02, samples=1437), layers=["conv1", "conv2", "fc3"], models=5),
+        paper=[
+            *apart(*networks_of(SOURCE, "VGG11-W32", "VGG11-W200"), layers=[*CONVOLUTIONS, "fc1"], models=5),
+            *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W80"), layers=[*CONVOLUTIONS, "fc1"], models=5),
+            *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=[*RESIDUAL, "fc1"], models=5),
+        ],
+    )
     claims = (
-        Claim(
+        at_least(
+            0.5,
             "the overlap of most convolutions behind the first peaks at the number of channels (share within 3/8 of it)",
-            convolution_peaks,
-            rule="at least",
-            expected=0.5,
-            reported=Reported("for most of the convolutional layers, around the number of output channels", "002, E.2.2"),
+            # 8 ± 3 channels
+            places(curves(layer=lambda layer: layer.startswith("conv") and layer != "conv1")).share(
+                lambda p: abs(p - 1) <= 0.375
+            ),
+            reported=paper("for most of the convolutional layers, around the number of output channels", "E.2.2"),
         ),
-        Claim(
+        at_most(
+            1.0,
             "the overlap of the classifier drops behind the number c of classes (at 1.5 c over at c − 1)",
             classifier_drop,
-            rule="at most",
-            expected=1.0,
-            reported=Reported("drops after exceeding the dimension of final output", "002, E.2.2"),
+            reported=paper(DROPS, "E.2.2"),
         ),
     )
 
 
-@dataclass(frozen=True)
-class FailureParams:
-    cases: tuple[Case, ...]
-    pairs: int  # of synthetic models with a heavy tail
-
-
-def early_peak(rows: list[Row]) -> float:
-    """Where the overlap of the layer with an early peak is largest among the first half of m dimensions."""
-    curve = _early(rows)
-    return float(peak(curve, upto=0.5 * curve[0]["outputs"])["k"])
-
-
-def decline_after(rows: list[Row]) -> float:
+def decline(rows: list[Row]) -> float:
     """Overlap at twice the place of the early peak over the peak."""
-    curve = _early(rows)
-    top = peak(curve, upto=0.5 * curve[0]["outputs"])
-    return float(next(row["overlap"] for row in curve if row["k"] == 2 * top["k"]) / top["overlap"])
+    top = early_peak(rows)
+    return float(next(row["overlap"] for row in rows if row["k"] == 2 * top["k"]) / top["overlap"])
 
 
 def lower_than_others(rows: list[Row]) -> float:
     """Overlap at c − 1 of the layer with the early peak, over the smallest of the other layers of its network."""
-    early = _early(rows)[0]
-    nine = [row for row in select(rows, kind="overlap", network=early["network"]) if row["k"] == 9]
+    early = early_layer.found(rows)[0]
+    nine = curves(network=early["network"], k=9).found(rows)
     own = next(row["overlap"] for row in nine if row["layer"] == early["layer"])
     return float(own / min(row["overlap"] for row in nine if row["layer"] != early["layer"]))
 
 
-def delayed_peak(rows: list[Row]) -> float:
-    """Place of the peak over m where it is delayed, the smallest."""
-    late = [case for case in cases(rows) if case[0].startswith("heavy") or case[1] in ("conv2", "conv7")]
-    tops = [peak(select(case_rows(rows, case), kind="overlap")) for case in late]
-    return float(min(top["k"] / top["outputs"] for top in tops))
+#: The curve of fc2 of a fully connected network, and those with a delayed peak.
+early_layer = curves(layer="fc2", network=lambda network: network.startswith("F-"))
+delayed = curves.where(lambda row: row["network"].startswith("heavy") or row["layer"] in ("conv2", "conv7"))
 
 
-def _early(rows: list[Row]) -> list[Row]:
-    """The curve of fc2 of a fully connected network."""
-    return [row for row in rows if row["kind"] == "overlap" and row["layer"] == "fc2" and row["network"].startswith("F-")]
-
-
-class Figure12(OverlapExperiment):
+class Figure12(OverlapFigure):
     """Layers whose sharp subspaces share little, or share most behind the output dimension.
 
     An early and low peak: the overlap grows for about c − 1 dimensions and falls. A delayed peak: it grows beyond m and stays.
@@ -138,124 +127,252 @@ class Figure12(OverlapExperiment):
     source's own size pairs of Kronecker products with τ_i = 1/i stand in for it.
     """
 
-    id = "hessian/figure-12"
-    source = "002, appendix E.2.3, Figures 12 and 13: fc2 of F-200^2, conv5 and conv2 of VGG11-W200, conv7 of ResNet18-W48"
     item = ("wu-zhu-2020 Figure 12", "wu-zhu-2020 Figure 13")
-    sizes = {
-        "tiny": FailureParams((Case(DIGITS, ("fc1", "fc2", "fc3"), seeds=3),), pairs=10),
-        "laptop": FailureParams((Case(DIGITS, ("fc1", "fc2", "fc3"), seeds=6),), pairs=40),
-        "paper": FailureParams(
-            (
-                Case(SOURCE_MNIST, ("fc1", "fc2", "fc3"), 5),
-                Case(replace(SOURCE, network="VGG11-W200"), ("conv2", "conv5"), 5),
-                Case(replace(SOURCE_100, network="ResNet18-W48"), ("conv7",), 5),
-            ),
-            pairs=0,
-        ),
-    }
+    where = "appendix E.2.3: fc2 of F-200^2, conv5 and conv2 of VGG11-W200, conv7 of ResNet18-W48"
+    study = Overlap.of(
+        tiny=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=3) + made_up("heavy tail", outputs=60, pairs=10),
+        laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=6) + made_up("heavy tail", outputs=60, pairs=40),
+        paper=[
+            *apart(SOURCE_MNIST, layers=["fc1", "fc2", "fc3"], models=5),
+            *apart(VGG_200, layers=["conv2", "conv5"], models=5),
+            *apart(replace(SOURCE_100, network="ResNet18-W48"), layers=["conv7"], models=5),
+        ],
+    )
     claims = (
-        Claim(
-            "fc2 has a small peak at c − 1 (place of the largest overlap among the first m/2 dimensions)",
-            early_peak,
-            rule="within",
-            expected=9,
-            tolerance=2,
-            reported=Reported("a small peak at very small dimensions; around 10 for fc2 of F-200^2", "002, E.2.3 and F.3.3"),
+        within(
+            *(2, 9, "fc2 has a small peak at c − 1 (place of the largest overlap among the first m/2 dimensions)"),
+            early_layer.measure(lambda rows: float(early_peak(rows)["k"])),
+            reported=paper("a small peak at very small dimensions; around 10 for fc2 of F-200^2", "E.2.3 and F.3.3"),
         ),
-        Claim(
+        at_most(
+            1.0,
             "the overlap declines behind the early peak (at twice its place, over the peak)",
-            decline_after,
-            rule="at most",
-            expected=1.0,
-            reported=Reported("a sharp decrease after dimension 9", "002, F.3.3"),
+            early_layer.measure(decline),
+            reported=paper("a sharp decrease after dimension 9", "F.3.3"),
         ),
-        Claim(
+        at_most(
+            1.0,
             "the overlap there is lower than in the other layers (at c − 1, over the smallest of the others)",
             lower_than_others,
-            rule="at most",
-            expected=1.0,
-            reported=Reported("significantly lower than the other layers", "002, E.2.3"),
+            reported=paper("significantly lower than the other layers", "E.2.3"),
         ),
-        Claim(
+        at_least(
+            1.3,
             "with a heavy tail the peak lies beyond m (place of the peak over m)",
-            delayed_peak,
-            rule="at least",
-            expected=1.3,
-            reported=Reported("the peak dimension is larger than the output dimension", "002, E.2.3"),
+            places(delayed).min(),
+            reported=paper("the peak dimension is larger than the output dimension", "E.2.3"),
         ),
     )
 
-    def jobs(self, p: FailureParams) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        yield from super().jobs(Params(p.cases))
-        if p.pairs:
-            yield {"spectrum": "heavy tail", "outputs": 60, "pairs": p.pairs, "seed": 0}
 
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        return synthetic_rows(job) if "spectrum" in job else super().run(job)
-
-
-def last_levels(rows: list[Row]) -> float:
-    """Mean overlap for k up to c − 1 over (v₁·v₁')², of all networks the one farthest from 1."""
-    ratios = []
-    for case in cases(rows):
-        mine = case_rows(rows, case)
-        layer = select(mine, kind="layer")[0]
-        curve = [row["overlap"] for row in select(mine, kind="overlap") if row["k"] < layer["outputs"]]
-        ratios.append(sum(curve) / len(curve) / layer["squared_dot"])
-    return farthest(ratios)
+def level(rows: list[Row]) -> float:
+    """Mean overlap of a network's last layer for k up to c − 1, over (v₁·v₁')²."""
+    layer = select(rows, kind="layer")[0]
+    curve = [row["overlap"] for row in curves.of(rows) if row["k"] < layer["outputs"]]
+    return float(sum(curve) / len(curve) / layer["squared_dot"])
 
 
-def last_unevenness(rows: list[Row]) -> float:
-    """Largest over smallest overlap for k up to c − 1, the largest of all networks."""
-    return max(unevenness(case_rows(rows, case), case[1], _classes(rows, case) - 1) for case in cases(rows))
+below_classes = curves.where(lambda row: row["k"] < row["outputs"]).by("network", "layer")
 
 
-def _classes(rows: list[Row], case: tuple[str, str]) -> int:
-    return int(select(case_rows(rows, case), kind="layer")[0]["outputs"])
-
-
-class Figure23(OverlapExperiment):
+class Figure23(OverlapFigure):
     """The last layer shares its sharp subspace from the first direction on.
 
     The outputs of the last layer are the classes, which no permutation of units can exchange; so the overlap is level, about
     (v₁·v₁')² with v₁ the leading input direction of each model, up to the number of classes, and then falls.
     """
 
-    id = "hessian/figure-23"
-    source = "002, appendix F.3.2, Figure 23: the last layers of F-200^2, LeNet5, VGG11-W200 and ResNet18-W64"
     item = "wu-zhu-2020 Figure 23"
-    sizes = {
-        "tiny": Params((Case(DIGITS, ("fc3",), 5),)),
-        "laptop": Params((Case(DIGITS, ("fc3",), 6), Case(MINI, ("fc3",), 5), Case(CIFAR, ("fc3",), 2))),
-        "paper": Params(
-            (
-                Case(SOURCE_MNIST, ("fc3",), 5),
-                Case(SOURCE, ("fc3",), 5),
-                Case(replace(SOURCE, network="VGG11-W200"), ("fc1",), 5),
-                Case(replace(SOURCE_100, network="ResNet18-W64"), ("fc1",), 5),
-            )
-        ),
-    }
+    where = "appendix F.3.2: the last layers of F-200^2, LeNet5, VGG11-W200 and ResNet18-W64"
+    study = Overlap.of(
+        tiny=apart(DIGITS, layers=["fc3"], models=5),
+        laptop=[
+            *apart(DIGITS, layers=["fc3"], models=6),
+            *apart(MINI, layers=["fc3"], models=5),
+            *apart(CIFAR, layers=["fc3"], models=2),
+        ],
+        paper=[
+            *apart(SOURCE_MNIST, SOURCE, layers=["fc3"], models=5),
+            *apart(VGG_200, replace(SOURCE_100, network="ResNet18-W64"), layers=["fc1"], models=5),
+        ],
+    )
     claims = (
-        Claim(
+        at_most(
+            2.0,
             "the overlap is level up to c − 1 (largest over smallest, the worst network)",
-            last_unevenness,
-            rule="at most",
-            expected=2.0,
-            reported=Reported("will stay high before dimension m", "002, F.3.2"),
+            below_classes.each(rows.max("overlap") / rows.min("overlap")).max(),
+            reported=paper("will stay high before dimension m", "F.3.2"),
         ),
-        Claim(
-            "its level is (v₁·v₁')² (mean overlap up to c − 1 over that, the network farthest from 1)",
-            last_levels,
-            rule="between",
-            expected=(0.5, 2.0),
-            reported=Reported("approximately (t₁·t₂)² for all dimensions k <= m", "002, F.3.2"),
+        between(
+            *(0.5, 2.0, "its level is (v₁·v₁')² (mean overlap up to c − 1 over that, the network farthest from 1)"),
+            rows.by("network", "layer").each(level).reduce(farthest),
+            reported=paper("approximately (t₁·t₂)² for all dimensions k <= m", "F.3.2"),
         ),
-        Claim(
+        at_most(
+            1.0,
             "it falls behind the number c of classes (at 1.5 c over at c − 1, the largest)",
             classifier_drop,
-            rule="at most",
-            expected=1.0,
-            reported=Reported("drops after exceeding the dimension of final output", "002, E.2.2"),
+            reported=paper(DROPS, "E.2.2"),
         ),
     )
+
+
+# Why: the spectra of the two factors
+
+
+def from_predicted(rows: list[Row]) -> float:
+    """Distance between the place of the early peak and K*, the number of directions u_i ⊗ v₁ that the factors predict."""
+    return float(abs(early_peak(curves.of(rows))["k"] - select(rows, kind="layer")[0]["rank_one_count"]))
+
+
+def fall(rows: list[Row]) -> float:
+    """Overlap at twice K* over that at K*."""
+    count = round(select(rows, kind="layer")[0]["rank_one_count"])
+    curve = {row["k"]: row["overlap"] for row in curves.of(rows)}
+    return float(curve[2 * count] / curve[count])
+
+
+class Figure24(NetworkStudy, Experiment):
+    """Why the overlap of some layers peaks early: the factors say where.
+
+    If the second eigenvalue of the input's auto-correlation is not small enough, only K* leading eigenvectors are of the form
+    u_i ⊗ v₁ (K* counts τ_i γ₁ > τ₁ γ₂); the overlap grows up to there and falls behind it. Shown are the overlap, the spectra of
+    both factors, and how the top eigenvectors correspond to those of E[xxᵀ], for the Hessian and its approximation.
+    """
+
+    item, where = "wu-zhu-2020 Figure 24", "appendix F.3.3: fc2 of F-200^2 on MNIST"
+    sizes = case_sizes(
+        tiny=cases(DIGITS, layer="fc2", models=[["default", 3]], corner=20),
+        laptop=cases(MNIST, layer="fc2", models=[["default", 3]], corner=20),
+        paper=cases(SOURCE_MNIST, layer="fc2", models=[["default", 5]], corner=20),
+    )
+    claims = (
+        at_most(
+            2,
+            "the early peak lies at K* (distance, among the first m/2 dimensions)",
+            from_predicted,
+            reported=paper("grows linearly below dimension 10, sharp decrease after 9", "F.3.3"),
+        ),
+        at_most(
+            1.0,
+            "behind K* the overlap falls (at 2 K* over at K*)",
+            fall,
+            reported=paper("a sharp decrease of overlap after dimension 9", "F.3.3"),
+        ),
+        at_least(
+            0.8,
+            "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_j))",
+            rows(kind="correspondence", matrix="true", i=1, j=range(1, 10)).mean("value"),
+            reported=paper("h_i ≈ r_i ⊗ E[x] for i <= 9", "F.3.3"),
+        ),
+        within(
+            *(0.1, 0.25, "the growth up to nine dimensions, carried on to m, would reach an overlap of about a quarter"),
+            curves(k=9).column(lambda row: row["overlap"] * row["outputs"] / 9).only(),
+            reported=paper(0.25, "F.3.3 (0.012 at 9 of 200 dimensions)"),
+        ),
+    )
+
+    def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
+        layer, corner = job["layer"], job["corner"]
+        # Up to m/2 shows the early peak and its fall; the whole curve is that of Figure 12.
+        layers = layer_of_each(problems_of(job, weights), layer, reach=0.5)
+        yield from overlap_rows(layers, network=job["setup"]["network"], layer=layer)
+        factors, pairs = layers[0]
+        for name, factor in (("output Hessian", factors.output), ("input auto-correlation", factors.input)):
+            values = torch.linalg.eigvalsh(factor).flip(0)[:corner]
+            for i, value in enumerate((values / values[0]).tolist(), start=1):
+                yield {"kind": "spectrum", "factor": name, "i": i, "value": value}
+        approximate = factors.top_eigenpairs(corner).vectors
+        for name, vectors in (("true", pairs.vectors[:, :corner]), ("approximate", approximate)):
+            table = correspondence(vectors, factors).inputs[:corner]
+            for i, line in enumerate(table.tolist(), start=1):
+                for j, value in enumerate(line, start=1):
+                    yield {"kind": "correspondence", "matrix": name, "i": i, "j": j, "value": value}
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        figure, axes = plots.panels(4, columns=2, size=PANEL)
+        curve = curves.of(rows)
+        draw_overlap(curve, f"{curve[0]['layer']} of {curve[0]['network']}, m = {curve[0]['outputs']}", axes[0])
+        count = select(rows, kind="layer")[0]["rank_one_count"]
+        plots.reference(axes[0], x=count, label=f"K* = {count:g}")
+        plots.eigenvalues(
+            select(rows, kind="spectrum"),
+            value="value",
+            index="i",
+            by="factor",
+            log=True,
+            xlabel="rank",
+            ylabel="eigenvalue over the largest",
+            title="Spectra of the factors",
+            ax=axes[1],
+        )
+        for ax, name in zip(axes[2:], ("true", "approximate"), strict=True):
+            draw_correspondence(select(rows, kind="correspondence", matrix=name), f"{name} Hessian with E[xxᵀ]", "v_i", ax)
+        return figure
+
+
+def late_over_early(rows: list[Row]) -> float:
+    """Overlap at m over that at nine dimensions."""
+    curve = {row["k"]: row["overlap"] for row in rows}
+    return float(curve[rows[0]["outputs"]] / curve[9])
+
+
+#: Nine outliers are those of conv5 at the source's size, the heavy tail is that of conv2.
+outliers = curves.where(lambda row: row["network"] == "nine outliers" or row["layer"] == "conv5")
+heavy_tail = curves.where(lambda row: row["network"] == "heavy tail" or row["layer"] == "conv2")
+
+
+class Figure25(OverlapFigure):
+    """Three shapes of the overlap curve, from the spectrum of the output Hessian alone.
+
+    With a flat spectrum the overlap peaks at m; with nine outliers it peaks at nine and falls; with a heavy tail it grows
+    beyond m. In small sizes the layers are made up: random eigenvectors of E[M], a positive leading input direction and the
+    law of the overlap of two Kronecker products; the source's size measures conv5 and conv2 of VGG11-W200.
+    """
+
+    item = ("wu-zhu-2020 Figure 25", "wu-zhu-2020 Figure 26")
+    where = "appendix F.3.3: conv5 and conv2 of VGG11-W200 on CIFAR10"
+    view = rows(kind=["overlap", "layer", "spectrum"])
+    study = Overlap.of(
+        tiny=made_up(*SPECTRA, outputs=60, pairs=20),
+        laptop=made_up(*SPECTRA, outputs=120, pairs=40),
+        paper=made_up("flat", outputs=200, pairs=20) + apart(VGG_200, layers=["conv2", "conv5"], models=5, reach=2.0),
+    )
+    claims = (
+        within(
+            *(0.034, 1.0, "a flat spectrum of the output Hessian puts the peak at m (place over m)"),  # 2 of 60 dimensions
+            curves(network="flat").measure(place),
+            reported=paper("peak at m", "Theorem F.1", "theory"),
+        ),
+        within(
+            *(1, 9, "nine outliers put it at nine (place among the first m/2 dimensions)"),
+            outliers.measure(lambda rows: float(early_peak(rows)["k"])),
+            reported=paper("a low peak at very small dimensions", "E.2.3 and F.3.3"),
+        ),
+        at_most(
+            1.0,
+            "behind it little is shared (overlap at m over that at nine)",
+            outliers.measure(late_over_early),
+            reported=paper("a sharp decrease after dimension 9", "F.3.3"),
+        ),
+        at_least(
+            1.3,
+            "a heavy tail delays the peak (place over m)",
+            heavy_tail.measure(place),
+            reported=paper("a delayed and flattened peak, later than the output dimension", "F.3.3"),
+        ),
+    )
+
+    def draw(self, rows: list[Row]) -> Any:
+        from theodolite import plots
+
+        found = values_of(curves.of(rows), "network", "layer")
+        figure, axes = plots.panels(len(found) + 1, columns=2, size=PANEL)
+        look: dict[str, Any] = {"by": "network", "log": "y", "markers": False, "labels": "legend", "xlabel": "rank"}
+        look |= {"ylabel": "eigenvalue over the largest", "title": "Spectrum of the output Hessian"}
+        plots.curves(select(rows, kind="spectrum"), "i", "value", **look, ax=axes[0])
+        for ax, case in zip(axes[1:], found, strict=True):
+            draw_overlap(case_rows(rows, case), title_of(case), ax, names=ax is axes[min(2, len(found))])
+        return figure

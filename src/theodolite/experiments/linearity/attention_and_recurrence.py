@@ -90,16 +90,18 @@ class AttentionAndRecurrence(Experiment):
     )
     claims = (
         *(
-            measured(
-                f"{name}: slope of ‖H‖ against the width",
-                power_of(rows(part="hessian", network=name), "m", "norm", median),
-            )
+            {
+                f"{name}: slope of ‖H‖ against the width": measured(
+                    power_of(rows(part="hessian", network=name), "m", "norm", median)
+                )
+            }
             for name in NETWORKS
         ),
-        measured(
-            "λ_min of the tangent kernel, most samples, widest network",
-            rows(part="kernel").by("m", "samples").each(rows.median("lambda_min")).last(),
-        ),
+        {
+            "λ_min of the tangent kernel, most samples, widest network": measured(
+                rows(part="kernel").by("m", "samples").each(rows.median("lambda_min")).last()
+            ),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

@@ -41,25 +41,21 @@ class Taylor(Experiment):
         laptop={"widths": (16, 64, 256), "directions": 2, "segments": 4},
         paper={"widths": (16, 64, 256, 1024), "directions": 8, "segments": 5, "seeds": 5},
     )
-    claims = (
-        equal(
+    claims = {
+        "T2: smooth networks never exceed the bound (violations)": equal(
             0,
-            "T2: smooth networks never exceed the bound (violations)",
-            # by more than a thousandth
             smooth.column(lambda row: not row["deviation"] <= row["certificate"] * (1 + 1e-3) + 1e-12).sum(),
             reported=Reported("at most ½R² sup‖H‖", "Zhu 2024, Corollary 2.3.7"),
         ),
-        at_most(
+        "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)": at_most(
             -0.2,
-            "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)",
             smooth(radius=1.0).by("network").each(power_of(rows, "m", "deviation", max)).max(),
             reported=Reported("−1/2 up to logs", "Zhu 2024, Corollary 2.3.7"),
         ),
-        measured(
-            "ReLU, where the bound is not valid: the largest deviation over the bound",
-            (kinked["deviation"] / kinked["certificate"]).max(),
+        "ReLU, where the bound is not valid: the largest deviation over the bound": measured(
+            (kinked["deviation"] / kinked["certificate"]).max()
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for seed in range(p.seeds):
@@ -165,12 +161,11 @@ class Lemmas(Experiment):
         paper={"widths": (16, 32, 64, 128, 256, 512, 1024, 2048)},
     )
     claims = (
-        between(
-            *(-0.15, 0.15),
-            "T9: spectral norm of ∂f/∂w of the second layer's neurons, by the first layer's weights (power of m)",
-            growth("spectral_1"),
-            reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.2.1"),
-        ),
+        {
+            "T9: spectral norm of ∂f/∂w of the second layer's neurons, by the first layer's weights (power of m)": between(
+                *(-0.15, 0.15), growth("spectral_1"), reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.2.1")
+            ),
+        },
         between(
             *(-0.15, 0.15, "T9: the same by their own weights (power of m)", growth("spectral_2")),
             reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.2.1"),
@@ -179,36 +174,31 @@ class Lemmas(Experiment):
             *(0.1, 0.5, "T9: Frobenius norm by the first layer's weights (power of m)", growth("frobenius_1")),
             reported=Reported("1/2 up to logs", "Zhu 2024, Lemma A.2.1"),
         ),
-        at_most(
-            3.0,
-            "T15: matrix Gaussian series: frequency above its bound (in standard errors)",
-            above_bound("series"),
-            reported=Reported("below (d₁ + d₂) exp(−t²/2ν)", "Zhu 2024, Lemma A.11.8, corrected: R√ν"),
-        ),
-        at_most(
-            3.0,
-            "T16: Gaussian vector: frequency above its bound (in standard errors)",
-            above_bound("vector"),
-            reported=Reported("below 2 exp(−t²/2‖b‖²)", "Zhu 2024, Lemma A.11.4"),
-        ),
-        at_most(
-            3.0,
-            "T17: ‖[B_i a_i]‖ over max‖B‖(√n + R + 1) + max‖B‖_F, largest of all draws (the constant C)",
-            rows(part="norm", lemma="columns").max("ratio"),
-            reported=Reported("an absolute constant", "Zhu 2024, Lemmas A.11.5 and A.11.6"),
-        ),
-        at_most(
-            1.0,
-            "T17: ‖Ba‖ − ‖B‖_F − ‖B‖R over 4‖B‖ (largest of all draws)",
-            rows(part="norm", lemma="product").max("ratio"),
-            reported=Reported("a Gaussian tail in units of ‖B‖", "Zhu 2024, Lemma A.11.7"),
-        ),
-        at_most(
-            1.0,
-            "T18: the largest |pre-activation| grows at most like log m (widest over narrowest)",
-            largest_by_width.last() / largest_by_width.first(),
-            reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.11.2"),
-        ),
+        {
+            "T15: matrix Gaussian series: frequency above its bound (in standard errors)": at_most(
+                3.0,
+                above_bound("series"),
+                reported=Reported("below (d₁ + d₂) exp(−t²/2ν)", "Zhu 2024, Lemma A.11.8, corrected: R√ν"),
+            ),
+            "T16: Gaussian vector: frequency above its bound (in standard errors)": at_most(
+                3.0, above_bound("vector"), reported=Reported("below 2 exp(−t²/2‖b‖²)", "Zhu 2024, Lemma A.11.4")
+            ),
+            "T17: ‖[B_i a_i]‖ over max‖B‖(√n + R + 1) + max‖B‖_F, largest of all draws (the constant C)": at_most(
+                3.0,
+                rows(part="norm", lemma="columns").max("ratio"),
+                reported=Reported("an absolute constant", "Zhu 2024, Lemmas A.11.5 and A.11.6"),
+            ),
+            "T17: ‖Ba‖ − ‖B‖_F − ‖B‖R over 4‖B‖ (largest of all draws)": at_most(
+                1.0,
+                rows(part="norm", lemma="product").max("ratio"),
+                reported=Reported("a Gaussian tail in units of ‖B‖", "Zhu 2024, Lemma A.11.7"),
+            ),
+            "T18: the largest |pre-activation| grows at most like log m (widest over narrowest)": at_most(
+                1.0,
+                largest_by_width.last() / largest_by_width.first(),
+                reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.11.2"),
+            ),
+        },
         between(
             *(-0.1, 0.1, "T18: norm of a layer's values over √m (power of m)", growth("normalised")),
             reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.11.3"),

@@ -54,20 +54,13 @@ class Figure21(Experiment):
     item = ("zhu-2024 Figure 2.1", "zhu-2024 Table A.1")
     where = "Definitions 2.2.1 and 2.2.7; of Table A.1 the notation"
     sizes = sizes(graphs=200, vertices=50, tiny={"graphs": 20}, laptop={}, paper={"vertices": 200})
-    claims = (
-        equal(
-            3,
-            "the neuron with a path of one edge and one of three stands in layer 3",
-            layer_of("g"),
-            says="the longest path decides",
+    claims = {
+        "the neuron with a path of one edge and one of three stands in layer 3": equal(
+            3, layer_of("g"), says="the longest path decides"
         ),
-        equal(0, "inputs stand in layer 0", layer_of("x3"), reported=Reported(0, "Zhu 2024, Definition 2.2.1")),
-        equal(
-            0,
-            "layers and widths of random graphs that differ from the definition",
-            rows(kind="random")["wrong"].sum(),
-        ),
-    )
+        "inputs stand in layer 0": equal(0, layer_of("x3"), reported=Reported(0, "Zhu 2024, Definition 2.2.1")),
+        "layers and widths of random graphs that differ from the definition": equal(0, rows(kind="random")["wrong"].sum()),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield {"part": "example", "seed": 0}

@@ -247,13 +247,12 @@ class HessianScaling(Figure):
             *(-0.65, -0.33, "T1: three layers: slope of ‖H‖ against the width at the initialisation", slope("three layers")),
             reported=Reported("−1/2 up to logs", "Zhu 2024, Theorem 2.3.6"),
         ),
-        between(0.08, 0.16, "T1: its value at m = 512 (at the largest width, times √(m/512))", at_512),
-        at_most(
-            1.25,
-            "T1: ‖H‖√m / log m stays bounded (widest over narrowest)",
-            without_law.last() / without_law.first(),
-            reported=Reported("bounded up to logs", "Zhu 2024, Theorem 2.3.6"),
-        ),
+        {
+            "T1: its value at m = 512 (at the largest width, times √(m/512))": between(0.08, 0.16, at_512),
+            "T1: ‖H‖√m / log m stays bounded (widest over narrowest)": at_most(
+                1.25, without_law.last() / without_law.first(), reported=Reported("bounded up to logs", "Zhu 2024, Theorem 2.3.6")
+            ),
+        },
         between(  # calibrated: −0.446 from 16 to 512, ten seeds
             *(-0.65, -0.30, "T1: the same slope at a random point at distance 1", slope("three layers", 1.0)),
             reported=Reported("−1/2 up to logs", "Zhu 2024, Theorem 2.3.6"),
@@ -267,12 +266,11 @@ class HessianScaling(Figure):
         # With ten inputs read by every layer in-degrees hardly grow below m = 100: −0.14 from 16 to 100, −0.30 from 16 to 512.
         decays("T1: half of the edges dropped", "dropped edges", -0.25, "Theorem 2.3.6", since="laptop"),
         decays("T3: pre-activation of a neuron in the second layer", "hidden pre-activation", -0.25, "Theorem 2.3.8"),
-        at_most(
-            1e-12,
-            "T3: the Hessian of a first-layer pre-activation is zero (largest norm)",
-            rows(family="first pre-activation").max("norm"),
-            reported=Reported(0, "Zhu 2024, Remark 2.3.9"),
-        ),
+        {
+            "T3: the Hessian of a first-layer pre-activation is zero (largest norm)": at_most(
+                1e-12, rows(family="first pre-activation").max("norm"), reported=Reported(0, "Zhu 2024, Remark 2.3.9")
+            ),
+        },
         decays("T4: three outputs, the largest of them", "three outputs", -0.25, "Corollary A.3.1"),
         at_most(
             1.0,
@@ -292,26 +290,21 @@ class HessianScaling(Figure):
             *(-0.15, 0.15, "T7: a narrow second layer too (slope)", slope("narrow second")),
             reported=Reported("no decay", "Zhu 2024, section A.6"),
         ),
-        at_least(
-            4.0,
-            "T7: ‖H‖ with a narrow first layer over that of the plain network, at the largest width",
-            narrow_over_plain,
-            since="laptop",
-        ),
+        {
+            "T7: ‖H‖ with a narrow first layer over that of the plain network, at the largest width": at_least(
+                4.0, narrow_over_plain, since="laptop"
+            ),
+        },
         decays("T10: narrow first layer: the blocks above it shrink", "narrow first, upper blocks", -0.25, "Lemma A.2.2"),
-        at_most(
-            1e-12,
-            "T10: the block of the output layer is zero (largest norm)",
-            rows(family="output block").max("norm"),
-            reported=Reported(0, "Zhu 2024, (2.13)", "theory"),
-        ),
-        at_least(
-            -0.2,
-            "T8: an activation on the output keeps ‖H‖ from shrinking (slope)",
-            slope("tanh output"),
-            reported=Reported("no decay", "Zhu 2024, section 2.3"),
-        ),
-        measured("half of the neurons of in-degree 1 with different sources (slope)", slope("half bottlenecks")),
+        {
+            "T10: the block of the output layer is zero (largest norm)": at_most(
+                1e-12, rows(family="output block").max("norm"), reported=Reported(0, "Zhu 2024, (2.13)", "theory")
+            ),
+            "T8: an activation on the output keeps ‖H‖ from shrinking (slope)": at_least(
+                -0.2, slope("tanh output"), reported=Reported("no decay", "Zhu 2024, section 2.3")
+            ),
+            "half of the neurons of in-degree 1 with different sources (slope)": measured(slope("half bottlenecks")),
+        },
     )
 
     def draw(self, rows: list[Row]) -> Any:
@@ -353,12 +346,11 @@ class Figure23(Figure):
     )
     item, where = "zhu-2024 Figure 2.3", "section A.6"
     claims = (
-        at_most(
-            -0.3,
-            "two neurons of in-degree 1: ‖H‖ shrinks with the width (slope)",
-            slope("two bottlenecks"),
-            says="transitions to linearity",
-        ),
+        {
+            "two neurons of in-degree 1: ‖H‖ shrinks with the width (slope)": at_most(
+                -0.3, slope("two bottlenecks"), says="transitions to linearity"
+            ),
+        },
         between(
             *(-0.15, 0.15, "a narrow layer: it does not (slope)", slope("narrow first")),
             reported=Reported("does not", "Zhu 2024, section A.6"),
@@ -367,17 +359,14 @@ class Figure23(Figure):
             *(-0.15, 0.15, "a narrow layer between wide ones: it does not (slope)", slope("m, 2, m")),
             reported=Reported("does not", "Zhu 2024, section A.6"),
         ),
-        at_most(
-            -0.3,
-            "trainable edges around the narrow layer restore it (slope)",
-            slope("m, 2, m restored"),
-            reported=Reported("transitions to linearity", "Zhu 2024, section A.6"),
-        ),
-        equal(
-            True,
-            "the in-degree report tells safe wirings from those at risk, at the largest width",
-            rows.measure(reports_agree),
-        ),
+        {
+            "trainable edges around the narrow layer restore it (slope)": at_most(
+                -0.3, slope("m, 2, m restored"), reported=Reported("transitions to linearity", "Zhu 2024, section A.6")
+            ),
+            "the in-degree report tells safe wirings from those at risk, at the largest width": equal(
+                True, rows.measure(reports_agree)
+            ),
+        },
     )
 
     def draw(self, rows: list[Row]) -> Any:

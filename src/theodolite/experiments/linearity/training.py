@@ -149,25 +149,24 @@ class Figure22(Experiment):
             claim
             for activation in ("tanh", "relu")
             for claim in (
-                at_most(
-                    -0.9,  # calibrated on images, 8 to 512, five seeds: −0.96 for both activations
-                    f"{activation}: the drift falls with the width (Spearman correlation)",
-                    spearman(activation),
-                    says="falls throughout",
-                    read_from="plot",
-                ),
+                {
+                    f"{activation}: the drift falls with the width (Spearman correlation)": at_most(
+                        -0.9, spearman(activation), says="falls throughout", read_from="plot"
+                    ),
+                },
                 between(  # calibrated: tanh −0.69, ReLU −0.63
                     *(-1.2, -0.35, f"{activation}: slope of the drift against the hidden width", drift_slope(activation)),
                     says="follows 1/√m",
                 ),
             )
         ),
-        equal(
-            0,
-            "the loss converges at every width (runs that did not reach 1e-4 of their start)",
-            rows["final"].count(lambda final: not final <= 1e-4),
-            reported=Reported("converges for all widths", "Zhu 2024, section 2.3"),
-        ),
+        {
+            "the loss converges at every width (runs that did not reach 1e-4 of their start)": equal(
+                0,
+                rows["final"].count(lambda final: not final <= 1e-4),
+                reported=Reported("converges for all widths", "Zhu 2024, section 2.3"),
+            ),
+        },
     )
     departs = (
         "The input is concatenated into every layer, so with 3072 inputs every in-degree is about 1536 at least and the width "
@@ -403,91 +402,70 @@ class PolyakLojasiewicz(Experiment):
         "form is tested. The source gives no constant for the radius R = O(1/μ), and none is assumed."
     )
     claims = (
-        at_least(
-            -1e-9,
-            "T11: ‖∇L‖² − 2λ_min L at random weights and data, over ‖∇L‖² (smallest)",
-            rows(part="inequality", residual="random").min("slack"),
-            reported=Reported("at least 0", "Zhu 2024, (2.16)"),
-        ),
-        at_most(
-            1e-8,
-            "T11: the same along the bottom eigenvector, where equality holds (largest)",
-            abs(rows(part="inequality", residual="bottom")["slack"]).max(),
-            reported=Reported(0, "Zhu 2024, (2.16)", "theory"),
-        ),
-        at_most(
-            1.0 + 1e-9,
-            "T12: |Δλ_min| over ‖ΔK‖ at distance 1 (largest; Weyl's inequality: a check of the code)",
-            (balls["change"] / balls["kernel_change"]).max(),
-            reported=Reported("at most 1", "Zhu 2024, section 2.4", "theory"),
-        ),
-        at_most(
-            1.0,
-            "T12: ‖ΔJ‖_F over R√n max‖H‖ (largest)",
-            (balls["jacobian_change"] / balls["jacobian_bound"]).max(),
-            reported=Reported("at most 1", "Zhu 2024, section 2.4", "theory"),
-        ),
-        at_most(
-            -0.3,
-            "T12: the change of λ_min shrinks with the width (slope)",
-            power_of(balls, "m", "change"),
-            reported=Reported("of the order of sup‖H‖", "Zhu 2024, section 2.4"),
-        ),
-        at_least(
-            1.0,
-            "T13: mean ‖∇f‖² of ReLU networks over its bound 2^−L (smallest over the depths)",
-            gradients.column(lambda row: row["squared"] / 2.0 ** -row["depth"]).min(),
-            reported=Reported("at least 2^−L", "Zhu 2024, Proposition 2.4.4"),
-        ),
-        at_most(
-            0.1,
-            "T13: mean squared gradient of the last layer against 2^−(L−1) (largest relative distance)",
-            last_layer,
-            reported=Reported("2^−(L−1)", "Zhu 2024, Proposition 2.4.4", "theory"),
-        ),
+        {
+            "T11: ‖∇L‖² − 2λ_min L at random weights and data, over ‖∇L‖² (smallest)": at_least(
+                -1e-9,
+                rows(part="inequality", residual="random").min("slack"),
+                reported=Reported("at least 0", "Zhu 2024, (2.16)"),
+            ),
+            "T11: the same along the bottom eigenvector, where equality holds (largest)": at_most(
+                1e-8,
+                abs(rows(part="inequality", residual="bottom")["slack"]).max(),
+                reported=Reported(0, "Zhu 2024, (2.16)", "theory"),
+            ),
+            "T12: |Δλ_min| over ‖ΔK‖ at distance 1 (largest; Weyl's inequality: a check of the code)": at_most(
+                1.0 + 1e-9,
+                (balls["change"] / balls["kernel_change"]).max(),
+                reported=Reported("at most 1", "Zhu 2024, section 2.4", "theory"),
+            ),
+            "T12: ‖ΔJ‖_F over R√n max‖H‖ (largest)": at_most(
+                1.0,
+                (balls["jacobian_change"] / balls["jacobian_bound"]).max(),
+                reported=Reported("at most 1", "Zhu 2024, section 2.4", "theory"),
+            ),
+            "T12: the change of λ_min shrinks with the width (slope)": at_most(
+                -0.3, power_of(balls, "m", "change"), reported=Reported("of the order of sup‖H‖", "Zhu 2024, section 2.4")
+            ),
+            "T13: mean ‖∇f‖² of ReLU networks over its bound 2^−L (smallest over the depths)": at_least(
+                1.0,
+                gradients.column(lambda row: row["squared"] / 2.0 ** -row["depth"]).min(),
+                reported=Reported("at least 2^−L", "Zhu 2024, Proposition 2.4.4"),
+            ),
+            "T13: mean squared gradient of the last layer against 2^−(L−1) (largest relative distance)": at_most(
+                0.1, last_layer, reported=Reported("2^−(L−1)", "Zhu 2024, Proposition 2.4.4", "theory")
+            ),
+        },
         at_most(
             0.1,  # calibrated, m = 1024, seeds 0 to 2: 0.076, 0.020, 0.013
             "T14: two layers: loss of descent against the frozen kernel, until it has fallen by 1000 (largest relative distance)",
             widest_gap,
             reported=Reported("½‖(I − ηK₀)ᵗ r₀‖²", "Zhu 2024, section 2.4", "theory"),
         ),
-        at_most(
-            0.1,  # m = 1024, seeds 0 to 2: 0.25, 0.10, 0.03. Small changes of the kernel add up over the steps.
-            "T14: the same for three layers, at the largest width trained",
-            three_layers.by("m").each(rows.max("gap")).last(),
-            reported=Reported("½‖(I − ηK₀)ᵗ r₀‖²", "Zhu 2024, section 2.4", "theory"),
-            since="laptop",
-        ),
-        at_most(
-            1.05,
-            "T14: loss ratio of a step over (1 − ηλ_min)², widest network (largest)",
-            two_layers.by("m").each((rows["contraction"] / rows["slowest"]).max()).last(),
-            reported=Reported("at most 1", "Zhu 2024, section 2.4"),
-        ),
-        at_most(
-            2.0,
-            "T14: the way gone does not grow with the width (longest over shortest)",
-            spread_of_ways,
-            reported=Reported("bounded", "Zhu 2024, section 2.4"),
-        ),
-        at_least(
-            1e-4,
-            "T8, second half: tanh on the output: λ_min of the kernel on the way (smallest)",
-            with_tanh.min("lambda_min"),
-            reported=Reported("PL* holds", "Zhu 2024, section 2.4"),
-        ),
-        at_most(
-            1e-6,
-            "T8, second half: tanh on the output: the loss still falls to 1e-6 (largest final loss)",
-            with_tanh.max("final"),
-            reported=Reported("converges", "Zhu 2024, section 2.4"),
-        ),
-        at_most(
-            1.0 - 1e-4,
-            "T8, second half: and geometrically: the largest loss ratio of a step",
-            with_tanh.max("contraction"),
-            reported=Reported("exponentially fast", "Zhu 2024, section 2.4"),
-        ),
+        {
+            "T14: the same for three layers, at the largest width trained": at_most(
+                0.1,
+                three_layers.by("m").each(rows.max("gap")).last(),
+                reported=Reported("½‖(I − ηK₀)ᵗ r₀‖²", "Zhu 2024, section 2.4", "theory"),
+                since="laptop",
+            ),
+            "T14: loss ratio of a step over (1 − ηλ_min)², widest network (largest)": at_most(
+                1.05,
+                two_layers.by("m").each((rows["contraction"] / rows["slowest"]).max()).last(),
+                reported=Reported("at most 1", "Zhu 2024, section 2.4"),
+            ),
+            "T14: the way gone does not grow with the width (longest over shortest)": at_most(
+                2.0, spread_of_ways, reported=Reported("bounded", "Zhu 2024, section 2.4")
+            ),
+            "T8, second half: tanh on the output: λ_min of the kernel on the way (smallest)": at_least(
+                1e-4, with_tanh.min("lambda_min"), reported=Reported("PL* holds", "Zhu 2024, section 2.4")
+            ),
+            "T8, second half: tanh on the output: the loss still falls to 1e-6 (largest final loss)": at_most(
+                1e-6, with_tanh.max("final"), reported=Reported("converges", "Zhu 2024, section 2.4")
+            ),
+            "T8, second half: and geometrically: the largest loss ratio of a step": at_most(
+                1.0 - 1e-4, with_tanh.max("contraction"), reported=Reported("exponentially fast", "Zhu 2024, section 2.4")
+            ),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

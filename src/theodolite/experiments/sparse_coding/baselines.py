@@ -147,7 +147,7 @@ class Baselines(OnTrained, Experiment):
         "100 atoms in 50 dimensions, 500 signals and 100 passes."
     )
     claims = tuple(
-        measured(f"recovery error with as many learned atoms as signals: {name}", error_of(name))
+        {f"recovery error with as many learned atoms as signals: {name}": measured(error_of(name))}
         for name in (*NAMES.values(), *METHODS)
     )
 

@@ -127,10 +127,16 @@ class Patches(Experiment):
         "also stand for CIFAR-10 below paper size where its files are not there. The learning rate is 0.003."
     )
     claims = (
-        at_most(1.0, "noisy patches, most atoms: masking's error on hidden pixels over the baseline's", ratio(NOISY)),
-        at_most(1.0, "clean patches, most atoms: masking's error on hidden pixels over the baseline's", ratio(CLEAN)),
+        {
+            "noisy patches, most atoms: masking's error on hidden pixels over the baseline's": at_most(1.0, ratio(NOISY)),
+            "clean patches, most atoms: masking's error on hidden pixels over the baseline's": at_most(1.0, ratio(CLEAN)),
+        },
         *(
-            measured(f"{word} patches: lowest error on hidden pixels, as a share of the variance: {method}", best(noise, method))
+            {
+                f"{word} patches: lowest error on hidden pixels, as a share of the variance: {method}": measured(
+                    best(noise, method)
+                )
+            }
             for noise, word in ((NOISY, "noisy"), (CLEAN, "clean"))
             for method in METHODS
         ),

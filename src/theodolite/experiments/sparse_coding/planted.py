@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.dictionaries import Law, planted_dictionary, planted_samples
+from theodolite.data.generators import Law, planted_dictionary, planted_samples
 from theodolite.experiments import Study, sizes
 from theodolite.experiments.study import Computation
 from theodolite.measures.dictionary import LearningSettings, hidden_error, learn_dictionaries, recovery_error

@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from theodolite.experiments import Figure, Params, at_least, at_most, within
-from theodolite.experiments.claims import Claim, Measure
+from theodolite.experiments.claims import Claim, Claims, Measure
 from theodolite.experiments.query import Measured, chosen
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, OnTrained, Setting, job_of
 from theodolite.measures.dictionary.learning import Objective
@@ -180,7 +180,7 @@ def farthest(column: str, table: Mapping[float, float], **where: Any) -> Measure
 # Claims
 
 
-def table_claims(table: Table, initial: Mapping[float, float]) -> Iterator[Claim]:
+def table_claims(table: Table, initial: Mapping[float, float]) -> Claims:
     """Both curves of both panels beside the values read from the authors' plots, and the errors of the sample start."""
     for (panel, objective), values in table.items():
         yield at_most(
@@ -247,100 +247,78 @@ def first_improvement(rows: list[Row]) -> float:
     )
 
 
-def _claims_21() -> tuple[Claim, ...]:
+def _claims_21() -> Claims:
     values = [value_claim(TABLE_21, panel, objective, FULL, "at p' = n") for panel in PANELS for objective in OBJECTIVES]
     apart = [
-        at_least(
-            0.05,
-            f"({panel}) masking ends below the baseline at p' = n (difference)",
-            gap_in(panel, FULL),
-            reported=round(TABLE_21[panel, "reconstruction"][FULL] - TABLE_21[panel, "masked"][FULL], 3),
-            read_from="plot",
-        )
+        {
+            f"({panel}) masking ends below the baseline at p' = n (difference)": at_least(
+                0.05,
+                gap_in(panel, FULL),
+                reported=round(TABLE_21[panel, "reconstruction"][FULL] - TABLE_21[panel, "masked"][FULL], 3),
+                read_from="plot",
+            )
+        }
         for panel in PANELS
     ]
     below = [
-        at_least(
-            0.0,
-            f"({panel}) masking is better from p' = 2p on (smallest difference)",
-            smallest(gap_of(panel), lambda row: row["place"] >= 2),
-            says="yes",
-            where="Wu 2023, section 2.4.1",
-        )
+        {
+            f"({panel}) masking is better from p' = 2p on (smallest difference)": at_least(
+                0.0, smallest(gap_of(panel), lambda row: row["place"] >= 2), says="yes", where="Wu 2023, section 2.4.1"
+            )
+        }
         for panel in PANELS
     ]
     widening = [
-        at_least(
-            0.0,
-            f"({panel}) the gap widens with p' (smallest change from one p' to the next)",
-            steps_of(panel, gap_at),
-            says="yes",
-            where="Wu 2023, section 2.4.1",
-            since="laptop",
-        )
+        {
+            f"({panel}) the gap widens with p' (smallest change from one p' to the next)": at_least(
+                0.0, steps_of(panel, gap_at), says="yes", where="Wu 2023, section 2.4.1", since="laptop"
+            )
+        }
         for panel in PANELS
     ]
     rising = [
-        at_least(
-            0.0,
-            f"({panel}) the baseline ends above its own start for every p' > p (smallest rise)",
-            smallest(rise_at(panel, "reconstruction"), lambda row: row["place"] > 1),
-            says="yes",
-            where="Wu 2023, section 2.4.1",
-            since="laptop",
-        )
+        {
+            f"({panel}) the baseline ends above its own start for every p' > p (smallest rise)": at_least(
+                0.0,
+                smallest(rise_at(panel, "reconstruction"), lambda row: row["place"] > 1),
+                says="yes",
+                where="Wu 2023, section 2.4.1",
+                since="laptop",
+            )
+        }
         for panel in PANELS
     ]
     return (
         *values,
         *apart,
-        at_least(
-            0.0,
-            "(b) at p' = p, where nothing is over-realized, the baseline is better (masking less baseline)",
-            lambda rows: -gap_at(rows, "b", 1),
-            reported=0.027,
-            read_from="plot",
-            since="laptop",
-        ),
+        {
+            "(b) at p' = p, where nothing is over-realized, the baseline is better (masking less baseline)": at_least(
+                0.0, lambda rows: -gap_at(rows, "b", 1), reported=0.027, read_from="plot", since="laptop"
+            ),
+        },
         *below,
         *widening,
         *rising,
-        at_least(
-            0.08,
-            "(a) at p' = n the baseline ends above its start (rise)",
-            lambda rows: rise_at("a", "reconstruction")(rows, FULL),
-            reported=0.157,
-            read_from="plot",
-            since="laptop",
-        ),
-        at_least(
-            0.0,
-            "(a) masking improves on its start for every p' < n (smallest improvement)",
-            smallest(lambda rows, place: -rise_at("a", "masked")(rows, place), lambda row: row["learned"] < row["samples"]),
-            says="yes",
-            where="Wu 2023, section 2.4.1",
-        ),
-        at_least(
-            0.0,
-            "(a) both improve from p' = p to p' = 2p (smaller improvement)",
-            first_improvement,
-            says="yes",
-            where="Wu 2023, section 2.4.1",
-        ),
-        at_most(
-            0.02,
-            "(b) masking hardly depends on p' (largest less smallest error)",
-            lambda rows: spread(rows, "masked"),
-            reported=0.009,
-            read_from="plot",
-        ),
-        at_most(
-            0.5,
-            "(b) masking varies less than half as much over p' as the baseline (ratio of the ranges)",
-            lambda rows: spread(rows, "masked") / spread(rows, "reconstruction"),
-            reported=0.044,
-            read_from="plot",
-        ),
+        {
+            "(a) at p' = n the baseline ends above its start (rise)": at_least(
+                0.08, lambda rows: rise_at("a", "reconstruction")(rows, FULL), reported=0.157, read_from="plot", since="laptop"
+            ),
+            "(a) masking improves on its start for every p' < n (smallest improvement)": at_least(
+                0.0,
+                smallest(lambda rows, place: -rise_at("a", "masked")(rows, place), lambda row: row["learned"] < row["samples"]),
+                says="yes",
+                where="Wu 2023, section 2.4.1",
+            ),
+            "(a) both improve from p' = p to p' = 2p (smaller improvement)": at_least(
+                0.0, first_improvement, says="yes", where="Wu 2023, section 2.4.1"
+            ),
+            "(b) masking hardly depends on p' (largest less smallest error)": at_most(
+                0.02, lambda rows: spread(rows, "masked"), reported=0.009, read_from="plot"
+            ),
+            "(b) masking varies less than half as much over p' as the baseline (ratio of the ranges)": at_most(
+                0.5, lambda rows: spread(rows, "masked") / spread(rows, "reconstruction"), reported=0.044, read_from="plot"
+            ),
+        },
         *table_claims(TABLE_21, INITIAL_21),
     )
 
@@ -403,36 +381,33 @@ def widened(panel: str) -> Measure:
     return lambda rows: gap_at(rows, panel, places(rows)[-1]) - gap_at(rows, panel, places(rows)[0])
 
 
-def _claims_22() -> tuple[Claim, ...]:
+def _claims_22() -> Claims:
     better = [
-        at_least(
-            0.0,
-            f"({panel}) masking is better at every size (smallest difference)",
-            smallest(gap_of(panel)),
-            says="yes",
-            where="Wu 2023, section 2.4.2",
-            fails={"tiny": "−0.023 at d = 25, where a signal has a single atom"} if panel == "a" else {},
-        )
+        {
+            f"({panel}) masking is better at every size (smallest difference)": at_least(
+                0.0,
+                smallest(gap_of(panel)),
+                says="yes",
+                where="Wu 2023, section 2.4.2",
+                fails={"tiny": "−0.023 at d = 25, where a signal has a single atom"} if panel == "a" else {},
+            )
+        }
         for panel in PANELS
     ]
     wider = [
-        at_least(
-            0.0,
-            f"({panel}) the gap widens (at the largest dimension less at the smallest)",
-            widened(panel),
-            reported=value,
-            read_from="plot",
-        )
+        {
+            f"({panel}) the gap widens (at the largest dimension less at the smallest)": at_least(
+                0.0, widened(panel), reported=value, read_from="plot"
+            )
+        }
         for panel, value in (("a", 0.021), ("b", 0.161))
     ]
     worse = [
-        at_least(
-            0.0,
-            f"({panel}) both get worse with the dimension (smallest rise)",
-            degrading(panel),
-            says="yes",
-            where="Wu 2023, section 2.4.2",
-        )
+        {
+            f"({panel}) both get worse with the dimension (smallest rise)": at_least(
+                0.0, degrading(panel), says="yes", where="Wu 2023, section 2.4.2"
+            )
+        }
         for panel in PANELS
     ]
     names: tuple[tuple[Objective, str, float], ...] = (("reconstruction", "the baseline", 0.097), ("masked", "masking", 0.024))
@@ -507,46 +482,32 @@ def ratio(panel: str, place: float) -> Measure:
     return measure
 
 
-def _claims_23() -> tuple[Claim, ...]:
+def _claims_23() -> Claims:
     opening = [
-        at_least(
-            0.0,
-            f"({panel}) the gap opens with the noise (smallest change from one level to the next)",
-            steps_of(panel, gap_at),
-            says="yes",
-            where="Wu 2023, section 2.4.3",
-        )
+        {
+            f"({panel}) the gap opens with the noise (smallest change from one level to the next)": at_least(
+                0.0, steps_of(panel, gap_at), says="yes", where="Wu 2023, section 2.4.3"
+            )
+        }
         for panel in PANELS
     ]
     middle = [
-        at_most(
-            0.65,
-            f"({panel}) halfway up, masking's error over the baseline's",
-            ratio(panel, 0.5),
-            reported=value,
-            read_from="plot",
-            since="laptop",
-        )
+        {
+            f"({panel}) halfway up, masking's error over the baseline's": at_most(
+                0.65, ratio(panel, 0.5), reported=value, read_from="plot", since="laptop"
+            )
+        }
         for panel, value in (("a", 0.546), ("b", 0.466))
     ]
     return (
-        at_most(
-            0.03,
-            "(a) at the lowest noise both find the truth from noisy samples (larger error)",
-            worst("a", 0),
-            reported=0.007,
-            read_from="plot",
-            since="laptop",
-        ),
-        within(
-            0.01,
-            0.0,
-            "(a) at the lowest noise they do not differ (baseline less masking)",
-            lambda rows: gap_at(rows, "a", 0),
-            reported=0.002,
-            read_from="plot",
-            since="laptop",
-        ),
+        {
+            "(a) at the lowest noise both find the truth from noisy samples (larger error)": at_most(
+                0.03, worst("a", 0), reported=0.007, read_from="plot", since="laptop"
+            ),
+            "(a) at the lowest noise they do not differ (baseline less masking)": within(
+                0.01, 0.0, lambda rows: gap_at(rows, "a", 0), reported=0.002, read_from="plot", since="laptop"
+            ),
+        },
         *middle,
         *opening,
         *(value_claim(TABLE_23, panel, o, 0.5, "halfway up") for panel in PANELS for o in OBJECTIVES),

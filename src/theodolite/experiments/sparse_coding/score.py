@@ -112,9 +112,11 @@ class Score(OnTrained, Experiment):
             where="Wu 2023, section 2.3",
             read_from="theory",
         ),
-        equal(True, "reconstruction wants most atoms and most per signal", extreme),
-        measured("atoms with the lowest score, over the true number", preferred("n_components", "hidden_error")),
-        measured("atoms per signal with the lowest score, less the true number", preferred("sparsity", "hidden_error")),
+        {
+            "reconstruction wants most atoms and most per signal": equal(True, extreme),
+            "atoms with the lowest score, over the true number": measured(preferred("n_components", "hidden_error")),
+            "atoms per signal with the lowest score, less the true number": measured(preferred("sparsity", "hidden_error")),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

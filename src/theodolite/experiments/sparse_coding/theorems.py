@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.dictionaries import planted_dictionary, planted_samples
+from theodolite.data.generators import planted_dictionary, planted_samples
 from theodolite.experiments import Experiment, at_least, at_most, between, sizes, within
 from theodolite.experiments.claims import Measure, Reported
 from theodolite.experiments.query import Measured, chosen
@@ -290,135 +290,88 @@ def _theory(value: Any, where: str) -> Reported:
 FIT = {"angles": 64, "radius": 1.0}
 
 CLAIMS = (
-    at_most(
-        -0.2,
-        "T8: by reconstruction the mixtures beat the true dictionary (their loss over its own, less 1; largest)",
-        highest("T8", relative_loss, loss="reconstruction"),
-        reported=_theory("lower", "Theorem 2.3.2"),
-    ),
-    at_least(
-        0.15,
-        "T8: by the masked loss the true dictionary beats the mixtures (their loss over its own, less 1; smallest)",
-        lowest("T8", relative_loss, loss="masked, normalized"),
-        reported=_theory("higher", "Theorem 2.3.6"),
-    ),
-    at_least(
-        0.15,
-        "T8: so it does when atoms are selected by raw inner products (smallest)",
-        lowest("T8", relative_loss, loss="masked, raw"),
-        reported=_theory("higher", "Theorem 2.3.6"),
-    ),
-    at_most(
-        1.0,
-        "T1: restricted isometry constants over (s − 1) times the coherence (largest)",
-        highest("T1", lambda row: row["ratio"]),
-        tolerance=1e-9,
-        reported=_theory(1.0, "section 2.2"),
-    ),
-    between(
-        4.0,
-        7.0,
-        "T2: a second atom per signal lowers the loss in proportion to σ² ((L(A,1) − L(A,2))/σ², smallest)",
-        lowest("T2-T3", lambda row: row["gap"]),
-        reported=_theory("of the order of kσ²", "(A.7)"),
-    ),
-    at_most(
-        0.03, "T2: the same at every σ (variation over σ as a share of the mean)", gap_variation, reported=_theory(0.0, "(A.7)")
-    ),
-    between(
-        0.8,
-        1.0,
-        "T3: mixtures of two atoms gain nearly as much (share of T2's gap with 64 angles, smallest)",
-        lowest("T2-T3", lambda row: row["share"], **FIT),
-        reported=_theory("a constant share", "Theorem 2.3.2"),
-    ),
-    at_most(
-        1.0,
-        "T3: and no more than the second atom (largest share)",
-        highest("T2-T3", lambda row: row["share"]),
-        reported=_theory("at most 1", "Theorem 2.3.2"),
-    ),
-    at_least(
-        1.0,
-        "T3: although they stay away from all true atoms (d_R/σ² with radius σ, smallest)",
-        lowest("T2-T3", lambda row: row["distance"], **FIT),
-        reported=_theory("of the order of 1", "Theorem 2.3.2"),
-    ),
-    at_least(
-        0.0,
-        "T3: finer mixtures gain more (smallest change of the gain over σ² when the angles double)",
-        refinement,
-        reported=_theory("growing", "Theorem 2.3.2"),
-    ),
+    {
+        "T8: by reconstruction the mixtures beat the true dictionary (their loss over its own, less 1; largest)": at_most(
+            -0.2, highest("T8", relative_loss, loss="reconstruction"), reported=_theory("lower", "Theorem 2.3.2")
+        ),
+        "T8: by the masked loss the true dictionary beats the mixtures (their loss over its own, less 1; smallest)": at_least(
+            0.15, lowest("T8", relative_loss, loss="masked, normalized"), reported=_theory("higher", "Theorem 2.3.6")
+        ),
+        "T8: so it does when atoms are selected by raw inner products (smallest)": at_least(
+            0.15, lowest("T8", relative_loss, loss="masked, raw"), reported=_theory("higher", "Theorem 2.3.6")
+        ),
+        "T1: restricted isometry constants over (s − 1) times the coherence (largest)": at_most(
+            1.0, highest("T1", lambda row: row["ratio"]), tolerance=1e-9, reported=_theory(1.0, "section 2.2")
+        ),
+        "T2: a second atom per signal lowers the loss in proportion to σ² ((L(A,1) − L(A,2))/σ², smallest)": between(
+            4.0, 7.0, lowest("T2-T3", lambda row: row["gap"]), reported=_theory("of the order of kσ²", "(A.7)")
+        ),
+        "T2: the same at every σ (variation over σ as a share of the mean)": at_most(
+            0.03, gap_variation, reported=_theory(0.0, "(A.7)")
+        ),
+        "T3: mixtures of two atoms gain nearly as much (share of T2's gap with 64 angles, smallest)": between(
+            0.8, 1.0, lowest("T2-T3", lambda row: row["share"], **FIT), reported=_theory("a constant share", "Theorem 2.3.2")
+        ),
+        "T3: and no more than the second atom (largest share)": at_most(
+            1.0, highest("T2-T3", lambda row: row["share"]), reported=_theory("at most 1", "Theorem 2.3.2")
+        ),
+        "T3: although they stay away from all true atoms (d_R/σ² with radius σ, smallest)": at_least(
+            1.0, lowest("T2-T3", lambda row: row["distance"], **FIT), reported=_theory("of the order of 1", "Theorem 2.3.2")
+        ),
+        "T3: finer mixtures gain more (smallest change of the gain over σ² when the angles double)": at_least(
+            0.0, refinement, reported=_theory("growing", "Theorem 2.3.2")
+        ),
+    },
     at_most(
         1.0,
         "T4: mixtures needed for half of the gain grow no faster than p²d (their ratio at the largest d over the smallest)",
         growth_in_dimension,
         reported=_theory("of the order of p²d", "Corollary 2.3.4"),
     ),
-    at_most(
-        4.0,
-        "T5: errors on hidden coordinates do not know their noise (|cross term| in standard errors, largest)",
-        highest("T5-T6", lambda row: abs(row["hidden_cross"])),
-        reported=_theory(0.0, "(A.11)"),
-    ),
-    at_least(
-        10.0,
-        "T5: errors of the usual decoder do (cross term in standard errors, smallest)",
-        lowest("T5-T6", lambda row: row["cross"]),
-        reported=_theory("positive", "section 2.3"),
-    ),
+    {
+        "T5: errors on hidden coordinates do not know their noise (|cross term| in standard errors, largest)": at_most(
+            4.0, highest("T5-T6", lambda row: abs(row["hidden_cross"])), reported=_theory(0.0, "(A.11)")
+        ),
+        "T5: errors of the usual decoder do (cross term in standard errors, smallest)": at_least(
+            10.0, lowest("T5-T6", lambda row: row["cross"]), reported=_theory("positive", "section 2.3")
+        ),
+    },
     at_most(
         4.0,
         "T5: the masked loss is a risk plus the noise of the hidden coordinates (|difference| in standard errors, largest)",
         highest("T5-T6", lambda row: abs(row["off_floor"])),
         reported=_theory(0.0, "(A.11)"),
     ),
-    at_least(
-        -3.0,
-        "T6: no dictionary beats the Bayes risk (masked loss less noise less Bayes risk, in standard errors, smallest)",
-        lowest("T5-T6", lambda row: row["above_bayes"]),
-        reported=_theory("at least 0", "(A.16), ridge σ²/σ_z²"),
-    ),
-    within(
-        0.15,
-        -1.0,
-        "T7: wrong supports become rare like 1/σ_z (power, from σ_z = 8 on)",
-        power_of_scale("wrong", 8),
-        reported=_theory(-1.0, "(A.23), corrected"),
-    ),
-    within(
-        0.25,
-        -1.0,
-        "T7: the true dictionary's risk above Bayes falls like 1/σ_z (power, from σ_z = 4 on)",
-        power_of_scale("excess", 4),
-        reported=_theory("to 0", "Theorem 2.3.6"),
-    ),
-    at_most(
-        0.1,
-        "T7: risk above Bayes at the largest σ_z, as a share of the Bayes risk",
-        excess_share,
-        reported=_theory("to 0", "Theorem 2.3.6"),
-    ),
-    within(
-        0.05,
-        -2.0,
-        "T7: least squares approaches Bayes like 1/σ_z² (power of exact risks, from σ_z = 4 on)",
-        power_of_scale("least_squares_excess", 4),
-        reported=_theory(-2.0, "(A.15), corrected"),
-    ),
+    {
+        "T6: no dictionary beats the Bayes risk (masked loss less noise less Bayes risk, in standard errors, smallest)": at_least(
+            -3.0, lowest("T5-T6", lambda row: row["above_bayes"]), reported=_theory("at least 0", "(A.16), ridge σ²/σ_z²")
+        ),
+        "T7: wrong supports become rare like 1/σ_z (power, from σ_z = 8 on)": within(
+            0.15, -1.0, power_of_scale("wrong", 8), reported=_theory(-1.0, "(A.23), corrected")
+        ),
+        "T7: the true dictionary's risk above Bayes falls like 1/σ_z (power, from σ_z = 4 on)": within(
+            0.25, -1.0, power_of_scale("excess", 4), reported=_theory("to 0", "Theorem 2.3.6")
+        ),
+        "T7: risk above Bayes at the largest σ_z, as a share of the Bayes risk": at_most(
+            0.1, excess_share, reported=_theory("to 0", "Theorem 2.3.6")
+        ),
+        "T7: least squares approaches Bayes like 1/σ_z² (power of exact risks, from σ_z = 4 on)": within(
+            0.05, -2.0, power_of_scale("least_squares_excess", 4), reported=_theory(-2.0, "(A.15), corrected")
+        ),
+    },
     at_least(
         0.0,
         "T9: coefficients at the threshold are found at least as often as the bound says (frequency less bound, smallest)",
         lowest("T9", lambda row: row["frequency"] - row["bound"] + 3 * row["error"]),
         reported=_theory("at least 0", "Theorem A.1.1"),
     ),
-    at_most(
-        1.0,
-        "T10: the mean of the largest squared Gaussian over its bound (largest)",
-        highest("T10", lambda row: max(row["independent"], row["equal"]) / row["bound"]),
-        reported=_theory("at most 1", "Lemma A.1.2"),
-    ),
+    {
+        "T10: the mean of the largest squared Gaussian over its bound (largest)": at_most(
+            1.0,
+            highest("T10", lambda row: max(row["independent"], row["equal"]) / row["bound"]),
+            reported=_theory("at most 1", "Lemma A.1.2"),
+        ),
+    },
 )
 
 

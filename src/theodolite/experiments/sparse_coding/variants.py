@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, get_args
 
-from theodolite.data.generators.dictionaries import Law
+from theodolite.data.generators import Law
 from theodolite.experiments import Experiment, Params, at_least, between, measured, within
 from theodolite.experiments.claims import Measure
 from theodolite.experiments.query import chosen
@@ -94,35 +94,19 @@ class Ablations(OnTrained, Experiment):
         "p' is 2p below paper size. At tiny size 100 atoms in 50 dimensions, 500 signals and 40 passes with three times Adam's "
         "rate. The rates of SGD are not the source's, which states none."
     )
-    claims = (
-        at_least(
-            0.0,
-            "a Gaussian start is not better than one at samples: masking (its error less the other's)",
-            behind("Gaussian start", "masked"),
-            says="yes",
-            where=SECTION,
-            since="laptop",
+    claims = {
+        "a Gaussian start is not better than one at samples: masking (its error less the other's)": at_least(
+            0.0, behind("Gaussian start", "masked"), says="yes", where=SECTION, since="laptop"
         ),
-        at_least(
-            0.0,
-            "a Gaussian start is not better than one at samples: baseline (its error less the other's)",
-            behind("Gaussian start", "reconstruction"),
-            says="yes",
-            where=SECTION,
-            since="laptop",
+        "a Gaussian start is not better than one at samples: baseline (its error less the other's)": at_least(
+            0.0, behind("Gaussian start", "reconstruction"), says="yes", where=SECTION, since="laptop"
         ),
-        at_least(
-            0.0,
-            "from a Gaussian start masking is better too (baseline less masking)",
-            gap("Gaussian start"),
-            says="yes",
-            where=SECTION,
-            since="laptop",
+        "from a Gaussian start masking is better too (baseline less masking)": at_least(
+            0.0, gap("Gaussian start"), says="yes", where=SECTION, since="laptop"
         ),
-        within(
+        "cycled masks do as well as random ones (difference of the errors)": within(
             0.03,
             0.0,
-            "cycled masks do as well as random ones (difference of the errors)",
             behind("cycled masks", "masked"),
             says="similar",
             where="Wu 2023, section 2.3",
@@ -130,32 +114,21 @@ class Ablations(OnTrained, Experiment):
                 "tiny": "ten blocks and five batches in a fixed order: every batch meets only two masks, the same in each pass"
             },
         ),
-        within(
-            0.03,
-            0.0,
-            "so they do where every batch meets every mask (difference of the errors)",
-            behind("cycled masks, 7 batches", "masked"),
-            says="similar",
-            where="Wu 2023, section 2.3",
+        "so they do where every batch meets every mask (difference of the errors)": within(
+            0.03, 0.0, behind("cycled masks, 7 batches", "masked"), says="similar", where="Wu 2023, section 2.3"
         ),
-        measured("a mask per signal instead of one per batch (difference of the errors)", behind("a mask per signal", "masked")),
-        at_least(
+        "a mask per signal instead of one per batch (difference of the errors)": measured(behind("a mask per signal", "masked")),
+        "Adam trains faster than SGD (last loss of SGD at its best rate over Adam's, smaller of the objectives)": at_least(
             1.0,
-            "Adam trains faster than SGD (last loss of SGD at its best rate over Adam's, smaller of the objectives)",
             lag_of_sgd,
             says="significantly faster",
             where=SECTION,
             fails={"tiny": "SGD at its best rate (1) ends at 0.66 of Adam's loss in the few passes of this size"},
         ),
-        between(
-            0.1,
-            10.0,
-            "gradients of both objectives are of the same order (ratio of their norms at the start)",
-            gradient_ratio,
-            says="the same order",
-            where=SECTION,
+        "gradients of both objectives are of the same order (ratio of their norms at the start)": between(
+            0.1, 10.0, gradient_ratio, says="the same order", where=SECTION
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for name, variant in VARIANTS.items():
@@ -251,7 +224,7 @@ class Codes(OnTrained, Experiment):
         "passes. At tiny size 100 atoms in 50 dimensions, 500 signals, 40 passes with three times the rate; for the Lasso 30 "
         "atoms in 20 dimensions."
     )
-    claims = tuple(measured(f"{case}: masking ends below the baseline by", gap_of_case(case)) for case in (*LAWS, LASSO))
+    claims = tuple({f"{case}: masking ends below the baseline by": measured(gap_of_case(case))} for case in (*LAWS, LASSO))
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         runs: list[tuple[Init, int]] = [("samples", seed) for seed in range(p.seeds)]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from theodolite.experiments import Claim, Figure, at_least, at_most, between, rows
-from theodolite.experiments.claims import Measure
+from theodolite.experiments.claims import Claims, Measure
 from theodolite.experiments.query import chosen
 from theodolite.experiments.stability.configurations import DEEP
 from theodolite.experiments.stability.laws import delta, gain, law, over_trials, reading, unexplained
@@ -48,22 +48,16 @@ def sizes_in_window(time: str) -> Measure:
     return lambda rows: 1 + sum(row["in_widest"] for row in windows(rows, time).rows())
 
 
-def _range_claims(time: str) -> tuple[Claim, ...]:
+def _range_claims(time: str) -> Claims:
     return (
-        at_least(
-            ROUGHLY,
-            f"{time}: regions of m with different slopes (spread of the local slopes of the gap over their mean)",
-            spread(time),
-            says="different regions of decrease",
-        ),
-        at_least(
-            3,
-            f"{time}: a window of at least three sizes in which the slope is roughly constant (sizes in the widest)",
-            sizes_in_window(time),
-            says="8 sizes, 15,000 to 50,000",
-            where="Karp 2024, appendix A.1",
-            since="laptop",
-        ),
+        {
+            f"{time}: regions of m with different slopes (spread of the local slopes of the gap over their mean)": at_least(
+                ROUGHLY, spread(time), says="different regions of decrease"
+            ),
+            f"{time}: a window of at least three sizes in which the slope is roughly constant (sizes in the widest)": at_least(
+                3, sizes_in_window(time), says="8 sizes, 15,000 to 50,000", where="Karp 2024, appendix A.1", since="laptop"
+            ),
+        },
     )
 
 
@@ -120,7 +114,7 @@ def falling_claim(name: str, time: str) -> Claim:
     )
 
 
-def seeds_claims(name: str) -> tuple[Claim, ...]:
+def seeds_claims(name: str) -> Claims:
     hardly = at_least(
         -0.4,
         f"{name}: stability hardly falls (exponent, smallest of the seed-trials)",
@@ -131,7 +125,7 @@ def seeds_claims(name: str) -> tuple[Claim, ...]:
     return slower_claim(name, "T", {}), hardly, falling_claim(name, "T")
 
 
-def time_claims(name: str, time: str, fails: Mapping[str, str] | None = None) -> tuple[Claim, ...]:
+def time_claims(name: str, time: str, fails: Mapping[str, str] | None = None) -> Claims:
     return slower_claim(name, time, fails or {}), falling_claim(name, time)
 
 
@@ -247,14 +241,15 @@ class FigureA11(ParametersFigure):
 
     item, quantity = "karp-2024 Figure A.11", "dist"
     claims = tuple(
-        at_least(
-            FALLS,
-            f"{name}: the distance hardly falls (exponent, smallest of the seed-trials)",
-            over_trials(min, "dist", configuration=name),
-            says="does not fall fast enough, and rises in places",
-            where="Karp 2024, section 2.4.1 and Figure A.11",
-            since="laptop",
-        )
+        {
+            f"{name}: the distance hardly falls (exponent, smallest of the seed-trials)": at_least(
+                FALLS,
+                over_trials(min, "dist", configuration=name),
+                says="does not fall fast enough, and rises in places",
+                where="Karp 2024, section 2.4.1 and Figure A.11",
+                since="laptop",
+            )
+        }
         for name in DEEP
     )
 
@@ -264,19 +259,20 @@ class FigureA12(ParametersFigure):
 
     item, quantity = "karp-2024 Figure A.12", "norm_S"
     claims = tuple(
-        at_least(
-            0.0,
-            f"{name}: the norm grows with m (exponent, smallest of the seed-trials)",
-            over_trials(min, "norm_S", configuration=name),
-            says="norms grow with m",
-            where="Karp 2024, Figures A.12 and A.13",
-            since="laptop",  # after 160 updates the norm is that of the start
-        )
+        {
+            f"{name}: the norm grows with m (exponent, smallest of the seed-trials)": at_least(
+                0.0,
+                over_trials(min, "norm_S", configuration=name),
+                says="norms grow with m",
+                where="Karp 2024, Figures A.12 and A.13",
+                since="laptop",
+            )
+        }
         for name in DEEP
     )
 
 
-def _normalised_claims(name: str) -> tuple[Claim, ...]:
+def _normalised_claims(name: str) -> Claims:
     return (
         at_least(
             0.0,
@@ -285,20 +281,19 @@ def _normalised_claims(name: str) -> tuple[Claim, ...]:
             says="largely mitigates the growth",
             since="laptop",
         ),
-        at_least(
-            FALLS,
-            f"{name}: the normalised distance hardly falls (exponent, smallest of the seed-trials)",
-            over_trials(min, "ndist", configuration=name),
-            says="no significant decrease",
-            since="laptop",
-        ),
-        between(
-            *(0.0, 2.0, f"{name}: the normalised distance lies between 0 and 2 (largest of all pairs)"),
-            rows(configuration=name).max("ndist"),
-            reported=(0.0, 2.0),
-            where="Karp 2024, Figure A.13: D over the mean of the norms",
-            read_from="theory",
-        ),
+        {
+            f"{name}: the normalised distance hardly falls (exponent, smallest of the seed-trials)": at_least(
+                FALLS, over_trials(min, "ndist", configuration=name), says="no significant decrease", since="laptop"
+            ),
+            f"{name}: the normalised distance lies between 0 and 2 (largest of all pairs)": between(
+                0.0,
+                2.0,
+                rows(configuration=name).max("ndist"),
+                reported=(0.0, 2.0),
+                where="Karp 2024, Figure A.13: D over the mean of the norms",
+                read_from="theory",
+            ),
+        },
     )
 
 
@@ -333,23 +328,16 @@ def longer(rule: str) -> Measure:
     return measure
 
 
-def _rule_claims(rule: str) -> tuple[Claim, ...]:
+def _rule_claims(rule: str) -> Claims:
     return (
-        at_least(
-            1.0,
-            f"{RULES[rule]}: larger sets take more updates (largest over smallest m)",
-            longer(rule),
-            says="larger sets take more steps",
-            where=WHERE,
-        ),
-        at_least(
-            0.0,
-            f"{RULES[rule]}: stability explains less than with a fixed number of updates (difference of Δb)",
-            harder(rule),
-            says="easier to fail",
-            where=WHERE,
-            since="laptop",
-        ),
+        {
+            f"{RULES[rule]}: larger sets take more updates (largest over smallest m)": at_least(
+                1.0, longer(rule), says="larger sets take more steps", where=WHERE
+            ),
+            f"{RULES[rule]}: stability explains less than with a fixed number of updates (difference of Δb)": at_least(
+                0.0, harder(rule), says="easier to fail", where=WHERE, since="laptop"
+            ),
+        },
     )
 
 
@@ -364,13 +352,11 @@ class StoppingRules(Figure):
         f"{DEPARTS} The source gives neither epochs nor losses; runs stopped by their loss end after 5T updates at the latest."
     )
     claims = (
-        at_least(
-            0.05,
-            "after T updates: stability falls more slowly than the gap (Δb)",
-            delta(rule="updates"),
-            reported=0.09,
-            where="Karp 2024, section 2.3.2",
-        ),
+        {
+            "after T updates: stability falls more slowly than the gap (Δb)": at_least(
+                0.05, delta(rule="updates"), reported=0.09, where="Karp 2024, section 2.3.2"
+            ),
+        },
         *_rule_claims("epochs"),
         *_rule_claims("train_loss"),
     )

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from theodolite.experiments import Claim, Figure, at_least, at_most
-from theodolite.experiments.claims import Measure
+from theodolite.experiments.claims import Claims, Measure
 from theodolite.experiments.query import chosen
 from theodolite.experiments.stability.configurations import DEEP
 from theodolite.experiments.stability.main_text import DEPARTS, named
@@ -53,17 +53,15 @@ def _connected_claim(name: str, end: str, said: str) -> Claim:
     )
 
 
-def _main_claims(end: str) -> tuple[Claim, ...]:
+def _main_claims(end: str) -> Claims:
     return (
         _connected_claim("1a", end, "accuracy does not decrease"),
         *(
-            at_least(
-                MORE,
-                f"2b, {end} m: a larger barrier than {other} (difference of the median train barriers)",
-                higher("2b", other, end),
-                says=f"significant decrease in 2b, {said} in {other}",
-                since="laptop",
-            )
+            {
+                f"2b, {end} m: a larger barrier than {other} (difference of the median train barriers)": at_least(
+                    MORE, higher("2b", other, end), says=f"significant decrease in 2b, {said} in {other}", since="laptop"
+                )
+            }
             for other, said in (("1a", "none"), ("2a", "slight decrease"))
         ),
     )
@@ -113,11 +111,10 @@ class FigureA15(Connectivity):
     item, where = "karp-2024 Figure A.15", "appendix A.3"
     only: Mapping[str, Any] = {"configuration": ("2a",), "trial": (1, 2)}
     claims = tuple(
-        at_most(
-            ALLOWED,
-            f"2a, {end} m: accuracy falls only slightly between the ends (median train barrier)",
-            middle("2a", end),
-            says="slightly decreasing accuracy",
-        )
+        {
+            f"2a, {end} m: accuracy falls only slightly between the ends (median train barrier)": at_most(
+                ALLOWED, middle("2a", end), says="slightly decreasing accuracy"
+            )
+        }
         for end in ("smallest", "largest")
     )

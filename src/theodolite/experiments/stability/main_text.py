@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from theodolite.experiments import Claim, Figure, Params, Reported, at_least, at_most, between, rows
-from theodolite.experiments.claims import Measure
+from theodolite.experiments.claims import Claims, Measure
 from theodolite.experiments.query import chosen
 from theodolite.experiments.stability.configurations import DEEP, LOGISTIC
 from theodolite.experiments.stability.laws import delta, difference, exponent, kept, law, upper_end
@@ -102,46 +102,30 @@ class Figure21(Figure):
         _exponent_claim("gap_loss", "gap of the logistic loss"),
         _exponent_claim("stab", "stability"),
         _exponent_claim("dist", "distance of the parameters"),
-        between(
-            *(-1.5, -0.7, "exponents of stability and distance, the one farther from −1.1"),
-            farthest("stab", "dist"),
-            reported=_THREE,
-        ),
-        between(-1.5, -0.7, "exponent of the gap, in the wider range", exponent("gap_loss", **END), reported=_THREE),
-        at_most(
-            0.3,
-            "stability falls like the gap (difference of the exponents)",
-            difference("stab", "gap_loss", **END),
-            reported=_ALIKE,
-        ),
-        at_most(
-            0.3,
-            "the distance falls like stability (difference of the exponents)",
-            difference("dist", "stab", **END),
-            reported=_ALIKE,
-        ),
-        at_most(
-            0.0,
-            "the gap of the 0-1 loss falls (exponent)",
-            exponent("gap_01", **END),
-            reported=-0.82,
-            where="Karp 2024, section 2.3.1",
-        ),
-        at_most(1.0, "steps are non-expansive: the rate over 2/β of a batch (largest)", rows.max("rate_share"), reported=_BOUND),
-        at_most(
-            1.0,
-            "distance over 2ηL/B times the visits of the exchanged example (largest of all pairs and checkpoints)",
-            rows.max("distance_share"),
-            tolerance=ROUNDING,
-            reported=_BOUND,
-        ),
-        at_most(
-            1.0,
-            "stability over the distance times the largest test input (largest of all pairs and checkpoints)",
-            rows.max("stability_share"),
-            tolerance=ROUNDING,
-            reported=_BOUND,
-        ),
+        {
+            "exponents of stability and distance, the one farther from −1.1": between(
+                -1.5, -0.7, farthest("stab", "dist"), reported=_THREE
+            ),
+            "exponent of the gap, in the wider range": between(-1.5, -0.7, exponent("gap_loss", **END), reported=_THREE),
+            "stability falls like the gap (difference of the exponents)": at_most(
+                0.3, difference("stab", "gap_loss", **END), reported=_ALIKE
+            ),
+            "the distance falls like stability (difference of the exponents)": at_most(
+                0.3, difference("dist", "stab", **END), reported=_ALIKE
+            ),
+            "the gap of the 0-1 loss falls (exponent)": at_most(
+                0.0, exponent("gap_01", **END), reported=-0.82, where="Karp 2024, section 2.3.1"
+            ),
+            "steps are non-expansive: the rate over 2/β of a batch (largest)": at_most(
+                1.0, rows.max("rate_share"), reported=_BOUND
+            ),
+            "distance over 2ηL/B times the visits of the exchanged example (largest of all pairs and checkpoints)": at_most(
+                1.0, rows.max("distance_share"), tolerance=ROUNDING, reported=_BOUND
+            ),
+            "stability over the distance times the largest test input (largest of all pairs and checkpoints)": at_most(
+                1.0, rows.max("stability_share"), tolerance=ROUNDING, reported=_BOUND
+            ),
+        },
     )
 
     def draw(self, rows: list[Row]) -> Any:
@@ -162,37 +146,27 @@ def reported_delta(name: str) -> Reported:
     return Reported(round(stab - gap, 2) if isinstance(stab, float) else f"at least {-gap:g}", _TEXT)
 
 
-def _deep_claims(name: str) -> tuple[Claim, ...]:
+def _deep_claims(name: str) -> Claims:
     gap, stab = REPORTED[name]
     return (
-        at_least(
-            0.05,
-            f"{name}: stability falls more slowly than the gap of the cross-entropy (Δb)",
-            delta(configuration=name),
-            reported=reported_delta(name),
-        ),
-        at_least(
-            -0.4,
-            f"{name}: stability hardly falls (exponent)",
-            exponent("stab", configuration=name),
-            reported=Reported(stab, _TEXT),
-            since="laptop",
-        ),
-        at_least(
-            0.5,
-            f"{name}: stability at the largest m over that at the smallest",
-            kept("stab", configuration=name),
-            says=f"falls like m^{stab}" if isinstance(stab, float) else stab,
-            where=_TEXT,
-            since="laptop",
-        ),
-        at_most(
-            0.0,
-            f"{name}: the gap of the cross-entropy falls (upper end of the interval of its exponent)",
-            upper_end("gap_loss", configuration=name),
-            reported=gap,
-            where=_TEXT,
-        ),
+        {
+            f"{name}: stability falls more slowly than the gap of the cross-entropy (Δb)": at_least(
+                0.05, delta(configuration=name), reported=reported_delta(name)
+            ),
+            f"{name}: stability hardly falls (exponent)": at_least(
+                -0.4, exponent("stab", configuration=name), reported=Reported(stab, _TEXT), since="laptop"
+            ),
+            f"{name}: stability at the largest m over that at the smallest": at_least(
+                0.5,
+                kept("stab", configuration=name),
+                says=f"falls like m^{stab}" if isinstance(stab, float) else stab,
+                where=_TEXT,
+                since="laptop",
+            ),
+            f"{name}: the gap of the cross-entropy falls (upper end of the interval of its exponent)": at_most(
+                0.0, upper_end("gap_loss", configuration=name), reported=gap, where=_TEXT
+            ),
+        },
     )
 
 
@@ -211,25 +185,25 @@ def contrast(name: str) -> Measure:
     return lambda rows: law(rows, "dist", configuration=name).b - law(rows, "dist", configuration=LOGISTIC).b
 
 
-def _distance_claims(name: str) -> tuple[Claim, ...]:
+def _distance_claims(name: str) -> Claims:
     uncertain = "0.256 for four pairs, which leave the exponent of 2a uncertain by 0.25"
     return (
-        at_least(
-            -0.3,
-            f"{name}: the distance hardly falls (exponent)",
-            exponent("dist", configuration=name),
-            says="does not fall fast enough, and rises in places",
-            where="Karp 2024, section 2.4.1, Figure 2.3",
-            since="laptop",
-        ),
-        at_least(
-            0.3,
-            f"{name}: in logistic regression the distance falls faster (difference of the exponents)",
-            contrast(name),
-            says="−1.05 to −1.13 in logistic regression",
-            where="Karp 2024, sections 2.3.1 and 2.4.1",
-            fails={"tiny": uncertain} if name == "2a" else {},
-        ),
+        {
+            f"{name}: the distance hardly falls (exponent)": at_least(
+                -0.3,
+                exponent("dist", configuration=name),
+                says="does not fall fast enough, and rises in places",
+                where="Karp 2024, section 2.4.1, Figure 2.3",
+                since="laptop",
+            ),
+            f"{name}: in logistic regression the distance falls faster (difference of the exponents)": at_least(
+                0.3,
+                contrast(name),
+                says="−1.05 to −1.13 in logistic regression",
+                where="Karp 2024, sections 2.3.1 and 2.4.1",
+                fails={"tiny": uncertain} if name == "2a" else {},
+            ),
+        },
     )
 
 

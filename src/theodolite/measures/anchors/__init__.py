@@ -1,13 +1,15 @@
 """Anchor vectors of language models: is the log bulk partition function a linear function of the hidden state?"""
 
-from theodolite.measures.anchors.probing.atoms import AtomGeometry, atom_geometry
 from theodolite.measures.anchors.probing.bulk import LogPartition, log_bulk_partition
-from theodolite.measures.anchors.probing.clusters import AnchorClusters, anchor_clusters
+from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
 from theodolite.measures.anchors.probing.heads import OutputHead, find_head
 from theodolite.measures.anchors.probing.model_probe import anchor_probe
 from theodolite.measures.anchors.probing.probe import AnchorProbe, probe_states
 from theodolite.measures.anchors.probing.streams import NormalEquations
-from theodolite.measures.anchors.transfer.attacks import (
+from theodolite.measures.anchors.transfer.certificate import TransferCertificate, transfer_certificate
+from theodolite.measures.anchors.transfer.log_linear import (
+    LogLinear,
+    kl_divergence,
     rare_word_kl,
     rare_word_logits,
     rare_word_module,
@@ -17,9 +19,8 @@ from theodolite.measures.anchors.transfer.attacks import (
     shift_logits,
     shifted_module,
     silencing_shift,
+    total_variation,
 )
-from theodolite.measures.anchors.transfer.certificate import TransferCertificate, transfer_certificate
-from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence, total_variation
 from theodolite.measures.anchors.transfer.prompts import PromptComparison, compare_prompts, prompted_states
 from theodolite.measures.anchors.transfer.readout import (
     Readout,

@@ -18,8 +18,10 @@ from theodolite.results import Cost, Outcome, Result, Row
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ParameterAudit(Result):
-    """Layer by layer: units that move no output on any sample (`dead`), that repeat another (`duplicated`), weights on
-    inputs that are always zero (`silent_inputs`), rows of embeddings that the data never asks for (`unused_rows`).
+    """What the parameters of each layer are good for.
+
+    Units that move no output on any sample (`dead`), that repeat another (`duplicated`), weights on inputs that are always zero
+    (`silent_inputs`), rows of embeddings that the data never asks for (`unused_rows`).
 
     `dead_layers` are those without any effect, `tied` groups of names for one tensor, `frozen` names that require no
     gradient, `unreached` measured parameters that the output does not depend on at all. `waiting` layers move nothing only

@@ -19,6 +19,7 @@ _PART, _LOOK = 1 << 18, 5
 
 
 def check_decoder(decoder: str, penalty: float) -> None:
+    """Refuse an unknown decoder and a penalty that is not positive."""
     either("decoder", decoder, get_args(Decoder))
     if not penalty > 0:
         raise ValueError(f"penalty must be positive. Got {penalty}.")

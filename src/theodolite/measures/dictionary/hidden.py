@@ -40,6 +40,7 @@ def hidden_count(dim: int, hidden_fraction: float) -> int:
 
 
 def check_masks(masks: str) -> None:
+    """Refuse an unknown way of hiding coordinates."""
     choice("masks", masks, get_args(Masks))
 
 

@@ -160,8 +160,10 @@ def _restricted(dictionary: Array, visible: Array | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class AtomUsage(Result):
-    """Per atom, tensors (p,): `uses`, the signals whose code has it; `energy`, its share of all squared code entries;
-    `twin`, the other atom most like it (−1: there is none), and `cosine` between the two, with its sign.
+    """How often atoms are used, and how alike they are.
+
+    Per atom, tensors (p,): `uses`, the signals whose code has it; `energy`, its share of all squared code entries; `twin`, the
+    other atom most like it (−1: there is none), and `cosine` between the two, with its sign.
     """
 
     uses: Tensor

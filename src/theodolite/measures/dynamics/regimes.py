@@ -106,13 +106,13 @@ def _read(trace: Trace | Iterable[float], kernel: Iterable[float | None] | None)
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Regime(Result):
-    """What to expect at a learning rate: `regime` is one of
+    """What to expect at a learning rate.
 
-    "monotone" (below the edge), "stable" (below it, with momentum: oscillations fade), "catapult" (the loss rises, then
-    settles in a flatter place), "edge of stability" (above the edge, yet the loss of the trial stays below its start),
-    "divergence expected", "unstable" (it neither settled nor blew up within the trial) and "unknown" (above the edge, not
-    tried). `ratio` is the rate over the critical one; `losses` are those of a short run on a copy, empty where theory is `exact`
-    (a quadratic loss and an optimizer that is linear on it), or where no trial was asked for.
+    `regime` is one of "monotone" (below the edge), "stable" (below it, with momentum: oscillations fade), "catapult" (the loss
+    rises, then settles in a flatter place), "edge of stability" (above the edge, yet the loss of the trial stays below its
+    start), "divergence expected", "unstable" (it neither settled nor blew up within the trial) and "unknown" (above the edge,
+    not tried). `ratio` is the rate over the critical one; `losses` are those of a short run on a copy, empty where theory is
+    `exact` (a quadratic loss and an optimizer that is linear on it), or where no trial was asked for.
     """
 
     regime: str

@@ -87,10 +87,12 @@ def _dealt(start: int, samples: int, generator: torch.Generator) -> Tensor:
 
 
 def weighted_mean(parts: list[Tensor], weights: list[float]) -> Tensor:
+    """The mean of tensors with these weights."""
     return torch.stack([w * p for w, p in zip(weights, parts, strict=True)]).sum(0) / sum(weights)
 
 
 def diagonal_of(matrix: Matrix) -> Tensor:
+    """The diagonal of a matrix, written out or kept as rows."""
     return matrix.diagonal() if isinstance(matrix, Tensor) else matrix.rows.square().sum(0) / matrix.count
 
 

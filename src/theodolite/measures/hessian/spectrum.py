@@ -16,7 +16,9 @@ from theodolite.results import Cost, Outcome, Result, Row, number
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Conditioning(Result):
-    """`flat` is the share of directions whose curvature is below `threshold` times the sharpest, `negative` the share that
+    """How the curvature is spread over directions.
+
+    `flat` is the share of directions whose curvature is below `threshold` times the sharpest, `negative` the share that
     curves downwards by more than that; `stable_rank` is tr H² / λ₁², the number of directions that carry the curvature;
     `spread` is the sharpest over the root mean square of all eigenvalues. The sharpest is the largest in magnitude.
 

@@ -231,7 +231,9 @@ def _layer(factors: KroneckerFactors, pairs: Eigenpairs, error: float, classes: 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LayerComparison(Result):
-    """One layer of two models: `overlap[k-1]` of their top-k eigenspaces, `predicted` from the factors as they are, and
+    """What one layer of two models shares.
+
+    `overlap[k-1]` of their top-k eigenspaces, `predicted` from the factors as they are, and
     `permuted` where hidden units have no common order, which the `last` layer's have; `input_dot` is (v₁·v₁')² of the two
     input auto-correlations.
 

@@ -1,8 +1,7 @@
 """How linear a model is in its weights: the Hessian of its outputs, its distance from its linearisation, its in-degrees."""
 
-from theodolite.measures.linearity.deviation import Deviation, linearity_deviation
+from theodolite.measures.linearity.deviation import Deviation, HessianNorm, hessian_norm, linearity_deviation
 from theodolite.measures.linearity.graph import Graph, layer_index
-from theodolite.measures.linearity.hessian_norm import HessianNorm, hessian_norm
 from theodolite.measures.linearity.in_degree import InDegrees, WidthReport, dag_width, in_degree_report
 from theodolite.measures.linearity.report import LinearityReport, linearity
 

@@ -12,8 +12,7 @@ from theodolite.measures.kernel.drift import KernelDrift, kernel_drift, kernels_
 from theodolite.measures.kernel.polyak_lojasiewicz import PLReport, pl_report
 from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import Choice, require_problem
-from theodolite.measures.linearity.deviation import Deviation, linearity_deviation
-from theodolite.measures.linearity.hessian_norm import HessianNorm, hessian_norm
+from theodolite.measures.linearity.deviation import Deviation, HessianNorm, hessian_norm, linearity_deviation
 from theodolite.measures.linearity.in_degree import InDegrees, in_degree_report
 from theodolite.problem import Problem
 from theodolite.progress import stages

@@ -16,13 +16,16 @@ from theodolite.measures.quadratic_models.models import (
     quadratic_step,
     top_direction,
 )
-from theodolite.measures.quadratic_models.rates import CONVENTIONS, critical_rate, half_sum_rate, largest_rate
 from theodolite.measures.quadratic_models.recursions import (
+    CONVENTIONS,
     Orbit,
     SignClasses,
     class_eigenvalues,
     class_orbit,
+    critical_rate,
     displacement,
+    half_sum_rate,
+    largest_rate,
     one_example,
     one_example_step,
     pure_quadratic,

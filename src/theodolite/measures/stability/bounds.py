@@ -219,7 +219,7 @@ def _constants(outputs: int) -> tuple[float, float]:
 
 
 def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
-    """What a β-uniformly stable algorithm can lose from training to test, with probability at least 1 − δ over the training set:
+    """What a β-uniformly stable algorithm can lose from training to test, with probability at least 1 − δ over the training set.
 
     `c (β log(m) log(m/δ) + sqrt(log(1/δ)) / sqrt(m))`.
 

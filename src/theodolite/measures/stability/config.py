@@ -37,8 +37,11 @@ _OWN = ("loss", "optimizer", "bitwise", "target")
 
 @dataclass(frozen=True)
 class StabilityConfig:
-    """What is measured: `pairs` pairs at each of `sizes`, at `checkpoints` (updates) and at the end, on `eval_size` test
-    examples, with `trials` seeds of start and order. `paths` pairs of the smallest and largest size are joined by a line."""
+    """What is measured.
+
+    `pairs` pairs at each of `sizes`, at `checkpoints` (updates) and at the end, on `eval_size` test examples, with `trials`
+    seeds of start and order. `paths` pairs of the smallest and largest size are joined by a line.
+    """
 
     sizes: tuple[int, ...]
     pairs: int
@@ -140,6 +143,7 @@ def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_factory(factory: Any) -> None:
+    """Refuse a model where a function that builds one is needed."""
     if isinstance(factory, nn.Module) or not callable(factory):
         raise TypeError(
             f"factory must be a function that builds a model, for every pair starts anew: give a function that builds one, such "
@@ -148,6 +152,7 @@ def check_factory(factory: Any) -> None:
 
 
 def check_checkpoints(checkpoints: tuple[int, ...], longest: int) -> None:
+    """Refuse checkpoints after the end of the run."""
     late = [step for step in checkpoints if step > longest]
     if late:
         raise ValueError(f"checkpoints must lie within the run, 0 to {longest} updates. Got {', '.join(map(str, late))}.")

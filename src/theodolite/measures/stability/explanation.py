@@ -244,6 +244,7 @@ def of_one_checkpoint(
 
 
 def known(name: str, value: int, there: Sequence[int]) -> int:
+    """The value, or an error that lists what the rows have."""
     if value not in there:
         raise ValueError(f"The rows have no {name} {value!r}. They have {', '.join(map(str, there))}.")
     return value

@@ -214,6 +214,7 @@ def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator 
 
 
 def check_size(m: Any, pool: int) -> None:
+    """Refuse a training set larger than the pool."""
     if not isinstance(m, int | np.integer) or isinstance(m, bool) or not 1 <= m <= pool:
         raise ValueError(f"A training set must hold 1 to {pool} examples, as many as the training pool has. Got {m!r}.")
 

@@ -15,8 +15,7 @@ from theodolite.arguments import either, optional_integer
 from theodolite.operators.kronecker.affine import AffineLayer, affine_layers
 from theodolite.operators.kronecker.factors import KroneckerFactors
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT, derivative
-from theodolite.operators.kronecker.passes import LayerPass, Use, visit_batches
-from theodolite.operators.kronecker.sample_axis import some_samples
+from theodolite.operators.kronecker.passes import LayerPass, Use, some_samples, visit_batches
 from theodolite.problem import Problem, match_layers
 from theodolite.results import Cost, Outcome, Result, ResultMapping
 
@@ -52,13 +51,12 @@ def kronecker_factors(
     The block of a layer is `E[M_x ⊗ x xᵀ]`; the factors decouple the two averages. One backward pass for each output of the
     network serves all layers. `E[M]` weighs samples as the objective does; `E[x xᵀ]` counts every sample of the data once.
 
-    Parameters
-    ----------
-    layers : names or globs; None means all. Layers without such a form are listed in the result's `without`.
-    mode : `"ggn"` (curvature of the loss pulled back: exact for piecewise linear networks) or `"exact"` (second
-        derivatives of the whole rest of the network, one pass for each output of each layer and position).
-    draws : sample the loss's curvature so many times per batch (unbiased, with a standard error from two draws on); None
-        treats it exactly where that takes at most `max_passes` backward passes a batch (128), and draws 16 times otherwise.
+    Args:
+        layers: names or globs; None means all. Layers without such a form are listed in the result's `without`.
+        mode: `"ggn"` (curvature of the loss pulled back: exact for piecewise linear networks) or `"exact"` (second derivatives of
+            the whole rest of the network, one pass for each output of each layer and position).
+        draws: sample the loss's curvature so many times per batch (unbiased, with a standard error from two draws on); None
+            treats it exactly where that takes at most `max_passes` backward passes a batch (128), and draws 16 times otherwise.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()

@@ -181,6 +181,7 @@ class DenseCurvature(LossCurvature):
 
 
 def signs(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Random signs ±1 in float64."""
     return torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1).double()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from theodolite.operators.autograd.graphs import Keep, available_bytes
 from theodolite.operators.base import LinearOperator
-from theodolite.operators.jacobian import JacobianOperator, jacobian
+from theodolite.operators.gauss_newton import JacobianOperator, jacobian
 from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import bytes_of
@@ -36,14 +36,13 @@ def tangent_kernel(
     its share of the kernel is the entry-wise product of two small Gram matrices. Each such form is checked against plain
     backward; what has none (recurrent layers, weights used twice) is treated sample by sample.
 
-    Parameters
-    ----------
-    model_or_problem : a module (measured in eval mode, parameters that require grad) or a Problem (its mode and parameters).
-    inputs : what the model is called with: a tensor, a tuple of arguments, a mapping; None means the problem's own.
-    other : inputs for the columns; None means the same as for the rows.
-    outputs : which outputs of a sample, counted in the flattened output; None means all.
-    memory_budget : bytes for gradients, a quarter of what is free by default; where they do not fit, samples are taken in smaller
-        blocks and gradients made again for each pair of blocks.
+    Args:
+        model_or_problem: a module (measured in eval mode, parameters that require grad) or a Problem (its mode and parameters).
+        inputs: what the model is called with: a tensor, a tuple of arguments, a mapping; None means the problem's own.
+        other: inputs for the columns; None means the same as for the rows.
+        outputs: which outputs of a sample, counted in the flattened output; None means all.
+        memory_budget: bytes for gradients, a quarter of what is free by default; where they do not fit, samples are taken in
+            smaller blocks and gradients made again for each pair of blocks.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> tangent_kernel(model, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double())

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint
@@ -16,9 +15,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.errors import SecondOrderError
+from theodolite.problem.calling.probe import UNSEEN
 from theodolite.problem.derivatives.exact_derivatives import ExactDerivatives
 from theodolite.problem.derivatives.unfused_layers import UnfusedLayers
-from theodolite.problem.probe import UNSEEN
 
 
 @contextmanager
@@ -59,9 +58,10 @@ def _no_fast_attention() -> Iterator[None]:
 
 @contextmanager
 def _no_checkpointing() -> Iterator[None]:
-    """Run checkpointed parts plainly: recomputation happens in backward, after the functional call has ended,
+    """Run checkpointed parts plainly.
 
-    and would then meet the model's own parameters instead of the ones being differentiated.
+    Recomputation happens in backward, after the functional call has ended, and would then meet the model's own parameters instead
+    of the ones being differentiated.
     """
 
     class Direct:
@@ -75,8 +75,19 @@ def _no_checkpointing() -> Iterator[None]:
     with ExitStack() as stack:
         for name, stand_in in (("CheckpointFunction", Direct), ("_checkpoint_without_reentrant_generator", generator)):
             if hasattr(torch.utils.checkpoint, name):
-                stack.enter_context(patch.object(torch.utils.checkpoint, name, stand_in))
+                stack.enter_context(_replaced(torch.utils.checkpoint, name, stand_in))
         yield
+
+
+@contextmanager
+def _replaced(module: Any, name: str, stand_in: Any) -> Iterator[None]:
+    """A function or class of a module under another form while the block runs."""
+    own = getattr(module, name)
+    setattr(module, name, stand_in)
+    try:
+        yield
+    finally:
+        setattr(module, name, own)
 
 
 def refuse_first_order_layers(model: nn.Module) -> None:

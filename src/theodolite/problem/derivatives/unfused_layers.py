@@ -113,14 +113,17 @@ def _by_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """`x σ(x)`, of operations that have every derivative."""
     return input * torch.sigmoid(input)
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
+    """`x tanh(softplus(x))`, of operations that have every derivative."""
     return input * torch.tanh(F.softplus(input))
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """`a σ(b)` for the two halves of the input."""
     first, second = input.chunk(2, dim)
     return first * torch.sigmoid(second)
 

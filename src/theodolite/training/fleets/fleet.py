@@ -46,6 +46,7 @@ Factors = Callable[[int], float | Tensor]  # step -> one factor for all replicas
 
 
 def as_seeds(name: str, seeds: Sequence[int]) -> list[int]:
+    """Seeds as whole numbers, none negative."""
     numbers = [int(seed) for seed in seeds]
     if any(seed < 0 for seed in numbers):
         raise ValueError(f"{name} must not be negative. Got {min(numbers)}.")
@@ -53,6 +54,7 @@ def as_seeds(name: str, seeds: Sequence[int]) -> list[int]:
 
 
 def as_rates(rate: Any, replicas: int) -> Tensor:
+    """Learning rates (R,) or one for all, in float64."""
     if rate is None:
         raise ValueError("rate is missing: give a learning rate, one for all replicas or one per replica.")
     rates = torch.as_tensor(rate, dtype=torch.float64).detach().cpu()

@@ -112,6 +112,8 @@ class Gradients(dict[str, Tensor]):
 
 
 class Route(Protocol):
+    """How a fleet computes its losses and gradients."""
+
     name: str
 
     def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Gradients]:

@@ -153,8 +153,10 @@ DROP_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Rules:
-    """When a replica is frozen: its loss is not finite or above `blow_up` times its first, at most `until` times its first,
-    or `stop` says so."""
+    """When a replica is frozen.
+
+    Its loss is not finite or above `blow_up` times its first, at most `until` times its first, or `stop` says so.
+    """
 
     blow_up: float
     until: float | None

@@ -96,8 +96,10 @@ def pick(stacked: Tensor, rows: Tensor) -> Tensor:
 
 
 def laid_out_like(stacked: Tensor, model: Tensor) -> Tensor:
-    """The same numbers in the memory order of `model`, which may hold fewer replicas: elementwise work on tensors of unlike
-    order is slow."""
+    """The same numbers in the memory order of `model`, which may hold fewer replicas.
+
+    Elementwise work on tensors of unlike order is slow.
+    """
     if torch.empty_like(model).stride() != model.stride():  # gaps or overlaps
         return stacked
     strides = model.stride()
@@ -146,8 +148,10 @@ def stack_replicas(factory: Factory, seeds: Sequence[int]) -> FleetState:
 
 
 def seeded_factory(factory: Callable[..., nn.Module]) -> Factory:
-    """A function of the seed from one that takes it, or from one that can be called with nothing (a module class whose arguments
-    have defaults, say), for which torch's generator is seed enough."""
+    """A function of the seed from one that takes it, or from one that can be called with nothing.
+
+    For the latter (a module class whose arguments have defaults, say) torch's generator is seed enough.
+    """
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.data.generators.word_models import exact_anchor_world, gaussian_dictionary_world
+from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
 from theodolite.errors import NonFiniteError
-from theodolite.measures.anchors.transfer.attacks import (
+from theodolite.measures.anchors.transfer.certificate import fit_anchor
+from theodolite.measures.anchors.transfer.log_linear import (
+    LogLinear,
+    kl_divergence,
     rare_word_kl,
     rare_word_logits,
     rare_word_module,
@@ -22,9 +25,8 @@ from theodolite.measures.anchors.transfer.attacks import (
     shift_logits,
     shifted_module,
     silencing_shift,
+    total_variation,
 )
-from theodolite.measures.anchors.transfer.certificate import fit_anchor
-from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence, total_variation
 from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 
 DOUBLE = torch.float64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from theodolite.data.generators.word_models import gaussian_dictionary_world
+from theodolite.data.generators import gaussian_dictionary_world
 from theodolite.measures.anchors import AnchorClusters, anchor_clusters, probe_states
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from theodolite import data
-from theodolite.data.generators.word_models import exact_anchor_world, gaussian_dictionary_world
+from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
 from theodolite.errors import NonFiniteError, NumericalWarning
 from theodolite.measures.anchors import anchor_probe, probe_states
 from theodolite.measures.anchors.probing.bulk import log_bulk_partition

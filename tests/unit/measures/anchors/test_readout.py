@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.data.generators.word_models import exact_anchor_world
+from theodolite.data.generators import exact_anchor_world
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.probe import probe_states
-from theodolite.measures.anchors.transfer.attacks import shift_anchor, shifted_module, silencing_shift
 from theodolite.measures.anchors.transfer.certificate import transfer_certificate
-from theodolite.measures.anchors.transfer.log_linear import LogLinear
+from theodolite.measures.anchors.transfer.log_linear import LogLinear, shift_anchor, shifted_module, silencing_shift
 from theodolite.measures.anchors.transfer.prompts import PromptComparison, compare_prompts, prompted_states
 from theodolite.measures.anchors.transfer.readout import (
     ReadoutComparison,

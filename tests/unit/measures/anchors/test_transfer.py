@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from theodolite.data.generators.word_models import exact_anchor_world, gaussian_dictionary_world
+from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
 from theodolite.errors import NonFiniteError
-from theodolite.measures.anchors.transfer.attacks import shift_log_linear
 from theodolite.measures.anchors.transfer.certificate import TransferCertificate, transfer_certificate
-from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence
+from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence, shift_log_linear
 from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 
 DOUBLE = torch.float64

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.dictionaries import planted_dictionary, planted_samples
+from theodolite.data.generators import planted_dictionary, planted_samples
 from theodolite.measures.dictionary import losses as exhaustive
 from theodolite.measures.dictionary.losses import (
     CodingLoss,

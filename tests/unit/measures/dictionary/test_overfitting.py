@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from theodolite.data.generators.dictionaries import planted_dictionary, planted_samples
+from theodolite.data.generators import planted_dictionary, planted_samples
 from theodolite.measures.dictionary import theory as overfitting
 from theodolite.measures.dictionary.recovery import recovery_error
 from theodolite.measures.dictionary.theory import (

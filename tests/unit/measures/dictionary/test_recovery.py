@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from theodolite.data.generators.dictionaries import planted_dictionary
+from theodolite.data.generators import planted_dictionary
 from theodolite.measures.dictionary import recovery
 from theodolite.measures.dictionary.recovery import AtomMatches, atom_matches, permutation_error, recovery_error
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from theodolite.data.generators.dictionaries import planted_dictionary
+from theodolite.data.generators import planted_dictionary
 from theodolite.measures.dictionary import structure
 from theodolite.measures.dictionary.structure import all_supports, coherence, gershgorin_bound, restricted_isometry
 from theodolite.results import Outcome

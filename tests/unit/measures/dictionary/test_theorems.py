@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from theodolite.data.generators.dictionaries import PlantedSample, planted_dictionary, planted_samples
+from theodolite.data.generators import PlantedSample, planted_dictionary, planted_samples
 from theodolite.measures.dictionary.losses import CodingLoss, masked_loss, reconstruction_loss
 from theodolite.measures.dictionary.matching_pursuit import orthogonal_matching_pursuit, pursue
 from theodolite.measures.dictionary.recovery import recovery_error

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from tests.unit.measures.features.cases import CASES, Attending, Tokens, cnn, dense, mlp, numbers
-from theodolite.data.generators.targets import rank_k_target
+from theodolite.data.generators import rank_k_target
 from theodolite.errors import BatchCoupledError, NotRepeatableError
 from theodolite.measures.features import AGOP, InputGradients, agop, agop_alignment, input_gradients
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from tests.unit.measures.features.cases import Tokens, cnn, mlp, numbers
-from theodolite.data.generators.targets import rank_k_target
+from theodolite.data.generators import rank_k_target
 from theodolite.measures.features import FeatureReport, agop, agop_alignment, feature_report, input_gradients
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import theodolite as th
-from tests.unit.training.test_fleet_bits import MODELS, Attention
+from tests.unit.training.test_fleet_bitwise import MODELS, Attention
 from theodolite.errors import NonFiniteError, NotRepeatableError
 from theodolite.measures.stability import (
     convex_bounds,

@@ -133,8 +133,10 @@ def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tenso
 
 
 def _with_spared(below: Tensor, largest: Tensor, excluded: Tensor) -> Tensor:
-    """The log sums (N,) `below` the k `largest` (N, k) of the other words, and of those that stay since excluded words
-    (N, m), in falling order, take places among the k largest of all.
+    """The log sums (N,) of the words below the k largest, with excluded words among them.
+
+    Those `below` the k `largest` (N, k) of the other words, and of those that stay since excluded words (N, m), in falling order,
+    take places among the k largest of all.
 
     The excluded word number i is among these if at most k − 1 − i of the others lie above it; ties go to the excluded.
     """

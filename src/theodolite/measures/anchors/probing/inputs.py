@@ -198,8 +198,9 @@ def is_one_batch(data: Any) -> bool:
 
 
 def as_tensors(data: Any) -> Any:
-    """Numbers in (nested) lists and arrays of NumPy as tensors, alone, in tuples and in mappings; sequences of different
-    lengths as a list of tensors.
+    """Numbers in (nested) lists and arrays of NumPy as tensors, alone, in tuples and in mappings.
+
+    Sequences of different lengths become a list of tensors.
 
     >>> as_tensors([[1, 2], [3, 4]])
     tensor([[1, 2],
@@ -347,7 +348,7 @@ SHIFTED_POSITIONS = ("roberta", "camembert", "mpnet", "longformer")
 
 
 def model_kind(model: nn.Module, mask_token: int | None = None) -> str:
-    """ "encoder-decoder", "masked" or "causal": by the configuration, the name of a Hugging Face class, or a mask token given."""
+    """Which of "encoder-decoder", "masked", "causal": by the configuration, the name of a Hugging Face class, or a mask token."""
     model = unwrap(model)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return "encoder-decoder"

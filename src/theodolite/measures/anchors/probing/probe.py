@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NumericalWarning
-from theodolite.measures.anchors.probing.atoms import AtomGeometry, atom_geometry
 from theodolite.measures.anchors.probing.bulk import check_excluded, check_top
-from theodolite.measures.anchors.probing.clusters import AnchorClusters, anchor_clusters
+from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
 from theodolite.measures.anchors.probing.streams import NormalEquations, ProbeStream
 from theodolite.results import Cost, Outcome, Result, Row
 

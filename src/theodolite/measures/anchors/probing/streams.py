@@ -159,10 +159,10 @@ def _with_constant(states: Tensor) -> Tensor:
 
 
 def _inverse(gram: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """(cross, start) → x with gram · (x − start) = cross: by Cholesky where all columns stand apart, else by eigenvalues above
-    the cut-off.
+    """(cross, start) → x with gram · (x − start) = cross.
 
-    In the second case x, start included, has no part in the directions that are cut off.
+    By Cholesky where all columns stand apart, else by eigenvalues above the cut-off. In the second case x, start included, has
+    no part in the directions that are cut off.
     """
     factor, failed = torch.linalg.cholesky_ex(gram)
     # A squared pivot is what the columns before leave of one of length 1.

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from theodolite.arguments import choice
 from theodolite.errors import NonFiniteError
-from theodolite.measures.anchors.transfer.attacks import shift_anchor, shift_log_linear
-from theodolite.measures.anchors.transfer.log_linear import LogLinear
+from theodolite.measures.anchors.transfer.log_linear import LogLinear, shift_anchor, shift_log_linear
 from theodolite.results import Result, Row
 
 Method = Literal["logistic", "adam"]

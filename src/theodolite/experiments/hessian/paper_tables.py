@@ -4,29 +4,111 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.data import load
-from theodolite.experiments.claims import Claim, Reported
-from theodolite.experiments.figure import Experiment
-from theodolite.experiments.hessian.settings_expected import CONVOLUTIONS, DATA_SETS, PARAMETERS, TABLES
+from theodolite.experiments import Experiment, at_most, between, equal, rows, sizes
+from theodolite.experiments.hessian import paper
+from theodolite.experiments.query import select, values_of
 from theodolite.models import build, count_parameters
 from theodolite.problem.activations import recorded_calls
 from theodolite.results import Row
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SOURCE = "002, appendix D.1 and D.2; 000, appendix C.5"
+# What the tables say, number by number
 
 
-@dataclass(frozen=True)
-class DataParams:
-    data: tuple[str, ...]
+Line = tuple[str, str, tuple[int, ...], tuple[int, ...]]
+
+_MNIST = {"train": 60000, "test": 10000, "channels": 1, "height": 28, "width": 28}
+_CIFAR = {"train": 50000, "test": 10000, "channels": 3, "height": 32, "width": 32}
+#: Wu, Zhu et al. 2020, Table 2 (Wu 2023, Table C.1).
+DATA_SETS: dict[str, dict[str, Any]] = {
+    "CIFAR10": {**_CIFAR, "classes": 10},
+    "CIFAR10-R": {**_CIFAR, "classes": 10},
+    "CIFAR100": {**_CIFAR, "classes": 100},
+    "MNIST": {**_MNIST, "classes": 10},
+    "MNIST-2": {**_MNIST, "classes": 2},
+    "MNIST-R": {**_MNIST, "classes": 10},
+}
+
+
+def _without_norms(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if not line[1].startswith("BatchNorm")]
+
+
+#: Wu, Zhu et al. 2020, Table 5 (Wu 2023, Table C.4); Tables 4 and C.3 are the same without the norms.
+_LENET_BN: list[Line] = [
+    ("conv1", "Conv2d", (3, 32, 32), (6, 28, 28)),
+    ("", "ReLU", (6, 28, 28), (6, 28, 28)),
+    ("", "BatchNorm2d", (6, 28, 28), (6, 28, 28)),
+    ("maxpool1", "MaxPool2d", (6, 28, 28), (6, 14, 14)),
+    ("conv2", "Conv2d", (6, 14, 14), (16, 10, 10)),
+    ("", "ReLU", (16, 10, 10), (16, 10, 10)),
+    ("", "BatchNorm2d", (16, 10, 10), (16, 10, 10)),
+    ("maxpool2", "MaxPool2d", (16, 10, 10), (16, 5, 5)),
+    ("", "Flatten", (16, 5, 5), (400,)),
+    ("fc1", "Linear", (400,), (120,)),
+    ("", "ReLU", (120,), (120,)),
+    ("", "BatchNorm1d", (120,), (120,)),
+    ("fc2", "Linear", (120,), (84,)),
+    ("", "ReLU", (84,), (84,)),
+    ("", "BatchNorm1d", (84,), (84,)),
+    ("fc3", "Linear", (84,), (10,)),
+]
+#: Modules with the shapes they take and give, in order; Tables 3 to 5 (C.2 to C.4).
+TABLES: dict[str, list[Line]] = {
+    "F-200^2": [
+        ("", "Flatten", (28, 28), (784,)),
+        ("fc1", "Linear", (784,), (200,)),
+        ("", "ReLU", (200,), (200,)),
+        ("fc2", "Linear", (200,), (200,)),
+        ("", "ReLU", (200,), (200,)),
+        ("fc3", "Linear", (200,), (10,)),
+    ],
+    "LeNet5": _without_norms(_LENET_BN),
+    "LeNet5-BN": _LENET_BN,
+}
+
+
+def _lenet(fc1: int = 120) -> int:
+    return (3 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * fc1 + (fc1 + 1) * 84 + 85 * 10
+
+
+def _vgg(width: int) -> int:
+    return (3 * 9 + 1) * width + 7 * (9 * width + 1) * width + (width + 1) * 10
+
+
+def _resnet(width: int) -> int:
+    """Convolutions without biases: the stem, sixteen 3×3, three 1×1 on the shortcuts, and the classifier."""
+    return 27 * width + 16 * 9 * width**2 + 3 * width**2 + (width + 1) * 10
+
+
+#: Weights and biases, from the sizes the source gives; classifiers of ten classes.
+PARAMETERS: dict[str, int] = {
+    "F-200^2": 785 * 200 + 201 * 200 + 201 * 10,
+    "LeNet5": _lenet(),
+    "LeNet5-BN": _lenet(),
+    **{f"LeNet5-(fc1-{width})": _lenet(width) for width in (80, 100, 150)},
+    **{f"VGG11-W{width}": _vgg(width) for width in (32, 48, 64, 80, 200)},
+    **{f"ResNet18-W{width}": _resnet(width) for width in (48, 64, 80)},
+}
+#: The column "# conv" of Table 7: convolutions but the first.
+CONVOLUTIONS: dict[str, int] = {
+    "LeNet5": 1,
+    **{f"LeNet5-(fc1-{width})": 1 for width in (80, 100, 150)},
+    **{f"VGG11-W{width}": 7 for width in (32, 48, 64, 80)},
+    **{f"ResNet18-W{width}": 19 for width in (48, 64, 80)},
+}
+
+
+# Data sets
+
+
+VARIANTS = {"true": "", "random": "-R", "two": "-2"}
+TITLES = {"mnist": "MNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 def labelled_as(kind: str, labels: Tensor, classes: int, seed: int) -> tuple[Tensor, int]:
@@ -38,26 +120,21 @@ def labelled_as(kind: str, labels: Tensor, classes: int, seed: int) -> tuple[Ten
     return labels, classes
 
 
-def wrong_entries(columns: tuple[str, ...], wanted: Callable[[str], bool]) -> Callable[[list[Row]], float]:
+def wrong_entries(data: str, *columns: str) -> Callable[[list[Row]], float]:
     """How many entries of the source's table differ from ours, in these columns; NaN where none of its lines was read."""
 
     def measure(rows: list[Row]) -> float:
-        lines = [row for row in rows if row["table"] in DATA_SETS and wanted(row["table"])]
+        lines = [row for row in rows if row["table"] in DATA_SETS and row["table"].startswith(data)]
         wrong = sum(row[column] != DATA_SETS[row["table"]][column] for row in lines for column in columns)
         return float(wrong) if lines else math.nan
 
     return measure
 
 
-def chance(rows: list[Row]) -> float:
-    """Largest distance of the random labels' agreement with the true ones from 1/c, in standard errors."""
-    found = [row for row in rows if row["labels"] == "random"]
-    return max(float(abs(row["agreement"] - 1 / row["classes"])) / _spread(row) for row in found)
-
-
-def _spread(row: Row) -> float:
+def from_chance(row: Row) -> float:
+    """Distance of the random labels' agreement with the true ones from 1/c, in standard errors."""
     share = 1 / float(row["classes"])
-    return math.sqrt(share * (1 - share) / float(row["train"]))
+    return float(abs(row["agreement"] - share)) / math.sqrt(share * (1 - share) / float(row["train"]))
 
 
 class Table2(Experiment):
@@ -68,56 +145,49 @@ class Table2(Experiment):
     images is then not expected to agree, all else is.
     """
 
-    id = "hessian/table-2"
-    source = SOURCE
-    item = ("wu-zhu-2020 Table 2", "wu-2023 Table C.1")
-    sizes = {
-        "tiny": DataParams(data=("digits",)),
-        "laptop": DataParams(data=("digits", "mnist", "cifar10", "cifar100")),
-        "paper": DataParams(data=("mnist", "cifar10", "cifar100")),
-    }
+    item, where = ("wu-zhu-2020 Table 2", "wu-2023 Table C.1"), "Wu, Zhu et al. 2020, appendix D.1; Wu 2023, appendix C.5"
+    sizes = sizes(
+        tiny={"data": ("digits",)},
+        laptop={"data": ("digits", "mnist", "cifar10", "cifar100")},
+        paper={"data": ("mnist", "cifar10", "cifar100")},
+    )
     claims = (
-        Claim(
+        equal(
+            0,
             "MNIST, MNIST-2 and MNIST-R: entries of the table that differ",
-            wrong_entries(("train", "test", "channels", "height", "width", "classes"), lambda name: name.startswith("MNIST")),
-            rule="equal",
-            expected=0,
-            reported=Reported("60000 train, 10000 test, 28×28", "Table 2"),
+            wrong_entries("MNIST", "train", "test", "channels", "height", "width", "classes"),
+            says="60000 train, 10000 test, 28×28",
             since="laptop",
         ),
-        Claim(
+        equal(
+            0,
             "CIFAR: sizes of images and numbers of classes that differ from the table",
-            wrong_entries(("channels", "height", "width", "classes"), lambda name: name.startswith("CIFAR")),
-            rule="equal",
-            expected=0,
-            reported=Reported("3×32×32, 10 and 100 classes", "Table 2"),
+            wrong_entries("CIFAR", "channels", "height", "width", "classes"),
+            says="3×32×32, 10 and 100 classes",
             since="laptop",
         ),
-        Claim(
+        equal(
+            0,
             "CIFAR: numbers of images that differ from the table",
-            wrong_entries(("train", "test"), lambda name: name.startswith("CIFAR")),
-            rule="equal",
-            expected=0,
-            reported=Reported("50000 train, 10000 test", "Table 2"),
+            wrong_entries("CIFAR", "train", "test"),
+            says="50000 train, 10000 test",
             since="paper",
         ),
-        Claim(
+        at_most(
+            1e-4,
             "inputs are scaled to mean zero, channel by channel (largest mean left)",
-            lambda rows: max(abs(row["mean"]) for row in rows),
-            rule="at most",
-            expected=1e-4,
-            reported=Reported("zero mean", "appendix D.1 and F.4"),
+            abs(rows["mean"]).max(),
+            reported=paper("zero mean", "appendix D.1 and F.4"),
         ),
-        Claim(
+        at_most(
+            4.0,
             "random labels know nothing of the true ones (distance of their agreement from 1/c, in standard errors)",
-            chance,
-            rule="at most",
-            expected=4.0,
-            reported=Reported("random labels", "Table 2"),
+            rows(labels="random").column(from_chance).max(),
+            says="random labels",
         ),
     )
 
-    def jobs(self, p: DataParams) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for data in p.data:
             for labels in ("true", "random") if data == "cifar10" else ("true",) if data == "cifar100" else VARIANTS:
                 yield {"data": data, "labels": labels, "seed": 0}
@@ -142,47 +212,36 @@ class Table2(Experiment):
             "mean": float(scaled.double().mean((0, 2, 3)).abs().max()),
         }
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
         figure, axes = plots.panels(3, size=(3.4, 3.0))
-        found = [{**row, "source": "here", "pixels": _pixels(row)} for row in rows]
-        known = [row["table"] for row in rows if row["table"] in DATA_SETS]
-        table = [{"table": name, "source": "Table 2", "pixels": _pixels(DATA_SETS[name]), **DATA_SETS[name]} for name in known]
-        for ax, column in zip(axes, ("train", "pixels", "classes"), strict=True):
-            _by_name([*found, *table], column, ax)
-        axes[0].set_ylabel("training images")
-        axes[1].set_ylabel("numbers in an image")
+        names = values_of(rows, "table")
+        printed = [{"table": name, **DATA_SETS[name]} for name in names if name in DATA_SETS]
+        placed = [
+            {**row, "source": source, "pixels": _pixels(row), "place": names.index(row["table"]) + shift}
+            for found, source, shift in ((rows, "here", -0.14), (printed, "Table 2", 0.14))
+            for row in found
+        ]
+        columns = {"train": "training images", "pixels": "numbers in an image", "classes": "classes"}
+        for ax, (column, ylabel) in zip(axes, columns.items(), strict=True):
+            plots.scatter(placed, "place", column, by="source", log="y", xlabel="data set", ylabel=ylabel, ax=ax)
+            ax.set_xticks(range(len(names)), names, rotation=40, ha="right")
+            ax.set_xlim(-0.5, len(names) - 0.5)
         return figure
-
-
-VARIANTS = {"true": "", "random": "-R", "two": "-2"}
-TITLES = {"mnist": "MNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 def _pixels(row: Mapping[str, Any]) -> int:
     return int(row["channels"] * row["height"] * row["width"])
 
 
-def _by_name(rows: list[Row], column: str, ax: Any) -> None:
-    """A column by data set: ours beside the table's."""
-    from theodolite import plots
-
-    names = list(dict.fromkeys(row["table"] for row in rows))
-    placed = [{**row, "place": names.index(row["table"]) + (-0.14 if row["source"] == "here" else 0.14)} for row in rows]
-    plots.scatter(placed, "place", column, by="source", log="y", xlabel="data set", ylabel=column, ax=ax)
-    ax.set_xticks(range(len(names)), names, rotation=40, ha="right")
-    ax.set_xlim(-0.5, len(names) - 0.5)
-
-
-@dataclass(frozen=True)
-class NetworkParams:
-    networks: tuple[str, ...]
+# Networks
 
 
 #: What each network of the tables is fed.
 INPUTS = {"F-200^2": (28, 28)}
 IMAGE = (3, 32, 32)
+networks = rows(kind="network")
 
 
 def modules_of(network: str, seed: int) -> tuple[nn.Module, list[Row]]:
@@ -211,11 +270,10 @@ def _sizes(prefix: str, shape: Any) -> dict[str, int]:
 
 def wrong_lines(network: str) -> Callable[[list[Row]], int]:
     """How many lines of the source's table of this network differ from what the network does."""
+    of_network = rows(kind="module", network=network)
 
     def measure(rows: list[Row]) -> int:
-        ours = [row for row in rows if row["kind"] == "module" and row["network"] == network]
-        if not ours:
-            raise ValueError(f"no row of {network}")
+        ours = of_network.found(rows)
         table = TABLES[network]
         return abs(len(ours) - len(table)) + sum(not _agrees(row, line) for row, line in zip(ours, table, strict=False))
 
@@ -232,19 +290,8 @@ def _agrees(row: Row, line: tuple[str, str, tuple[int, ...], tuple[int, ...]]) -
 
 def wrong_networks(column: str, expected: Mapping[str, int]) -> Callable[[list[Row]], int]:
     """How many networks have another number in this column than expected."""
-
-    def measure(rows: list[Row]) -> int:
-        known = [row for row in rows if row["kind"] == "network" and row["network"] in expected]
-        if not known:
-            raise ValueError("no network is known")
-        return sum(row[column] != expected[row["network"]] for row in known)
-
-    return measure
-
-
-def largest(column: str) -> Callable[[list[Row]], float]:
-    """The largest value of a column over the networks."""
-    return lambda rows: max(row[column] for row in rows if row["kind"] == "network")
+    known = networks(network=list(expected))
+    return lambda rows: sum(row[column] != expected[row["network"]] for row in known.found(rows))
 
 
 class Table3(Experiment):
@@ -255,74 +302,58 @@ class Table3(Experiment):
     convolutions with the column "# conv" of its Table 7.
     """
 
-    id = "hessian/table-3"
-    source = SOURCE
     item = (
-        "wu-zhu-2020 Table 3",
-        "wu-zhu-2020 Table 4",
-        "wu-zhu-2020 Table 5",
-        "wu-2023 Table C.2",
-        "wu-2023 Table C.3",
-        "wu-2023 Table C.4",
+        *("wu-zhu-2020 Table 3", "wu-zhu-2020 Table 4", "wu-zhu-2020 Table 5"),
+        *("wu-2023 Table C.2", "wu-2023 Table C.3", "wu-2023 Table C.4"),
     )
-    sizes = {
-        "tiny": NetworkParams(networks=("F-200^2", "LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "VGG11-W32", "ResNet18-W48")),
-        "laptop": NetworkParams(networks=tuple(PARAMETERS)),
-        "paper": NetworkParams(networks=tuple(PARAMETERS)),
-    }
+    where = "Wu, Zhu et al. 2020, appendix D.2; Wu 2023, appendix C.5"
+    sizes = sizes(
+        networks=tuple(PARAMETERS),
+        tiny={"networks": ("F-200^2", "LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "VGG11-W32", "ResNet18-W48")},
+        laptop={},
+        paper={},
+    )
     claims = (
         *(
-            Claim(
+            equal(
+                0,
                 f"{network}: lines of {table} that differ",
                 wrong_lines(network),
-                rule="equal",
-                expected=0,
-                reported=Reported(f"{len(TABLES[network])} lines", table),
+                reported=paper(f"{len(TABLES[network])} lines", table),
             )
             for network, table in (("F-200^2", "Table 3"), ("LeNet5", "Table 4"), ("LeNet5-BN", "Table 5"))
         ),
-        Claim(
+        equal(
+            0,
             "parameters: networks whose number is not the sum over the layers",
             wrong_networks("parameters", PARAMETERS),
-            rule="equal",
-            expected=0,
-            reported=Reported("F-200² 199210, LeNet5 62006", "Tables 3 and 4", read_from="theory"),
+            reported=paper("F-200² 199210, LeNet5 62006", "Tables 3 and 4", "theory"),
         ),
-        Claim(
+        equal(
+            0,
             "convolutions but the first: networks whose number differs from Table 7",
             wrong_networks("convolutions", CONVOLUTIONS),
-            rule="equal",
-            expected=0,
-            reported=Reported("LeNet5 1, VGG11 7, ResNet18 19", "Table 7"),
+            reported=paper("LeNet5 1, VGG11 7, ResNet18 19", "Table 7"),
         ),
-        Claim(
+        equal(
+            0,
             "batch norm has neither scale nor shift (parameters in it)",
-            largest("norm_parameters"),
-            rule="equal",
-            expected=0,
-            reported=Reported("learnable parameters turned off", "appendix D.2"),
+            networks.max("norm_parameters"),
+            reported=paper("learnable parameters turned off", "appendix D.2"),
         ),
-        Claim(
-            "weights begin within Xavier's bound √(6/(in + out)) (largest weight over bound)",
-            largest("weight_over_bound"),
-            rule="between",
-            expected=(0.9, 1.0),
-            reported=Reported("Xavier", "appendix D.3"),
+        between(
+            *(0.9, 1.0, "weights begin within Xavier's bound √(6/(in + out)) (largest weight over bound)"),
+            networks.max("weight_over_bound"),
+            reported=paper("Xavier", "appendix D.3"),
         ),
-        Claim(
-            "biases begin at zero (largest)",
-            largest("bias"),
-            rule="equal",
-            expected=0,
-            reported=Reported("zero", "appendix D.3"),
-        ),
+        equal(0, "biases begin at zero (largest)", networks.max("bias"), reported=paper("zero", "appendix D.3")),
     )
     departs = (
         "The source calls its initialisation both PyTorch's default and Xavier with zero bias, which differ; the second "
         "statement is followed."
     )
 
-    def jobs(self, p: NetworkParams) -> Iterator[dict[str, Any]]:
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for network in p.networks:
             yield {"network": network, "seed": 0}
 
@@ -343,14 +374,13 @@ class Table3(Experiment):
             "bias": max(float(m.bias.detach().abs().max()) for m in layers if m.bias is not None),
         }
 
-    def draw(self, rows: list[Row]) -> Figure:
+    def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        modules = [{**row, "size": _volume(row)} for row in rows if row["kind"] == "module" and row["network"] in TABLES]
-        networks = [
+        modules = [{**row, "size": _volume(row)} for row in select(rows, kind="module", network=list(TABLES))]
+        sums = [
             {**row, "sum": PARAMETERS[row["network"]], "family": row["network"].split("-")[0]}
-            for row in rows
-            if row["kind"] == "network"
+            for row in select(rows, kind="network")
         ]
         lines = [(i, math.prod(after)) for table in TABLES.values() for i, (_, _, _, after) in enumerate(table, start=1)]
         figure, (left, right) = plots.panels(2, size=(4.6, 3.4))
@@ -358,17 +388,8 @@ class Table3(Experiment):
         places, heights = zip(*lines, strict=True)
         left.plot(places, heights, "o", mfc="none", ms=9, color="#555555", label="source")
         left.legend(fontsize=8)
-        plots.scatter(
-            networks,
-            "sum",
-            "parameters",
-            by="family",
-            log="xy",
-            identity=True,
-            xlabel="sum over the layers",
-            ylabel="parameters",
-            ax=right,
-        )
+        look: dict[str, Any] = {"by": "family", "log": "xy", "identity": True}
+        plots.scatter(sums, "sum", "parameters", **look, xlabel="sum over the layers", ylabel="parameters", ax=right)
         return figure
 
 

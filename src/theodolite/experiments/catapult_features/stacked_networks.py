@@ -146,11 +146,10 @@ class Passes(NamedTuple):
 class StackedNetworks:
     """R networks with ReLU between their layers and one output.
 
-    Parameters
-    ----------
-    models : `nn.Sequential`s of one architecture out of dense layers and convolutions (torch's or in the NTK form), ReLU and
-        Flatten, such as those of `ntk_fcn` and `ntk_cnn`.
-    image : (channels, height, width) of the inputs, for networks with convolutions.
+    Args:
+        models: `nn.Sequential`s of one architecture out of dense layers and convolutions (torch's or in the NTK form), ReLU
+            and Flatten, such as those of `ntk_fcn` and `ntk_cnn`.
+        image: (channels, height, width) of the inputs, for networks with convolutions.
     """
 
     def __init__(self, models: Sequence[nn.Sequential], image: tuple[int, int, int] | None = None) -> None:

@@ -1,0 +1,372 @@
+"""Is the input of a layer nearly one direction? Squared dot products and spectral ratios, line by line of the tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from theodolite.experiments import Figure, at_least, at_most, relative, rows, within
+from theodolite.experiments.hessian import paper
+from theodolite.experiments.hessian.networks import NetworkStudy, Setup, cases, network_of
+from theodolite.experiments.query import Query, Value, select, values_of
+from theodolite.measures.hessian import autocorrelation
+from theodolite.operators import kronecker_factors
+from theodolite.problem import Problem
+from theodolite.results import Row
+
+#: Samples taken at a time: the patches of a convolution are many.
+CHUNK = 500
+NAMES = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
+
+
+class LayerInputs(NetworkStudy):
+    """A row for each layer of a trained network: (v₁·μ̂)², λ₁/λ₂ and its bound."""
+
+    def run(self, job: Mapping[str, Any], weights: list[Row]) -> Iterator[Row]:
+        setup = Setup(**job["setup"])
+        model, (x, y) = network_of(setup, job["seed"], weights)
+        batches = [(x[i : i + CHUNK], y[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
+        problem = Problem(model, nn.CrossEntropyLoss(), batches)
+        names = list(problem.layers)
+        for name, factors in kronecker_factors(problem, names).items():
+            found = autocorrelation(factors)
+            yield {
+                "line": f"{NAMES[setup.data]} {setup.network}",
+                "data": setup.data,
+                "network": setup.network,
+                "normalised": setup.network.endswith("-BN"),
+                "seed": job["seed"],
+                "layer": name,
+                "part": "conv" if "conv" in name else "fc",
+                "first": name == names[0],
+                "squared_dot": found.squared_dot,
+                "ratio": found.ratio,
+                "bound": found.bound,
+            }
+
+
+#: Networks on digits, the small stand-ins; the last is trained half as long.
+DENSE, SMALL_LENET, QUICK_LENET = (Setup("F-40^2"), Setup("LeNet-mini", flat=False), Setup("LeNet-mini", flat=False, until=0.1))
+
+
+def mnist(network: str, epochs: int = 15) -> Setup:
+    """A fully connected network on all of MNIST, its layers looked at on 10000 images."""
+    return Setup(network, data="mnist", epochs=epochs, until=0.01, batch=128, samples=10000)
+
+
+def cifar(network: str, epochs: int) -> Setup:
+    """A network on what there is of CIFAR-10, its layers looked at on 2000 images."""
+    flat = network.startswith("F-")
+    return Setup(network, data="cifar10", epochs=epochs, until=0.05, batch=128, samples=2000, flat=flat)
+
+
+def as_printed(line: str, samples: int | None = None) -> Setup:
+    """The source's own training for a line of its tables: 1000 epochs, rate 0.01, batches of 128, the whole training set.
+
+    "-R" behind the data set stands for random labels.
+    """
+    data, network = line.split(" ", 1)
+    return Setup(
+        network,
+        data=data.removesuffix("-R").lower(),
+        labels="random" if data.endswith("-R") else "true",
+        epochs=1000,
+        until=0.0,
+        rate=0.01,
+        batch=128,
+        samples=samples or (60000 if data == "MNIST" else 50000),
+        flat=network.startswith("F-"),
+    )
+
+
+# The tables as printed
+
+
+class Line(NamedTuple):
+    """Layers counted, then mean, smallest and largest of (v₁·μ̂)² and of λ₁/λ₂."""
+
+    layers: int
+    dot: float
+    dot_min: float
+    dot_max: float
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+
+
+#: Fully connected layers but the first. The source prints CIFAR10 VGG11-W64 twice; the second is marked here.
+TABLE_6: dict[str, Line] = {
+    "MNIST F-200^2": Line(2, 1.000, 1.000, 1.000, 12.29, 9.65, 16.16),
+    "MNIST F-600^2": Line(2, 0.999, 0.999, 0.999, 12.00, 11.42, 13.00),
+    "MNIST F-600^4": Line(4, 1.000, 0.999, 1.000, 17.81, 7.33, 28.00),
+    "MNIST F-600^8": Line(8, 0.991, 0.965, 1.000, 6.63, 2.28, 11.15),
+    "CIFAR10 F-600^2": Line(2, 0.999, 0.998, 1.000, 9.24, 4.74, 13.74),
+    "CIFAR10 F-1500^3": Line(3, 0.999, 0.997, 1.000, 13.27, 6.10, 18.41),
+    "CIFAR10 LeNet5": Line(3, 0.998, 0.997, 0.999, 7.21, 5.88, 9.02),
+    "CIFAR10 LeNet5-(fc1-80)": Line(3, 0.998, 0.996, 0.999, 7.80, 6.77, 11.01),
+    "CIFAR10 LeNet5-(fc1-100)": Line(3, 0.997, 0.995, 0.999, 7.42, 6.20, 9.10),
+    "CIFAR10 LeNet5-(fc1-150)": Line(3, 0.998, 0.992, 0.999, 7.35, 5.34, 9.62),
+    "CIFAR10 VGG11-W32": Line(1, 0.990, 0.988, 0.993, 6.02, 5.57, 6.51),
+    "CIFAR10 VGG11-W64": Line(1, 0.996, 0.993, 0.999, 5.87, 5.32, 6.26),
+    "CIFAR10 VGG11-W64 (second)": Line(1, 0.995, 0.993, 0.996, 6.24, 5.97, 6.70),
+    "CIFAR100 VGG11-W48": Line(1, 0.999, 0.999, 0.999, 17.861, 15.456, 20.491),
+    "CIFAR100 VGG11-W64": Line(1, 0.999, 0.999, 1.000, 19.185, 18.358, 20.410),
+    "CIFAR100 VGG11-W80": Line(1, 0.999, 0.999, 1.000, 19.455, 18.120, 21.450),
+    "CIFAR100 ResNet18-W48": Line(1, 1.000, 1.000, 1.000, 28.23, 27.37, 29.27),
+    "CIFAR100 ResNet18-W64": Line(1, 1.000, 1.000, 1.000, 27.07, 25.72, 29.50),
+    "CIFAR100 ResNet18-W80": Line(1, 1.000, 1.000, 1.000, 28.23, 25.98, 30.03),
+}
+
+#: Convolutions but the first.
+TABLE_7: dict[str, Line] = {
+    "CIFAR10 LeNet5": Line(1, 0.999, 0.998, 0.999, 15.87, 11.15, 27.20),
+    "CIFAR10 LeNet5-(fc1-80)": Line(1, 0.998, 0.998, 0.999, 12.36, 9.53, 13.36),
+    "CIFAR10 LeNet5-(fc1-100)": Line(1, 0.999, 0.999, 0.999, 19.49, 16.69, 21.92),
+    "CIFAR10 LeNet5-(fc1-150)": Line(1, 0.999, 0.998, 0.999, 12.86, 7.65, 16.34),
+    "CIFAR10 VGG11-W32": Line(7, 0.995, 0.991, 0.999, 5.31, 2.39, 9.09),
+    "CIFAR10 VGG11-W64": Line(7, 0.997, 0.993, 1.000, 5.76, 2.50, 9.98),
+    "CIFAR10 VGG11-W64 (second)": Line(7, 0.998, 0.995, 1.000, 5.81, 2.53, 10.62),
+    "CIFAR100 VGG11-W48": Line(7, 0.996, 0.991, 0.999, 5.72, 2.46, 9.90),
+    "CIFAR100 VGG11-W64": Line(7, 0.995, 0.991, 0.999, 5.66, 2.50, 10.79),
+    "CIFAR100 VGG11-W80": Line(7, 0.994, 0.988, 0.998, 5.18, 2.50, 8.45),
+    "CIFAR100 ResNet18-W48": Line(19, 0.981, 0.917, 0.998, 3.79, 1.89, 7.56),
+    "CIFAR100 ResNet18-W64": Line(19, 0.985, 0.910, 0.998, 3.96, 1.81, 7.53),
+    "CIFAR100 ResNet18-W80": Line(19, 0.987, 0.954, 0.997, 4.16, 2.11, 7.04),
+}
+
+#: Fully connected layers but the first, of networks with batch norm.
+TABLE_8: dict[str, Line] = {
+    "MNIST F-200^2-BN": Line(2, 0.062, 0.001, 0.260, 1.16, 1.04, 1.30),
+    "MNIST F-600^2-BN": Line(2, 0.026, 0.000, 0.063, 1.13, 1.02, 1.26),
+    "MNIST F-600^4-BN": Line(4, 0.027, 0.000, 0.146, 1.11, 1.03, 1.19),
+    "CIFAR10 LeNet5-BN": Line(3, 0.210, 0.001, 0.803, 1.54, 1.20, 1.89),
+}
+
+
+# What is measured
+
+
+def unless_nan(reduce: Callable[[list[float]], float]) -> Callable[[list[float]], float]:
+    """A reduction that is NaN where one of the values is."""
+    return lambda values: math.nan if any(map(math.isnan, values)) else reduce(values)
+
+
+smallest, largest = unless_nan(min), unless_nan(max)
+
+
+def line_by_line(
+    column: str, field: str, distance: Callable[[float, float], float], table: Mapping[str, Line], part: str
+) -> Callable[[list[Row]], float]:
+    """The largest distance between our mean of a line and the printed one; NaN where no line of the table was trained."""
+
+    def measure(rows: list[Row]) -> float:
+        mine = [row for row in rows if row["part"] == part and row["line"] in table]
+        means = {line: fmean(row[column] for row in select(mine, line=line)) for line in values_of(mine, "line")}
+        return largest([distance(mean, getattr(table[line], field)) for line, mean in means.items()]) if means else math.nan
+
+    return measure
+
+
+def gap(measured: float, printed: float) -> float:
+    """How far two numbers lie apart."""
+    return abs(measured - printed)
+
+
+def factor(measured: float, printed: float) -> float:
+    """By which factor two positive numbers differ."""
+    return max(measured / printed, printed / measured)
+
+
+def over_bound(query: Query) -> Value:
+    """The smallest λ₁/λ₂ in units of its lower bound ‖μ‖²/‖Σ‖."""
+    return (query["ratio"] / query["bound"]).reduce(smallest)
+
+
+def overall(column: str, reduce: Callable[[list[float]], float]) -> Callable[[list[Row]], float]:
+    """A column over all linear layers but the first, of the networks of Table 6, or of the small ones where only they are."""
+    return lambda rows: fc[column].reduce(reduce)([row for row in rows if row["line"] in TABLE_6] or rows)
+
+
+#: Layers but the first.
+fc, conv = rows(part="fc", first=False), rows(part="conv", first=False)
+deep = rows(network=lambda network: network.startswith(("VGG", "ResNet")))
+
+
+# How it is drawn
+
+
+def draw_lines(rows: list[Row], table: Mapping[str, Line]) -> Any:
+    """Both quantities by line of the table: ours layer by layer, the source's mean and range beside them."""
+    from theodolite import plots
+
+    names = values_of(rows, "line")
+    figure, axes = plots.panels(2, size=(2.6 + 0.55 * min(len(names), 10), 3.6))
+    for ax, name, label, field in (
+        (axes[0], "squared_dot", "squared dot product (v₁·μ̂)²", "dot"),
+        (axes[1], "ratio", "spectral ratio λ₁/λ₂", "ratio"),
+    ):
+        ours = [{"place": names.index(r["line"]) - 0.15, name: r[name], "from": f"here, {r['layer']}"} for r in rows]
+        plots.scatter(ours, "place", name, by="from", log="y" if name == "ratio" else "", xlabel="", ylabel=label, ax=ax)
+        for place, line in enumerate(names):
+            if line in table:
+                mean, low, high = (getattr(table[line], f"{field}{end}") for end in ("", "_min", "_max"))
+                ax.errorbar(place + 0.2, mean, [[mean - low], [high - mean]], fmt="_", color="#444444", capsize=3, ms=9)
+        if any(line in table for line in names):
+            ax.errorbar([], [], [], fmt="_", color="#444444", label="source: mean, range")
+        low, high = ax.get_ylim()  # a few points that agree must not look scattered
+        ax.set_ylim((low / 1.2, high * 1.2) if name == "ratio" else (min(low, 0.985), max(high, 1.001)))
+        if ax is axes[1]:  # one legend, to the right of the figure: inside it would hide points
+            ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        elif (legend := ax.get_legend()) is not None:
+            legend.remove()
+        ax.set_xticks(range(len(names)), names, rotation=35, ha="right")
+        ax.set_xlim(-0.6, len(names) - 0.4)
+    return figure
+
+
+class Table6(Figure):
+    """The mean rules the input of fully connected layers: squared dot products and spectral ratios.
+
+    Of every layer but the first: the squared dot product of the mean input with the leading eigenvector of E[xxᵀ], and
+    the ratio of its two largest eigenvalues. Near 1 and large: E[xxᵀ] is nearly of rank one, and the top eigenvectors of
+    the layer's Hessian are products with that one direction.
+    """
+
+    item, where = "wu-zhu-2020 Table 6", "section 4.3 and appendix E.1; Wu 2023, section C.6.1"
+    view = fc
+    study = LayerInputs.of(
+        tiny=cases(DENSE, QUICK_LENET, seeds=2),
+        laptop=cases(
+            *(DENSE, SMALL_LENET, mnist("F-200^2"), mnist("F-600^2", 8), cifar("F-600^2", 25), cifar("LeNet5", 40)), seeds=2
+        ),
+        paper=cases(DENSE, SMALL_LENET, *(as_printed(line) for line in TABLE_6 if "second" not in line), seeds=5),
+    )
+    claims = (
+        at_least(
+            0.98,
+            "digits: the leading eigenvector of E[xxᵀ] is the mean (smallest squared dot product)",
+            fc(data="digits")["squared_dot"].reduce(smallest),
+            reported=paper(0.964, "section 4.3, smallest of all networks"),
+        ),
+        at_least(
+            2.5,
+            "digits: one eigenvalue of E[xxᵀ] stands out (smallest λ₁/λ₂)",
+            fc(data="digits")["ratio"].reduce(smallest),
+            reported=paper(2.28, "section 4.3, smallest of all networks"),
+        ),
+        within(
+            *(0.01, None, "mean squared dot product over all layers and networks"),
+            overall("squared_dot", fmean),
+            reported=paper(0.997, "section 4.3"),
+        ),
+        at_least(
+            0.964,
+            "smallest squared dot product of all layers and networks",
+            overall("squared_dot", smallest),
+            reported=paper(0.964, "section 4.3"),
+        ),
+        at_least(
+            2.28,
+            "smallest λ₁/λ₂ of all layers and networks",
+            overall("ratio", smallest),
+            reported=paper(2.28, "section 4.3, where it is called ‖μμᵀ‖/‖Σ‖"),
+        ),
+        relative(
+            *(0.2, None, "mean λ₁/λ₂ over all layers and networks"),
+            overall("ratio", fmean),
+            reported=paper(12.08, "section 4.3"),
+            since="paper",
+        ),
+        at_most(
+            0.01,
+            "line by line: largest distance of the mean squared dot product from the printed one",
+            line_by_line("squared_dot", "dot", gap, TABLE_6, "fc"),
+            says="0.990 to 1.000",
+            since="laptop",
+        ),
+        at_most(
+            2.0,
+            "line by line: largest factor between the mean λ₁/λ₂ and the printed one",
+            line_by_line("ratio", "ratio", factor, TABLE_6, "fc"),
+            says="5.87 to 28.23",
+            since="laptop",
+        ),
+        at_least(
+            1.0 - 1e-9,
+            "λ₁/λ₂ never lies below ‖μ‖²/‖Σ‖ (smallest ratio of the two)",
+            over_bound(fc),
+            reported=paper("usually; always above it less 1", "appendix E.1, (52)"),
+        ),
+    )
+    departs = (
+        "The bound is the sharper ‖μ‖²/‖Σ‖, which always holds: the mean is a test vector for λ₁ and λ₂ ≤ ‖Σ‖ by "
+        "interlacing. One line of the table is printed under the name of another (VGG11-W64 twice) and is left out."
+    )
+
+    def draw(self, rows: list[Row]) -> Any:
+        return draw_lines(rows, TABLE_6)
+
+
+class Table7(Figure):
+    """The mean rules the input of convolutions too: squared dot products and spectral ratios.
+
+    As Table 6 with patches for inputs: E[XXᵀ] is summed over the patches of an image, and the leading left singular
+    vector of E[X] takes the place of the mean.
+    """
+
+    item, where = "wu-zhu-2020 Table 7", "appendix E.1; Wu 2023, section C.6.1"
+    view = rows(first=False)
+    study = LayerInputs.of(
+        tiny=cases(QUICK_LENET, seeds=2),
+        laptop=cases(SMALL_LENET, cifar("LeNet5", 40), cifar("LeNet5-(fc1-80)", 40), seeds=2),
+        paper=cases(SMALL_LENET, *(as_printed(line) for line in TABLE_7 if "second" not in line), seeds=5),
+    )
+    claims = (
+        at_least(
+            0.98,
+            "digits: the leading eigenvector of E[XXᵀ] is the mean patch (smallest squared dot product)",
+            conv(data="digits")["squared_dot"].reduce(smallest),
+            reported=paper(0.910, "Table 7, smallest of all networks"),
+        ),
+        at_least(
+            2.5,
+            "digits: one eigenvalue of E[XXᵀ] stands out (smallest λ₁/λ₂)",
+            conv(data="digits")["ratio"].reduce(smallest),
+            reported=paper(1.81, "Table 7, smallest of all networks"),
+        ),
+        at_most(
+            0.01,
+            "line by line: largest distance of the mean squared dot product from the printed one",
+            line_by_line("squared_dot", "dot", gap, TABLE_7, "conv"),
+            says="0.981 to 0.999",
+            since="laptop",
+        ),
+        at_most(
+            2.0,
+            "line by line: largest factor between the mean λ₁/λ₂ and the printed one",
+            line_by_line("ratio", "ratio", factor, TABLE_7, "conv"),
+            says="3.79 to 19.49",
+            since="laptop",
+        ),
+        at_most(
+            1.0,
+            "the gap of convolutions is smaller than that of linear layers in VGG11 and ResNet18 (ratio of the means)",
+            lambda rows: (conv.mean("ratio") / fc.mean("ratio"))(deep.of(rows)) if deep.of(rows) else math.nan,
+            reported=paper("generally smaller", "appendix E.1"),
+            since="paper",
+        ),
+        at_least(
+            1.0 - 1e-9,
+            "λ₁/λ₂ never lies below ‖μ‖²/‖Σ‖ (smallest ratio of the two)",
+            over_bound(conv),
+            reported=paper("usually; always above it less 1", "appendix E.1, (52)"),
+        ),
+    )
+    departs = "One line of the table is printed under the name of another (VGG11-W64 twice) and is left out."
+
+    def draw(self, rows: list[Row]) -> Any:
+        return draw_lines(select(rows, part="conv"), TABLE_7)
