@@ -9,12 +9,12 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from theodolite.errors import TheodoliteError
-from theodolite.models.initialisation import seeded
 from theodolite.text import listed, nearest
 
 
@@ -26,6 +26,12 @@ def names_code(word: str) -> bool:
     """
     module, colon, attribute = word.rpartition(":")
     return bool(colon and module and attribute) and not word.startswith("hf:")
+
+
+def _seeded(seed: int) -> AbstractContextManager[None]:
+    from theodolite.models.initialisation import seeded  # brings torch, which `--help` can do without
+
+    return seeded(seed)
 
 
 def reason(error: BaseException) -> str:
@@ -46,7 +52,7 @@ def load_attribute(target: str, option: str, seed: int = 0) -> Any:
     module_name, _, attribute = target.rpartition(":")
     if not module_name or not all(part.isidentifier() for part in attribute.split(".")):
         raise ValueError(f"{option} {target!r} must read module:attribute or path/to/file.py:attribute.")
-    with seeded(seed):
+    with _seeded(seed):
         module = _module(module_name, target, option)
     try:
         return functools.reduce(getattr, attribute.split("."), module)
@@ -64,7 +70,7 @@ def call(target: str, function: Callable[..., Any], seed: int = 0) -> Any:
             f"{target!r} needs {listed(lacking)}, which the command line cannot give. Name a function without required arguments."
         )
     try:
-        with seeded(seed):
+        with _seeded(seed):
             return function(seed=seed) if "seed" in accepted else function()
     except TheodoliteError:
         raise
