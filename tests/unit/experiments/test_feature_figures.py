@@ -1,4 +1,4 @@
-"""What the rows of the experiments on features say, on rows whose answer is known, and that runs repeat without their cache."""
+"""What the rows of the experiments on features say, on rows whose answer is known, and that figures share their runs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ import math
 
 import pytest
 
-from theodolite.experiments.catapult_features import feature_gd, feature_sgd
-from theodolite.experiments.catapult_features.feature_gd import change, seeds_better, spikes_per_raise
-from theodolite.experiments.catapult_features.feature_gd_figures import block_distance, nearer
-from theodolite.experiments.catapult_features.feature_optimizers import OPTIMIZERS, TABLE_C_1, correlation, rate_of
-from theodolite.experiments.catapult_features.feature_sgd import at_batch, gain, lowest, monotone, quotient, spread
-from theodolite.experiments.catapult_features.feature_tasks import Setting
+from theodolite.experiments import get
+from theodolite.experiments.catapult_features.features_gd import (
+    Figure48,
+    FigureC17,
+    RaisedRates,
+    block_distance,
+    by_seed,
+    nearer,
+    seeds_better,
+)
+from theodolite.experiments.catapult_features.features_optimizers import OPTIMIZERS, TABLE_C_1, correlation, rate_of
+from theodolite.experiments.catapult_features.features_sgd import (
+    BatchSizes,
+    Table41,
+    by_batch,
+    gain,
+    lowest,
+    monotone,
+    quotient,
+    spread,
+)
+from theodolite.experiments.catapult_features.tasks import Setting
+from theodolite.runners import Computations, run_stored
 
 
 def raised_row(raises, seed, loss, alignment=0.5, spikes=0):
@@ -30,9 +47,16 @@ def test_seeds_that_gain_from_raises():
     rows = [raised_row(0, s, 1.0) for s in range(3)] + [raised_row(2, s, loss, 0.6, 2) for s, loss in enumerate((0.5, 2.0, 0.9))]
     assert seeds_better("rank-2", "test_loss")(rows) == pytest.approx(2 / 3)
     assert seeds_better("rank-2", "alignment", larger=True)(rows) == 1.0
-    assert change("rank-2", "alignment")(rows) == pytest.approx(0.1)
-    assert change("rank-2", "test_loss", relative=True)(rows) == pytest.approx(3.4 / 3 - 1)
-    assert spikes_per_raise("rank-2")(rows) == 1.0
+    assert by_seed("rank-2", "test_loss")(rows) == [0.5, 2.0, 0.9]
+    assert by_seed("rank-2", "spikes", 0)(rows) == [0, 0, 0]
+    with pytest.raises(ValueError, match="no rows with raises = 1"):
+        by_seed("rank-2", "spikes", 1)(rows)
+    full_rank = [{**row, "panel": "full rank"} for row in rows]
+    alignment, loss = (claim.measure(full_rank) for claim in FigureC17.claims)
+    assert alignment == pytest.approx(0.1)
+    assert loss == pytest.approx(3.4 / 3 - 1)
+    spikes_per_raise = Figure48.claims[-1].measure
+    assert spikes_per_raise(rows) == 1.0
 
 
 def batch_rows():
@@ -46,14 +70,14 @@ def batch_rows():
 
 def test_trends_over_batch_sizes():
     rows = batch_rows()
-    assert monotone("rank-2", "alignment")(rows) == 1.0
-    assert monotone("rank-2", "test_loss", falling=False)(rows) == 1.0
-    assert monotone("rank-2", "test_loss")(rows) == 0.0
+    assert monotone(by_batch("rank-2", "alignment"))(rows) == 1.0
+    assert monotone(by_batch("rank-2", "test_loss"), falling=False)(rows) == 1.0
+    assert monotone(by_batch("rank-2", "test_loss"))(rows) == 0.0
     assert gain("rank-2", "alignment")(rows) == pytest.approx(0.2)
-    assert quotient("rank-2", "test_loss")(rows) == pytest.approx(0.5)
-    assert spread("rank-2", "test_loss", 0.5)(rows) == pytest.approx(0.4 / (1.9 / 3))
-    assert at_batch("test_loss", None)(rows) == pytest.approx(0.8)
-    assert math.isnan(at_batch("test_loss", 7)(rows))
+    assert quotient(by_batch("rank-2", "test_loss"))(rows) == pytest.approx(0.5)
+    assert spread(by_batch("rank-2", "test_loss", ratio=0.5))(rows) == pytest.approx(0.4 / (1.9 / 3))
+    with_all_points = next(c for c in Table41.claims if c.text == "test loss with all points (GD)")
+    assert with_all_points.measure(rows) == pytest.approx(0.8)
     with pytest.raises(ValueError, match="no two batch sizes"):
         gain("rank-2", "alignment")(rows[:2])
 
@@ -61,7 +85,7 @@ def test_trends_over_batch_sizes():
 def test_lowest_validation_loss_by_batch_size():
     curve = [(5, 0, 3.0), (5, 0, 1.0), (5, 1, 2.0), (9, 0, 4.0)]
     rows = [{"panel": "rank-2", "batch": b, "seed": s, "validation": v} for b, s, v in curve]
-    assert lowest("rank-2")(rows) == {5: 1.5, 9: 4.0}
+    assert lowest("rank-2")(rows) == [1.5, 4.0]
 
 
 def test_distance_of_blocks():
@@ -90,13 +114,34 @@ def test_correlation_over_optimizers():
         correlation(rows[:6], "rank-2")
 
 
-def test_runs_repeat_without_their_cache():
-    setting = Setting("rank-2", 30, 20, 4, 16)
-    first = feature_gd.raised(setting, 1, 2, 30, 10, scheduled=False)
-    other = feature_sgd.trained(setting, 5, 30, 2, "ntk", 0.5)
-    feature_gd.raised.cache_clear()
-    feature_sgd.trained.cache_clear()
-    again = feature_gd.raised(setting, 1, 2, 30, 10, scheduled=False)
-    assert again is not first
-    assert (again.runs, again.curves, again.blocks) == (first.runs, first.curves, first.blocks)
-    assert feature_sgd.trained(setting, 5, 30, 2, "ntk", 0.5).runs == other.runs
+@pytest.mark.parametrize(
+    ("study", "job"),
+    [
+        (RaisedRates(), {"raises": 1, "check": 10, "scheduled": False, "init": "ntk"}),
+        (BatchSizes(), {"batch": 5, "init": "ntk", "ratio": 0.5}),
+    ],
+)
+def test_runs_repeat_and_are_stored_by_what_is_computed(study, job):
+    job = {"setting": Setting("rank-2", 30, 20, 4, 16)._asdict(), "seeds": 2, "steps": 30, "seed": 0, **job}
+    shared = Computations()
+    first, stored = (run_stored(study.work(), [job], name=name, computations=shared) for name in ("one", "another"))
+    assert (first.reused, stored.reused) == (0, 1)
+    assert stored.rows == first.rows == run_stored(study.work(), [job], name="one").rows
+
+
+@pytest.mark.parametrize(
+    ("figure", "others"),
+    [
+        ("figure-4.8", ["figure-C.13", "figure-C.14", "figure-C.15"]),
+        ("figure-4.9", ["figure-C.19", "table-4.1"]),
+        ("figure-C.18", ["figure-C.20"]),
+        ("figure-4.11", ["table-C.1"]),
+    ],
+)
+def test_figures_of_the_same_runs_share_them(figure, others):
+    first = get(f"catapult-features/{figure}")
+    for other in (get(f"catapult-features/{name}") for name in others):
+        assert other.study.name == first.study.name
+        jobs = other.chosen_jobs("tiny")
+        shared = [job for job in first.chosen_jobs("tiny") if job in jobs]
+        assert len(shared) == min(len(jobs), len(first.chosen_jobs("tiny")))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.experiments.catapult_features.feature_networks import StackedNetworks
-from theodolite.experiments.catapult_features.feature_tasks import agops
+from theodolite.experiments.catapult_features.stacked_networks import StackedNetworks
+from theodolite.experiments.catapult_features.tasks import agops
 from theodolite.measures.features import agop
 from theodolite.models import fcn, ntk_cnn, ntk_fcn
 from theodolite.operators.tangent_kernels import tangent_kernel

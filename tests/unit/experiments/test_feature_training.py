@@ -8,24 +8,30 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.experiments.catapult_features.feature_networks import StackedNetworks
-from theodolite.experiments.catapult_features.feature_raising import LATEST, PATIENCE, QUIET, Raises, descend
-from theodolite.experiments.catapult_features.feature_tasks import (
+from theodolite.experiments.catapult_features.stacked_networks import StackedNetworks
+from theodolite.experiments.catapult_features.stacked_training import (
+    LATEST,
+    PATIENCE,
+    QUIET,
+    CriticalRates,
+    Feed,
+    Points,
+    Raises,
+    Splits,
+    critical_rate,
+    descend_with_raises,
+    loss_gradient,
+    sgd_step,
+    train,
+)
+from theodolite.experiments.catapult_features.tasks import (
+    ReferenceNetwork,
     Setting,
+    TaskStudy,
     alignments,
     flipped,
     images,
     prepare,
-)
-from theodolite.experiments.catapult_features.feature_training import (
-    CriticalRates,
-    Feed,
-    Points,
-    Splits,
-    critical_rate,
-    loss_gradient,
-    sgd_step,
-    train,
 )
 from theodolite.models import ntk_fcn
 
@@ -60,7 +66,7 @@ def test_large_batches_take_the_same_step_and_find_the_same_edge(monkeypatch):
     _, small = stack()
     _, large = stack()
     by_products = sgd_step(large, batch.x, batch.y, rates, CriticalRates())
-    monkeypatch.setattr("theodolite.experiments.catapult_features.feature_training.LARGEST_KERNEL", 10**6)
+    monkeypatch.setattr("theodolite.experiments.catapult_features.stacked_training.LARGEST_KERNEL", 10**6)
     by_kernel = sgd_step(small, batch.x, batch.y, rates, CriticalRates())
     torch.testing.assert_close(by_products, by_kernel, rtol=1e-4, atol=0.0)
     for mine, theirs in zip(large.tensors, small.tensors, strict=True):
@@ -191,7 +197,7 @@ def test_too_high_a_raise_is_taken_back():
     _, networks = stack(width=32)
     splits = Splits(points(40), points(60, seed=1), points(60, seed=2))
     raises = Raises(torch.tensor([0, 1]), critical_rate(networks, splits.train.x), table=[(5, 500.0)])
-    history, losses = descend(networks, splits, raises, steps=80, check=5)
+    history, losses = descend_with_raises(networks, splits, raises, steps=80, check=5)
     assert raises.restored.tolist()[0] == 0
     assert raises.restored.tolist()[1] > 0
     assert not bool(history.diverged.any())
@@ -229,15 +235,29 @@ def test_a_synthetic_task_has_fresh_points_for_each_seed_and_its_exact_target():
 def test_images_of_a_task_are_scaled_split_and_named():
     setting = Setting("usps", 40, 500, 8, 8, "stand-in")
     found = images(setting)
-    (x, y), (x_val, _), (x_test, _) = found.parts
+    x, x_val, x_test = found.x
+    y = found.y[0]
     assert found.origin == "digits of scikit-learn"
+    assert found.shape == (1, 8, 8)
     assert float(x.square().mean().sqrt()) == pytest.approx(1.1, rel=1e-5)
     assert (len(x), len(x_val)) == (40, len(x_test))
     assert len(x) + 2 * len(x_val) in (354, 355)  # zeros and twos of scikit-learn
     assert set(y.tolist()) == {-1.0, 1.0}
-    assert found.target.shape == (64, 64)
-    assert found.error < 0.1  # the reference knows its digits
     assert int((flipped(y, 0.25) != y).sum()) == 10
+
+
+def test_the_reference_network_of_a_task_is_the_same_for_all_that_is_trained_on_it():
+    setting = Setting("usps", 40, 500, 8, 8, "stand-in", 0.25)
+    [needed] = TaskStudy.needs(None, {"setting": setting._asdict()})
+    assert needed.job == ReferenceNetwork().of(setting._replace(width=64, noise=0.0)).job
+    assert TaskStudy.needs(None, {"setting": Setting("rank-2", 20, 10, 4, 8)._asdict()}) == []
+    row = needed.study.run(needed.job)
+    assert row["target"].shape == (64, 64)
+    assert row["error"] < 0.1  # the reference knows its digits
+    start = prepare(setting, [0, 1], reference=[row])
+    assert start.target is row["target"]
+    assert start.splits.train.x.shape == (2, 40, 64)
+    assert int((start.splits.train.y[0] != images(setting).y[0]).sum()) == 10
 
 
 def test_a_dead_network_has_no_features():

@@ -11,8 +11,18 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, Measured, at_least, at_most, equal, measured, relative, rows, sizes
 from theodolite.experiments.catapult_features.catapults import DEPARTS, draw_parts, spikes
-from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, Rate, constant, descend, network, points
-from theodolite.experiments.catapult_features.sgd_spikes import share_of_spikes
+from theodolite.experiments.catapult_features.runs import (
+    LAPTOP,
+    PAPER,
+    TINY,
+    Rate,
+    constant,
+    descend,
+    network,
+    points,
+    squared_error,
+)
+from theodolite.experiments.catapult_features.sgd_spikes import RATIOS, share_of_spikes
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table
@@ -45,9 +55,10 @@ class Figure45(Experiment):
     item, where = "zhu-2024 Figure 4.5", "section 4.3"
     sizes = sizes(n=100, steps=1000, tiny={"width": 2000}, laptop={"width": 8000}, paper={"width": 20_000})
     departs = "Width, steps and rate are not stated; ours is 1.3 times the critical rate of the doubled sample at the start."
-    claims = (
-        at_least(
-            *(0.98, "rises of the loss by more than 0.001 that happen at the doubled sample (share)", rises_at_the_sample),
+    claims = {
+        "rises of the loss by more than 0.001 that happen at the doubled sample (share)": at_least(
+            0.98,
+            rises_at_the_sample,
             says="the loss rises exactly at the visits",
             read_from="plot",
             fails={
@@ -55,23 +66,23 @@ class Figure45(Experiment):
                 "noise of batches remains"
             },
         ),
-        relative(
-            *(0.1, 0.25, "its critical rate is a quarter of the others'"),
+        "its critical rate is a quarter of the others'": relative(
+            0.1,
+            0.25,
             rows["critical_steep"].first() / rows["critical_others"].first(),
             says="four times smaller",
             where="Zhu 2024, appendix C.6",
         ),
-        equal(
-            *(0, "visits of other samples whose critical rate was exceeded"),
+        "visits of other samples whose critical rate was exceeded": equal(
+            0,
             rows(steep=False).column(lambda row: not row["critical"] >= row["rate"]).sum(),
             says="no catapult on the other samples",
             where="Zhu 2024, appendix C.6",
         ),
-        measured(
-            "visits of the doubled sample that raise the loss (share)",
-            visits.column(lambda row: row["after"] > row["loss"]).mean(),
+        "visits of the doubled sample that raise the loss (share)": measured(
+            visits.column(lambda row: row["after"] > row["loss"]).mean()
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield {"width": p.width, "n": p.n, "steps": p.steps, "seed": 0}
@@ -87,13 +98,13 @@ class Figure45(Experiment):
         criticals = [_critical(model, hidden, x[i])[0] for i in range(job["n"])]
         rate = RATIO * criticals[0]
         start = {"critical_steep": criticals[0], "critical_others": median(criticals[1:]), "rate": rate, "seed": job["seed"]}
-        loss = _loss(model, x, y)
+        loss = squared_error(model, x, y)
         for step in range(job["steps"]):
             i = int(torch.randint(job["n"], (), generator=generator))
             critical, output, gradient = _critical(model, hidden, x[i])
             with torch.no_grad():
                 hidden.sub_(2 * rate * (output - y[i]) * gradient)
-            after = _loss(model, x, y)
+            after = squared_error(model, x, y)
             seen = {"step": step, "loss": loss, "after": after, "steep": i == 0, "critical": critical}
             yield {**start, **seen, "exceeded": rate - critical > 1e-8}
             loss = after
@@ -118,16 +129,10 @@ def _critical(model: nn.Module, hidden: Tensor, x: Tensor) -> tuple[float, Tenso
     return 1.0 / float(gradient.square().sum()), output.detach(), gradient
 
 
-def _loss(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    with torch.no_grad():
-        return float((model(x)[:, 0] - y).double().square().mean())
-
-
 # Batches of a quarter of the points
 
-#: Rates of the three networks: a quantile of the batches' critical rates, or a multiple of that of all points.
+#: The rate of the two-layer network as a quantile of the batches' critical rates; the others have that of `RATIOS`.
 QUANTILE = 0.3
-RATIOS = {"5-FCN": 1.67, "5-CNN": 1.78}
 #: Match rates in per cent, with their spread over three runs.
 REPORTED = {"2-FCN": 97.32, "5-FCN": 96.17, "5-CNN": 94.67}
 #: Random batches by which a quantile of their critical rates is set.
@@ -201,26 +206,20 @@ class Figure46(Experiment):
     departs = (
         DEPARTS + " The rates 0.1 and 0.8 become a tenth of the smallest and the 30 % quantile of the batches' critical rates."
     )
-    claims = (
-        equal(
-            *(0, "at the low rate no batch's critical rate is exceeded (steps that do)"),
+    claims = {
+        "at the low rate no batch's critical rate is exceeded (steps that do)": equal(
+            0,
             low.where(lambda row: "rate" in row).column(lambda row: not row["batch_critical"] > row["rate"]).sum(),
             says="below all critical rates",
         ),
-        equal(
-            *(0, "and the loss has no spike", low.measure(lambda run: len(spikes(run)))),
-            says="decreases monotonically",
+        "and the loss has no spike": equal(0, low.measure(lambda run: len(spikes(run))), says="decreases monotonically"),
+        "at the high rate the loss spikes (spikes)": at_least(
+            2, high.measure(lambda run: len(spikes(run))), says="many spikes", read_from="plot"
         ),
-        at_least(
-            *(2, "at the high rate the loss spikes (spikes)", high.measure(lambda run: len(spikes(run)))),
-            says="many spikes",
-            read_from="plot",
+        "and the spikes lie in the top five directions (median share)": at_least(
+            0.8, share_of_spikes(5, high), says="spikes occur in the top eigenspace"
         ),
-        at_least(
-            *(0.8, "and the spikes lie in the top five directions (median share)", share_of_spikes(5, high)),
-            says="spikes occur in the top eigenspace",
-        ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for which in ("low", "high"):
@@ -290,9 +289,10 @@ class Table42(Experiment):
         "binomial, not the spread over runs. Hessian and kernel are compared every fifth step below paper size."
     )
     claims = (
-        *(
-            at_least(
-                *(85.0, f"match rate of the {kind}, per cent", per_cent(kind, "match_rate")),
+        {
+            f"match rate of the {kind}, per cent": at_least(
+                85.0,
+                per_cent(kind, "match_rate"),
                 reported=value,
                 fails={
                     "tiny": "near the edge the noise of batches alone raises the full loss in some 40 % of the steps, at rates "
@@ -300,33 +300,34 @@ class Table42(Experiment):
                 },
             )
             for kind, value in REPORTED.items()
-        ),
-        *(
-            at_least(
-                *(0.0, f"{kind}: the match rate is above the base rate (difference in per cent)"),
-                per_cent(kind, "match_rate") - per_cent(kind, "base_rate"),
+        },
+        {
+            f"{kind}: the match rate is above the base rate (difference in per cent)": at_least(
+                0.0, per_cent(kind, "match_rate") - per_cent(kind, "base_rate")
             )
             for kind in REPORTED
-        ),
-        *(
-            measured(f"{kind}: match rate of rises by more than half of the loss, per cent", per_cent(kind, "match_rate", 0.5))
+        },
+        {
+            f"{kind}: match rate of rises by more than half of the loss, per cent": measured(per_cent(kind, "match_rate", 0.5))
             for kind in REPORTED
-        ),
-        *(
-            measured(f"{kind}: share of exceeding steps that raise the loss, per cent", per_cent(kind, "up_given_exceeded"))
+        },
+        {
+            f"{kind}: share of exceeding steps that raise the loss, per cent": measured(per_cent(kind, "up_given_exceeded"))
             for kind in REPORTED
-        ),
-        *(
-            measured(f"{kind}: share of the other steps that raise the loss, per cent", per_cent(kind, "up_given_not"))
+        },
+        {
+            f"{kind}: share of the other steps that raise the loss, per cent": measured(per_cent(kind, "up_given_not"))
             for kind in REPORTED
-        ),
-        at_most(
-            *(0.1, "critical rates by Hessian and kernel agree (median distance, relative)"),
-            (compared["by_kernel"] / compared["by_hessian"]).change().median(),
-            says="close to the diagonal",
-            where="Zhu 2024, Figure C.1",
-            read_from="plot",
-        ),
+        },
+        {
+            "critical rates by Hessian and kernel agree (median distance, relative)": at_most(
+                0.1,
+                (compared["by_kernel"] / compared["by_hessian"]).change().median(),
+                says="close to the diagonal",
+                where="Zhu 2024, Figure C.1",
+                read_from="plot",
+            ),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

@@ -124,8 +124,10 @@ def _made(kind: str, shape: tuple[int, ...], outputs: int, widths: Mapping[str, 
         return ntk_fcn(math.prod(shape), hidden, None, outputs, seed=seed)
     channels = shape[0]
     if kind == "5-CNN":
-        make = _default_cnn if default else ntk_cnn
-        return make(shape, [widths["cnn"]] * 4, None, outputs, seed=seed)
+        convolutions = [widths["cnn"]] * 4
+        if default:
+            return torch_cnn(shape, convolutions, outputs, seed=seed)
+        return ntk_cnn(shape, convolutions, None, outputs, seed=seed)
     if kind == "WRN":
         init = "torch" if default else "ntk"
         residual = wrn(10, widths["wrn"], outputs, channels, norm=None, bias=default, init=init, seed=seed)
@@ -147,14 +149,14 @@ def _without_output_bias(model: nn.Module, last: nn.Linear) -> nn.Module:
     return model
 
 
-def _default_cnn(shape: tuple[int, ...], width: list[int], depth: None, outputs: int, *, seed: int) -> nn.Sequential:
-    """The same convolutions, flatten and linear layer as torch makes them."""
+def torch_cnn(shape: tuple[int, ...], widths: Sequence[int], outputs: int, *, seed: int) -> nn.Sequential:
+    """Convolutions, flatten and a linear layer as torch makes them."""
 
     def make() -> nn.Sequential:
         layers: list[nn.Module] = []
-        for before, after in itertools.pairwise([shape[0], *width]):
+        for before, after in itertools.pairwise([shape[0], *widths]):
             layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width[-1] * shape[1] * shape[2], outputs))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1] * shape[1] * shape[2], outputs))
 
     return construct(make, "torch", seed)
 
@@ -262,3 +264,9 @@ def _batches(n: int, size: int | None, seed: int) -> Iterator[Tensor]:
             yield torch.arange(n)
         else:
             yield from torch.randperm(n, generator=generator).split(size)
+
+
+def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Mean square error of the only output, summed in float64."""
+    with torch.no_grad():
+        return float((model(x)[:, 0] - y).double().square().mean())

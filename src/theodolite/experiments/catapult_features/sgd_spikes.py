@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from statistics import median
 
-from theodolite.experiments import at_least, measured, rows, sizes
+from theodolite.experiments import at_least, measured, rows
 from theodolite.experiments.catapult_features.catapults import (
     DEPARTS,
     GD,
@@ -13,9 +13,9 @@ from theodolite.experiments.catapult_features.catapults import (
     PERIOD,
     Panel,
     PanelFigure,
-    PanelRuns,
     finished,
     kernel_falls,
+    panel_runs,
     rises_of_rest,
     runs,
     spikes,
@@ -28,16 +28,10 @@ from theodolite.results import Row
 SGD_TINY = GD["tiny"].but(
     widths=TINY.but(fcn=256), steps=80, slow_steps=30, kinds=("5-FCN", "5-CNN"), ranks=(1, 5), until=1e-3, batch_share=0.25
 )
-SGD_LAPTOP = SGD_TINY.but(
-    widths=LAPTOP,
-    n=128,
-    steps=500,
-    slow_n=64,
-    slow_steps=200,
-    source="either",
-    kinds=(),
-)
+SGD_LAPTOP = SGD_TINY.but(widths=LAPTOP, n=128, steps=500, slow_n=64, slow_steps=200, source="either", kinds=())
 SGD_PAPER = SGD_LAPTOP.but(widths=PAPER, steps=3000, slow_n=128, slow_steps=3000, side=32, source="files", seeds=3, classes=10)
+#: Rates of the networks in units of the critical one of the start.
+RATIOS = {"5-FCN": 1.67, "5-CNN": 1.78, "WRN": 2.0, "ViT": 1.7}
 SGD = {"tiny": SGD_TINY, "laptop": SGD_LAPTOP, "paper": SGD_PAPER}
 
 
@@ -52,27 +46,22 @@ def share_of_spikes(rank: int, query: Query = rows) -> Value:
     return runs(query).each(shares).reduce(lambda found: float(median(itertools.chain(*found))))
 
 
-HAS_SPIKES = at_least(
-    1, "every run has spikes (fewest)", runs().each(lambda run: len(spikes(run))).min(), says="spikes", read_from="plot"
-)
+HAS_SPIKES = {
+    "every run has spikes (fewest)": at_least(1, runs().each(lambda run: len(spikes(run))).min(), says="spikes", read_from="plot")
+}
 #: What every figure of spikes in SGD shows.
-SPIKES = (
-    HAS_SPIKES,
-    at_least(
-        *(0.8, KERNEL_FALLS, kernel_falls()),
-        says="the norm drops at each spike",
-        since="laptop",  # asked of networks of width 512 on 128 points; a tiny run has a dozen spikes
+SPIKES = {
+    **HAS_SPIKES,
+    # Asked of networks of width 512 on 128 points; a tiny run has a dozen spikes.
+    KERNEL_FALLS: at_least(0.8, kernel_falls(), says="the norm drops at each spike", since="laptop"),
+    "share of a spike in the top eigendirection per output (median)": at_least(
+        0.8, share_of_spikes(1), says="spikes occur in the top eigenspace"
     ),
-    at_least(
-        *(0.8, "share of a spike in the top eigendirection per output (median)", share_of_spikes(1)),
-        says="spikes occur in the top eigenspace",
+    "share of spikes to at least three times the loss before after which the kernel is smaller": measured(kernel_falls(3.0)),
+    "steps in which the rest of the loss rises by more than 2 % of the first loss (most)": measured(
+        runs().each(lambda run: rises_of_rest(run, 1)).max()
     ),
-    measured("share of spikes to at least three times the loss before after which the kernel is smaller", kernel_falls(3.0)),
-    measured(
-        "steps in which the rest of the loss rises by more than 2 % of the first loss (most)",
-        runs().each(lambda run: rises_of_rest(run, 1)).max(),
-    ),
-)
+}
 
 
 class SpikeFigure(PanelFigure):
@@ -94,17 +83,7 @@ class Figure47(SpikeFigure):
     """
 
     item, where = ("zhu-2024 Figure 4.7", "zhu-2024 Figure C.8"), "section 4.3, appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(
-                Panel("5-FCN", "cifar10", 1.67),
-                Panel("5-CNN", "cifar10", 1.78),
-                Panel("WRN", "cifar10", 2.0),
-                Panel("ViT", "cifar10", 1.7),
-            ),
-            **{**SGD, "tiny": SGD_TINY.but(kinds=())},
-        )
-    )
+    study = panel_runs(SGD, *(Panel(kind, "cifar10", ratio) for kind, ratio in RATIOS.items()), tiny=SGD_TINY.but(kinds=()))
     claims = SPIKES
 
 
@@ -115,14 +94,10 @@ class FigureC9(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.9", "appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(
-                *(Panel(kind, "cifar10", 0.2, default=True) for kind in ("5-FCN", "5-CNN", "WRN")),
-                Panel("ViT", "cifar10", 0.4, default=True),
-            ),
-            **{**SGD, "tiny": SGD_TINY.but(slow_steps=60)},
-        )
+    study = panel_runs(
+        SGD,
+        *(Panel(kind, "cifar10", 0.4 if kind == "ViT" else 0.2, default=True) for kind in RATIOS),
+        tiny=SGD_TINY.but(slow_steps=60),
     )
     departs = (
         SpikeFigure.departs + " The rates are not stated. In this parameterisation outputs start near zero and the kernel grows "
@@ -139,17 +114,7 @@ class FigureC10(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.10", "appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(
-                Panel("5-FCN", "svhn", 1.67),
-                Panel("5-CNN", "svhn", 1.78),
-                Panel("WRN", "svhn", 2.0),
-                Panel("ViT", "svhn", 1.7),
-            ),
-            **SGD,
-        )
-    )
+    study = panel_runs(SGD, *(Panel(kind, "svhn", ratio) for kind, ratio in RATIOS.items()))
     claims = SPIKES
 
 
@@ -160,17 +125,14 @@ class FigureC11(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.11", "appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(
-                Panel("5-FCN", "cifar10", 1.67),
-                Panel("5-CNN", "cifar10", 1.78),
-                Panel("Myrtle-5", "cifar10", 1.2, many=True),
-            ),
-            tiny=SGD_TINY.but(widths=TINY.but(fcn=128), n=420, steps=25, kinds=()),
-            laptop=SGD_LAPTOP.but(widths=LAPTOP.but(fcn=256), n=1000, steps=150, slow_n=128, slow_steps=100),
-            paper=SGD_PAPER.but(n=5000, slow_n=5000, seeds=1),
-        )
+    study = panel_runs(
+        SGD,
+        Panel("5-FCN", "cifar10", 1.67),
+        Panel("5-CNN", "cifar10", 1.78),
+        Panel("Myrtle-5", "cifar10", 1.2, many=True),
+        tiny=SGD_TINY.but(widths=TINY.but(fcn=128), n=420, steps=25, kinds=()),
+        laptop=SGD_LAPTOP.but(widths=LAPTOP.but(fcn=256), n=1000, steps=150, slow_n=128, slow_steps=100),
+        paper=SGD_PAPER.but(n=5000, slow_n=5000, seeds=1),
     )
     departs = (
         SpikeFigure.departs
@@ -196,24 +158,23 @@ class FigureC12(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.12", "appendix C.3"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(Panel("5-FCN", "cifar10", 2.0, cyclical=True), Panel("WRN", "cifar10", 2.0, cyclical=True)),
-            tiny=SGD_TINY.but(steps=120, kinds=("5-FCN",), until=0.0),
-            laptop=SGD_LAPTOP.but(steps=200, slow_steps=200, until=0.0),
-            paper=SGD_PAPER.but(steps=400, slow_steps=400, until=0.0),
-        )
+    study = panel_runs(
+        SGD,
+        *(Panel(kind, "cifar10", 2.0, cyclical=True) for kind in ("5-FCN", "WRN")),
+        tiny=SGD_TINY.but(steps=120, kinds=("5-FCN",), until=0.0),
+        laptop=SGD_LAPTOP.but(steps=200, slow_steps=200, until=0.0),
+        paper=SGD_PAPER.but(steps=400, slow_steps=400, until=0.0),
     )
     departs = (
         SpikeFigure.departs + " The cycle is not stated. The FCN stands beside the residual network; at tiny size it is alone."
     )
     claims = (
-        at_least(
-            *(1.0, "share of the rising phases with a spike that leaves a smaller kernel (smallest)", runs().each(cycles).min()),
-            says="a spike and a drop in each increasing phase",
-            read_from="plot",
-        ),
-        *SPIKES,
+        {
+            "share of the rising phases with a spike that leaves a smaller kernel (smallest)": at_least(
+                1.0, runs().each(cycles).min(), says="a spike and a drop in each increasing phase", read_from="plot"
+            ),
+        },
+        SPIKES,
     )
 
 
@@ -224,13 +185,12 @@ class FigureC22(SpikeFigure):
     """
 
     item, where = "zhu-2024 Figure C.22", "appendix C.5"
-    study = PanelRuns(
-        sizes=sizes(
-            panels=(Panel("2-FCN", "rank-2", 0.5), Panel("4-FCN", "rank-4", 0.5)),
-            tiny=SGD_TINY.but(widths=TINY.but(shallow=256), n=80, steps=250, dim=20, batch_share=1 / 16, kinds=()),
-            laptop=SGD_LAPTOP.but(n=500, steps=1000, dim=50, batch_share=0.01),
-            paper=SGD_PAPER.but(n=2000, steps=20_000, batch_share=0.0025),
-        )
+    study = panel_runs(
+        SGD,
+        *(Panel("2-FCN", "rank-2", 0.5), Panel("4-FCN", "rank-4", 0.5)),
+        tiny=SGD_TINY.but(widths=TINY.but(shallow=256), n=80, steps=250, dim=20, batch_share=1 / 16, kinds=()),
+        laptop=SGD_LAPTOP.but(n=500, steps=1000, dim=50, batch_share=0.01),
+        paper=SGD_PAPER.but(n=2000, steps=20_000, batch_share=0.0025),
     )
     departs = (
         "The text names rank-4 beside Figure 4.9, which shows rank-3; ours is rank-4. Rates are half the critical one of all "
@@ -238,8 +198,9 @@ class FigureC22(SpikeFigure):
     )
     claims = (
         HAS_SPIKES,
-        at_least(
-            *(0.8, "share of a spike in the top eigendirection (median)", share_of_spikes(1)),
-            says="spikes in the top direction",
-        ),
+        {
+            "share of a spike in the top eigendirection (median)": at_least(
+                0.8, share_of_spikes(1), says="spikes in the top direction"
+            ),
+        },
     )

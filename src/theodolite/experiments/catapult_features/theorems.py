@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, at_least, at_most, between, equal, rows, sizes
-from theodolite.experiments.lab.fits import log_log_slope
-from theodolite.experiments.query import Value, select, values_of
+from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.query import select, values_of
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import batch_critical_rates, split_loss
 from theodolite.models import ntk_fcn
@@ -127,16 +127,6 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
 lemma, identity, by_width, by_batch = (rows(part=part) for part in ("lemma", "identities", "widths", "batches"))
 
 
-def width_exponent(column: str, depth: int) -> Value:
-    """Exponent of a column in the width, fitted to its means over the seeds."""
-
-    def fitted(rows: list[Row]) -> float:
-        widths = values_of(rows, "m")
-        return log_log_slope(widths, [fmean(row[column] for row in select(rows, m=m)) for m in widths])
-
-    return by_width(depth=depth).measure(fitted)
-
-
 def falls_with_size(rows: list[Row]) -> bool:
     """Whether the spread, mean over the seeds, falls from each batch size to the next."""
     means = [fmean(row["spread"] for row in select(rows, size=size)) for size in sorted(values_of(rows, "size"))]
@@ -164,66 +154,58 @@ class Theorems(Experiment):
     )
     departs = "(4.3) leaves out the factor ½ before the second-order term; only the size of the whole term is used here."
     claims = (
-        at_least(
-            *(0.0, "descent lemma: what is left over, relative to the loss (smallest)", lemma(case="network").min("left")),
-            says="not negative",
-            where="Zhu 2024, Lemma 4.2.2",
-            read_from="theory",
-        ),
-        at_most(
-            *(1e-9, "nothing is left over for a quadratic loss along its sharpest direction (largest)"),
-            abs(lemma(case="equality")["left"]).max(),
-            says="equality",
-            where="Zhu 2024, Lemma 4.2.2",
-            read_from="theory",
-        ),
-        at_most(
-            *(1e-10, "the parts of the loss sum to it (largest relative distance)", identity.max("split")),
-            says="identity",
-            where="Zhu 2024, (4.2)",
-            read_from="theory",
-        ),
-        at_most(
-            *(1e-8, "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)", identity.max("edge")),
-            says="identity",
-            where="Zhu 2024, appendix C.1",
-            read_from="theory",
-        ),
-        *(
-            at_most(
-                *(-0.3, f"distance of Hessian and kernel rate by width, {depth} layers (exponent)"),
-                width_exponent("gap", depth),
+        {
+            "descent lemma: what is left over, relative to the loss (smallest)": at_least(
+                0.0, lemma(case="network").min("left"), says="not negative", where="Zhu 2024, Lemma 4.2.2", read_from="theory"
+            ),
+            "nothing is left over for a quadratic loss along its sharpest direction (largest)": at_most(
+                1e-9,
+                abs(lemma(case="equality")["left"]).max(),
+                says="equality",
+                where="Zhu 2024, Lemma 4.2.2",
+                read_from="theory",
+            ),
+            "the parts of the loss sum to it (largest relative distance)": at_most(
+                1e-10, identity.max("split"), says="identity", where="Zhu 2024, (4.2)", read_from="theory"
+            ),
+            "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)": at_most(
+                1e-8, identity.max("edge"), says="identity", where="Zhu 2024, appendix C.1", read_from="theory"
+            ),
+        },
+        {
+            f"distance of Hessian and kernel rate by width, {depth} layers (exponent)": at_most(
+                -0.3,
+                power_of(by_width(depth=depth), "m", "gap"),
                 reported=-0.5,
                 where="Zhu 2024, appendix C.1: Õ(1/√m)",
                 read_from="theory",
             )
             for depth in (2, 3)
-        ),
-        *(
-            at_most(
-                *(bound, f"what the linear recursion leaves over by width, {depth} layers (exponent)"),
-                width_exponent("remainder", depth),
+        },
+        {
+            f"what the linear recursion leaves over by width, {depth} layers (exponent)": at_most(
+                bound,
+                power_of(by_width(depth=depth), "m", "remainder"),
                 says="-1/2 or faster",
                 where="Zhu 2024, section 4.3",
                 read_from="theory",
             )
             for depth, bound in ((2, -0.5), (3, -0.3))
-        ),
-        equal(
-            *(True, "the spread of λ₁(K)/b falls with the batch size", by_batch.measure(falls_with_size)),
-            says="smaller batches, more catapults",
-            where="Zhu 2024, section 4.4",
-            read_from="theory",
-        ),
-        between(
-            *(0.5, 0.8, "share of batches of five below half the critical rate of all points"),
-            by_batch(size=5).mean("exceeded"),
-        ),
-        at_most(
-            *(0.02, "share of larger batches below it (largest)"),
-            by_batch(size=lambda size: size >= 10).max("exceeded"),
-        ),
-        equal(0.0, "share of batches of any size below a fortieth of it (largest)", by_batch.max("small")),
+        },
+        {
+            "the spread of λ₁(K)/b falls with the batch size": equal(
+                True,
+                by_batch.measure(falls_with_size),
+                says="smaller batches, more catapults",
+                where="Zhu 2024, section 4.4",
+                read_from="theory",
+            ),
+            "share of batches of five below half the critical rate of all points": between(
+                0.5, 0.8, by_batch(size=5).mean("exceeded")
+            ),
+            "share of larger batches below it (largest)": at_most(0.02, by_batch(size=lambda size: size >= 10).max("exceeded")),
+            "share of batches of any size below a fortieth of it (largest)": equal(0.0, by_batch.max("small")),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

@@ -283,9 +283,8 @@ def track_eigenpairs(
     """
     if layers is not None and matrix is not None:
         raise ValueError("Give layers or matrix, one of them: a matrix of yours chooses its layers itself.")
-    if isinstance(matrix, str):
-        matrix = entry("matrix", matrix, MATRICES)
-    pairs_at = _solver(matrix or _matrix_of(layers), k, which=which, tol=tol, verify=verify, seed=seed)
+    chosen = entry("matrix", matrix, MATRICES) if isinstance(matrix, str) else matrix
+    pairs_at = _solver(chosen or _matrix_of(layers), k, which=which, tol=tol, verify=verify, seed=seed)
     tracks, single = _opened(start)
     began = time.perf_counter()
     total = len(checkpoints) if isinstance(checkpoints, Sized) else None

@@ -147,8 +147,8 @@ class StackedNetworks:
     """R networks with ReLU between their layers and one output.
 
     Args:
-        models: `nn.Sequential`s of one architecture out of dense layers and convolutions (torch's or in the NTK form), ReLU and
-            Flatten, such as those of `ntk_fcn` and `ntk_cnn`.
+        models: `nn.Sequential`s of one architecture out of dense layers and convolutions (torch's or in the NTK form), ReLU
+            and Flatten, such as those of `ntk_fcn` and `ntk_cnn`.
         image: (channels, height, width) of the inputs, for networks with convolutions.
     """
 
