@@ -43,7 +43,22 @@ SURVEYS = {
     "regression-mlp": ["--model", "golden_models:regression", "--data", "golden_models:table", "--loss", "mse"],
 }
 #: What names a moment, a machine or a price in seconds: never equal twice.
-UNSTEADY = ("seconds", "time", "memory", "bytes", "budget", "version", "provenance", "git", "created", "price", "host")
+UNSTEADY = (
+    "seconds",
+    "took",
+    "gradients",
+    "page",
+    "time",
+    "memory",
+    "bytes",
+    "budget",
+    "version",
+    "provenance",
+    "git",
+    "created",
+    "price",
+    "host",
+)
 
 
 def main() -> int:

@@ -10,9 +10,8 @@ from theodolite.operators.algebra import (
     congruent,
 )
 from theodolite.operators.base import LinearOperator
-from theodolite.operators.gauss_newton import GaussNewtonOperator, gauss_newton
+from theodolite.operators.gauss_newton import GaussNewtonOperator, JacobianOperator, gauss_newton, jacobian
 from theodolite.operators.hessian import HessianOperator, hessian
-from theodolite.operators.jacobian import JacobianOperator, jacobian
 from theodolite.operators.kronecker import KroneckerEigenpairs, KroneckerFactors, kronecker_factors
 from theodolite.operators.layer_hessians import LayerHessians, layer_hessians
 from theodolite.operators.scipy_bridge import as_operator

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from theodolite.operators.autograd.graphs import Keep, backward
 from theodolite.operators.autograd.operator import CHUNK, AutogradOperator
+from theodolite.operators.linear_stacks.products import StackPass
 from theodolite.operators.linear_stacks.recognition import run_stack
-from theodolite.operators.linear_stacks.tangents import StackPass
 from theodolite.problem import Batch, Problem, join_like, split_like
 
 Gradients = tuple[Tensor | None, ...]

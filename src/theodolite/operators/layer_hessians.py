@@ -12,9 +12,8 @@ from theodolite.operators.autograd.graphs import GraphStore, Keep, backward
 from theodolite.operators.autograd.operator import BlockRoute, asymmetric_elsewhere
 from theodolite.operators.base import LinearOperator, rows_of, without_autocast
 from theodolite.operators.hessian import Gradients, HessianOperator, route_kind
-from theodolite.operators.linear_stacks.layer_blocks import StackFactors
+from theodolite.operators.linear_stacks.products import StackFactors, StackPass
 from theodolite.operators.linear_stacks.recognition import run_stack
-from theodolite.operators.linear_stacks.tangents import StackPass
 from theodolite.problem import Batch, Problem, join_like, match_layers, split_like
 from theodolite.problem.derivatives.second_order import plain_second_order_errors
 from theodolite.results import Cost
@@ -25,9 +24,9 @@ BatchGraph = Gradients | StackFactors | StackPass
 class LayerHessians(Mapping[str, LinearOperator]):
     """Layer name -> operator of that layer's block; `products` multiplies several blocks at once.
 
-    Stacks of Linear and ReLU layers use the closed form of `linear_stacks.layer_blocks`, those with smooth activations that
-    of `linear_stacks.tangents`. Every other model uses double backward on one graph, where the second backward of a block
-    runs only from the layer's own gradient to its own weight. `closed_form=False` forces the latter.
+    Stacks of Linear layers and elementwise activations use the closed forms of `linear_stacks.products`, the shorter one where
+    the activations are piecewise linear. Every other model uses double backward on one graph, where the second backward of a
+    block runs only from the layer's own gradient to its own weight. `closed_form=False` forces the latter.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ pass, and every pass is compared with the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -255,3 +255,21 @@ def generators_of(data: Any) -> list[torch.Generator]:
     holders = (data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found = [getattr(holder, "generator", None) for holder in holders]
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def merge(batches: list[Batch]) -> list[Batch]:
+    """Single samples joined into one batch where their shapes allow it."""
+    first = batches[0]
+
+    def signature(batch: Batch) -> list[Any]:
+        return [(n, t.shape, t.dtype) for n, t in named_tensors({**batch.inputs, "target": batch.target})]
+
+    if any(signature(b) != signature(first) for b in batches):
+        return batches
+
+    def join(pick: Callable[[Batch], Any]) -> Any:
+        columns = [[t for _, t in named_tensors(pick(b))] for b in batches]
+        joined = iter([torch.cat(tensors) if tensors[0].ndim else tensors[0] for tensors in zip(*columns, strict=True)])
+        return map_tensors(lambda _: next(joined), pick(first))
+
+    return [Batch(join(lambda b: b.args), join(lambda b: b.kwargs), join(lambda b: b.target), len(batches))]

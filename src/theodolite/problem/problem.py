@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import NonFiniteError
-from theodolite.problem import probe
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
-from theodolite.problem.calling import Evaluation, Loss, ModelCall, copy_model, unwrap
-from theodolite.problem.calling.precision import KeepFloat64
+from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
+from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
 from theodolite.problem.derivatives.second_order import first_order, refuse_special_gradients, second_order
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
-from theodolite.problem.probe import refuse_unseen_dependence
-from theodolite.problem.sampling import jackknife_error
 from theodolite.problem.state_guard import left_as_found, random_states_kept
 from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
 

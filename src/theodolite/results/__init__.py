@@ -2,8 +2,7 @@
 
 from theodolite.results.base import Result, ResultMapping, Row, html_table
 from theodolite.results.findings import Finding, Severity, worst_first
-from theodolite.results.outcome import Outcome
-from theodolite.results.provenance import Cost, Provenance
+from theodolite.results.provenance import Cost, Outcome, Provenance
 from theodolite.results.storage import load, save
 from theodolite.text import number
 

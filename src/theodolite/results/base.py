@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from theodolite.results.outcome import Outcome
-from theodolite.results.provenance import Cost, Provenance
+from theodolite.results.provenance import Cost, Outcome, Provenance
 
 if TYPE_CHECKING:
     import pandas

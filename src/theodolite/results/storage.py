@@ -19,8 +19,7 @@ from torch import Tensor
 from theodolite.files import write_whole
 from theodolite.results.base import Result, type_key
 from theodolite.results.findings import Finding, Severity
-from theodolite.results.outcome import Outcome
-from theodolite.results.provenance import Cost, Provenance
+from theodolite.results.provenance import Cost, Outcome, Provenance
 from theodolite.text import nearest
 
 _PLAIN = {"Cost": Cost, "Provenance": Provenance, "Finding": Finding}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from theodolite.problem.calling.precision import KeepFloat64
+from theodolite.problem.calling import KeepFloat64
 
 
 def _flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:

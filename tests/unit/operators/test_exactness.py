@@ -9,7 +9,7 @@ import torch
 
 import theodolite as th
 from tests.unit.cases import HUGGING_FACE, PLAIN, Case, make, weightnorm
-from theodolite.problem.calling.precision import KeepFloat64
+from theodolite.problem.calling import KeepFloat64
 from theodolite.testing import dense_gauss_newton, dense_hessian, finite_difference_product
 
 every_model = pytest.mark.parametrize("builder", [*PLAIN, *HUGGING_FACE], ids=lambda b: b.__name__)

@@ -8,7 +8,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.operators.base import rows_of
-from theodolite.operators.linear_stacks import tangents
+from theodolite.operators.linear_stacks import products
 from theodolite.testing.dense import dense_hessian, finite_difference_product
 
 ACTIVATIONS = {
@@ -280,7 +280,7 @@ def test_columns_become_contiguous_rows(columns):
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.GELU()])
 @pytest.mark.parametrize("layers", [None, ["3"], ["1", "5"]], ids=["all", "middle", "ends"])
 def test_layer_blocks_equal_those_of_the_dense_hessian(activation, layers, room, monkeypatch):
-    monkeypatch.setattr(tangents, "LOCKSTEP_ROOM", room)
+    monkeypatch.setattr(products, "LOCKSTEP_ROOM", room)
     model, data = stack(activation), batches(7, 4)
     problem = th.Problem(model, nn.CrossEntropyLoss(), data)
     blocks = th.layer_hessians(problem, layers)

@@ -55,9 +55,10 @@ class Figure45(Experiment):
     item, where = "zhu-2024 Figure 4.5", "section 4.3"
     sizes = sizes(n=100, steps=1000, tiny={"width": 2000}, laptop={"width": 8000}, paper={"width": 20_000})
     departs = "Width, steps and rate are not stated; ours is 1.3 times the critical rate of the doubled sample at the start."
-    claims = (
-        at_least(
-            *(0.98, "rises of the loss by more than 0.001 that happen at the doubled sample (share)", rises_at_the_sample),
+    claims = {
+        "rises of the loss by more than 0.001 that happen at the doubled sample (share)": at_least(
+            0.98,
+            rises_at_the_sample,
             says="the loss rises exactly at the visits",
             read_from="plot",
             fails={
@@ -65,23 +66,23 @@ class Figure45(Experiment):
                 "noise of batches remains"
             },
         ),
-        relative(
-            *(0.1, 0.25, "its critical rate is a quarter of the others'"),
+        "its critical rate is a quarter of the others'": relative(
+            0.1,
+            0.25,
             rows["critical_steep"].first() / rows["critical_others"].first(),
             says="four times smaller",
             where="Zhu 2024, appendix C.6",
         ),
-        equal(
-            *(0, "visits of other samples whose critical rate was exceeded"),
+        "visits of other samples whose critical rate was exceeded": equal(
+            0,
             rows(steep=False).column(lambda row: not row["critical"] >= row["rate"]).sum(),
             says="no catapult on the other samples",
             where="Zhu 2024, appendix C.6",
         ),
-        measured(
-            "visits of the doubled sample that raise the loss (share)",
-            visits.column(lambda row: row["after"] > row["loss"]).mean(),
+        "visits of the doubled sample that raise the loss (share)": measured(
+            visits.column(lambda row: row["after"] > row["loss"]).mean()
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield {"width": p.width, "n": p.n, "steps": p.steps, "seed": 0}
@@ -205,26 +206,20 @@ class Figure46(Experiment):
     departs = (
         DEPARTS + " The rates 0.1 and 0.8 become a tenth of the smallest and the 30 % quantile of the batches' critical rates."
     )
-    claims = (
-        equal(
-            *(0, "at the low rate no batch's critical rate is exceeded (steps that do)"),
+    claims = {
+        "at the low rate no batch's critical rate is exceeded (steps that do)": equal(
+            0,
             low.where(lambda row: "rate" in row).column(lambda row: not row["batch_critical"] > row["rate"]).sum(),
             says="below all critical rates",
         ),
-        equal(
-            *(0, "and the loss has no spike", low.measure(lambda run: len(spikes(run)))),
-            says="decreases monotonically",
+        "and the loss has no spike": equal(0, low.measure(lambda run: len(spikes(run))), says="decreases monotonically"),
+        "at the high rate the loss spikes (spikes)": at_least(
+            2, high.measure(lambda run: len(spikes(run))), says="many spikes", read_from="plot"
         ),
-        at_least(
-            *(2, "at the high rate the loss spikes (spikes)", high.measure(lambda run: len(spikes(run)))),
-            says="many spikes",
-            read_from="plot",
+        "and the spikes lie in the top five directions (median share)": at_least(
+            0.8, share_of_spikes(5, high), says="spikes occur in the top eigenspace"
         ),
-        at_least(
-            *(0.8, "and the spikes lie in the top five directions (median share)", share_of_spikes(5, high)),
-            says="spikes occur in the top eigenspace",
-        ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for which in ("low", "high"):
@@ -294,9 +289,10 @@ class Table42(Experiment):
         "binomial, not the spread over runs. Hessian and kernel are compared every fifth step below paper size."
     )
     claims = (
-        *(
-            at_least(
-                *(85.0, f"match rate of the {kind}, per cent", per_cent(kind, "match_rate")),
+        {
+            f"match rate of the {kind}, per cent": at_least(
+                85.0,
+                per_cent(kind, "match_rate"),
                 reported=value,
                 fails={
                     "tiny": "near the edge the noise of batches alone raises the full loss in some 40 % of the steps, at rates "
@@ -304,33 +300,34 @@ class Table42(Experiment):
                 },
             )
             for kind, value in REPORTED.items()
-        ),
-        *(
-            at_least(
-                *(0.0, f"{kind}: the match rate is above the base rate (difference in per cent)"),
-                per_cent(kind, "match_rate") - per_cent(kind, "base_rate"),
+        },
+        {
+            f"{kind}: the match rate is above the base rate (difference in per cent)": at_least(
+                0.0, per_cent(kind, "match_rate") - per_cent(kind, "base_rate")
             )
             for kind in REPORTED
-        ),
-        *(
-            measured(f"{kind}: match rate of rises by more than half of the loss, per cent", per_cent(kind, "match_rate", 0.5))
+        },
+        {
+            f"{kind}: match rate of rises by more than half of the loss, per cent": measured(per_cent(kind, "match_rate", 0.5))
             for kind in REPORTED
-        ),
-        *(
-            measured(f"{kind}: share of exceeding steps that raise the loss, per cent", per_cent(kind, "up_given_exceeded"))
+        },
+        {
+            f"{kind}: share of exceeding steps that raise the loss, per cent": measured(per_cent(kind, "up_given_exceeded"))
             for kind in REPORTED
-        ),
-        *(
-            measured(f"{kind}: share of the other steps that raise the loss, per cent", per_cent(kind, "up_given_not"))
+        },
+        {
+            f"{kind}: share of the other steps that raise the loss, per cent": measured(per_cent(kind, "up_given_not"))
             for kind in REPORTED
-        ),
-        at_most(
-            *(0.1, "critical rates by Hessian and kernel agree (median distance, relative)"),
-            (compared["by_kernel"] / compared["by_hessian"]).change().median(),
-            says="close to the diagonal",
-            where="Zhu 2024, Figure C.1",
-            read_from="plot",
-        ),
+        },
+        {
+            "critical rates by Hessian and kernel agree (median distance, relative)": at_most(
+                0.1,
+                (compared["by_kernel"] / compared["by_hessian"]).change().median(),
+                says="close to the diagonal",
+                where="Zhu 2024, Figure C.1",
+                read_from="plot",
+            ),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 from theodolite.experiments import Experiment, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, TINY, Rate, constant, descend, network, points
-from theodolite.experiments.claims import Claim
+from theodolite.experiments.claims import Claims
 from theodolite.experiments.query import Groups, Query, Value, select, values_of
 from theodolite.measures.dynamics import SpikeEvent, critical_learning_rate, spike_events
 from theodolite.monitors.rates.critical_rate import cyclical_rate
@@ -221,52 +221,35 @@ fcn = runs(above(kind="5-FCN", data=lambda origin: origin != "rank-2"))
 KERNEL_FALLS = "share of the spikes that came back after which the kernel is smaller"
 
 
-def catapult_claims(since: str = "tiny") -> tuple[Claim, ...]:
+def catapult_claims(since: str = "tiny") -> Claims:
     """What every catapult figure of gradient descent shows; the first three are asked of the FCN on images.
 
     `since` is the size from which on the rest of the loss is expected to fall in networks that are not fully connected.
     """
-    return (
-        at_least(
-            *(1.5, "FCN on images: the loss rises (peak over first loss, smallest)", fcn.each(peak_over_start).min()),
-            says="a spike",
-            read_from="plot",
+    return {
+        "FCN on images: the loss rises (peak over first loss, smallest)": at_least(
+            1.5, fcn.each(peak_over_start).min(), says="a spike", read_from="plot"
         ),
-        at_most(
-            *(0.1, "FCN on images: and falls far below its start (last over first loss, largest)"),
-            fcn.each(end_over_start).max(),
-            says="falls",
-            read_from="plot",
+        "FCN on images: and falls far below its start (last over first loss, largest)": at_most(
+            0.1, fcn.each(end_over_start).max(), says="falls", read_from="plot"
         ),
-        at_most(
-            *(0.9, "FCN on images: the kernel is smaller at the end (last over first norm, largest)"),
-            fcn.each(lambda run: end_over_start(run, "kernel")).max(),
-            says="the norm falls in the spike",
-            read_from="plot",
+        "FCN on images: the kernel is smaller at the end (last over first norm, largest)": at_most(
+            0.9, fcn.each(lambda run: end_over_start(run, "kernel")).max(), says="the norm falls in the spike", read_from="plot"
         ),
-        at_least(
-            *(1.2, "every network has a spike (highest over the loss before it, smallest)"),
-            runs(above).each(highest_spike).min(),
-            says="a spike",
-            read_from="plot",
+        "every network has a spike (highest over the loss before it, smallest)": at_least(
+            1.2, runs(above).each(highest_spike).min(), says="a spike", read_from="plot"
         ),
-        at_least(0.8, KERNEL_FALLS, kernel_falls(), says="the norm falls in the spike", read_from="plot"),
-        at_least(
-            *(0.9, "share of the rise in the top 5 eigendirections per output (smallest)"),
-            runs(above).each(lambda run: share_of_rise(run, 5)).min(),
-            says="the spike lies in the top eigenspace",
+        KERNEL_FALLS: at_least(0.8, kernel_falls(), says="the norm falls in the spike", read_from="plot"),
+        "share of the rise in the top 5 eigendirections per output (smallest)": at_least(
+            0.9, runs(above).each(lambda run: share_of_rise(run, 5)).min(), says="the spike lies in the top eigenspace"
         ),
-        at_most(
-            *(3, "the rest of the loss almost never rises: steps above 2 % of the first loss (most)"),
-            runs(above).each(lambda run: rises_of_rest(run, 5)).max(),
-            says="decreases almost monotonically",
-            since=since,
+        "the rest of the loss almost never rises: steps above 2 % of the first loss (most)": at_most(
+            3, runs(above).each(lambda run: rises_of_rest(run, 5)).max(), says="decreases almost monotonically", since=since
         ),
-        measured(
-            "share of the rise in the top direction per output (smallest)",
-            runs(above).each(lambda run: share_of_rise(run, 1)).min(),
+        "share of the rise in the top direction per output (smallest)": measured(
+            runs(above).each(lambda run: share_of_rise(run, 1)).min()
         ),
-    )
+    }
 
 
 def largest_rise(run: list[Row]) -> float:
@@ -293,25 +276,27 @@ class Figure43(PanelFigure):
     study = panel_runs(GD, Panel("5-FCN", "cifar10", 1.67), Panel("5-CNN", "cifar10", 1.78), Panel("5-FCN", "cifar10", 0.8))
     departs = DEPARTS
     claims = (
-        *catapult_claims(),
-        at_most(
-            *(1e-3, "at 0.8 of the critical rate no step raises the loss by more than a thousandth of the first"),
-            runs(below).each(largest_rise).max(),
-            says="no catapult below the critical rate",
-            where="Zhu 2024, section 4.2",
-            read_from="theory",
-            fails={
-                "tiny": "the kernel grows until the rate crosses the edge of its own weights; below that edge no step raises "
-                "the loss"
-            },
-        ),
-        equal(
-            *(0, "nor does any step that is below the critical rate of its own weights (steps that do)"),
-            runs(below).each(rises_without_reason).sum(),
-            says="no catapult below the critical rate",
-            where="Zhu 2024, section 4.2",
-            read_from="theory",
-        ),
+        catapult_claims(),
+        {
+            "at 0.8 of the critical rate no step raises the loss by more than a thousandth of the first": at_most(
+                1e-3,
+                runs(below).each(largest_rise).max(),
+                says="no catapult below the critical rate",
+                where="Zhu 2024, section 4.2",
+                read_from="theory",
+                fails={
+                    "tiny": "the kernel grows until the rate crosses the edge of its own weights; below that edge no step raises "
+                    "the loss"
+                },
+            ),
+            "nor does any step that is below the critical rate of its own weights (steps that do)": equal(
+                0,
+                runs(below).each(rises_without_reason).sum(),
+                says="no catapult below the critical rate",
+                where="Zhu 2024, section 4.2",
+                read_from="theory",
+            ),
+        },
     )
 
 
@@ -408,37 +393,33 @@ class Figure44(Experiment):
         f"{DEPARTS} The rate is raised when training has settled, not at fixed iterations (15 and 60 for the FCN, 10 and 40 for "
         "the CNN). C.7 names final rates of 60 and 40 where the schedule ends at 15 and 20; ours is the last of our schedule."
     )
-    claims = (
-        at_least(
-            *(3, "each of at least three raises leads to a spike (fewest of a run)", runs().each(spikes_of_raises).min()),
-            says="one spike per raise",
-            read_from="plot",
-            since="laptop",  # narrow networks die in flight now and then, and the run ends before the third raise
+    claims = {
+        # Narrow networks die in flight now and then, and the run ends before the third raise.
+        "each of at least three raises leads to a spike (fewest of a run)": at_least(
+            3, runs().each(spikes_of_raises).min(), says="one spike per raise", read_from="plot", since="laptop"
         ),
-        at_most(
-            *(0.999999, "after each that settled the kernel is smaller (norm after over before, largest)"),
-            (settled["kernel_after"] / settled["kernel_before"]).max(),
-            says="the norm falls each time",
+        "after each that settled the kernel is smaller (norm after over before, largest)": at_most(
+            0.999999, (settled["kernel_after"] / settled["kernel_before"]).max(), says="the norm falls each time"
         ),
-        at_least(
-            *(1.0, "the final rate is above the critical one of the start (smallest ratio)"),
+        "the final rate is above the critical one of the start (smallest ratio)": at_least(
+            1.0,
             runs(raises).each(lambda events: events[-1]["raised_to"] / events[0]["first_critical"]).min(),
             says="15 against 3.6 and 20 against 4.5",
             where="Zhu 2024, Figure 4.4 and appendix C.6",
         ),
-        at_least(
-            *(0.9, "the spikes lie in the top ten directions (smallest share)"),
+        "the spikes lie in the top ten directions (smallest share)": at_least(
+            0.9,
             runs().each(shares_in_top).reduce(lambda found: min(itertools.chain(*found))),
             says="spikes in the top ten directions",
             where="Zhu 2024, Figure C.6",
         ),
-        equal(
-            *(True, "a run that starts with the final rate diverges, or stays above its start"),
+        "a run that starts with the final rate diverges, or stays above its start": equal(
+            True,
             runs(rows(part="restart")).each(lambda run: run[-1]["diverged"] or run[-1]["loss"] > run[0]["loss"]).reduce(all),
             says="gradient descent diverges",
             where="Zhu 2024, Figure C.7",
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         shared = {name: p[name] for name in ("widths", "n", "steps", "side", "restart_steps", "raises", "source")}

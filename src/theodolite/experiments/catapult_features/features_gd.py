@@ -24,7 +24,7 @@ from theodolite.experiments.catapult_features.tasks import (
     setting_of,
     with_origin,
 )
-from theodolite.experiments.claims import Claim
+from theodolite.experiments.claims import Claim, Claims
 from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.measures.dynamics import spike_events
 from theodolite.results import Row
@@ -181,29 +181,22 @@ def nearer(rows: list[Row]) -> float:
     return block_distance(rows, max(row["raises"] for row in rows)) / block_distance(rows, 0)
 
 
-def two_of_three(text: str, share: Value, says: str) -> Claim:
+def two_of_three(share: Value, says: str) -> Claim:
     """A claim on a share of the seeds."""
-    return at_least(2 / 3, text, share, tolerance=1e-9, says=says, since="laptop")
+    return at_least(2 / 3, share, tolerance=1e-9, says=says, since="laptop")
 
 
-def improves(*panels: str) -> list[Claim]:
+def improves(panel: str) -> Claims:
     """Test performance and alignment are better with the most raises than without."""
-    claims = []
-    for panel in panels:
-        score, name = score_of(panel)
-        claims += [
-            two_of_three(
-                f"{panel}: the {name} is smaller with the most raises than with none (share of the seeds)",
-                seeds_better(panel, score),
-                "falls with the number of catapults",
-            ),
-            two_of_three(
-                f"{panel}: the alignment is larger with the most raises than with none (share of the seeds)",
-                seeds_better(panel, "alignment", larger=True),
-                "rises with the number of catapults",
-            ),
-        ]
-    return claims
+    score, name = score_of(panel)
+    return {
+        f"{panel}: the {name} is smaller with the most raises than with none (share of the seeds)": two_of_three(
+            seeds_better(panel, score), "falls with the number of catapults"
+        ),
+        f"{panel}: the alignment is larger with the most raises than with none (share of the seeds)": two_of_three(
+            seeds_better(panel, "alignment", larger=True), "rises with the number of catapults"
+        ),
+    }
 
 
 # Measured once at laptop size, rank-2 with 0, 1, 2, 3 raises: alignment 0.670, 0.830, 0.885, 0.947, test loss 0.831, 0.651,
@@ -256,14 +249,16 @@ class Figure48(RaisedFigure):
 
     item, where = "zhu-2024 Figure 4.8", "section 4.4; settings in appendix C.6"
     claims = (
-        *improves(*PANELS),
-        at_least(
-            *(1.0, "rank-2: every raise makes a spike of the training loss (spikes per raise)"),
-            by_seed("rank-2", "spikes").mean() / by_seed("rank-2", "raises").max(),
-            tolerance=0.1,
-            says="one catapult for each raise",
-            where="Zhu 2024, section 4.3",
-        ),
+        *map(improves, PANELS),
+        {
+            "rank-2: every raise makes a spike of the training loss (spikes per raise)": at_least(
+                1.0,
+                by_seed("rank-2", "spikes").mean() / by_seed("rank-2", "raises").max(),
+                tolerance=0.1,
+                says="one catapult for each raise",
+                where="Zhu 2024, section 4.3",
+            ),
+        },
     )
 
 
@@ -275,14 +270,12 @@ class FigureC13(RaisedFigure):
 
     item, where = "zhu-2024 Figure C.13", "appendix C.4"
     view = rows(kind="curve")
-    claims = tuple(
-        two_of_three(
-            f"{panel}: the lowest validation loss is smaller with the most raises than with none (share of the seeds)",
-            lowest_better(panel),
-            "falls with the number of catapults",
+    claims = {
+        f"{panel}: the lowest validation loss is smaller with the most raises than with none (share of the seeds)": two_of_three(
+            lowest_better(panel), "falls with the number of catapults"
         )
         for panel in PANELS
-    )
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -306,21 +299,23 @@ class FigureC14(RaisedFigure):
     item, where = "zhu-2024 Figure C.14", "appendix C.4"
     only: Mapping[str, Any] = {}
     claims = (
-        at_least(
-            *(0.0, "rank-2: the alignment from near zero is larger than that of plain gradient descent (difference)"),
-            by_seed("rank-2", "alignment", 0, "ntk_small").mean() - by_seed("rank-2", "alignment", 0).mean(),
-            says="the best alignment",
-        ),
-        *(
-            at_least(
-                *(0.0, f"{panel}: from near zero the {name} is {word} than after any number of raises (by how much)"),
+        {
+            "rank-2: the alignment from near zero is larger than that of plain gradient descent (difference)": at_least(
+                0.0,
+                by_seed("rank-2", "alignment", 0, "ntk_small").mean() - by_seed("rank-2", "alignment", 0).mean(),
+                says="the best alignment",
+            ),
+        },
+        {
+            f"{panel}: from near zero the {name} is {word} than after any number of raises (by how much)": at_least(
+                0.0,
                 ahead_of_all(panel, column, larger=column == "alignment"),
                 says=f"the {'largest' if column == 'alignment' else 'smallest'}",
                 since="laptop",
             )
             for panel in PANELS
             for column, name, word in ((*score_of(panel), "smaller"), ("alignment", "alignment", "larger"))
-        ),
+        },
     )
     departs = (
         f"{RaisedFigure.departs} The rate from near zero is not stated: "
@@ -337,12 +332,11 @@ class FigureC15(RaisedFigure):
     item, where = "zhu-2024 Figure C.15", "appendix C.4"
     only: Mapping[str, Any] = {"init": "ntk", "setting": lambda setting: setting["task"] == "rank-2"}
     view = rows(kind="block")
-    claims = (
-        at_most(
-            *(1.0, "the AGOP is closer to the true one with the most raises than with none (distance over distance)", nearer),
-            says="closer with a greater number of catapults",
+    claims = {
+        "the AGOP is closer to the true one with the most raises than with none (distance over distance)": at_most(
+            1.0, nearer, says="closer with a greater number of catapults"
         ),
-    )
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -363,7 +357,7 @@ class FigureC16(RaisedFigure):
     """Several catapults of gradient descent on further tasks: rank-4, USPS, Fashion-MNIST."""
 
     study, item, where = RaisedRates(sizes=MORE), "zhu-2024 Figure C.16", "appendix C.4"
-    claims = improves("rank-4", "USPS", "Fashion-MNIST")
+    claims = [improves(panel) for panel in ("rank-4", "USPS", "Fashion-MNIST")]
     departs = f"{RaisedFigure.departs} Classes 0 and 2 are taken of Fashion-MNIST."
 
 
@@ -374,16 +368,14 @@ class FigureC17(RaisedFigure):
     """
 
     study, item, where = RaisedRates(sizes=FULL_RANK), "zhu-2024 Figure C.17", "appendix C.4"
-    claims = (
-        at_most(
-            *(0.05, "after four raises the alignment is not larger by 0.05 (change)"),
-            by_seed("full rank", "alignment").mean() - by_seed("full rank", "alignment", 0).mean(),
-            says="not improved",
+    claims = {
+        "after four raises the alignment is not larger by 0.05 (change)": at_most(
+            0.05, by_seed("full rank", "alignment").mean() - by_seed("full rank", "alignment", 0).mean(), says="not improved"
         ),
-        at_least(
-            *(-0.1, "after four raises the test loss is not smaller by a tenth (relative change)"),
+        "after four raises the test loss is not smaller by a tenth (relative change)": at_least(
+            -0.1,
             by_seed("full rank", "test_loss").mean() / by_seed("full rank", "test_loss", 0).mean() - 1,
             says="not improved",
             since="laptop",
         ),
-    )
+    }

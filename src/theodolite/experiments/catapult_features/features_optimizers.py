@@ -171,15 +171,12 @@ class Figure411(Figure):
 
     study, item, where = Optimizers(), "zhu-2024 Figure 4.11", "section 4.4; rates in Table C.1"
     departs = DEPARTS
-    claims = tuple(
-        at_most(
-            *(-0.7, f"{panel}: Spearman correlation of alignment and {score_of(panel)[1]} over the optimizers"),
-            rows.measure(correlation, panel),
-            says="strong",
-            since="laptop",
+    claims = {
+        f"{panel}: Spearman correlation of alignment and {score_of(panel)[1]} over the optimizers": at_most(
+            -0.7, rows.measure(correlation, panel), says="strong", since="laptop"
         )
         for panel in ("rank-2", "rank-4", "SVHN-2", "CelebA")
-    )
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -207,22 +204,20 @@ class TableC1(Figure):
 
     study, item, where = Optimizers(sizes=TRIED), "zhu-2024 Table C.1", "appendix C.6"
     departs = DEPARTS
-    claims = (
-        equal(
-            *(35, "pairs of task and optimizer that were tried"),
-            rows(rate=lambda rate: rate > 0).by("panel", "optimizer").each(len).reduce(len),
-            reported=35,
+    claims = {
+        "pairs of task and optimizer that were tried": equal(
+            35, rows(rate=lambda rate: rate > 0).by("panel", "optimizer").each(len).reduce(len), reported=35
         ),
-        equal(
-            *(1.0, "pairs of task and optimizer whose training loss ends below the first one (share)"),
+        "pairs of task and optimizer whose training loss ends below the first one (share)": equal(
+            1.0,
             pairs.each(lambda runs: all(not r["diverged"] and r["final_loss"] < r["first_loss"] for r in runs)).mean(),
             says="training loss below 10⁻³",
             where="Zhu 2024, appendix C.6",
             read_from="theory",
             since="laptop",
         ),
-        measured("largest rate of SGD over the critical one", rows(optimizer="SGD").max("ratio")),
-    )
+        "largest rate of SGD over the critical one": measured(rows(optimizer="SGD").max("ratio")),
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -271,10 +266,10 @@ class AGOPPenalty(Experiment):
         laptop={"setting": setting_of("laptop", "rank-2"), "steps": 1500},
         paper={"setting": setting_of("paper", "rank-2"), "steps": 6000},
     )
-    claims = (
-        measured("alignment with the best strength (by validation) less that without", change("alignment")),
-        measured("test loss with the best strength (by validation) less that without", change("test_loss")),
-    )
+    claims = {
+        "alignment with the best strength (by validation) less that without": measured(change("alignment")),
+        "test loss with the best strength (by validation) less that without": measured(change("test_loss")),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for strength in p.strengths:

@@ -20,7 +20,7 @@ from theodolite.experiments.catapult_features.tasks import (
     setting_of,
     with_origin,
 )
-from theodolite.experiments.claims import Claim
+from theodolite.experiments.claims import Claims
 from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.results import Row
 
@@ -222,54 +222,35 @@ PANELS = ("rank-2", "rank-3", "SVHN-2", "CelebA")
 MORE, LARGER, LESS = "more for smaller batches", "larger for smaller batches", "smaller for smaller batches"
 
 
-def rank_2_claims(where: str = "") -> list[Claim]:
+def rank_2_claims(where: str = "") -> Claims:
     """What a smaller version of the rank-2 task must still show."""
-    return [
-        equal(
-            *(1.0, "rank-2: the number of catapults does not rise from any batch size to the next (share of them)"),
-            monotone(by_batch("rank-2", "catapults")),
-            says=MORE,
-            where=where,
+    return {
+        "rank-2: the number of catapults does not rise from any batch size to the next (share of them)": equal(
+            1.0, monotone(by_batch("rank-2", "catapults")), says=MORE, where=where
         ),
-        at_least(
-            *(0.05, "rank-2: alignment with batches of 5 less that of gradient descent", gain("rank-2", "alignment")),
-            says=LARGER,
-            where=where,
-            since="laptop",
+        "rank-2: alignment with batches of 5 less that of gradient descent": at_least(
+            0.05, gain("rank-2", "alignment"), says=LARGER, where=where, since="laptop"
         ),
-        at_most(
-            *(0.85, "rank-2: test loss with batches of 5 over that of gradient descent"),
-            quotient(by_batch("rank-2", "test_loss")),
-            says=LESS,
-            where=where,
-            since="laptop",
+        "rank-2: test loss with batches of 5 over that of gradient descent": at_most(
+            0.85, quotient(by_batch("rank-2", "test_loss")), says=LESS, where=where, since="laptop"
         ),
-    ]
+    }
 
 
-def trends(*panels: str) -> list[Claim]:
+def trends(panel: str) -> Claims:
     """The same in kind, for the tasks without a measure of how much."""
-    claims = []
-    for panel in panels:
-        score, name = score_of(panel)
-        claims += [
-            at_least(
-                *(1.0, f"{panel}: catapults with the smallest batches less those of gradient descent", gain(panel, "catapults")),
-                says=MORE,
-                since="laptop",
-            ),
-            at_least(
-                *(0.0, f"{panel}: alignment with the smallest batches less that of gradient descent", gain(panel, "alignment")),
-                says=LARGER,
-                since="laptop",
-            ),
-            at_most(
-                *(0.0, f"{panel}: {name} with the smallest batches less that of gradient descent", gain(panel, score)),
-                says=LESS,
-                since="laptop",
-            ),
-        ]
-    return claims
+    score, name = score_of(panel)
+    return {
+        f"{panel}: catapults with the smallest batches less those of gradient descent": at_least(
+            1.0, gain(panel, "catapults"), says=MORE, since="laptop"
+        ),
+        f"{panel}: alignment with the smallest batches less that of gradient descent": at_least(
+            0.0, gain(panel, "alignment"), says=LARGER, since="laptop"
+        ),
+        f"{panel}: {name} with the smallest batches less that of gradient descent": at_most(
+            0.0, gain(panel, score), says=LESS, since="laptop"
+        ),
+    }
 
 
 class BatchFigure(Figure):
@@ -325,13 +306,13 @@ class CurvesFigure(BatchFigure):
 TABLE_4_1: dict[int | None, tuple[float, float]] = {None: (0.81, 0.74), 50: (0.84, 0.71), 10: (0.89, 0.59), 5: (0.95, 0.42)}
 
 
-def table_claims(batch: int | None, alignment: float, loss: float) -> list[Claim]:
+def table_claims(batch: int | None, alignment: float, loss: float) -> Claims:
     """A line of the table."""
     mine, who = (rows(all=True), "all points (GD)") if batch is None else (rows(batch=batch), f"batches of {batch}")
-    return [
-        within(0.06, None, f"alignment with {who}", mine.mean("alignment"), reported=alignment, since="laptop"),
-        within(0.12, None, f"test loss with {who}", mine.mean("test_loss"), reported=loss, since="laptop"),
-    ]
+    return {
+        f"alignment with {who}": within(0.06, None, mine.mean("alignment"), reported=alignment, since="laptop"),
+        f"test loss with {who}": within(0.12, None, mine.mean("test_loss"), reported=loss, since="laptop"),
+    }
 
 
 class Table41(BatchFigure):
@@ -344,20 +325,16 @@ class Table41(BatchFigure):
     study = BatchSizes(sizes={size: FOUR[size].but(panels=(panel,)) for size, panel in RANK_2.items()})
     item, where = "zhu-2024 Table 4.1", "section 4.1; settings of Figure 4.9"
     claims = (
-        equal(
-            *(1.0, "alignment falls from each batch size to the next (share of them)"),
-            monotone(by_batch("rank-2", "alignment")),
-            says="0.95, 0.89, 0.84, 0.81",
-            since="laptop",
-        ),
-        equal(
-            *(1.0, "test loss rises from each batch size to the next (share of them)"),
-            monotone(by_batch("rank-2", "test_loss"), falling=False),
-            says="0.42, 0.59, 0.71, 0.74",
-            since="laptop",
-        ),
-        *(claim for batch, values in TABLE_4_1.items() for claim in table_claims(batch, *values)),
-        *rank_2_claims("Zhu 2024, Figure 4.9"),
+        {
+            "alignment falls from each batch size to the next (share of them)": equal(
+                1.0, monotone(by_batch("rank-2", "alignment")), says="0.95, 0.89, 0.84, 0.81", since="laptop"
+            ),
+            "test loss rises from each batch size to the next (share of them)": equal(
+                1.0, monotone(by_batch("rank-2", "test_loss"), falling=False), says="0.42, 0.59, 0.71, 0.74", since="laptop"
+            ),
+        },
+        *(table_claims(batch, *values) for batch, values in TABLE_4_1.items()),
+        rank_2_claims("Zhu 2024, Figure 4.9"),
     )
 
     def draw(self, rows: list[Row]) -> Any:
@@ -380,24 +357,23 @@ class Figure49(BatchFigure):
     """
 
     study, item, where = BatchSizes(sizes=FOUR), "zhu-2024 Figure 4.9", "section 4.4"
-    claims = (*rank_2_claims(), *trends("rank-3", "SVHN-2", "CelebA"))
+    claims = (rank_2_claims(), *map(trends, ("rank-3", "SVHN-2", "CelebA")))
 
 
-def best_falls(panel: str) -> Claim:
+def best_falls(panel: str) -> Claims:
     """The lowest validation loss is smaller for the smallest batches."""
-    return at_most(
-        *(1.0, f"{panel}: lowest validation loss with the smallest batches over that of gradient descent"),
-        quotient(lowest(panel)),
-        says=LESS,
-        since="laptop",
-    )
+    return {
+        f"{panel}: lowest validation loss with the smallest batches over that of gradient descent": at_most(
+            1.0, quotient(lowest(panel)), says=LESS, since="laptop"
+        )
+    }
 
 
 class FigureC19(CurvesFigure):
     """SGD: validation loss during training by batch size; the runs of Figure 4.9."""
 
     study, item, where = BatchSizes(sizes=FOUR), "zhu-2024 Figure C.19", "appendix C.5"
-    claims = tuple(best_falls(panel) for panel in PANELS)
+    claims = [best_falls(panel) for panel in PANELS]
 
 
 _TORCH_DEPARTS = (
@@ -410,7 +386,7 @@ class FigureC18(BatchFigure):
     """SGD in torch's own parameterisation: smaller batches, more catapults, better features."""
 
     study, item, where = BatchSizes(sizes=TORCH), "zhu-2024 Figure C.18", "appendix C.5"
-    claims = trends(*PANELS)
+    claims = [trends(panel) for panel in PANELS]
     departs = _TORCH_DEPARTS
 
 
@@ -418,7 +394,7 @@ class FigureC20(CurvesFigure):
     """SGD in torch's own parameterisation: validation loss during training; the runs of Figure C.18."""
 
     study, item, where = BatchSizes(sizes=TORCH), "zhu-2024 Figure C.20", "appendix C.5"
-    claims = tuple(best_falls(panel) for panel in PANELS)
+    claims = [best_falls(panel) for panel in PANELS]
     departs = _TORCH_DEPARTS
 
 
@@ -426,7 +402,7 @@ class FigureC21(BatchFigure):
     """SGD on further tasks: rank-4, USPS and Fashion-MNIST, the last two with a tenth of the training labels flipped."""
 
     study, item, where = BatchSizes(sizes=FURTHER), "zhu-2024 Figure C.21", "appendix C.5"
-    claims = trends("rank-4", "USPS", "Fashion-MNIST")
+    claims = [trends(panel) for panel in ("rank-4", "USPS", "Fashion-MNIST")]
     departs = f"{BatchFigure.departs} The rate is half the critical one; classes 0 and 2 are taken of Fashion-MNIST."
 
 
@@ -439,28 +415,21 @@ class Figure410(BatchFigure):
     study, item, where = BatchSizes(sizes=TWO_RATES), "zhu-2024 Figure 4.10", "section 4.4"
     claims = (
         *(
-            claim
+            {
+                f"{panel} at a fortieth of the critical rate: spread of the test loss over the batch sizes": at_most(
+                    0.1, spread(by_batch(panel, "test_loss", ratio=SMALL)), says="little effect"
+                ),
+                f"{panel} at a fortieth of the critical rate: supercritical steps among the first hundred": equal(
+                    0, rows(panel=panel, ratio=SMALL).max("early_catapults"), says="no catapults", where="Zhu 2024, section 4.4"
+                ),
+            }
             for panel in ("rank-2", "rank-3")
-            for claim in (
-                at_most(
-                    *(0.1, f"{panel} at a fortieth of the critical rate: spread of the test loss over the batch sizes"),
-                    spread(by_batch(panel, "test_loss", ratio=SMALL)),
-                    says="little effect",
-                ),
-                equal(
-                    *(0, f"{panel} at a fortieth of the critical rate: supercritical steps among the first hundred"),
-                    rows(panel=panel, ratio=SMALL).max("early_catapults"),
-                    says="no catapults",
-                    where="Zhu 2024, section 4.4",
-                ),
-            )
         ),
-        at_most(
-            *(0.85, "rank-2 at half the critical rate: test loss with batches of 5 over that of gradient descent"),
-            quotient(by_batch("rank-2", "test_loss", ratio=LARGE)),
-            says=LESS,
-            since="laptop",
-        ),
+        {
+            "rank-2 at half the critical rate: test loss with batches of 5 over that of gradient descent": at_most(
+                0.85, quotient(by_batch("rank-2", "test_loss", ratio=LARGE)), says=LESS, since="laptop"
+            ),
+        },
     )
 
     def draw(self, rows: list[Row]) -> Any:
@@ -484,11 +453,8 @@ class FigureC23(CurvesFigure):
 
     study = BatchSizes(sizes={size: p.but(panels=p.panels[:2], ratios=(SMALLER,)) for size, p in TWO_RATES.items()})
     item, where = "zhu-2024 Figure C.23", "appendix C.5"
-    claims = tuple(
-        at_most(
-            *(0.1, f"{panel}: spread of the lowest validation loss over the batch sizes", spread(lowest(panel))),
-            says="similar",
-        )
+    claims = {
+        f"{panel}: spread of the lowest validation loss over the batch sizes": at_most(0.1, spread(lowest(panel)), says="similar")
         for panel in ("rank-2", "rank-3")
-    )
+    }
     departs = f"{BatchFigure.departs} The rate is 0.1/6.15 of the measured critical rate for both tasks."

@@ -46,27 +46,22 @@ def share_of_spikes(rank: int, query: Query = rows) -> Value:
     return runs(query).each(shares).reduce(lambda found: float(median(itertools.chain(*found))))
 
 
-HAS_SPIKES = at_least(
-    1, "every run has spikes (fewest)", runs().each(lambda run: len(spikes(run))).min(), says="spikes", read_from="plot"
-)
+HAS_SPIKES = {
+    "every run has spikes (fewest)": at_least(1, runs().each(lambda run: len(spikes(run))).min(), says="spikes", read_from="plot")
+}
 #: What every figure of spikes in SGD shows.
-SPIKES = (
-    HAS_SPIKES,
-    at_least(
-        *(0.8, KERNEL_FALLS, kernel_falls()),
-        says="the norm drops at each spike",
-        since="laptop",  # asked of networks of width 512 on 128 points; a tiny run has a dozen spikes
+SPIKES = {
+    **HAS_SPIKES,
+    # Asked of networks of width 512 on 128 points; a tiny run has a dozen spikes.
+    KERNEL_FALLS: at_least(0.8, kernel_falls(), says="the norm drops at each spike", since="laptop"),
+    "share of a spike in the top eigendirection per output (median)": at_least(
+        0.8, share_of_spikes(1), says="spikes occur in the top eigenspace"
     ),
-    at_least(
-        *(0.8, "share of a spike in the top eigendirection per output (median)", share_of_spikes(1)),
-        says="spikes occur in the top eigenspace",
+    "share of spikes to at least three times the loss before after which the kernel is smaller": measured(kernel_falls(3.0)),
+    "steps in which the rest of the loss rises by more than 2 % of the first loss (most)": measured(
+        runs().each(lambda run: rises_of_rest(run, 1)).max()
     ),
-    measured("share of spikes to at least three times the loss before after which the kernel is smaller", kernel_falls(3.0)),
-    measured(
-        "steps in which the rest of the loss rises by more than 2 % of the first loss (most)",
-        runs().each(lambda run: rises_of_rest(run, 1)).max(),
-    ),
-)
+}
 
 
 class SpikeFigure(PanelFigure):
@@ -174,12 +169,12 @@ class FigureC12(SpikeFigure):
         SpikeFigure.departs + " The cycle is not stated. The FCN stands beside the residual network; at tiny size it is alone."
     )
     claims = (
-        at_least(
-            *(1.0, "share of the rising phases with a spike that leaves a smaller kernel (smallest)", runs().each(cycles).min()),
-            says="a spike and a drop in each increasing phase",
-            read_from="plot",
-        ),
-        *SPIKES,
+        {
+            "share of the rising phases with a spike that leaves a smaller kernel (smallest)": at_least(
+                1.0, runs().each(cycles).min(), says="a spike and a drop in each increasing phase", read_from="plot"
+            ),
+        },
+        SPIKES,
     )
 
 
@@ -203,8 +198,9 @@ class FigureC22(SpikeFigure):
     )
     claims = (
         HAS_SPIKES,
-        at_least(
-            *(0.8, "share of a spike in the top eigendirection (median)", share_of_spikes(1)),
-            says="spikes in the top direction",
-        ),
+        {
+            "share of a spike in the top eigendirection (median)": at_least(
+                0.8, share_of_spikes(1), says="spikes in the top direction"
+            ),
+        },
     )

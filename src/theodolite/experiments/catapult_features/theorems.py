@@ -154,66 +154,58 @@ class Theorems(Experiment):
     )
     departs = "(4.3) leaves out the factor ½ before the second-order term; only the size of the whole term is used here."
     claims = (
-        at_least(
-            *(0.0, "descent lemma: what is left over, relative to the loss (smallest)", lemma(case="network").min("left")),
-            says="not negative",
-            where="Zhu 2024, Lemma 4.2.2",
-            read_from="theory",
-        ),
-        at_most(
-            *(1e-9, "nothing is left over for a quadratic loss along its sharpest direction (largest)"),
-            abs(lemma(case="equality")["left"]).max(),
-            says="equality",
-            where="Zhu 2024, Lemma 4.2.2",
-            read_from="theory",
-        ),
-        at_most(
-            *(1e-10, "the parts of the loss sum to it (largest relative distance)", identity.max("split")),
-            says="identity",
-            where="Zhu 2024, (4.2)",
-            read_from="theory",
-        ),
-        at_most(
-            *(1e-8, "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)", identity.max("edge")),
-            says="identity",
-            where="Zhu 2024, appendix C.1",
-            read_from="theory",
-        ),
-        *(
-            at_most(
-                *(-0.3, f"distance of Hessian and kernel rate by width, {depth} layers (exponent)"),
+        {
+            "descent lemma: what is left over, relative to the loss (smallest)": at_least(
+                0.0, lemma(case="network").min("left"), says="not negative", where="Zhu 2024, Lemma 4.2.2", read_from="theory"
+            ),
+            "nothing is left over for a quadratic loss along its sharpest direction (largest)": at_most(
+                1e-9,
+                abs(lemma(case="equality")["left"]).max(),
+                says="equality",
+                where="Zhu 2024, Lemma 4.2.2",
+                read_from="theory",
+            ),
+            "the parts of the loss sum to it (largest relative distance)": at_most(
+                1e-10, identity.max("split"), says="identity", where="Zhu 2024, (4.2)", read_from="theory"
+            ),
+            "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)": at_most(
+                1e-8, identity.max("edge"), says="identity", where="Zhu 2024, appendix C.1", read_from="theory"
+            ),
+        },
+        {
+            f"distance of Hessian and kernel rate by width, {depth} layers (exponent)": at_most(
+                -0.3,
                 power_of(by_width(depth=depth), "m", "gap"),
                 reported=-0.5,
                 where="Zhu 2024, appendix C.1: Õ(1/√m)",
                 read_from="theory",
             )
             for depth in (2, 3)
-        ),
-        *(
-            at_most(
-                *(bound, f"what the linear recursion leaves over by width, {depth} layers (exponent)"),
+        },
+        {
+            f"what the linear recursion leaves over by width, {depth} layers (exponent)": at_most(
+                bound,
                 power_of(by_width(depth=depth), "m", "remainder"),
                 says="-1/2 or faster",
                 where="Zhu 2024, section 4.3",
                 read_from="theory",
             )
             for depth, bound in ((2, -0.5), (3, -0.3))
-        ),
-        equal(
-            *(True, "the spread of λ₁(K)/b falls with the batch size", by_batch.measure(falls_with_size)),
-            says="smaller batches, more catapults",
-            where="Zhu 2024, section 4.4",
-            read_from="theory",
-        ),
-        between(
-            *(0.5, 0.8, "share of batches of five below half the critical rate of all points"),
-            by_batch(size=5).mean("exceeded"),
-        ),
-        at_most(
-            *(0.02, "share of larger batches below it (largest)"),
-            by_batch(size=lambda size: size >= 10).max("exceeded"),
-        ),
-        equal(0.0, "share of batches of any size below a fortieth of it (largest)", by_batch.max("small")),
+        },
+        {
+            "the spread of λ₁(K)/b falls with the batch size": equal(
+                True,
+                by_batch.measure(falls_with_size),
+                says="smaller batches, more catapults",
+                where="Zhu 2024, section 4.4",
+                read_from="theory",
+            ),
+            "share of batches of five below half the critical rate of all points": between(
+                0.5, 0.8, by_batch(size=5).mean("exceeded")
+            ),
+            "share of larger batches below it (largest)": at_most(0.02, by_batch(size=lambda size: size >= 10).max("exceeded")),
+            "share of batches of any size below a fortieth of it (largest)": equal(0.0, by_batch.max("small")),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:

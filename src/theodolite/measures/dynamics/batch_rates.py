@@ -21,7 +21,7 @@ from theodolite.measures.kernel.scalar_output import outputs_per_sample, require
 from theodolite.operators import as_operator, tangent_kernel
 from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Batch, Problem
-from theodolite.problem.sampling import merge
+from theodolite.problem.batches import merge
 from theodolite.results import Cost, Outcome, Result, Row, number
 
 #: Rows of the kernel of all samples up to which it is formed once and every batch cut out of it.

@@ -15,8 +15,7 @@ from theodolite.arguments import either, optional_integer
 from theodolite.operators.kronecker.affine import AffineLayer, affine_layers
 from theodolite.operators.kronecker.factors import KroneckerFactors
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT, derivative
-from theodolite.operators.kronecker.passes import LayerPass, Use, visit_batches
-from theodolite.operators.kronecker.sample_axis import some_samples
+from theodolite.operators.kronecker.passes import LayerPass, Use, some_samples, visit_batches
 from theodolite.problem import Problem, match_layers
 from theodolite.results import Cost, Outcome, Result, ResultMapping
 

@@ -14,8 +14,7 @@ from torch.func import vjp, vmap
 
 from theodolite.errors import BatchCoupledError
 from theodolite.operators.autograd.graphs import backward
-from theodolite.operators.tangent_kernels.features import Features, Rows
-from theodolite.operators.tangent_kernels.recipes import Form, Use, guesses
+from theodolite.operators.tangent_kernels.features import Features, Form, Rows, Use, guesses
 from theodolite.problem import Batch, Problem
 from theodolite.problem.activations import Capture, capturing
 from theodolite.problem.derivatives.second_order import functional_transforms

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from theodolite.operators.autograd.graphs import Keep, available_bytes
 from theodolite.operators.base import LinearOperator
-from theodolite.operators.jacobian import JacobianOperator, jacobian
+from theodolite.operators.gauss_newton import JacobianOperator, jacobian
 from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import bytes_of

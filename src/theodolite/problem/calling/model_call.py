@@ -1,4 +1,4 @@
-"""How the user's model and loss are called: wrappers, outputs, errors in plain words."""
+"""How the user's model and loss are called: wrappers, outputs, precision, errors in plain words."""
 
 from __future__ import annotations
 
@@ -214,3 +214,23 @@ def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
         if "out of bounds" in text and isinstance(target, Tensor) and target.numel():
             hint = f" The targets run from {int(target.min())} to {int(target.max())}: class labels must lie in 0 .. classes-1."
         raise ValueError(f"The {who} refused batch {index} ({shapes}): {text}.{hint}") from error
+
+
+class KeepFloat64(TorchFunctionMode):
+    """Ignores casts of float64 tensors to float32.
+
+    >>> with KeepFloat64():
+    ...     torch.zeros(1, dtype=torch.float64).float().dtype
+    torch.float64
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            if func is Tensor.float:
+                return args[0]
+            if func is Tensor.to:
+                args = (args[0], *(torch.float64 if a is torch.float32 else a for a in args[1:]))
+            if kwargs.get("dtype") is torch.float32:
+                kwargs = {**kwargs, "dtype": torch.float64}
+        return func(*args, **kwargs)

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.errors import SecondOrderError
+from theodolite.problem.calling.probe import UNSEEN
 from theodolite.problem.derivatives.exact_derivatives import ExactDerivatives
 from theodolite.problem.derivatives.unfused_layers import UnfusedLayers
-from theodolite.problem.probe import UNSEEN
 
 
 @contextmanager

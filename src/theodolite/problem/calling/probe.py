@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.errors import BatchCoupledError, NotRepeatableError
-from theodolite.problem.batches import Batch
+from theodolite.problem.batches import Batch, merge
 from theodolite.problem.calling import Evaluation
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import counts, ignored_label
 
 if TYPE_CHECKING:
-    from theodolite.problem.batches import Batch
+    from theodolite.problem.batches import Batch, merge
     from theodolite.problem.problem import Problem
 
 
@@ -162,3 +164,20 @@ def refuse_unseen_dependence(problem: Problem, batch: Batch, index: int) -> None
 def _shaken(p: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p)
     return p + 0.3 * noise * (p.square().mean().sqrt() + 1e-2)
+
+
+def jackknife_error(problem: Problem, quantity: Callable[[Problem], float], *, groups: int, population: int | None) -> float:
+    """Delete-a-group jackknife: the spread of the quantity when each group of samples is left out in turn."""
+    singles = [b.part(slice(i, i + 1)) for b in problem.data for i in range(b.size)]
+    if not 2 <= groups <= len(singles):
+        raise ValueError(f"groups must be between 2 and the number of samples, {len(singles)}. Got {groups}.")
+    # Groups at random: data that is sorted, or goes through the classes in turn, must not make them unlike or alike.
+    order = torch.randperm(len(singles), generator=torch.Generator().manual_seed(0)).tolist()
+    values = []
+    for group in range(groups):
+        kept = [singles[place] for i, place in enumerate(order) if i % groups != group]
+        values.append(float(quantity(problem.with_batches(merge(kept)))))
+    spread = torch.tensor(values, dtype=torch.float64)
+    variance = (groups - 1) / groups * float((spread - spread.mean()).square().sum())
+    finite = 1.0 if population is None else max(0.0, 1.0 - len(singles) / population)
+    return math.sqrt(variance * finite)
