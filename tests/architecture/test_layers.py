@@ -111,7 +111,6 @@ def test_no_folder_is_named_like_a_function():
     assert not rooms & functions
 
 
-@pytest.mark.xfail(reason="instruments, models and two chapters are being sorted into folders")
 def test_no_flat_folder_is_crowded():
     """More than twenty files side by side show no structure."""
     folders = {path.parent for path in sources()}

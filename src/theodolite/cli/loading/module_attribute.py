@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,12 @@ def names_code(word: str) -> bool:
     """
     module, colon, attribute = word.rpartition(":")
     return bool(colon and module and attribute) and not word.startswith("hf:")
+
+
+def _seeded(seed: int) -> AbstractContextManager[None]:
+    from theodolite.models.initialisation import seeded  # brings torch, which `--help` can do without
+
+    return seeded(seed)
 
 
 def reason(error: BaseException) -> str:
@@ -47,7 +54,7 @@ def load_attribute(target: str, option: str, seed: int = 0) -> Any:
     module_name, _, attribute = target.rpartition(":")
     if not module_name or not all(part.isidentifier() for part in attribute.split(".")):
         raise ValueError(f"{option} {target!r} must read module:attribute or path/to/file.py:attribute.")
-    with seeded(seed):
+    with _seeded(seed):
         module = _module(module_name, target, option)
     try:
         return functools.reduce(getattr, attribute.split("."), module)
@@ -67,7 +74,7 @@ def call(target: str, function: Callable[..., Any], seed: int = 0) -> Any:
     from theodolite.models.initialisation import seeded
 
     try:
-        with seeded(seed):
+        with _seeded(seed):
             return function(seed=seed) if "seed" in accepted else function()
     except TheodoliteError:
         raise
