@@ -18,7 +18,7 @@ from theodolite.cli.commands.path import path
 from theodolite.cli.commands.stability import stability
 from theodolite.cli.commands.survey import survey
 from theodolite.cli.commands.watch import watch
-from theodolite.cli.loading.module_attribute import make_importable
+from theodolite.cli.terminal import make_importable
 from theodolite.errors import TheodoliteError
 
 app = typer.Typer(

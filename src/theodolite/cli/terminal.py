@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,12 @@ def check_folder(out: Path) -> None:
     """Refuse a file where a folder will be written, before anything is measured."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder. {out} is a file.")
+
+
+def make_importable(folder: Path) -> None:
+    """Let modules be found in a folder too: last of all, so that no file there hides a module of Python's."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 @contextmanager

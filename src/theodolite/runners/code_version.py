@@ -21,7 +21,7 @@ PACKAGE = Path(theodolite.__file__).resolve().parent
 
 
 #: Rooms and files of this package that decide no rows: how results are drawn, shown, judged and asked for.
-NO_ROWS = ("plots", "report", "instruments", "cli", "testing")
+NO_ROWS = ("plots", "report", "instruments", "analyses", "cli", "testing")
 JUDGING = tuple(f"theodolite.experiments.{name}" for name in ("claims", "figure", "query", "registry", "running", "sources"))
 
 
@@ -61,11 +61,11 @@ def _collect(module: ModuleType, found: dict[str, Path]) -> None:
 
 def _collect_own(name: str, found: dict[str, Path]) -> None:
     """Add a module of this package by name, and the modules that its imports name, read from the sources."""
-    todo = [name]
+    owner, todo = name, [name]
     while todo:
         name = todo.pop()
         parts = name.split(".")
-        if name in found or name in JUDGING or (len(parts) > 1 and parts[1] in NO_ROWS):
+        if name in found or name in JUDGING or (len(parts) > 1 and parts[1] in NO_ROWS and name != owner):
             continue
         path = _file_of(name)
         if path is None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from os import PathLike
 from typing import Any
 
@@ -124,7 +125,7 @@ class _Performer:
         missing = [(key, job) for key, job in zip(keys, jobs, strict=True) if key not in found]
         reused = len(found)
         loaded, failed = self._with_inputs(work, missing)
-        for record in (*failed, *self._performed(work, loaded, code)):
+        for record in chain(failed, self._performed(work, loaded, code)):  # each is kept as soon as it is done
             self.shared.add(record)
             keep(record)
             found[record.key] = record

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from theodolite.cli.terminal import make_importable
 from theodolite.errors import TheodoliteError
 from theodolite.text import listed, nearest
 
@@ -91,12 +92,6 @@ def _arguments(function: Callable[..., Any]) -> tuple[set[str], list[str]]:
     plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     accepted = {p.name for p in plain if p.kind is not p.POSITIONAL_ONLY}
     return accepted, [p.name for p in plain if p.default is p.empty]
-
-
-def make_importable(folder: Path) -> None:
-    """Let modules be found in a folder too: last of all, so that no file there hides a module of Python's."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
 
 
 def _module(name: str, target: str, option: str) -> ModuleType:
