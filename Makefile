@@ -21,7 +21,7 @@ test: $(VENV)/installed-test lint ## lint, types and all tests on two cores (und
 	$(BIN)/python -m pytest
 
 test-fast: $(VENV)/installed-test ## the quick tests, for while you write (under 2 minutes)
-	$(BIN)/python -m pytest -m 'not slow and not long'
+	$(BIN)/python -m pytest -m 'not slow and not long' tests/architecture tests/unit
 
 # Recorded by the first call, compared by every later one; rm -r golden starts anew.
 golden: $(VENV)/installed-test ## record golden results before a big step, compare after it
