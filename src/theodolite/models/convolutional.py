@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -32,22 +32,36 @@ def cnn(
     positive_integers(classes=classes, channels=channels, kernel=kernel, stride=stride, **_each(widths))
     if not widths:
         raise ValueError("widths must name at least one convolution.")
-
-    def make() -> nn.Sequential:
-        modules: OrderedDict[str, nn.Module] = OrderedDict()
-        for i, (before, after) in enumerate(zip([channels, *widths], widths, strict=False), start=1):
-            modules[f"conv{i}"] = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=bias)
-            modules[f"act{i}"] = make_activation(activation)
-        modules["pool"] = nn.AdaptiveAvgPool2d(1)
-        modules["flatten"] = nn.Flatten()
-        modules["fc1"] = nn.Linear(widths[-1], classes, bias=bias)
-        return nn.Sequential(modules)
-
-    return construct(make, init, seed)
+    pools = {len(widths): ("pool", nn.AdaptiveAvgPool2d(1))}
+    shape = {"kernel": kernel, "stride": stride, "bias": bias}
+    return construct(lambda: _stacked(channels, widths, classes, activation, pools, **shape), init, seed)
 
 
 def _each(widths: Sequence[int]) -> dict[str, int]:
     return {f"widths[{i}]": width for i, width in enumerate(widths)}
+
+
+def _stacked(
+    channels: int,
+    widths: Sequence[int],
+    classes: int,
+    activation: str,
+    pools: Mapping[int, tuple[str, nn.Module]],
+    *,
+    kernel: int = 3,
+    stride: int = 1,
+    bias: bool = True,
+) -> nn.Sequential:
+    """Convolutions conv1, conv2, ..., each with an activation and the pooling that stands under its number, then fc1."""
+    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (before, after) in enumerate(zip((channels, *widths), widths, strict=False), start=1):
+        modules[f"conv{i}"] = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=bias)
+        modules[f"act{i}"] = make_activation(activation)
+        if i in pools:
+            modules.update([pools[i]])
+    modules["flatten"] = nn.Flatten()
+    modules["fc1"] = nn.Linear(widths[-1], classes, bias=bias)
+    return nn.Sequential(modules)
 
 
 # LeNet5 and its relatives, for images of any size the convolutions fit.
@@ -159,20 +173,8 @@ def myrtle5(
     112960
     """
     positive_integers(width=width, classes=classes, channels=channels)
-
-    def make() -> nn.Sequential:
-        modules: OrderedDict[str, nn.Module] = OrderedDict()
-        for i in range(1, 5):
-            modules[f"conv{i}"] = nn.Conv2d(channels if i == 1 else width, width, 3, padding=1, bias=bias)
-            modules[f"act{i}"] = make_activation(activation)
-            if i in (2, 3):
-                modules[f"pool{i}"] = nn.AvgPool2d(2)
-        modules["pool4"] = nn.AdaptiveAvgPool2d(1)
-        modules["flatten"] = nn.Flatten()
-        modules["fc1"] = nn.Linear(width, classes, bias=bias)
-        return nn.Sequential(modules)
-
-    return construct(make, init, seed)
+    pools = {2: ("pool2", nn.AvgPool2d(2)), 3: ("pool3", nn.AvgPool2d(2)), 4: ("pool4", nn.AdaptiveAvgPool2d(1))}
+    return construct(lambda: _stacked(channels, [width] * 4, classes, activation, pools, bias=bias), init, seed)
 
 
 # VGG11 for 32×32 images, without dropout and normalisation.
@@ -202,16 +204,5 @@ def vgg11(
     """
     positive_integers(classes=classes, channels=channels, width=1 if width is None else width)
     widths = FULL_WIDTHS if width is None else (width,) * 8
-
-    def make() -> nn.Sequential:
-        modules: OrderedDict[str, nn.Module] = OrderedDict()
-        for i, (before, after) in enumerate(zip((channels, *widths), widths, strict=False), start=1):
-            modules[f"conv{i}"] = nn.Conv2d(before, after, 3, padding=1)
-            modules[f"act{i}"] = make_activation(activation)
-            if i in _POOL_AFTER:
-                modules[f"pool{i}"] = nn.MaxPool2d(2)
-        modules["flatten"] = nn.Flatten()
-        modules["fc1"] = nn.Linear(widths[-1], classes)
-        return nn.Sequential(modules)
-
-    return construct(make, init, seed)
+    pools = {i: (f"pool{i}", nn.MaxPool2d(2)) for i in _POOL_AFTER}
+    return construct(lambda: _stacked(channels, widths, classes, activation, pools), init, seed)
