@@ -33,8 +33,6 @@ from theodolite.text import quoted
 # Named choices with errors that list what is accepted: activations, normalisations, sizes.
 
 
-T = TypeVar("T")
-
 #: Activations by name. "swish" and "silu" are the same function, x · sigmoid(x).
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -272,32 +270,19 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _fan_in(layer: Layer) -> int:
-    return layer.weight[0].numel()
-
-
 def _zero_bias(layer: Layer) -> None:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
-def _torch(layer: Layer) -> None:
-    layer.reset_parameters()
+def _law(draw: Callable[[Tensor], Tensor]) -> Callable[[Layer], None]:
+    """Weights drawn by a law, biases 0."""
 
+    def rule(layer: Layer) -> None:
+        draw(layer.weight)
+        _zero_bias(layer)
 
-def _xavier(layer: Layer) -> None:
-    nn.init.xavier_uniform_(layer.weight)
-    _zero_bias(layer)
-
-
-def _xavier_normal(layer: Layer) -> None:
-    nn.init.xavier_normal_(layer.weight)
-    _zero_bias(layer)
-
-
-def _kaiming_normal(layer: Layer) -> None:
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    _zero_bias(layer)
+    return rule
 
 
 def _kaiming_fan_out(layer: Layer) -> None:
@@ -307,13 +292,8 @@ def _kaiming_fan_out(layer: Layer) -> None:
     _zero_bias(layer)
 
 
-def _lecun_normal(layer: Layer) -> None:
-    nn.init.normal_(layer.weight, std=_fan_in(layer) ** -0.5)
-    _zero_bias(layer)
-
-
 def _normal_1_2(layer: Layer) -> None:
-    nn.init.normal_(layer.weight, std=1.2 * _fan_in(layer) ** -0.5)
+    nn.init.normal_(layer.weight, std=1.2 * layer.weight[0].numel() ** -0.5)
     if layer.bias is not None:
         nn.init.normal_(layer.bias, std=1.2 * layer.bias.numel() ** -0.5)
 
@@ -336,12 +316,12 @@ def _small_normal(model: nn.Module, scale_residuals: bool, residuals: int | None
 
 # None: the rule needs to see the whole model.
 _RULES: dict[str, Callable[[Layer], None] | None] = {
-    "torch": _torch,
-    "xavier": _xavier,
-    "xavier_normal": _xavier_normal,
-    "kaiming_normal": _kaiming_normal,
+    "torch": lambda layer: layer.reset_parameters(),
+    "xavier": _law(nn.init.xavier_uniform_),
+    "xavier_normal": _law(nn.init.xavier_normal_),
+    "kaiming_normal": _law(lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu")),
     "kaiming_fan_out": _kaiming_fan_out,
-    "lecun_normal": _lecun_normal,
+    "lecun_normal": _law(lambda weight: nn.init.normal_(weight, std=weight[0].numel() ** -0.5)),
     "normal_1.2": _normal_1_2,
     "normal_0.02": None,
     "gpt2": None,

@@ -103,13 +103,10 @@ def _check(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         for name, value in weights.items()
         if name in own and value.shape != own[name].shape
     ]
-    faults = []
-    if missing:
-        faults.append(f"missing {listed(missing, 5)}")
+    faults = [f"missing {listed(missing, 5)}"] if missing else []
     if unexpected:
         faults.append(f"unexpected {listed(unexpected, 5)} (nearest: {', '.join(nearest(unexpected[0], own, count=1))})")
-    if misfits:
-        faults.append(f"wrong shapes: {listed(misfits, 5)}")
+    faults += [f"wrong shapes: {listed(misfits, 5)}"] if misfits else []
     if faults:
         raise ValueError(f"The weights do not fit the model: {'; '.join(faults)}.")
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -176,54 +176,6 @@ class EigenTrajectory(Result):
         )
 
 
-@overload
-def track_eigenpairs(
-    problem: Problem,
-    checkpoints: Iterable[Checkpoint],
-    k: int = ...,
-    *,
-    labels: Iterable[Label] | None = ...,
-    layers: None = ...,
-    matrix: None = ...,
-    which: Which = ...,
-    tol: float = ...,
-    verify: Literal["auto", "full"] = ...,
-    start: EigenTrajectory | None = ...,
-    seed: int = ...,
-    progress: bool | None = ...,
-) -> EigenTrajectory: ...
-@overload
-def track_eigenpairs(
-    problem: Problem,
-    checkpoints: Iterable[Checkpoint],
-    k: int = ...,
-    *,
-    labels: Iterable[Label] | None = ...,
-    layers: str | Iterable[str],
-    matrix: None = ...,
-    which: Which = ...,
-    tol: float = ...,
-    verify: Literal["auto", "full"] = ...,
-    start: ResultMapping | None = ...,
-    seed: int = ...,
-    progress: bool | None = ...,
-) -> ResultMapping: ...
-@overload
-def track_eigenpairs(
-    problem: Problem,
-    checkpoints: Iterable[Checkpoint],
-    k: int = ...,
-    *,
-    labels: Iterable[Label] | None = ...,
-    layers: None = ...,
-    matrix: Matrix | MatrixName,
-    which: Which = ...,
-    tol: float = ...,
-    verify: Literal["auto", "full"] = ...,
-    start: EigenTrajectory | ResultMapping | None = ...,
-    seed: int = ...,
-    progress: bool | None = ...,
-) -> Any: ...
 def track_eigenpairs(
     problem: Problem,
     checkpoints: Iterable[Checkpoint],
@@ -238,7 +190,7 @@ def track_eigenpairs(
     start: Any = None,
     seed: int = 0,
     progress: bool | None = None,
-) -> EigenTrajectory | ResultMapping:
+) -> Any:
     """The k extreme eigenpairs at every checkpoint of a run, each look warm-started from the one before.
 
     Everything is measured on a copy of the problem's model: the model itself is never written to.
@@ -257,7 +209,8 @@ def track_eigenpairs(
         start: what an earlier call returned; its looks come first, and the next one starts from its last.
         progress: show a bar; None shows it on a terminal only.
 
-    With `layers`, or a `matrix` that gives a mapping, the result maps each name to its trajectory.
+    Returns:
+        An `EigenTrajectory`; with `layers`, or a `matrix` that gives a mapping, a `ResultMapping` of them by name.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> data = torch.diag(torch.tensor([1.0, 3.0]).double()), torch.zeros(2, 1).double()
@@ -290,7 +243,7 @@ def track_eigenpairs(
     total = len(checkpoints) if isinstance(checkpoints, Sized) else None
     here = problem.copied()
     with counting("tracking", progress=progress, total=total) as count:
-        for label, checkpoint in labelled(checkpoints, labels, first=_length(tracks)):
+        for label, checkpoint in labelled(checkpoints, labels, first=max(map(len, tracks.values()), default=0)):
             load(checkpoint, here, problem, label)
             with telling(label):
                 loss = here.loss()
@@ -393,7 +346,3 @@ def _opened(start: Any) -> tuple[dict[str, EigenTrajectory], bool]:
     if isinstance(start, Mapping) and all(isinstance(track, EigenTrajectory) for track in start.values()):
         return dict(start), False
     raise ValueError(f"start must be what an earlier track_eigenpairs returned. Got {type(start).__name__}.")
-
-
-def _length(tracks: Mapping[str, EigenTrajectory]) -> int:
-    return max((len(track) for track in tracks.values()), default=0)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.state_guard import being_measured
 from theodolite.problem.tensors import named_tensors
-from theodolite.results import Row
+from theodolite.results import Row, fields_of
 
 #: The argument by which a trainer asks for a loss that is to be summed over the batches of a step; it is not data.
 _SUMMED = "num_items_in_batch"
@@ -118,8 +118,7 @@ class StepStats:
 
     def row(self) -> Row:
         """What the log keeps of every step."""
-        names = ("step", "loss", "gradient_norm", "update_norm", "rate")
-        return {name: getattr(self, name) for name in names}
+        return fields_of(self, "step loss gradient_norm update_norm rate")
 
 
 def norm_of(tensors: Sequence[Tensor]) -> float:

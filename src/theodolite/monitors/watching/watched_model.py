@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError
+from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.features import InputGradients, agop_alignment, input_gradients
 from theodolite.monitors.watching.recorder import (
     ForwardRecorder,
@@ -75,7 +76,7 @@ class ProbeSet:
             self.input_size = input_size([b.inputs for b in self._gathered])
             self.data = list(self._gathered)
             if have + part.size >= wanted or len(self._gathered) >= PROBE_BATCHES:
-                self.complete, self.data = True, _joined(self._gathered)
+                self.complete, self.data = True, joined_parts(self._gathered)
                 return
 
     def compare(self, batch_loss: float, probe_loss: float | None) -> None:
@@ -301,17 +302,6 @@ def _embedding(model: nn.Module, problem: Problem) -> str | None:
     if floats:
         return None
     return next((name for name, m in model.named_modules() if isinstance(m, nn.Embedding)), None)
-
-
-def _joined(batches: list[Batch]) -> list[Batch]:
-    """The batches joined to one where their shapes allow it."""
-    whole = batches[0]
-    try:
-        for batch in batches[1:]:
-            whole = whole.joined(batch)
-    except (RuntimeError, StopIteration, TypeError):
-        return batches
-    return [whole]
 
 
 def _raw(batch: Batch, target: str, *, own_loss: bool) -> Any:
