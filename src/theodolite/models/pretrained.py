@@ -41,7 +41,6 @@ def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
         raise ValueError(f"{path.name} needs {', '.join(lacking)}: pip install 'theodolite[gguf]'")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 

@@ -133,7 +133,10 @@ def critical_learning_rate(
     op, rule = _edge(problem, by, law, operator)
     pairs = top_eigenpairs(op, 1, tol=tol, start=start, max_matvecs=max_matvecs, seed=seed, progress=progress)
     sharpness, residual = float(pairs.values[0]), float(pairs.residuals[0])
-    value, error = _rate(law, sharpness, residual, tol * pairs.scale)
+    value, error = math.inf, 0.0  # where no direction curves upwards
+    if not sharpness <= tol * pairs.scale:
+        value = law.rate(sharpness)
+        error = value - law.rate(sharpness + residual)
     if population is not None and math.isfinite(value):
         error = math.hypot(error, _sampling_error(problem, by, optimizer, population, pairs, tol, seed))
     quadratic = is_quadratic(problem)
@@ -201,14 +204,6 @@ def _kernel(problem: Problem, operator: LinearOperator, metric: Tensor | None) -
             "built as the optimizer needs it."
         )
     return operator
-
-
-def _rate(law: StabilityLaw, sharpness: float, residual: float, resolution: float) -> tuple[float, float]:
-    """The rate and what the residual leaves open; infinite where no direction curves upwards."""
-    if sharpness <= resolution:
-        return math.inf, 0.0
-    value = law.rate(sharpness)
-    return value, value - law.rate(sharpness + residual)
 
 
 def _on_the_floor(law: StabilityLaw, pairs: Eigenpairs) -> str:

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from theodolite.arguments import also_called
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.trials import descend
-from theodolite.measures.kernel.drift import relative_drift
+from theodolite.measures.kernel.drift import kernel_of, relative_drift
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, random_directions, unit
 from theodolite.measures.linearity.in_degree import InDegrees, in_degree_report
-from theodolite.operators import jacobian, tangent_kernel
+from theodolite.operators import jacobian
 from theodolite.problem import Problem, split_like
 from theodolite.results import Cost, Result, Row, number
 
@@ -279,8 +279,7 @@ def _run(
 
     def gram(copy: Problem) -> Tensor:
         here = kernel_on.in_float64() if copy.dtype != kernel_on.dtype else kernel_on
-        kernel = tangent_kernel(here.with_model(copy.model), outputs=outputs).double()
-        return 0.5 * (kernel + kernel.T)
+        return kernel_of(here.with_model(copy.model), outputs)
 
     looks = {round(i * steps / LOOKS) for i in range(LOOKS + 1)}
     first = last = gram(problem)

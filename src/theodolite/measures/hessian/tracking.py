@@ -237,7 +237,8 @@ def track_eigenpairs(
     if layers is not None and matrix is not None:
         raise ValueError("Give layers or matrix, one of them: a matrix of yours chooses its layers itself.")
     chosen = entry("matrix", matrix, MATRICES) if isinstance(matrix, str) else matrix
-    pairs_at = _solver(chosen or _matrix_of(layers), k, which=which, tol=tol, verify=verify, seed=seed)
+    at = chosen or _matrix_of(layers)
+    settings: dict[str, Any] = {"which": which, "tol": tol, "verify": verify, "seed": seed, "progress": False}
     tracks, single = _opened(start)
     began = time.perf_counter()
     total = len(checkpoints) if isinstance(checkpoints, Sized) else None
@@ -247,7 +248,7 @@ def track_eigenpairs(
             load(checkpoint, here, problem, label)
             with telling(label):
                 loss = here.loss()
-                found, single = pairs_at(here, tracks, single)
+                found, single = _pairs(at(here), tracks, single, k, settings)
             tracks = {name: _extended(tracks.get(name), pairs, label, loss) for name, pairs in found.items()}
             count(1)
     if not tracks:
@@ -268,23 +269,18 @@ def _matrix_of(layers: str | Iterable[str] | None) -> Matrix:
     return lambda problem: layer_hessians(problem, chosen)
 
 
-def _solver(matrix: Matrix, k: int, *, which: Which, tol: float, verify: Any, seed: int) -> Callable[..., Any]:
-    """A function of (problem, tracks so far): eigenpairs by name there, and whether there is but one matrix."""
-    settings: dict[str, Any] = {"which": which, "tol": tol, "verify": verify, "seed": seed, "progress": False}
-
-    def pairs_at(problem: Problem, tracks: Mapping[str, EigenTrajectory], single: bool) -> tuple[dict[str, Eigenpairs], bool]:
-        op = matrix(problem)
-        several = isinstance(op, Mapping)
-        if tracks and single == several:
-            now, before = ("a mapping", "one matrix") if several else ("one matrix", "a mapping")
-            raise ValueError(f"Here there is {now} to track, but what was tracked so far is {before}. Ask for the same.")
-        if not several:
-            last = _last(tracks.get(_WHOLE), k, which, op)
-            return {_WHOLE: top_eigenpairs(op, k, start=last, **settings)}, True
-        starts = {name: _last(tracks[name], k, which, op[name]) for name in op if name in tracks}
-        return dict(top_eigenpairs(cast(Mapping[str, LinearOperator], op), k, start=starts, **settings)), False
-
-    return pairs_at
+def _pairs(
+    op: Any, tracks: Mapping[str, EigenTrajectory], single: bool, k: int, settings: dict[str, Any]
+) -> tuple[dict[str, Eigenpairs], bool]:
+    """Eigenpairs by name, and whether there is but one matrix; `single` says so of what was tracked so far."""
+    several, which = isinstance(op, Mapping), settings["which"]
+    if tracks and single == several:
+        now, before = ("a mapping", "one matrix") if several else ("one matrix", "a mapping")
+        raise ValueError(f"Here there is {now} to track, but what was tracked so far is {before}. Ask for the same.")
+    if not several:
+        return {_WHOLE: top_eigenpairs(op, k, start=_last(tracks.get(_WHOLE), k, which, op), **settings)}, True
+    starts = {name: _last(tracks[name], k, which, op[name]) for name in op if name in tracks}
+    return dict(top_eigenpairs(cast(Mapping[str, LinearOperator], op), k, start=starts, **settings)), False
 
 
 def _last(track: EigenTrajectory | None, k: int, which: str, op: Any) -> Eigenpairs | None:

@@ -263,8 +263,8 @@ class MultiCatapult:
         failed = itertools.takewhile(lambda past: past.rolled_back, reversed(self._events))
         if len(list(failed)) >= TRIES:
             self._gave_up, self._saved = True, None
-            return
-        self._raise(self._loss())
+        else:
+            self._raise(self._loss())
 
     def _set(self, rate: float) -> None:
         """The rate of the first group; the others keep their ratio to it."""
