@@ -63,7 +63,6 @@ def _stacked(
 
 # LeNet5 and its relatives, for images of any size the convolutions fit.
 
-
 Image = tuple[int, int, int]  # channels, height, width
 
 
@@ -175,7 +174,6 @@ def myrtle5(
 
 
 # VGG11 for 32×32 images, without dropout and normalisation.
-
 
 #: Channels of conv1..conv8 at full width.
 FULL_WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)

@@ -32,7 +32,6 @@ from theodolite.text import quoted
 
 # Named choices with errors that list what is accepted: activations, normalisations, sizes.
 
-
 #: Activations by name. "swish" and "silu" are the same function, x · sigmoid(x).
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -80,13 +79,23 @@ def normalisation(name: str | None, channels: int) -> nn.Module:
 # own, no kinds of `nn.Linear`: code that multiplies a layer's inputs by its output gradients would forget the factor.
 
 
-def _draw(weight: Tensor, bias: Tensor | None) -> None:
-    nn.init.normal_(weight)
-    if bias is not None:
-        nn.init.zeros_(bias)
+class _NTKLayer(nn.Module):
+    """A weight of a shape (outputs, inputs, ...), a bias, and the factor 1/√fan_in for the forward pass."""
+
+    def __init__(self, shape: tuple[int, ...], bias: bool) -> None:
+        super().__init__()
+        self.scale = math.prod(shape[1:]) ** -0.5
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
-class NTKLinear(nn.Module):
+class NTKLinear(_NTKLayer):
     """`y = W x / √in_features + b`, initialised `W ~ N(0, 1)`, `b = 0`.
 
     >>> layer = NTKLinear(4, 1, bias=False)
@@ -96,15 +105,8 @@ class NTKLinear(nn.Module):
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__()
+        super().__init__((out_features, in_features), bias)
         self.in_features, self.out_features = in_features, out_features
-        self.scale = in_features**-0.5
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        _draw(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x * self.scale, self.weight, self.bias)
@@ -113,7 +115,7 @@ class NTKLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
-class NTKConv(nn.Module):
+class NTKConv(_NTKLayer):
     """`y = W * x / √(in_channels · s) + b` with s entries per filter, in one or two dimensions (the length of `kernel`).
 
     >>> layer = NTKConv(1, 1, (2, 2), bias=False)
@@ -131,17 +133,10 @@ class NTKConv(nn.Module):
         padding: tuple[int, ...] | int = 0,
         bias: bool = True,
     ) -> None:
-        super().__init__()
         if len(kernel) not in (1, 2):
             raise ValueError(f"kernel must have one or two sizes. Got {kernel!r}.")
+        super().__init__((out_channels, in_channels, *kernel), bias)
         self.kernel, self.stride, self.padding = kernel, stride, padding
-        self.scale = (in_channels * math.prod(kernel)) ** -0.5
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *kernel))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        _draw(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         convolve = F.conv1d if len(self.kernel) == 1 else F.conv2d
@@ -153,9 +148,9 @@ class NTKConv(nn.Module):
         return f"{inputs}, {out}, kernel={self.kernel}, bias={self.bias is not None}"
 
 
-def ntk_layers(model: nn.Module) -> list[NTKLinear | NTKConv]:
+def ntk_layers(model: nn.Module) -> list[_NTKLayer]:
     """The NTK layers of a model, in its order."""
-    return [m for m in model.modules() if isinstance(m, NTKLinear | NTKConv)]
+    return [m for m in model.modules() if isinstance(m, _NTKLayer)]
 
 
 def ntk_parameterise(model: nn.Module) -> nn.Module:

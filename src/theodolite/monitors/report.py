@@ -91,11 +91,12 @@ def summarise(
 ) -> MonitorReport:
     """The report of what a monitor has gathered. Pure."""
     on_batch = [look for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
-    exceeded = sum(bool(look.exceeded) for look in on_batch)
+    exceeded, sampled = sum(bool(look.exceeded) for look in on_batch), len(on_batch)
     findings = [finding_of(spike) for spike in spikes]
     if not spikes and steps:
         findings.append(_calm(steps))
-    findings += [f for f in (_rate(looks), _match(match, len(on_batch), exceeded), _features(looks)) if f is not None]
+    possible = (_rate(looks, exceeded, sampled), _match(match, sampled, exceeded), _features(looks))
+    findings += [f for f in possible if f is not None]
     findings += [_note(text) for text in notes]
     return MonitorReport(
         findings=tuple(worst_first(findings)),
@@ -104,7 +105,7 @@ def summarise(
         steps=tuple({**s.row(), "moment": s.moment, "surprise": s.surprise} for s in steps),
         looks=tuple(look.row() for look in looks),
         exceeded=exceeded,
-        sampled=len(on_batch),
+        sampled=sampled,
         training_seconds=training_seconds,
         monitor_seconds=monitor_seconds,
         notes=notes,
@@ -122,7 +123,7 @@ def _calm(steps: Sequence[StepStats]) -> Finding:
     return _finding(sentence, "no spikes", "spikes", 0.0, severity=Severity.GOOD)
 
 
-def _rate(looks: Sequence[CurvatureSample]) -> Finding | None:
+def _rate(looks: Sequence[CurvatureSample], exceeded: int, sampled: int) -> Finding | None:
     """The learning rate against the critical one of the probe, lately."""
     seen = [look for look in looks if look.on == "probe" and look.ratio is not None and look.why != "spike"]
     if not seen:
@@ -130,8 +131,7 @@ def _rate(looks: Sequence[CurvatureSample]) -> Finding | None:
     last = seen[-1]
     assert last.ratio is not None
     word = "above critical" if last.ratio > 1.05 else "edge of stability" if last.ratio > 0.8 else "below critical"
-    batches = [look.exceeded for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
-    share = sum(batches) / len(batches) if batches else 0.0
+    share = exceeded / sampled if sampled else 0.0
     meaning = {
         "above critical": "Training is above its edge of stability: expect catapults.",
         "edge of stability": "Training moves at its edge of stability.",

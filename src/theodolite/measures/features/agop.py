@@ -141,7 +141,6 @@ def _mirrored(matrix: Tensor) -> Tensor:
 
 # How alike two average gradient outer products are: the cosine between them as vectors.
 
-
 #: Rows of a Gram matrix made at once.
 ROWS = 4096
 
@@ -206,7 +205,6 @@ def require_same_inputs(*matrices: Tensor | InputGradients) -> None:
 
 
 # A regulariser on the average gradient outer product: fewer or weaker directions of the input that the output depends on.
-
 
 Norm = Literal["frobenius", "trace", "nuclear", "spectral"]
 

@@ -23,7 +23,6 @@ from theodolite.text import nearest
 
 # What is differentiated with respect to what: the model behind a `Problem`, its inputs or the value of one of its layers.
 
-
 QUANTITY = "An average gradient outer product"
 
 #: How far the output of a sample taken alone may be from that in a batch, relative to the largest output.
@@ -189,7 +188,6 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
 
 
 # Gradients of all outputs with respect to the inputs, sample by sample: the factor of the average gradient outer product.
-
 
 #: Numbers in the gradients that are held at once, and samples at once: enough to keep matrix products busy.
 NUMBERS, SAMPLES = 2**21, 4096

@@ -96,7 +96,6 @@ def _refuse_unchained(seen: Capture, recipes: list[AffineLayer]) -> None:
 
 # The sharpest directions of the whole network from the joint output Hessian and the mean inputs of its layers.
 
-
 Variant = Literal["paper", "whitened"]
 
 

@@ -26,7 +26,6 @@ from theodolite.text import nearest
 
 # States of one architecture, one after the other: modules, state dicts or flat vectors, put into a copy of the model.
 
-
 Checkpoint = nn.Module | Mapping[str, Tensor] | Tensor
 Label = int | float | str
 

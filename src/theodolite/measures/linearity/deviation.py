@@ -127,7 +127,6 @@ def top_hessian_pair(
 
 # An output along a straight way through the weights: whether its second derivatives explain how it changes there.
 
-
 #: Pieces a segment is cut into at first, and at most.
 PIECES, MOST_PIECES = 8, 64
 

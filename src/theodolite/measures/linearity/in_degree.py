@@ -99,7 +99,6 @@ def dag_width(graph: Graph, *, beta: float = 0.1, safe_share: float = 0.05) -> W
 
 # How many inputs the units of any model's layers sum over, which bounds how linear the model can become.
 
-
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _MEASURE = "the theorem does not cover it: measure hessian_norm against its width"
 

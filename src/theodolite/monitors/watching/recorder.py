@@ -149,10 +149,7 @@ def input_size(inputs: Any) -> float | None:
 
 def first_bad_gradient(named: Mapping[str, Tensor]) -> str | None:
     """The first parameter whose gradient holds NaN or infinity."""
-    for name, p in named.items():
-        if p.grad is not None and not bool(torch.isfinite(p.grad).all()):
-            return name
-    return None
+    return next((name for name, p in named.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())), None)
 
 
 def second_moment(optimizer: Optimizer, gradient_norm: float) -> tuple[float | None, float | None]:
