@@ -14,6 +14,7 @@ import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from theodolite.results import Row
@@ -131,6 +132,11 @@ class Column:
     def __call__(self, rows: list[Row]) -> list[Any]:
         return self._compute(rows)
 
+    @staticmethod
+    def of(*values: Callable[[list[Row]], Any]) -> Column:
+        """Several values as a column: `Column.of(a, b).max()`."""
+        return Column(lambda rows: [_bare(value(rows)) for value in values])
+
     def map(self, function: Callable[[Any], Any]) -> Column:
         """A function of each value."""
         return Column(lambda rows: [function(value) for value in self(rows)])
@@ -143,11 +149,17 @@ class Column:
         """Any function of the list of values."""
         return Value(lambda rows: function(self(rows)))
 
+    def steps(self) -> Column:
+        """The change from each value to the next."""
+        return Column(lambda rows: [later - earlier for earlier, later in pairwise(self(rows))])
+
     def max(self) -> Value:
-        return self.reduce(max)
+        """The largest value; NaN where one is NaN."""
+        return self.reduce(_unless_nan(max))
 
     def min(self) -> Value:
-        return self.reduce(min)
+        """The smallest value; NaN where one is NaN."""
+        return self.reduce(_unless_nan(min))
 
     def mean(self) -> Value:
         return self.reduce(statistics.fmean)
@@ -213,6 +225,11 @@ class Column:
 
     def __abs__(self) -> Column:
         return self.map(abs)
+
+
+def _unless_nan(choose: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """The chosen value, or NaN where there is one: comparison would hide it."""
+    return lambda values: choose([value for value in values if value != value] or values)
 
 
 def _only(values: list[Any]) -> Any:

@@ -387,15 +387,10 @@ SHOWN: dict[str, Callable[[Probed], Iterator[Row]]] = {
 # What claims read
 
 
-def of_model(rows: list[Row], model: str, kind: str, **where: Any) -> list[Row]:
-    """Rows of a model; none where it is not measured at this size."""
-    return select(rows, model=model, kind=kind, **where)
-
-
 def value_of(model: str, column: str | Callable[[Row], Any], kind: str = "error", **where: Any) -> Measure:
     """One entry of a model's rows, or a function of a row; nothing where the model is not measured at this size."""
     reading = (lambda row: row[column]) if isinstance(column, str) else column
-    return lambda rows: next((reading(row) for row in of_model(rows, model, kind, **where)), None)
+    return lambda rows: next((reading(row) for row in select(rows, model=model, kind=kind, **where)), None)
 
 
 def as_measured(model: str, text: Callable[[list[Row]], str]) -> Measure:
@@ -425,7 +420,7 @@ def largest_step(model: str) -> Measure:
     """The largest ratio of the error to the one with fewer words removed: below 1 where it falls at every step."""
 
     def measure(rows: list[Row]) -> float | None:
-        table = sorted(of_model(rows, model, "error"), key=lambda row: row["top"])
+        table = sorted(select(rows, model=model, kind="error"), key=lambda row: row["top"])
         return max((after["mse"] / before["mse"] for before, after in pairwise(table)), default=None)
 
     return measure
@@ -435,7 +430,7 @@ def bulk_ratio(model: str) -> Measure:
     """The error of the bulk over that of the whole partition function."""
 
     def measure(rows: list[Row]) -> float | None:
-        whole, bulk = (of_model(rows, model, "error", **where) for where in ({"top": 0}, {"bulk": True}))
+        whole, bulk = (select(rows, model=model, kind="error", **where) for where in ({"top": 0}, {"bulk": True}))
         return bulk[0]["mse"] / whole[0]["mse"] if whole and bulk else None
 
     return measure

@@ -17,7 +17,6 @@ from theodolite.experiments.anchors.probes import (
     described,
     errors_by_top,
     largest_step,
-    of_model,
     shown,
     value_of,
 )
@@ -130,7 +129,7 @@ def falls(rows: list[Row]) -> float | None:
 
 def rises(rows: list[Row]) -> float | None:
     """The smallest error of GPT-2 at any number of words removed."""
-    return min((row["mse"] for row in of_model(rows, CLUSTERED, "error")), default=None)
+    return min((row["mse"] for row in select(rows, model=CLUSTERED, kind="error")), default=None)
 
 
 class TableB2(ProbeFigure):
@@ -182,7 +181,7 @@ def span(model: str) -> Measure:
     """The error with most words removed over that with none."""
 
     def measure(rows: list[Row]) -> float | None:
-        table = sorted(of_model(rows, model, "error"), key=lambda row: row["top"])
+        table = sorted(select(rows, model=model, kind="error"), key=lambda row: row["top"])
         return table[-1]["mse"] / table[0]["mse"] if table else None
 
     return measure
