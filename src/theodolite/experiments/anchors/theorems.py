@@ -177,7 +177,7 @@ def _draw(k: int, count: int, g: torch.Generator) -> Pairs:
     error = eps_b * (2 * torch.rand(2, count, generator=g, dtype=torch.float64) - 1)
     u = [z[:, :-1] - z[:, -1:] - e[:, None] for z, e in zip((teacher, student), error, strict=True)]
     a = normal(count, k)
-    return Pairs(teacher, student, *u, a, b, eps_b, thresholded_score(u[0], a, b))
+    return Pairs(teacher, student, u[0], u[1], a, b, eps_b, thresholded_score(u[0], a, b))
 
 
 def lemmas(job: Mapping[str, Any]) -> Iterator[Row]:

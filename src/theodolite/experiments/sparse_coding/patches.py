@@ -160,13 +160,11 @@ class Patches(Experiment):
     def draw(self, rows: list[Row]) -> Any:
         table = [{**row, "share": row["imputation"] / row["of_mean"]} for row in rows]
         origin, noisy = ", ".join(values_of(rows, "data")), chosen(table, noise=NOISY)
+        rest: dict[str, Any] = {"by": "method", "log": "x", "xlabel": "learned atoms", "ylabel": "squared error / variance"}
         names = {"ylabel": "squared error per pixel", "title": "noisy: training patches, rebuilt", "labels": "none"}
-        return draw_panels(
-            *(
-                curves(chosen(table, noise=noise), "learned", "share", title=f"{origin}, {word}: hidden pixels")
-                for noise, word in ((CLEAN, "clean"), (NOISY, "noisy"))
-            ),
-            curves(noisy, "learned", "train_reconstruction", **names),
-            size=(4.3, 3.5),
-            **{"by": "method", "log": "x", "labels": "legend", "xlabel": "learned atoms", "ylabel": "squared error / variance"},
-        )
+        hidden = [
+            curves(chosen(table, noise=noise), "learned", "share", title=f"{origin}, {word}: hidden pixels")
+            for noise, word in ((CLEAN, "clean"), (NOISY, "noisy"))
+        ]
+        rebuilt = curves(noisy, "learned", "train_reconstruction", **names)
+        return draw_panels(*hidden, rebuilt, size=(4.3, 3.5), labels="legend", **rest)
