@@ -67,7 +67,7 @@ def values_of(rows: Iterable[Row], *names: str) -> list[Any]:
 
 
 class Value:
-    """A number to be computed from rows. `value(rows)` computes it; arithmetic and comparison with numbers give further ones."""
+    """A number to be computed from rows. `value(rows)` computes it; arithmetic with numbers and values gives others."""
 
     def __init__(self, compute: Callable[[list[Row]], Any]) -> None:
         self._compute = compute
@@ -117,6 +117,9 @@ class Value:
     def __abs__(self) -> Value:
         return self.then(abs)
 
+    def __neg__(self) -> Value:
+        return self.then(operator.neg)
+
 
 def _bare(value: Any) -> Any:
     return value.value if isinstance(value, Measured) else value
@@ -144,10 +147,12 @@ class Column:
         return Value(lambda rows: function(self(rows)))
 
     def max(self) -> Value:
-        return self.reduce(max)
+        """The largest; NaN where one of them is."""
+        return self.reduce(lambda values: _nan_first(values, max))
 
     def min(self) -> Value:
-        return self.reduce(min)
+        """The smallest; NaN where one of them is."""
+        return self.reduce(lambda values: _nan_first(values, min))
 
     def mean(self) -> Value:
         return self.reduce(statistics.fmean)
@@ -205,14 +210,24 @@ class Column:
     def __truediv__(self, other: Any) -> Column:
         return self._with(other, operator.truediv)
 
+    def __radd__(self, other: Any) -> Column:
+        return self._with(other, operator.add, swapped=True)
+
     def __rsub__(self, other: Any) -> Column:
         return self._with(other, operator.sub, swapped=True)
+
+    def __rmul__(self, other: Any) -> Column:
+        return self._with(other, operator.mul, swapped=True)
 
     def __rtruediv__(self, other: Any) -> Column:
         return self._with(other, operator.truediv, swapped=True)
 
     def __abs__(self) -> Column:
         return self.map(abs)
+
+
+def _nan_first(values: list[Any], pick: Callable[[list[Any]], Any]) -> Any:
+    return next((value for value in values if value != value), None) or pick(values)
 
 
 def _only(values: list[Any]) -> Any:
