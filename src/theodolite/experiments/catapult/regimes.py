@@ -40,7 +40,7 @@ from theodolite.results import Row
 TARGET = 1.0
 
 
-def zhu(value: Any, place: str, read_from: ReadFrom = "text") -> dict[str, Reported]:
+def zhu(value: Any, place: str, read_from: ReadFrom = "text") -> dict[str, Any]:
     """What the source reports in another place than the figure itself."""
     return {"reported": Reported(value, f"Zhu 2024, {place}", read_from)}
 

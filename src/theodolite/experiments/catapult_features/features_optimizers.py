@@ -172,7 +172,7 @@ class Figure411(Figure):
             return scatter(points, "alignment", column, ylabel=label, title=titled(title, mine))
 
         mine = split(rows, "panel")
-        look = {"text": "optimizer", "correlation": "spearman", "xlabel": "AGOP alignment"}
+        look: dict[str, Any] = {"text": "optimizer", "correlation": "spearman", "xlabel": "AGOP alignment"}
         return draw_panels(*map(panel, mine, mine.values()), columns=2, size=(4.6, 3.6), **look)
 
 
