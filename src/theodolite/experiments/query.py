@@ -68,7 +68,7 @@ def values_of(rows: Iterable[Row], *names: str) -> list[Any]:
 
 
 class Value:
-    """A number to be computed from rows. `value(rows)` computes it; arithmetic and comparison with numbers give further ones."""
+    """A number to be computed from rows. `value(rows)` computes it; arithmetic with numbers and values gives others."""
 
     def __init__(self, compute: Callable[[list[Row]], Any]) -> None:
         self._compute = compute
@@ -118,6 +118,9 @@ class Value:
     def __abs__(self) -> Value:
         return self.then(abs)
 
+    def __neg__(self) -> Value:
+        return self.then(operator.neg)
+
 
 def _bare(value: Any) -> Any:
     return value.value if isinstance(value, Measured) else value
@@ -154,12 +157,12 @@ class Column:
         return Column(lambda rows: [later - earlier for earlier, later in pairwise(self(rows))])
 
     def max(self) -> Value:
-        """The largest value; NaN where one is NaN."""
-        return self.reduce(_unless_nan(max))
+        """The largest; NaN where one of them is."""
+        return self.reduce(lambda values: _nan_first(values, max))
 
     def min(self) -> Value:
-        """The smallest value; NaN where one is NaN."""
-        return self.reduce(_unless_nan(min))
+        """The smallest; NaN where one of them is."""
+        return self.reduce(lambda values: _nan_first(values, min))
 
     def mean(self) -> Value:
         return self.reduce(statistics.fmean)
@@ -217,8 +220,14 @@ class Column:
     def __truediv__(self, other: Any) -> Column:
         return self._with(other, operator.truediv)
 
+    def __radd__(self, other: Any) -> Column:
+        return self._with(other, operator.add, swapped=True)
+
     def __rsub__(self, other: Any) -> Column:
         return self._with(other, operator.sub, swapped=True)
+
+    def __rmul__(self, other: Any) -> Column:
+        return self._with(other, operator.mul, swapped=True)
 
     def __rtruediv__(self, other: Any) -> Column:
         return self._with(other, operator.truediv, swapped=True)
@@ -227,9 +236,8 @@ class Column:
         return self.map(abs)
 
 
-def _unless_nan(choose: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """The chosen value, or NaN where there is one: comparison would hide it."""
-    return lambda values: choose([value for value in values if value != value] or values)
+def _nan_first(values: list[Any], pick: Callable[[list[Any]], Any]) -> Any:
+    return next((value for value in values if value != value), None) or pick(values)
 
 
 def _only(values: list[Any]) -> Any:

@@ -255,7 +255,7 @@ class Probes(Study):
         except (DataError, MissingModelError) as error:
             if not subject.optional:
                 raise
-            yield {"kind": "absent", "model": subject.name, "why": str(error)}
+            yield {"kind": "absent", "model": subject.name, "why": str(error), "provisional": True}
             return
         for shows, rows_of in SHOWN.items():
             yield from ({"model": subject.name, **row, "shows": shows} for row in rows_of(found))
