@@ -27,7 +27,8 @@ LONG = (
     *("unit/measures/dynamics/test_catapult_sweep.py", "unit/measures/dynamics/test_critical_kernel.py"),
     *("unit/measures/dynamics/test_spikes.py", "unit/measures/linearity"),
     *("unit/monitors/test_spike_causes.py", "unit/monitors/test_training_unchanged.py"),
-    *("unit/report/test_watch.py", "unit/training/test_fleet_bitwise.py"),
+    *("unit/report/test_watch.py", "unit/training/test_fleet_bitwise.py", "unit/measures/hessian/test_structure.py"),
+    *("unit/data/test_real_files.py", "unit/models/test_pretrained.py"),
 )
 
 
