@@ -32,9 +32,10 @@ def coherence(dictionary: Array, visible: Array | None = None) -> float:
     >>> coherence(torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]).double(), torch.tensor([True, False]))
     1.0
     """
-    atoms = _restricted(dictionary, visible)
-    unit = unit_rows(atoms)
-    return min(1.0, max(float(products.max()) for products in _off_diagonal(unit)))
+    atoms = as_rows("dictionary", dictionary)
+    if visible is not None:
+        atoms = atoms[:, as_visible(visible, (len(atoms), atoms.shape[1]), shared=True).to(atoms.device)]
+    return min(1.0, max(float(products.max()) for products in _off_diagonal(unit_rows(atoms))))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -144,15 +145,6 @@ def _off_diagonal(rows: Tensor) -> Iterator[Tensor]:
         products = (rows[start : start + step] @ rows.T).abs()
         products.diagonal(start).zero_()
         yield products
-
-
-def _restricted(dictionary: Array, visible: Array | None) -> Tensor:
-    """The dictionary (p, d) on its visible coordinates."""
-    atoms = as_rows("dictionary", dictionary)
-    if visible is None:
-        return atoms
-    mask = as_visible(visible, (len(atoms), atoms.shape[1]), shared=True)
-    return atoms[:, mask.to(atoms.device)]
 
 
 # What each atom of a dictionary is used for: how many signals, how much of them, and which other atom it resembles.
