@@ -424,7 +424,8 @@ def _checked(alphas: Any) -> Tensor:
     at = torch.cat([given, torch.tensor([0.0, 1.0], dtype=torch.float64)])
     for end in (0.0, 1.0):
         at[(at - end).abs() < 1e-12] = end
-    return torch.unique(at)  # in rising order
+    rising: Tensor = torch.unique(at)
+    return rising
 
 
 def _check_words(batchnorm: str, batch_size: int) -> None:
