@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := survey
-.PHONY: help survey reproduce test test-fast golden lint bench docs clean
+.PHONY: help survey reproduce test test-fast golden lint rules types suite bench docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,20 +17,28 @@ survey: $(VENV)/installed ## train the embedded example, survey it, write survey
 reproduce: $(VENV)/installed ## every experiment at tiny size into gallery/index.html; exit code 1 if a claim failed
 	$(BIN)/theodolite reproduce --size tiny --engine joblib --out gallery --resume
 
-test: $(VENV)/installed-test lint ## lint, types and all tests on two cores (under 10 minutes)
-	$(BIN)/python -m pytest
+# The types are checked while the tests run: they take a minute of one core.
+test: rules ## rules, types and all tests on two cores
+	@$(MAKE) --no-print-directory -j2 types suite
 
 test-fast: $(VENV)/installed-test ## the quick tests, for while you write (under 2 minutes)
-	$(BIN)/python -m pytest -m 'not slow and not long'
+	$(BIN)/python -m pytest -m 'not slow and not long' tests/architecture tests/unit
 
 # Recorded by the first call, compared by every later one; rm -r golden starts anew.
 golden: $(VENV)/installed-test ## record golden results before a big step, compare after it
 	$(BIN)/python tools/golden.py $(if $(wildcard golden/*.json),compare,record) golden $(GOLDEN)
 
-lint: $(VENV)/installed-test ## ruff (rules and format) and mypy
+lint: rules types ## ruff and mypy
+
+rules: $(VENV)/installed-test ## ruff, rules and format
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+
+types: $(VENV)/installed-test ## mypy
 	$(BIN)/python -m mypy
+
+suite: $(VENV)/installed-test ## all tests
+	$(BIN)/python -m pytest
 
 # BENCH="--quick" tries the harness, BENCH="--items product layers" measures only these.
 bench: $(VENV)/installed-bench ## measure speed beside the peers, into benchmarks/results

@@ -80,6 +80,12 @@ def _listed(module: str) -> list[str]:
     return [name for name in getattr(importlib.import_module(module), "__all__", ()) if not _is_at_the_top(module, name)]
 
 
+def _names_of(module: Any) -> list[str]:
+    """What a module lists, or the functions and classes that it and the modules below it define."""
+    own = [name for name, thing in vars(module).items() if str(getattr(thing, "__module__", "")).startswith(module.__name__)]
+    return list(getattr(module, "__all__", [name for name in own if not name.startswith("_")]))
+
+
 def _is_at_the_top(module: str, name: str) -> bool:
     return name in theodolite.__all__ and getattr(theodolite, name) is getattr(importlib.import_module(module), name)
 
@@ -144,7 +150,7 @@ def _entries(module: str, names: list[str]) -> str:
     text += "".join(_entry(name, found[name]) for name in plain)
     for name, thing in found.items():
         if inspect.ismodule(thing):
-            text += _title(name, "-") + _sentence(_about(thing.__name__)) + "\n\n" + _entries(thing.__name__, thing.__all__)
+            text += _title(name, "-") + _sentence(_about(thing.__name__)) + "\n\n" + _entries(thing.__name__, _names_of(thing))
     return text
 
 

@@ -19,8 +19,17 @@ torch.set_num_threads(1)
 
 HERE = Path(__file__).parent
 
-#: What `make test-fast` leaves out: whole folders and files that train, start processes, build pages or open a browser.
-LONG = ("browser", "cli", "docs", "experiments", "oracles", "unit/experiments", "unit/runners")
+#: What `make test-fast` leaves out, by measured times: what trains, starts processes, builds pages or opens a browser.
+LONG = (
+    *("browser", "cli", "docs", "experiments", "oracles", "unit/experiments", "unit/runners"),
+    *("unit/instruments/test_kernel_and_regimes.py", "unit/instruments/test_survey.py"),
+    *("unit/measures/dictionary/test_estimator.py", "unit/measures/stability/test_study.py"),
+    *("unit/measures/dynamics/test_catapult_sweep.py", "unit/measures/dynamics/test_critical_kernel.py"),
+    *("unit/measures/dynamics/test_spikes.py", "unit/measures/linearity"),
+    *("unit/monitors/test_spike_causes.py", "unit/monitors/test_training_unchanged.py"),
+    *("unit/report/test_watch.py", "unit/training/test_fleet_bitwise.py", "unit/measures/hessian/test_structure.py"),
+    *("unit/data/test_real_files.py", "unit/models/test_pretrained.py"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +40,10 @@ def _seeded():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folders = [HERE / name for name in LONG]
+    long = [HERE / name for name in LONG]
+    assert all(path.exists() for path in long), "LONG names a test that is not there"
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
+        if any(item.path.is_relative_to(path) for path in long):
             item.add_marker("long")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ def sources(root: Path = PACKAGE) -> list[Path]:
     return sorted(root.rglob("*.py"))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file; each is read once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def room_of(path: Path, root: Path = PACKAGE) -> str:
     """The room a file belongs to: `operators` for operators/autograd/hessian.py."""
     return path.relative_to(root).with_suffix("").parts[0]
@@ -30,7 +37,7 @@ def imports_of(path: Path, root: Path = PACKAGE) -> Iterator[str]:
     `from theodolite import x` is resolved to the home of x, relative imports to absolute names, and `th.x` after
     `import theodolite as th` counts as an import of x.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     package = [NAME, *path.relative_to(root).parts[:-1]]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -9,7 +9,7 @@ import pytest
 
 import theodolite as th
 
-from .reading import PACKAGE, home_of, imports_of, names_in, room_of, sources
+from .reading import PACKAGE, home_of, imports_of, names_in, room_of, sources, tree_of
 
 # Lowest first; rooms on one line may not import each other.
 FLOORS = [
@@ -156,7 +156,7 @@ def names_a_trainer(path: Path, root: Path = PACKAGE) -> bool:
     if any(module == name or module.startswith(f"{name}.") for module in modules for name in TRAINERS):
         return True
     uses = any(module.split(".")[0] == "transformers" for module in modules)
-    return uses and bool(names_in(ast.parse(path.read_text(encoding="utf-8"))) & TRAINER_NAMES)
+    return uses and bool(names_in(tree_of(path)) & TRAINER_NAMES)
 
 
 def test_only_adapters_name_a_trainer():
@@ -183,7 +183,7 @@ def test_a_planted_trainer_is_found(code, guilty, tmp_path):
 
 def test_nothing_prints():
     for path in sources():
-        calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
+        calls = [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.Call)]
         assert not any(isinstance(c.func, ast.Name) and c.func.id == "print" for c in calls), path
 
 

@@ -18,8 +18,9 @@ def test_there_is_a_gallery():
     assert len(SCRIPTS) >= 6
 
 
-#: Long ones whose calls the README and the guide run as well.
-LONG = {f"plot_{name}" for name in ("survey_own_model", "stability", "first_spectrum", "spikes", "layers", "structure")}
+#: Long ones whose calls the README and the guide run as well; `make docs` runs them all.
+_LONG = ("survey_own_model", "stability", "first_spectrum", "spikes", "layers", "structure", "catapult", "dictionary")
+LONG = {f"plot_{name}" for name in _LONG}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.experiments import Params
-from theodolite.experiments.catapult_features import batch_rates, catapults, runs, sgd_spikes
+from theodolite.experiments.catapult_features import batch_rates, catapults, runs
 from theodolite.experiments.catapult_features.runs import RMS, Points, constant, descend, network, points
 
 SMALL = Params(fcn=16, cnn=4, shallow=32, four=8, wrn=1, vit=8, patch=4, myrtle=4)
@@ -117,7 +117,7 @@ def test_the_share_of_a_rise_counts_from_the_lowest_loss_before_the_peak():
     assert catapults.end_over_start(rows, "kernel") == pytest.approx(1 / 3)
     assert catapults.highest_spike(rows) == 5.0
     assert catapults.kernel_falls()(rows) == 1.0
-    assert sgd_spikes.share_of_spikes(1)(rows) == pytest.approx(0.9)
+    assert catapults.share_of_spikes(1)(rows) == pytest.approx(0.9)
     assert catapults.rises_of_rest(rows, 1) == 1  # 0.1 to 0.3
     with pytest.raises(ValueError, match="diverged"):
         catapults.peak_over_start([*rows, {"panel": "p", "seed": 0, "ratio": 1.5, "step": 4, "loss": None, "diverged": True}])

@@ -241,4 +241,4 @@ def test_without_geometry_the_page_has_no_atoms(tmp_path):
     probe = probe_states(states(500), torch.randn(30, 9, generator=torch.Generator().manual_seed(1)).double(), geometry=False)
     page, _ = write_anchors(probe, tmp_path / "index.html")
     assert 'id="section-atoms"' not in page.read_text()
-    assert len(th.plots.anchor_probe.plot_anchor_probe(probe).axes) == 2
+    assert len(th.plots.plot_anchor_probe(probe).axes) == 2

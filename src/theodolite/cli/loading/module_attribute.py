@@ -50,8 +50,6 @@ def load_attribute(target: str, option: str, seed: int = 0) -> Any:
 
     A file is run under the seed, when it is first named, and leaves the global random state alone.
     """
-    from theodolite.models.initialisation import seeded  # with torch, which asking for help must not load
-
     module_name, _, attribute = target.rpartition(":")
     if not module_name or not all(part.isidentifier() for part in attribute.split(".")):
         raise ValueError(f"{option} {target!r} must read module:attribute or path/to/file.py:attribute.")
@@ -72,7 +70,6 @@ def call(target: str, function: Callable[..., Any], seed: int = 0) -> Any:
         raise ValueError(
             f"{target!r} needs {listed(lacking)}, which the command line cannot give. Name a function without required arguments."
         )
-    from theodolite.models.initialisation import seeded
 
     try:
         with _seeded(seed):

@@ -1,4 +1,4 @@
-"""The tangent kernel at the start and after training: the critical rate by it, and what it has learnt."""
+"""The tangent kernel in training above the critical rate: the rate by it, its top eigenvector, and what it has learnt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments import Experiment, at_least, at_most, measured, rows, sizes
-from theodolite.experiments.catapult.sweeps import NAMES, network, panel
+from theodolite.experiments import Experiment, Figure, Study, at_least, at_most, measured, rows, sizes
+from theodolite.experiments.catapult.sweeps import NAMES, network, panel, panel_title
 from theodolite.experiments.lab.datasets import two_classes
-from theodolite.experiments.query import Column, select, values_of
+from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, log_log, melted, split, titled
+from theodolite.experiments.query import Column, Value, select
 from theodolite.measures.dynamics import critical_learning_rate
+from theodolite.measures.kernel import quadratize
 from theodolite.measures.quadratic_models import descend, gated_kernel
-from theodolite.measures.quadratic_models.models import gates
+from theodolite.measures.quadratic_models.models import gates, top_direction
+from theodolite.operators import tangent_kernel
 from theodolite.problem import Problem
 from theodolite.results import Row
 
@@ -53,9 +57,7 @@ class CriticalRate(Experiment):
     }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for width in p.widths:
-            for seed in range(p.seeds):
-                yield {"width": width, "n": p.n, "side": p.side, "source": p.source, "seed": seed}
+        return grid(p, "n", "side", "source", width=p.widths, seed=range(p.seeds))
 
     def run(self, job: Mapping[str, Any]) -> Row:
         points = two_classes("cifar10", job["n"], job["n"], side=job["side"], source=job["source"], seed=job["seed"])
@@ -66,12 +68,9 @@ class CriticalRate(Experiment):
         return {"width": job["width"], "seed": job["seed"], "data": points.origin, **found}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         shown = [{**row, "distance": abs(row["ratio"] - 1)} for row in rows]
-        figure, (ax,) = plots.panels(1, letters=False, size=(5.0, 3.8))
-        plots.log_log(shown, "width", "distance", guides=(-0.5,), ylabel="|η_crit(kernel) / η_crit(Hessian) − 1|", ax=ax)
-        return figure
+        label = "|η_crit(kernel) / η_crit(Hessian) − 1|"
+        return draw_panels(log_log(shown, "width", "distance", guides=(-0.5,), ylabel=label), size=(5.0, 3.8))
 
 
 # The kernel after training
@@ -136,10 +135,7 @@ class AfterKernel(Experiment):
     departs = "An open question of the source, so nothing is reported to compare with, but for how λ₁ moves."
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        shared = {name: p[name] for name in ("width", "n", "n_test", "side", "steps", "source")}
-        for name in DATA:
-            for seed in range(p.seeds):
-                yield {"data": name, **shared, "seed": seed}
+        return grid(p, "width", "n", "n_test", "side", "steps", "source", data=DATA, seed=range(p.seeds))
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         points = two_classes(job["data"], job["n"], job["n_test"], side=job["side"], source=job["source"], seed=job["seed"])
@@ -160,19 +156,15 @@ class AfterKernel(Experiment):
                     yield {**shared, "when": when, "loss": loss[when], **as_a_kernel(kernel, y, n)}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        sets = values_of(rows, "set")
-        figure, axes = plots.panels(2 * len(sets), columns=2, size=(4.6, 3.4))
-        for line, name in enumerate(sets):
-            mine = [{**row, "model": NAMES[row["model"]]} for row in select(rows, set=name, when="end")]
-            labels = {"error": "test error of regression with the kernel", "centred": "alignment"}
-            for ax, (column, label) in zip(axes[2 * line :], labels.items(), strict=False):
-                plots.curves(mine, "ratio", column, by="model", labels="legend", xlabel="η / η_crit", ylabel=label, ax=ax)
-                ax.set_title(f"after training on {mine[0]['data']}", loc="left")
-                before = fmean(row[column] for row in select(rows, set=name, when="start"))
-                plots.reference(ax, y=before, label="before training")
-        return figure
+        shown = [{**row, "model": NAMES[row["model"]]} for row in rows]
+        panels = [
+            curves(select(mine, when="end"), "ratio", column, ylabel=label, title=f"after training on {mine[0]['data']}").line(
+                y=fmean(row[column] for row in select(mine, when="start")), label="before training"
+            )
+            for mine in split(shown, "set").values()
+            for column, label in (("error", "test error of regression with the kernel"), ("centred", "alignment"))
+        ]
+        return draw_panels(*panels, columns=2, size=(4.6, 3.4), by="model", labels="legend", xlabel="η / η_crit")
 
 
 def as_a_kernel(kernel: Tensor, y: Tensor, n: int) -> dict[str, float]:
@@ -194,3 +186,171 @@ def as_a_kernel(kernel: Tensor, y: Tensor, n: int) -> dict[str, float]:
         "error": float((predicted - y[n:]).square().mean()),
         "accuracy": float((predicted.sign() == y[n:]).double().mean()),
     }
+
+
+# Along the top eigenvector
+
+PANELS = (panel("cifar10"), panel("svhn"), panel("cifar10", "cnn"), panel("svhn", "cnn"))
+#: The loss is large where it is above this share of its peak; below the other share of it p₁ plays no part, nor does ρ_f.
+LARGE, CARRIED = 0.3, 1e-3
+JOB = (*PANELS[0], "width", "n", "side", "steps", "source", "ratio")
+QUANTITIES = {"ρ_f": "rho_f", "ρ_K": "rho_K"}
+
+
+class TopEigenvector(Study):
+    """Descent of networks or of their quadratic models, with what leaves linear dynamics at every step."""
+
+    quadratic: bool
+    sizes = sizes(
+        ratio=1.5,
+        seeds=3,
+        tiny={"width": 256, "channels": 32, "n": 24, "side": 8, "steps": 40, "source": "stand-in", "seeds": 1},
+        laptop={"width": 512, "channels": 64, "n": 64, "side": 8, "steps": 100, "source": "either"},
+        paper={"width": 2048, "channels": 1024, "n": 128, "side": 32, "steps": 200, "source": "files"},
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        for setting in PANELS:
+            width = p.channels if setting.architecture == "cnn" else p.width
+            yield from grid({**p, **setting, "width": width}, *JOB, seed=range(p.seeds))
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        points = two_classes(job["data"], job["n"], job["n"], side=job["side"], source=job["source"], seed=job["seed"])
+        net = network(job, points.shape, job["width"], job["seed"]).double()
+        model = quadratize(net) if self.quadratic else net
+        shared = {"panel": panel_title(job), "data": points.origin, "seed": job["seed"]}
+        for row in descend_along_top(model, points.x.double(), points.y.double()[:, 0], job["ratio"], job["steps"]):
+            yield {**shared, **row}
+
+
+def descend_along_top(model: nn.Module, x: Tensor, y: Tensor, ratio: float, steps: int) -> Iterator[Row]:
+    """Gradient descent on ½ Σ r² at `ratio` times 2/λ₁(K₀): a row for each step, with what leaves linear dynamics.
+
+    Inputs (n, ...), targets (n); the model has one output. The last row has no ρ: it has no next step.
+    """
+    weights = [p for p in model.parameters() if p.requires_grad]
+    kernel, residual, gradient = _look(model, x, y, weights)
+    rate = ratio * 2 / float(torch.linalg.eigvalsh(kernel)[-1])
+    for step in range(steps + 1):
+        loss = 0.5 * float(residual.square().sum())
+        if step == steps:
+            p = torch.linalg.eigh(kernel).eigenvectors[:, -1]
+            yield {"step": step, "loss": loss, "along": 0.5 * float((p @ residual) ** 2), "rho_f": None, "rho_K": None}
+            return
+        with torch.no_grad():
+            for w, g in zip(weights, gradient, strict=True):
+                w.sub_(rate * g)
+        next_kernel, next_residual, gradient = _look(model, x, y, weights)
+        found = top_direction(kernel, next_kernel, residual, next_residual, rate)
+        bends = {"rho_f": float(found.rho_f), "rho_K": float(found.rho_K)}
+        yield {"step": step, "loss": loss, "along": float(found.share) * loss, **bends}
+        kernel, residual = next_kernel, next_residual
+
+
+def _look(model: nn.Module, x: Tensor, y: Tensor, weights: list[nn.Parameter]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Kernel (n, n), residual (n) and gradient of ½ Σ r² at the current weights."""
+    residual = model(x)[:, 0] - y
+    gradient = torch.autograd.grad(0.5 * residual.square().sum(), weights)
+    return tangent_kernel(model, x), residual.detach(), gradient
+
+
+# What is claimed
+
+
+runs = rows.by("panel", "seed")
+first_loss = rows["loss"].first()
+
+
+def while_large(column: str) -> Value:
+    """The smallest value at steps where the loss is large, over the runs."""
+
+    def smallest(run: list[Row]) -> float:
+        large = LARGE * max(row["loss"] for row in run)
+        return min(float(row[column]) for row in run if row[column] is not None and row["loss"] > large)
+
+    return runs.each(smallest).min()
+
+
+#: The part of the loss along the top eigenvector at the peak, the smallest of the runs.
+share_at_peak = runs.each(rows.peak("loss", "along") / rows.max("loss")).min()
+
+
+def carried(row: Row) -> bool:
+    """Whether there is a next step and p₁ has a part in this one."""
+    return row["rho_K"] is not None and row["along"] > CARRIED * row["loss"]
+
+
+def follows_loss(column: str) -> Value:
+    """Correlation with the loss over the steps in which p₁ has a part, the smallest of the runs."""
+
+    def correlation(run: list[Row]) -> float:
+        pairs = torch.tensor([[row[column], row["loss"]] for row in run if carried(row)])
+        return float(torch.corrcoef(pairs.T)[0, 1])
+
+    return runs.each(correlation).min()
+
+
+class TopEigenvectorFigure(Figure):
+    """Loss, its part along the top eigenvector, and what bends the dynamics."""
+
+    where = "appendix B.14"
+    departs = (
+        "The rate is not stated; ours is 1.5 times 2/λ₁(K₀), for the loss ½ Σ r². Below paper size images have 8 × 8 pixels; "
+        "where the files are not there, generated images stand in."
+    )
+    claims = (
+        *(
+            {
+                f"{name} is positive while the loss is above 0.3 of its peak (smallest value)": at_least(
+                    0.0, while_large(column), says="remains positive when the loss is large", where="Zhu 2024, appendix B.14"
+                )
+            }
+            for name, column in QUANTITIES.items()
+        ),
+        {
+            "the loss along the top eigenvector is nearly all of the loss at its peak (smallest share)": at_least(
+                0.9, share_at_peak, says="almost captures the spike", where="Zhu 2024, appendix B.14"
+            ),
+            "the loss rises first (peak over first loss, smallest)": at_least(
+                1.05, runs.each(rows.max("loss") / first_loss).min(), says="a spike", read_from="plot"
+            ),
+            "and ends below its start (last over first loss, largest)": at_most(
+                1.0, runs.each(rows["loss"].last() / first_loss).max(), says="falls", read_from="plot"
+            ),
+        },
+        *(
+            {f"{name} scales with the loss (correlation, smallest)": measured(follows_loss(column))}
+            for name, column in QUANTITIES.items()
+        ),
+    )
+
+    def draw(self, rows: list[Row]) -> Any:
+        def column(title: str, mine: list[Row]) -> Iterator[Panel]:
+            parts = melted(mine, {"loss": "all", "along": "along p₁"}, "loss", "part")
+            yield curves(parts, "step", "loss", by="part", log="y", ylabel="loss ½ Σ r²", title=titled(title, mine))
+            known = [row for row in mine if carried(row)]
+            for label, name in QUANTITIES.items():
+                yield curves(known, "step", name, ylabel=label).line(y=0.0)
+
+        first = split(select(rows, seed=min(row["seed"] for row in rows)), "panel")
+        return draw_columns(*map(column, first, first.values()), size=(3.9, 2.8), markers=False, labels="legend")
+
+
+class FigureB2(TopEigenvectorFigure):
+    """Quadratic models along the top eigenvector of the kernel: what bends the dynamics is positive while the loss is large.
+
+    With p₁ the top eigenvector, ρ_f is what the residual's factor 1 − ηλ₁ along p₁ gains in a step and ρ_K what the kernel
+    loses along p₁. Both pull an overshooting run back; both are zero for a linear model. They are drawn while at least a
+    thousandth of the loss lies along p₁.
+    """
+
+    study, item = TopEigenvector(quadratic=True), "zhu-2024 Figure B.2"
+
+
+class FigureB3(TopEigenvectorFigure):
+    """Networks along the top eigenvector of the kernel: the picture of their quadratic models again.
+
+    As Figure B.2, with the networks themselves.
+    """
+
+    study, item = TopEigenvector(quadratic=False), "zhu-2024 Figure B.3"

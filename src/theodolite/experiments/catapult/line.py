@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from theodolite.data.generators import mixture_1d
 from theodolite.experiments import Figure, Reported, Study, at_least, at_most, between, equal, measured, rows, sizes
 from theodolite.experiments.claims import Claims
+from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab.panels import curves, draw_panels, labelled, melted
+from theodolite.experiments.query import select
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
     Descent,
@@ -45,10 +49,8 @@ class Line(Study):
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for seed in p.seeds:
-            shared = {"width": p.width, "points": p.points, "seed": seed}
-            yield {"part": "runs", "steps": p.steps, **shared}
-        yield {"part": "direct", "steps": p.direct_steps, "width": p.width, "points": p.points, "seed": p.seeds[0]}
+        yield from grid(p, "width", "points", "steps", part=["runs"], seed=p.seeds)
+        yield from grid(p.but(steps=p.direct_steps), "width", "points", "steps", part=["direct"], seed=p.seeds[:1])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         u, v, x, y = start(job)
@@ -57,10 +59,10 @@ class Line(Study):
             yield _direct(u, v, x, y, classes, job, self.frozen)
             return
         found = descend_line(u, v, classes, job, self.frozen)
-        first = found.kernel[0, 0].diagonal()
-        order = first.argsort(descending=True)
+        start_values = found.kernel[0, 0].diagonal()
+        order = start_values.argsort(descending=True)
         n = job["points"]
-        edges = [critical_rate(float(first[i]), "mean", n) for i in order]
+        edges = [critical_rate(float(start_values[i]), "mean", n) for i in order]
         yield {"kind": "threshold", "first": edges[0], "second": edges[1], "gap": edges[1] / edges[0] - 1, "seed": job["seed"]}
         twin = found if self.frozen else descend_line(u, v, classes, job, True)
         for run, at in enumerate(RATES):
@@ -77,12 +79,8 @@ class Line(Study):
                 "word": classify_run(loss.tolist(), kernel=eigenvalues[:, 0].tolist()),
             }
             for step in _shown(len(loss)):
-                values = {
-                    "loss": float(loss[step]),
-                    "lambda_1": float(eigenvalues[step, 0]),
-                    "lambda_2": float(eigenvalues[step, 1]),
-                }
-                yield {"kind": "step", **shared, "step": step, **values}
+                first, second = eigenvalues[step].tolist()
+                yield {"kind": "step", **shared, "step": step, "loss": float(loss[step]), "lambda_1": first, "lambda_2": second}
 
 
 def start(job: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -131,16 +129,13 @@ below, middle, above = runs(at=["0.8", "0.98"]), runs(at="between"), runs(at=["1
 near = runs(at=["0.8", "0.98", "between", "1.1", "1.3"])
 distance = abs(near["ratio_1"] - near["twin_1"])
 
-THRESHOLDS = [
-    {
-        "first threshold n/λ₁(0) for the mean of squares, mean over the starts": between(
-            0.33, 0.46, rows(kind="threshold")["first"].mean_and_range(), reported=0.37
-        ),
-        "second threshold n/λ₂(0), mean over the starts": between(
-            0.33, 0.46, rows(kind="threshold")["second"].mean_and_range(), reported=0.39
-        ),
-    },
-]
+THRESHOLDS = {
+    text: between(0.33, 0.46, rows(kind="threshold")[which].mean_and_range(), reported=reported)
+    for text, which, reported in (
+        ("first threshold n/λ₁(0) for the mean of squares, mean over the starts", "first", 0.37),
+        ("second threshold n/λ₂(0), mean over the starts", "second", 0.39),
+    )
+}
 EXACT = at_most(
     1e-8,
     "two effective examples stand for all points (largest relative distance of loss and kernel)",
@@ -151,56 +146,37 @@ EXACT = at_most(
 
 def around_thresholds(constant: dict[str, str], second: dict[str, str]) -> Claims:
     """What both models do below and between the thresholds; sizes at which the first and the last of it fail."""
-    return [
-        {
-            "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)": at_most(
-                0.01, below.change("ratio_1").max(), says="nearly constant", fails=constant
-            ),
-            "between the thresholds λ₁ falls (smallest share lost)": at_least(
-                0.005, 1 - middle.max("ratio_1"), says="λ₁ decreases"
-            ),
-            "between the thresholds λ₂ does not (largest change)": at_most(
-                0.003, middle.change("ratio_2").max(), says="only λ₁ decreases", fails=second
-            ),
-        },
-    ]
+    return {
+        "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)": at_most(
+            0.01, below.change("ratio_1").max(), says="nearly constant", fails=constant
+        ),
+        "between the thresholds λ₁ falls (smallest share lost)": at_least(0.005, 1 - middle.max("ratio_1"), says="λ₁ decreases"),
+        "between the thresholds λ₂ does not (largest change)": at_most(
+            0.003, middle.change("ratio_2").max(), says="only λ₁ decreases", fails=second
+        ),
+    }
 
 
 class LineFigure(Figure):
     """Losses, both eigenvalues, and where they end, against the rate."""
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        seed = min(row["seed"] for row in rows)
-        runs = [row for row in rows if row["kind"] == "run" and row["seed"] == seed]
-        kept = {row["at"] for row in runs if row["word"] != "divergent"}
-        steps = [
-            {**row, "η": f"{row['rate']:.3f}"}
-            for row in rows
-            if row["kind"] == "step" and row["seed"] == seed and row["at"] in kept and row["step"] <= 150
-        ]
-        edges = next(row for row in rows if row["kind"] == "threshold" and row["seed"] == seed)
-        falls = [
-            {"rate": row["rate"] / edges["first"], "ratio": row[name], "eigenvalue": label}
-            for row in runs
-            for name, label in (("ratio_1", "λ₁"), ("ratio_2", "λ₂"))
-        ]
-        figure, axes = plots.panels(4, columns=2, size=(4.4, 3.1))
-        look: dict[str, Any] = {"by": "η", "markers": False}
-        plots.curves(steps, "step", "loss", **look, labels="legend", log="y", ylabel="training loss", ax=axes[0])
-        plots.curves(steps, "step", "lambda_1", **look, labels="none", ylabel="λ₁(t)", ax=axes[1])
-        plots.curves(steps, "step", "lambda_2", **look, labels="none", ylabel="λ₂(t)", ax=axes[2])
-        for ax in axes[1:3]:
-            ax.set_ylim(bottom=0)
-        axes[0].legend(title="η", fontsize=7, ncols=2)
-        plots.curves(
-            falls, "rate", "ratio", by="eigenvalue", xlabel="η / (n/λ₁(0))", ylabel="at the end / at the start", ax=axes[3]
+        first = select(rows, seed=min(row["seed"] for row in rows))
+        runs, [edges] = select(first, kind="run"), select(first, kind="threshold")
+        kept = [row["at"] for row in runs if row["word"] != "divergent"]
+        steps = labelled(select(first, kind="step", at=kept, step=lambda step: step <= 150), η="{rate:.3f}")
+        falls = [{**row, "rate": row["rate"] / edges["first"]} for row in runs]
+        falls = melted(falls, {"ratio_1": "λ₁", "ratio_2": "λ₂"}, "ratio", "eigenvalue")
+        in_time = partial(curves, steps, "step", by="η", markers=False)
+        loss = in_time("loss", labels="legend", log="y", ylabel="training loss").legend(title="η", fontsize=7, ncols=2)
+        ends = curves(falls, "rate", "ratio", by="eigenvalue", xlabel="η / (n/λ₁(0))", ylabel="at the end / at the start")
+        return draw_panels(
+            loss,
+            in_time("lambda_1", labels="none", ylabel="λ₁(t)").set(ylim=(0, None)),
+            in_time("lambda_2", labels="none", ylabel="λ₂(t)").set(ylim=(0, None)),
+            ends.set(ylim=(0, 1.25)).line(x=1.0, label="n/λ₁").line(x=edges["second"] / edges["first"], label="n/λ₂"),
+            size=(4.4, 3.1),
         )
-        axes[3].set_ylim(0, 1.25)
-        plots.reference(axes[3], x=1.0, label="n/λ₁")
-        plots.reference(axes[3], x=edges["second"] / edges["first"], label="n/λ₂")
-        return figure
 
 
 class Figure33(LineFigure):
@@ -217,8 +193,8 @@ class Figure33(LineFigure):
         "of chapter 3, with which they would be 0.006. Rates of the curves are not stated; ours are multiples of n/λ₁."
     )
     claims = (
-        *THRESHOLDS,
-        *around_thresholds({}, {}),
+        THRESHOLDS,
+        around_thresholds({}, {}),
         {
             "above both, from 1.3 on, λ₁ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_1"), says="decreases"),
             "above both, from 1.3 on, λ₂ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_2"), says="decreases"),
@@ -246,9 +222,9 @@ class FigureB1(LineFigure):
     study, item, where = Line(frozen=False), "zhu-2024 Figure B.1", "appendix B.14"
     departs = "Rates are those of the mean of squares, as in Figure 3.3; those of the curves are not stated."
     claims = (
-        *THRESHOLDS,
+        THRESHOLDS,
         # Bounds as for the quadratic model; five starts: 0.012 below the threshold, up to 0.015 between.
-        *around_thresholds({"tiny": GATES_MOVE}, {"tiny": GATES_MOVE}),
+        around_thresholds({"tiny": GATES_MOVE}, {"tiny": GATES_MOVE}),
         {
             "at 1.3 both fall (smaller share lost)": at_least(
                 0.1, 1 - runs(at="1.3").column(lambda row: max(row["ratio_1"], row["ratio_2"])).max(), says="both decrease"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -14,9 +15,12 @@ from torch import Tensor
 from theodolite import data
 from theodolite.data.generators import two_class_images
 from theodolite.experiments import Claim, Experiment, Reported, at_least, at_most, equal, relative, rows, sizes, within
+from theodolite.experiments.claims import ReadFrom
 from theodolite.experiments.lab.datasets import Source, features, load_or
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.query import Value, select
+from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, labelled, log_log
+from theodolite.experiments.query import Value, select, values_of
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
     Orbit,
@@ -34,6 +38,11 @@ from theodolite.results import Row
 
 #: Target of the one example.
 TARGET = 1.0
+
+
+def zhu(value: Any, place: str, read_from: ReadFrom = "text") -> dict[str, Any]:
+    """What the source reports in another place than the figure itself."""
+    return {"reported": Reported(value, f"Zhu 2024, {place}", read_from)}
 
 
 class Start(NamedTuple):
@@ -160,9 +169,8 @@ class Figure31(Experiment):
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for model in TITLES:
-            for ratio in p.ratios:
-                width = p.network_width if model == "network" else p.width
-                yield {"model": model, "ratio": ratio, "width": width, "draws": p.draws, "steps": p.steps, "seed": 0}
+            width = p.network_width if model == "network" else p.width
+            yield from grid(p, "draws", "steps", model=[model], ratio=p.ratios, width=[width], seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         found = Counter(words(ORBITS[job["model"]](job), quadratic=job["model"] != "network"))
@@ -171,28 +179,15 @@ class Figure31(Experiment):
             yield {**shared, "word": word, "share": found[word] / job["draws"]}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
+        def panel(model: str) -> Panel:
+            seen = set(values_of(select(rows, model=model, share=lambda share: share > 0), "word"))
+            shown = [word for word in WORDS if word in seen]
+            mine = curves(select(rows, model=model, word=shown), "ratio", "share", order=shown, title=TITLES[model])
+            mine = mine.legend(loc="center right").line(x=1.0)
+            return mine if model == "linear" else mine.line(x=2.0)
 
-        figure, axes = plots.panels(4, columns=2, size=(4.2, 2.6), share_x=True, share_y=True)
-        for (model, title), ax in zip(TITLES.items(), axes, strict=True):
-            shown = [word for word in WORDS if any(row["share"] > 0 for row in select(rows, model=model, word=word))]
-            plots.curves(
-                select(rows, model=model, word=shown),
-                "ratio",
-                "share",
-                by="word",
-                order=shown,
-                labels="legend",
-                xlabel="learning rate / critical rate",
-                ylabel="share of runs",
-                title=title,
-                ax=ax,
-            )
-            ax.legend(loc="center right")
-            plots.reference(ax, x=1.0)
-            if model != "linear":
-                plots.reference(ax, x=2.0)
-        return figure
+        look: dict[str, Any] = {"xlabel": "learning rate / critical rate", "ylabel": "share of runs", "labels": "legend"}
+        return draw_panels(*map(panel, TITLES), size=(4.2, 2.6), share=True, by="word", **look)
 
 
 # General quadratic models beside networks
@@ -278,7 +273,7 @@ class FigureB4(Experiment):
                 0.0, along_rates([2.2, 2.5, 2.8, 3.2], "end", smallest_fall), says="decreases more"
             ),
             "(a) at η = 4.2 every start diverges (share)": equal(
-                1.0, starts(rate=4.2).share(word="divergent"), reported=Reported("divergence", "Zhu 2024, section 3.3", "theory")
+                1.0, starts(rate=4.2).share(word="divergent"), **zhu("divergence", "section 3.3", "theory")
             ),
             "(b) every network catapults (share)": equal(
                 1.0, networks(ratio=lambda ratio: ratio > 1).share(word="catapult"), says="catapult"
@@ -303,39 +298,31 @@ class FigureB4(Experiment):
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for gamma in p.gammas:
-            yield {"part": "quadratic", "gamma": gamma, "rates": p.rates, "draws": p.draws, "steps": p.steps, "seed": 0}
-        shared = {"ratios": p.ratios, "steps": p.network_steps, "source": p.source, "side": p.side}
-        for seed in range(p.seeds):
-            for width in p.widths:
-                yield {"part": "network", "width": width, **shared, "seed": seed}
+        yield from grid(p, "rates", "draws", "steps", part=["quadratic"], gamma=p.gammas, seed=[0])
+        p = p.but(steps=p.network_steps)
+        yield from grid(p, "ratios", "steps", "source", "side", part=["network"], seed=range(p.seeds), width=p.widths)
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         for row in (_quadratic_rows if job["part"] == "quadratic" else _network_rows)(job):
             yield {"seed": job["seed"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(6, columns=3, size=(3.7, 2.9))
-        runs = [{**row, "γ": f"γ = {row['gamma']:g}"} for row in select(rows, part="quadratic") if row["word"] != "divergent"]
-        steps = select(rows, part="quadratic step", gamma=1e-3, rate=lambda rate: rate != 4.2)
-        look: dict[str, Any] = {"labels": "legend", "markers": False, "log": "y"}
-        by_rate = [{**row, "η": f"{row['rate']:g}"} for row in steps]
-        plots.curves(by_rate, "step", "loss", by="η", **look, ylabel="loss, γ = 0.001", ax=axes[0])
-        quantiles: dict[str, Any] = {"by": "γ", "band": "quantiles", "labels": "legend", "xlabel": "η"}
-        plots.curves(runs, "rate", "peak", **quantiles, log="y", ylabel="peak of the loss", ax=axes[1])
-        plots.curves(runs, "rate", "end", **quantiles, ylabel="kernel at the end", ax=axes[2])
         widest = max(row["width"] for row in select(rows, part="network step"))
-        steps = select(rows, part="network step", seed=0, width=widest)
-        steps = [{**row, "rate": f"{row['ratio']:g} × critical"} for row in steps]
-        plots.curves(steps, "step", "loss", by="rate", **look, ylabel=f"loss, width {widest}", ax=axes[3])
-        runs = [{**row, "m": f"width {row['width']}"} for row in select(rows, part="network")]
-        shared: dict[str, Any] = {"by": "m", "labels": "legend", "xlabel": "η / critical rate", "band": "range"}
-        plots.curves(runs, "ratio", "peak", **shared, log="y", ylabel="peak of the loss", ax=axes[4])
-        plots.curves(runs, "ratio", "end", **shared, ylabel="λ₁(end)/λ₁(0)", ax=axes[5])
-        axes[0].legend(title="η", fontsize=7, ncols=2)
-        return figure
+        models = labelled(select(rows, part="quadratic", word=lambda word: word != "divergent"), γ="γ = {gamma:g}")
+        of_model = labelled(select(rows, part="quadratic step", gamma=1e-3, rate=lambda rate: rate != 4.2), η="{rate:g}")
+        networks = labelled(select(rows, part="network"), m="width {width}")
+        of_network = labelled(select(rows, part="network step", seed=0, width=widest), rate="{ratio:g} × critical")
+        losses = partial(curves, markers=False, log="y")
+        first = losses(of_model, "step", "loss", by="η", ylabel="loss, γ = 0.001").legend(title="η", fontsize=7, ncols=2)
+        of_models = partial(curves, models, "rate", by="γ", band="quantiles", xlabel="η")
+        of_networks = partial(curves, networks, "ratio", by="m", band="range", xlabel="η / critical rate")
+        return draw_panels(
+            *(first, of_models("peak", log="y", ylabel="peak of the loss"), of_models("end", ylabel="kernel at the end")),
+            losses(of_network, "step", "loss", by="rate", ylabel=f"loss, width {widest}"),
+            *(of_networks("peak", log="y", ylabel="peak of the loss"), of_networks("end", ylabel="λ₁(end)/λ₁(0)")),
+            size=(3.7, 2.9),
+            labels="legend",
+        )
 
 
 def _quadratic_rows(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -420,36 +407,30 @@ class Window(Experiment):
     claims = (
         {
             "F17: the upper end of the window, ηλ₀, smallest over the widths": at_least(
-                3.90, upper_ends.min(), reported=Reported("4 − Θ(log m/√m)", "Zhu 2024, Theorem 3.3.1")
+                3.90, upper_ends.min(), **zhu("4 − Θ(log m/√m)", "Theorem 3.3.1")
             ),
             "F17: the same, largest": at_most(4.05, upper_ends.max(), says="4", where="Zhu 2024, Theorems 3.3.1 and B.7.1"),
         },
         within(
             *(0.1, 0.5, "F17: within the window the weights travel by m^(1/2) (exponent)", travel(2.2, 2.5, 3.0)),
-            reported=Reported("outside any ball of fixed radius", "Zhu 2024, Figure 3.2", "theory"),
+            **zhu("outside any ball of fixed radius", "Figure 3.2", "theory"),
         ),
         within(
             *(0.1, 0.0, "F17: below it they travel as far at every width (exponent)", travel(1.0, 1.5)),
-            reported=Reported("inside a ball of fixed radius", "Zhu 2024, Figure 3.2", "theory"),
+            **zhu("inside a ball of fixed radius", "Figure 3.2", "theory"),
         ),
         {
             "at m = 1000 and ηλ₀ = 3.95 the starts converge (share)": at_least(
-                0.95,
-                rows(kind="edge", m=1000, ratio=3.95).only("share"),
-                reported=Reported("catapult", "Zhu 2024, Theorem 3.3.1"),
+                0.95, rows(kind="edge", m=1000, ratio=3.95).only("share"), **zhu("catapult", "Theorem 3.3.1")
             ),
             "at m = 1000 and ηλ₀ = 4.05 none does (share)": equal(
-                0.0,
-                rows(kind="edge", m=1000, ratio=4.05).only("share"),
-                reported=Reported("divergence", "Zhu 2024, Theorem B.7.1"),
+                0.0, rows(kind="edge", m=1000, ratio=4.05).only("share"), **zhu("divergence", "Theorem B.7.1")
             ),
         },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        shared = {name: p[name] for name in ("draws", "together", "steps", "ratios", "edge")}
-        for m in p.widths:
-            yield {"m": m, **shared, "seed": 0}
+        return grid(p, "draws", "together", "steps", "ratios", "edge", m=p.widths, seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         m, few = job["m"], job["together"]
@@ -474,17 +455,12 @@ class Window(Experiment):
             yield {"kind": "travel", **shared, "ratio": ratio, "distance": median(way.tolist())}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, (left, middle, right) = plots.panels(3)
-        window = select(rows, kind="window")
-        plots.curves(window, "m", "edge", log="x", xlabel="width m", ylabel="largest ηλ₀ that converges", ax=left)
-        left.set_ylim(0, 4.5)
-        plots.reference(left, y=4.0, label="4")
-        plots.reference(left, y=2.0, label="2: critical")
-        edge = [{**row, "width": f"m = {row['m']:,}"} for row in select(rows, kind="edge")]
-        plots.curves(edge, "ratio", "share", by="width", labels="legend", xlabel="ηλ₀", ylabel="share that converges", ax=middle)
-        plots.reference(middle, x=4.0)
-        ways = [{**row, "rate": f"ηλ₀ = {row['ratio']:g}"} for row in select(rows, kind="travel")]
-        plots.log_log(ways, "m", "distance", by="rate", xlabel="width m", ylabel="‖w(end) − w(0)‖, median", ax=right)
-        return figure
+        window = curves(select(rows, kind="window"), "m", "edge", log="x", ylabel="largest ηλ₀ that converges", xlabel="width m")
+        edge, ways = labelled(select(rows, kind="edge"), width="m = {m:,}"), select(rows, kind="travel")
+        shares = curves(edge, "ratio", "share", by="width", labels="legend", xlabel="ηλ₀", ylabel="share that converges")
+        ways = labelled(ways, rate="ηλ₀ = {ratio:g}")
+        return draw_panels(
+            window.set(ylim=(0, 4.5)).line(y=4.0, label="4").line(y=2.0, label="2: critical"),
+            shares.line(x=4.0),
+            log_log(ways, "m", "distance", by="rate", xlabel="width m", ylabel="‖w(end) − w(0)‖, median"),
+        )

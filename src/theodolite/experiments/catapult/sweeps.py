@@ -13,8 +13,9 @@ from torch import nn
 
 from theodolite.experiments import Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.claims import Claims
-from theodolite.experiments.lab.datasets import CLASSES, two_classes
-from theodolite.experiments.query import Column, Value, select, values_of
+from theodolite.experiments.lab.datasets import two_classes
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, split, titled
+from theodolite.experiments.query import Column, Value, select
 from theodolite.measures.dynamics import catapult_sweep
 from theodolite.measures.dynamics.sweep import GRID
 from theodolite.models import ntk_cnn, ntk_fcn
@@ -39,11 +40,6 @@ def panel_title(setting: Mapping[str, Any]) -> str:
     net = f"{setting['depth']}-layer {setting['architecture'].upper()}"
     activation = "" if setting["activation"] == "relu" else f", {setting['activation']}"
     return f"{net} on {TITLES[setting['data']]}, {'SGD' if setting['batch_size'] else 'GD'}{activation}"
-
-
-def with_origin(title: str, origin: str) -> str:
-    """A panel's title, with what stands in for its data where something does."""
-    return title if origin in CLASSES else f"{title}\n({origin})"
 
 
 def network(setting: Mapping[str, Any], shape: tuple[int, ...], width: int, seed: int) -> nn.Sequential:
@@ -86,13 +82,9 @@ class Sweep(Study):
         make = partial(network, job, points.shape, job["width"])
         sweep = catapult_sweep(
             Problem(make(job["seed"]), nn.MSELoss(), (points.x, points.y)),
-            ratios=job["ratios"],
-            steps=job["steps"],
-            seeds=job["seeds"],
+            **{name: job[name] for name in ("ratios", "steps", "seeds", "batch_size", "every")},
             test=(points.x_test, points.y_test),
             factory=make,
-            batch_size=job["batch_size"],
-            every=job["every"],
             progress=False,
         )
         for row in sweep.rows():
@@ -161,58 +153,45 @@ def claims(*, accuracy: bool = False, also_at: float | None = None, **quadratic:
     `also_at` is a rate at which convergence is shown without being judged; `fails` and `undecided` are those of the claim that
     f_quad converges.
     """
-    models = {model: NAMES[model] for model in ("network", "quadratic")}
-    agree = [
-        {
-            f"up to 0.8 of the critical rate {name} has the best test loss of f_lin (largest relative distance)": at_most(
-                0.05, of_panels(distance, model).max(), says="nearly identical", since="laptop"
-            )
-        }
-        for model, name in models.items()
-        if not accuracy
-    ]
-    converge = {"f_lin diverges above 1.05 times the critical rate (share of the runs)": equal(1.0, diverging, says="diverges")}
-    for model, name in models.items():
-        more = quadratic if model == "quadratic" else {}
-        converge[f"{name} converges at 1.5 times the critical rate (share of the runs)"] = equal(
-            1.0, converging(model, 1.5), says="converges", **more
+    models = {model: NAMES[model] for model in ("network", "quadratic")}.items()
+    agree = {
+        f"up to 0.8 of the critical rate {name} has the best test loss of f_lin (largest relative distance)": at_most(
+            0.05, of_panels(distance, model).max(), says="nearly identical", since="laptop"
         )
-    if also_at is not None:
-        for model, name in models.items():
-            text = f"{name} converges at {also_at} times the critical rate (share of the runs)"
-            converge[text] = measured(converging(model, also_at))
-    return [*agree, converge, *(larger_accuracy(models) if accuracy else smaller_loss(models))]
-
-
-def smaller_loss(models: Mapping[str, str]) -> Claims:
-    by_seed = [
-        {
-            f"{name}: best test loss at 1.5 is at most that at 0.8 (share of the seeds, smallest of the panels)": at_least(
-                2 / 3, of_panels(seeds_that_gain, model).min(), tolerance=1e-9, says="smaller", since="laptop"
-            )
-        }
-        for model, name in models.items()
-    ]
-    lowest = [
-        {
-            f"{name}: lowest best test loss between 1.2 and 2 over that at 0.8 (largest of the panels)": at_most(
-                1.0, of_panels(lowest_above, model).max(), says="smaller", since="laptop"
-            )
-        }
-        for model, name in models.items()
-    ]
-    return [*by_seed, *lowest]
-
-
-def larger_accuracy(models: Mapping[str, str]) -> Claims:
-    return [
-        {
-            f"{name}: above the critical rate the best accuracy is at least as large (gain, smallest of the panels)": at_least(
-                0.0, of_panels(accuracy_gain, model).min(), says="larger", read_from="plot", since="laptop"
-            )
-        }
-        for model, name in models.items()
-    ]
+        for model, name in models
+    }
+    diverge = {"f_lin diverges above 1.05 times the critical rate (share of the runs)": equal(1.0, diverging, says="diverges")}
+    converge = {
+        f"{name} converges at 1.5 times the critical rate (share of the runs)": equal(
+            1.0, converging(model, 1.5), says="converges", **(quadratic if model == "quadratic" else {})
+        )
+        for model, name in models
+    }
+    also_converge = {
+        f"{name} converges at {also_at} times the critical rate (share of the runs)": measured(converging(model, also_at))
+        for model, name in models
+        if also_at is not None
+    }
+    smaller = {
+        f"{name}: best test loss at 1.5 is at most that at 0.8 (share of the seeds, smallest of the panels)": at_least(
+            2 / 3, of_panels(seeds_that_gain, model).min(), tolerance=1e-9, says="smaller", since="laptop"
+        )
+        for model, name in models
+    }
+    lowest = {
+        f"{name}: lowest best test loss between 1.2 and 2 over that at 0.8 (largest of the panels)": at_most(
+            1.0, of_panels(lowest_above, model).max(), says="smaller", since="laptop"
+        )
+        for model, name in models
+    }
+    larger = {
+        f"{name}: above the critical rate the best accuracy is at least as large (gain, smallest of the panels)": at_least(
+            0.0, of_panels(accuracy_gain, model).min(), says="larger", read_from="plot", since="laptop"
+        )
+        for model, name in models
+    }
+    both = (diverge, converge, also_converge)
+    return (*both, larger) if accuracy else (agree, *both, smaller, lowest)
 
 
 class SweepFigure(Figure):
@@ -229,32 +208,15 @@ class SweepFigure(Figure):
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
+        def panel(title: str, mine: list[Row]) -> Panel:
+            return curves(mine, "ratio", self.column, title=titled(title, mine)).line(x=1.0, label="η_crit")
 
-        titles = values_of(rows, "panel")
-        figure, axes = plots.panels(len(titles), columns=min(len(titles), 3 if len(titles) > 4 else 2), size=(4.6, 3.5))
-        worst = -math.inf if self.column == "best_test_accuracy" else math.inf
-        for ax, title in zip(axes, titles, strict=True):
-            mine = select(rows, panel=title)
-            shown = [
-                {**row, "model": NAMES[row["model"]], self.column: worst if row[self.column] is None else row[self.column]}
-                for row in mine
-            ]
-            plots.curves(
-                shown,
-                "ratio",
-                self.column,
-                by="model",
-                order=list(NAMES.values()),
-                band="std",
-                labels="legend",
-                xlabel="η / η_crit",
-                ylabel=self.column.replace("_", " "),
-                title=with_origin(title, mine[0]["data"]),
-                ax=ax,
-            )
-            plots.reference(ax, x=1.0, label="η_crit")
-        return figure
+        missing = {self.column: -math.inf if self.column == "best_test_accuracy" else math.inf}
+        known = [row if row[self.column] is not None else {**row, **missing} for row in rows]
+        mine = split([{**row, "model": NAMES[row["model"]]} for row in known], "panel")
+        look: dict[str, Any] = {"by": "model", "order": list(NAMES.values()), "band": "std", "labels": "legend"}
+        look |= {"xlabel": "η / η_crit", "ylabel": self.column.replace("_", " ")}
+        return draw_panels(*map(panel, mine, mine.values()), size=(4.6, 3.5), **look)
 
 
 # By test loss

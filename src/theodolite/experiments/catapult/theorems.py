@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from theodolite.data.generators import mixture_1d
-from theodolite.experiments import Experiment, Reported, at_least, at_most, equal, relative, rows, sizes, within
-from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words
+from theodolite.experiments import Experiment, at_least, at_most, equal, relative, rows, sizes, within
+from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words, zhu
 from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
@@ -77,15 +79,10 @@ def regimes(job: Mapping[str, Any]) -> Iterator[Row]:
         for run, word in enumerate(words(orbit)):
             below = (loss[:, run] < 1e-12).nonzero()
             blown = word == "divergent"
+            settled = {"peak": float(loss[:, run].max()) / m, "last": float(loss[-1, run]), "end": ends[run]}
             yield {
-                "m": m,
-                "ratio": ratio,
-                "run": run,
-                "word": word,
-                "peak": None if blown else float(loss[:, run].max()) / m,
-                "first": float(loss[0, run]),
-                "last": None if blown else float(loss[-1, run]),
-                "end": None if blown else ends[run],
+                **{"m": m, "ratio": ratio, "run": run, "word": word, "first": float(loss[0, run])},
+                **(dict.fromkeys(settled) if blown else settled),
                 "steps": int(below[0]) if len(below) else None,
                 "growth": growth[run],
                 "blown_up": int(loss[:, run].isfinite().sum()) if blown else None,
@@ -168,15 +165,8 @@ def line(job: Mapping[str, Any]) -> Iterator[Row]:
             found = words(orbit)
             for run in range(job["draws"]):
                 pair = [found[2 * run + int(order[run, i])] for i in (0, 1)]
-                yield {
-                    "shrink": shrink,
-                    "place": place,
-                    "run": run,
-                    "word_1": pair[0],
-                    "word_2": pair[1],
-                    "ratio": float(rate[run] * upper[run]),
-                    "gap": float(upper[run] / lower[run]),
-                }
+                numbers = {"ratio": float(rate[run] * upper[run]), "gap": float(upper[run] / lower[run])}
+                yield {"shrink": shrink, "place": place, "run": run, "word_1": pair[0], "word_2": pair[1], **numbers}
 
 
 def _rates_on_the_line(upper: Tensor, lower: Tensor) -> dict[str, Tensor]:
@@ -303,80 +293,72 @@ class Theorems(Experiment):
             1e-8,
             "F1: a linear model: the residual is that of (I − ηK)ᵗ r(0) (largest distance over the larger of it and the start)",
             rows(part="linear").max("gap"),
-            reported=Reported("r(t+1) = (I − ηK) r(t)", "Zhu 2024, (3.7)"),
+            **zhu("r(t+1) = (I − ηK) r(t)", "(3.7)"),
         ),
         {
             "F1: it falls at 0.5 and 0.95 of 2/λ (share of runs)": equal(
-                1.0, share("linear", "monotone", 1.0, 1.9), reported=Reported("monotone", "Zhu 2024, below (3.8)")
+                1.0, share("linear", "monotone", 1.0, 1.9), **zhu("monotone", "below (3.8)")
             ),
             "F1: it diverges at 1.05 of 2/λ, with no catapult (share of runs)": equal(
-                1.0, share("linear", "divergent", 2.1), reported=Reported("divergence", "Zhu 2024, below (3.8)")
+                1.0, share("linear", "divergent", 2.1), **zhu("divergence", "below (3.8)")
             ),
         },
         at_most(
             1e-10,
             "F2: gradient descent on the gated network follows the recursion: output (largest relative distance of a step)",
             rows(part="exact").max("output_gap"),
-            reported=Reported("equality", "Zhu 2024, (3.11)"),
+            **zhu("equality", "(3.11)"),
         ),
         {
-            "F2: the same, kernel": at_most(
-                1e-10, rows(part="exact").max("kernel_gap"), says="equality", where="Zhu 2024, (3.12)"
-            ),
+            "F2: the same, kernel": at_most(1e-10, rows(part="exact").max("kernel_gap"), **zhu("equality", "(3.12)")),
         },
         *(
             {
                 f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}": within(
-                    0.1,
-                    -1.0,
-                    power_of(rows(part="drift", ratio=ratio), "m", "moved"),
-                    reported=Reported("O(1/(mδ))", "Zhu 2024, Theorem B.3.1"),
+                    0.1, -1.0, power_of(rows(part="drift", ratio=ratio), "m", "moved"), **zhu("O(1/(mδ))", "Theorem B.3.1")
                 )
             }
             for ratio in (0.5, 1.0, 1.5)
         ),
         {
             "F3: a step contracts the residual by 1 − δ + O(1/(mδ)) (largest excess times mδ, medians)": at_most(
-                4.0, rows(part="drift").max("excess"), reported=Reported("O(1)", "Zhu 2024, Theorem B.3.1", "theory")
+                4.0, rows(part="drift").max("excess"), **zhu("O(1)", "Theorem B.3.1", "theory")
             ),
             "F3: at ηλ₀ = 1, 1.8 no run catapults: all fall monotonically (smallest share)": equal(
-                1.0, share("regimes", "monotone", 1.0, 1.8), reported=Reported("monotone", "Zhu 2024, Theorem B.3.1")
+                1.0, share("regimes", "monotone", 1.0, 1.8), **zhu("monotone", "Theorem B.3.1")
             ),
             "F4: at ηλ₀ = 2.2, 2.5, 3, 3.5, 3.9 all runs catapult (smallest share)": equal(
-                1.0, share("regimes", "catapult", *CATAPULTS), reported=Reported("catapult", "Zhu 2024, Theorem 3.3.1")
+                1.0, share("regimes", "catapult", *CATAPULTS), **zhu("catapult", "Theorem 3.3.1")
             ),
         },
         *(
             {
                 f"F4: peak of the loss over m at ηλ₀ = 2.5, m = {m}": relative(
-                    0.2,
-                    0.0134,
-                    rows(part="regimes", ratio=2.5, m=m).median("peak"),
-                    reported=Reported("Ω(m δ²/log m)", "Zhu 2024, Theorem 3.3.1"),
+                    0.2, 0.0134, rows(part="regimes", ratio=2.5, m=m).median("peak"), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
                 )
             }
             for m in (1000, 10_000, 100_000)
         ),
         {
             "F4: the peak is proportional to m: largest peak/m over smallest, ηλ₀ = 2.5": at_most(
-                1.25, peaks.max() / peaks.min(), reported=Reported("Ω(m δ²/log m)", "Zhu 2024, Theorem 3.3.1")
+                1.25, peaks.max() / peaks.min(), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
             ),
             "F5: early growth of |g − y| per step over 1 + δ (largest relative distance), m = 100000": at_most(
-                0.05, early(100_000), reported=Reported("1 + δ − O(δ/log m)", "Zhu 2024, Lemma 3.3.2")
+                0.05, early(100_000), **zhu("1 + δ − O(δ/log m)", "Lemma 3.3.2")
             ),
         },
         at_most(
             1.0,
             "F6: after a catapult the loss is below its start (largest ratio; so F4 defines a catapult: a check of the code)",
             (catapults["last"] / catapults["first"]).max(),
-            reported=Reported("O(1)", "Zhu 2024, Lemma 3.3.3"),
+            **zhu("O(1)", "Lemma 3.3.3"),
         ),
         {
             "F7: ηλ after a catapult, smallest (positive by definition: a check of the code)": at_least(
-                1e-9, catapults.min("end"), reported=Reported("above 0", "Zhu 2024, Theorem 3.3.4")
+                1e-9, catapults.min("end"), **zhu("above 0", "Theorem 3.3.4")
             ),
             "F7: ηλ after a catapult, largest (descent settles only below 2: a check of the code)": at_most(
-                2.0, catapults.max("end"), reported=Reported("below 2", "Zhu 2024, Theorem 3.3.4")
+                2.0, catapults.max("end"), **zhu("below 2", "Theorem 3.3.4")
             ),
         },
         *(
@@ -385,7 +367,7 @@ class Theorems(Experiment):
                     0.05,
                     value,
                     rows(part="regimes", ratio=ratio, m=10_000).median("end"),
-                    reported=Reported("between 0 and 2", "Zhu 2024, Theorem 3.3.4"),
+                    **zhu("between 0 and 2", "Theorem 3.3.4"),
                 )
             }
             for ratio, value in ((2.2, 1.77), (2.5, 1.28))
@@ -395,68 +377,54 @@ class Theorems(Experiment):
             "F7: the map linearised at (0, v*) has the eigenvalues 1 and (1 − v*)² "
             "(largest distance; algebra: a check of the code)",
             rows(part="equilibria").max("gap"),
-            reported=Reported("stable for v* in (0, 2)", "Zhu 2024, Theorem 3.3.4", "theory"),
+            **zhu("stable for v* in (0, 2)", "Theorem 3.3.4", "theory"),
         ),
         {
             "F7: equilibria are stable below v* = 2 and unstable above (algebra: a check of the code)": equal(
                 True,
                 known_equilibria.column(lambda row: row["stable"] == (row["v"] < 2)).reduce(all),
-                reported=Reported("λ in [ε, 2/η − ε]", "Zhu 2024, Theorem 3.3.4"),
+                **zhu("λ in [ε, 2/η − ε]", "Theorem 3.3.4"),
             ),
             "F8: at ηλ₀ = 4.2 all runs diverge (smallest share)": equal(
-                1.0, share("regimes", "divergent", 4.2), reported=Reported("divergence", "Zhu 2024, Theorem B.7.1")
+                1.0, share("regimes", "divergent", 4.2), **zhu("divergence", "Theorem B.7.1")
             ),
             "F9: between 2/λ₁ and 2/λ₂ the catapult is along p₁ only (share of networks)": equal(
-                1.0,
-                on_the_line(place="between").share(word_1="catapult", word_2="monotone"),
-                reported=Reported("only p₁", "Zhu 2024, Theorem 3.3.6"),
+                1.0, on_the_line(place="between").share(word_1="catapult", word_2="monotone"), **zhu("only p₁", "Theorem 3.3.6")
             ),
             "F9: between 2/λ₂ and 4/λ₁ it is along both (share of networks)": equal(
-                1.0,
-                on_the_line(place="above").share(word_1="catapult", word_2="catapult"),
-                reported=Reported("p₁ and p₂", "Zhu 2024, Theorem 3.3.6"),
+                1.0, on_the_line(place="above").share(word_1="catapult", word_2="catapult"), **zhu("p₁ and p₂", "Theorem 3.3.6")
             ),
             "F9: where 2/λ₂ > 4/λ₁ it is never along p₂ (share of runs along p₁ only)": equal(
                 1.0,
                 on_the_line(shrink=0.6, gap=lambda gap: gap > 2).share(word_1="catapult", word_2="monotone"),
-                reported=Reported("only p₁", "Zhu 2024, before Theorem 3.3.6", "theory"),
+                **zhu("only p₁", "before Theorem 3.3.6", "theory"),
             ),
             "F10: p₁ and p₂ stay eigenvectors of the kernel (largest residual)": at_most(
-                1e-10,
-                rows(part="rank").max("eigen_gap"),
-                reported=Reported("eigenvectors for all t", "Zhu 2024, Proposition B.11.1"),
+                1e-10, rows(part="rank").max("eigen_gap"), **zhu("eigenvectors for all t", "Proposition B.11.1")
             ),
             "F10: the kernel has rank two (third eigenvalue over the first)": at_most(
-                1e-10, rows(part="rank").max("third"), reported=Reported("rank at most 2", "Zhu 2024, Proposition B.11.1")
+                1e-10, rows(part="rank").max("third"), **zhu("rank at most 2", "Proposition B.11.1")
             ),
             "F11: the loss off p₁ and p₂ does not change (largest relative change)": at_most(
-                1e-10, rows(part="rank").max("rest_gap"), reported=Reported("constant", "Zhu 2024, Proposition B.11.3")
+                1e-10, rows(part="rank").max("rest_gap"), **zhu("constant", "Proposition B.11.3")
             ),
             "F12: λ(0) lies within a half of ‖x‖²/d, m = 50 (share of draws)": at_least(
-                0.97,
-                rows(part="scale", m=50).only("inside"),
-                reported=Reported("with high probability", "Zhu 2024, Proposition B.9.1"),
+                0.97, rows(part="scale", m=50).only("inside"), **zhu("with high probability", "Proposition B.9.1")
             ),
             "F12: the same, m = 200": equal(
-                1.0,
-                rows(part="scale", m=200).only("inside"),
-                reported=Reported("with high probability", "Zhu 2024, Proposition B.9.1"),
+                1.0, rows(part="scale", m=200).only("inside"), **zhu("with high probability", "Proposition B.9.1")
             ),
             "F13: the largest eigenvalue lies within a half of M, m = 200 (share of draws)": equal(
-                1.0,
-                rows(part="scale", m=200).only("line_inside"),
-                reported=Reported("with high probability", "Zhu 2024, Proposition B.11.2"),
+                1.0, rows(part="scale", m=200).only("line_inside"), **zhu("with high probability", "Proposition B.11.2")
             ),
             "F14: pure quadratics catapult at ηλ₀ = 2.2, 2.6, 3, 3.6 (smallest share)": equal(
-                1.0, share("pure", "catapult", 2.2, 2.6, 3.0, 3.6), reported=Reported("catapult", "Zhu 2024, Proposition B.13.1")
+                1.0, share("pure", "catapult", 2.2, 2.6, 3.0, 3.6), **zhu("catapult", "Proposition B.13.1")
             ),
             "F15: above the corrected threshold the kernel falls (violations)": equal(
-                0,
-                rows(part="decrease").max("violations"),
-                reported=Reported(0, "Zhu 2024, Proposition B.5.2, corrected", "theory"),
+                0, rows(part="decrease").max("violations"), **zhu(0, "Proposition B.5.2, corrected", "theory")
             ),
             "F15: the printed threshold is not enough (violations)": at_least(
-                1, rows(part="decrease").max("printed_violations"), reported=Reported(0, "Zhu 2024, Proposition B.5.2")
+                1, rows(part="decrease").max("printed_violations"), **zhu(0, "Proposition B.5.2")
             ),
         },
     )
@@ -480,20 +448,15 @@ class Theorems(Experiment):
             yield {"part": job["part"], "seed": job["seed"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        regimes = [{**row, "width": f"m = {row['m']:,}"} for row in select(rows, part="regimes")]
-        settled = [row for row in regimes if row["peak"] is not None]
-        risen = [row for row in settled if row["ratio"] > 2]
-        figure, axes = plots.panels(4, columns=2, size=(4.4, 3.2))
-        shared: dict[str, Any] = {"by": "width", "band": "quantiles", "labels": "legend"}
-        plots.curves(risen, "ratio", "peak", **shared, log="y", xlabel="ηλ₀", ylabel="peak loss / m", ax=axes[0])
-        plots.curves(settled, "ratio", "end", **shared, xlabel="ηλ₀", ylabel="ηλ at the end", ax=axes[1])
-        axes[1].legend(loc="lower left")
-        plots.reference(axes[1], y=2.0, label="2: critical")
-        plots.reference(axes[1], x=2.0)
-        drift = [{**row, "start": f"ηλ₀ = {row['ratio']:g}"} for row in select(rows, part="drift")]
-        plots.log_log(drift, "m", "moved", by="start", xlabel="width m", ylabel="largest change of λ, median", ax=axes[2])
-        done = [row for row in settled if row["steps"] is not None]
-        plots.curves(done, "ratio", "steps", **shared, log="y", xlabel="ηλ₀", ylabel="steps to a loss of 1e-12", ax=axes[3])
-        return figure
+        settled = labelled(select(rows, part="regimes", peak=lambda peak: peak is not None), width="m = {m:,}")
+        risen, done = select(settled, ratio=lambda ratio: ratio > 2), select(settled, steps=lambda steps: steps is not None)
+        drift = labelled(select(rows, part="drift"), start="ηλ₀ = {ratio:g}")
+        against_rate = partial(curves, by="width", band="quantiles", labels="legend", xlabel="ηλ₀")
+        ends = against_rate(settled, "ratio", "end", ylabel="ηλ at the end").legend(loc="lower left")
+        return draw_panels(
+            against_rate(risen, "ratio", "peak", log="y", ylabel="peak loss / m"),
+            ends.line(y=2.0, label="2: critical").line(x=2.0),
+            log_log(drift, "m", "moved", by="start", xlabel="width m", ylabel="largest change of λ, median"),
+            against_rate(done, "ratio", "steps", log="y", ylabel="steps to a loss of 1e-12"),
+            size=(4.4, 3.2),
+        )

@@ -9,20 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments import Experiment, Measured, at_least, at_most, equal, measured, relative, rows, sizes
-from theodolite.experiments.catapult_features.catapults import DEPARTS, draw_parts, spikes
-from theodolite.experiments.catapult_features.runs import (
-    LAPTOP,
-    PAPER,
-    TINY,
-    Rate,
-    constant,
-    descend,
-    network,
-    points,
-    squared_error,
-)
-from theodolite.experiments.catapult_features.sgd_spikes import RATIOS, share_of_spikes
+from theodolite.experiments import Experiment, Measured, Params, at_least, at_most, equal, measured, relative, rows, sizes
+from theodolite.experiments.catapult_features import runs
+from theodolite.experiments.catapult_features.catapults import DEPARTS, RATIOS, parts, share_of_spikes, spikes
+from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, Rate, constant, squared_error
+from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table
@@ -35,7 +27,9 @@ from theodolite.results import Row
 
 #: The rate over the critical one of the steep sample, how much longer that sample is, and a rise that counts.
 RATIO, LONGER, RISE = 1.3, 2.0, 1e-3
-visits = rows(steep=True)
+GATES_FLIP = (
+    "after one visit the doubled sample's critical rate has risen above the rate, as gates flip, and the noise of batches remains"
+)
 
 
 def rises_at_the_sample(rows: list[Row]) -> Measured:
@@ -57,14 +51,7 @@ class Figure45(Experiment):
     departs = "Width, steps and rate are not stated; ours is 1.3 times the critical rate of the doubled sample at the start."
     claims = {
         "rises of the loss by more than 0.001 that happen at the doubled sample (share)": at_least(
-            0.98,
-            rises_at_the_sample,
-            says="the loss rises exactly at the visits",
-            read_from="plot",
-            fails={
-                "tiny": "after one visit the doubled sample's critical rate has risen above the rate, as gates flip, and the "
-                "noise of batches remains"
-            },
+            0.98, rises_at_the_sample, says="the loss rises exactly at the visits", read_from="plot", fails={"tiny": GATES_FLIP}
         ),
         "its critical rate is a quarter of the others'": relative(
             0.1,
@@ -80,12 +67,12 @@ class Figure45(Experiment):
             where="Zhu 2024, appendix C.6",
         ),
         "visits of the doubled sample that raise the loss (share)": measured(
-            visits.column(lambda row: row["after"] > row["loss"]).mean()
+            rows(steep=True).column(lambda row: row["after"] > row["loss"]).mean()
         ),
     }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        yield {"width": p.width, "n": p.n, "steps": p.steps, "seed": 0}
+        return grid(p, "width", "n", "steps", seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         generator = torch.Generator().manual_seed(job["seed"])
@@ -110,16 +97,15 @@ class Figure45(Experiment):
             loss = after
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
+        def ticks(ax: Any) -> None:
+            floor = min(row["loss"] for row in rows)
+            for exceeded, colour in ((False, "grey"), (True, "C3")):
+                steps = [row["step"] for row in select(rows, steep=True, exceeded=exceeded)]
+                ax.plot(steps, [floor] * len(steps), "|", color=colour, markersize=10, markeredgewidth=1.6, clip_on=False)
+            ax.set_title("ticks: visits of the doubled sample, red where the rate exceeds its critical one", fontsize=9)
 
-        figure, [ax] = plots.panels(1, size=(6.4, 3.2), letters=False)
-        plots.curves(rows, "step", "loss", log="y", markers=False, labels="none", ylabel="loss on all points", ax=ax)
-        floor = min(row["loss"] for row in rows)
-        for exceeded, colour in ((False, "grey"), (True, "C3")):
-            steps = [row["step"] for row in select(rows, steep=True, exceeded=exceeded)]
-            ax.plot(steps, [floor] * len(steps), "|", color=colour, markersize=10, markeredgewidth=1.6, clip_on=False)
-        ax.set_title("ticks: visits of the doubled sample, red where the rate exceeds its critical one", fontsize=9)
-        return figure
+        losses = curves(rows, "step", "loss", log="y", markers=False, labels="none", ylabel="loss on all points")
+        return draw_panels(losses.then(ticks), size=(6.4, 3.2))
 
 
 def _critical(model: nn.Module, hidden: Tensor, x: Tensor) -> tuple[float, Tensor, Tensor]:
@@ -142,15 +128,10 @@ SIZES = sizes(
     side=8,
     seeds=3,
     hessian_every=5,
-    tiny={
-        **{"widths": TINY.but(fcn=256), "n": 32, "slow_n": 16, "steps": 70, "slow_steps": 40},
-        **{"source": "stand-in", "seeds": 1, "hessian_every": 10},
-    },
-    laptop={"widths": LAPTOP, "n": 128, "slow_n": 64, "steps": 600, "slow_steps": 250, "source": "either"},
-    paper={
-        **{"widths": PAPER, "n": 128, "slow_n": 128, "steps": 5000, "slow_steps": 5000, "side": 32, "source": "files"},
-        "hessian_every": 1,
-    },
+    n=128,
+    tiny=Params(widths=TINY.but(fcn=256), n=32, slow_n=16, steps=70, slow_steps=40, source="stand-in", seeds=1, hessian_every=10),
+    laptop=Params(widths=LAPTOP, slow_n=64, steps=600, slow_steps=250, source="either"),
+    paper=Params(widths=PAPER, slow_n=128, steps=5000, slow_steps=5000, side=32, source="files", hessian_every=1),
 )
 
 
@@ -158,13 +139,13 @@ def trained(
     job: Mapping[str, Any], rate: Callable[[Problem, int], Rate], ranks: tuple[int, ...], every: int = 0
 ) -> Iterator[Row]:
     """The rows of a run of SGD in batches of a quarter of the points, until a loss of 1e-3."""
-    sample = points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
-    model = network(job["kind"], tuple(sample.x.shape[1:]), 1, job["widths"], seed=job["seed"])
+    sample = runs.points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
+    model = runs.network(job["kind"], tuple(sample.x.shape[1:]), 1, job["widths"], seed=job["seed"])
     problem = Problem(model, nn.MSELoss(), (sample.x, sample.y), check=False)
     batch = job["n"] // 4
     settings = {"steps": job["steps"], "batch_size": batch, "ranks": ranks, "until": 1e-3, "seed": job["seed"]}
     shared = {"kind": job["kind"], "panel": job["kind"], "data": sample.origin, "seed": job["seed"]}
-    for row in descend(model, sample, rate(problem, batch), **settings):
+    for row in runs.descend(model, sample, rate(problem, batch), **settings):
         if every and "rate" in row and row["step"] % every == 0:
             row = {**row, **_by_hessian(problem, row["step"], job)}
         yield {**shared, **row}
@@ -222,8 +203,7 @@ class Figure46(Experiment):
     }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for which in ("low", "high"):
-            yield {"kind": "2-FCN", "which": which, **_shared(p), "n": p.n, "steps": p.steps, "seed": 0}
+        return grid(p, "side", "source", "widths", "n", "steps", kind=["2-FCN"], which=["low", "high"], seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         rate = quantile_rate(0.0, 0.1) if job["which"] == "low" else quantile_rate(QUANTILE)
@@ -231,21 +211,14 @@ class Figure46(Experiment):
             yield {**row, "panel": f"{job['which']} rate", "which": job["which"]}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(4, columns=2, size=(4.2, 2.8))
-        for column, which in enumerate(("low", "high")):
+        def column(which: str) -> Iterator[Panel]:
             mine = select(rows, which=which, diverged=False)
             rate = mine[0]["rate"]
-            draw_parts(axes[column], mine, 5, f"2-FCN, rate {rate:.2g}")
+            yield parts(mine, 5, f"2-FCN, rate {rate:.2g}")
             known = [row for row in mine if row.get("batch_critical")]
-            plots.curves(known, "step", "batch_critical", ylabel="critical rate of the batch", markers=False, ax=axes[column + 2])
-            plots.reference(axes[column + 2], y=rate, label="rate")
-        return figure
+            yield curves(known, "step", "batch_critical", ylabel="critical rate of the batch").line(y=rate, label="rate")
 
-
-def _shared(p: Any) -> dict[str, Any]:
-    return {name: p[name] for name in ("side", "source", "widths")}
+        return draw_columns(column("low"), column("high"), size=(4.2, 2.8), markers=False)
 
 
 def table(rows: list[Row], slack: float = 0.0) -> MatchTable:
@@ -269,6 +242,7 @@ def per_cent(kind: str, share: str, slack: float = 0.0) -> Value:
     return rows(kind=kind).measure(measure)
 
 
+NOISE = "near the edge the noise of batches alone raises the full loss in some 40 % of the steps, at rates below the edge"
 compared = rows.where(lambda row: bool(row.get("by_hessian")))
 
 
@@ -291,13 +265,7 @@ class Table42(Experiment):
     claims = (
         {
             f"match rate of the {kind}, per cent": at_least(
-                85.0,
-                per_cent(kind, "match_rate"),
-                reported=value,
-                fails={
-                    "tiny": "near the edge the noise of batches alone raises the full loss in some 40 % of the steps, at rates "
-                    "below the edge"
-                },
+                85.0, per_cent(kind, "match_rate"), reported=value, fails={"tiny": NOISE}
             )
             for kind, value in REPORTED.items()
         },
@@ -308,15 +276,12 @@ class Table42(Experiment):
             for kind in REPORTED
         },
         {
-            f"{kind}: match rate of rises by more than half of the loss, per cent": measured(per_cent(kind, "match_rate", 0.5))
-            for kind in REPORTED
-        },
-        {
-            f"{kind}: share of exceeding steps that raise the loss, per cent": measured(per_cent(kind, "up_given_exceeded"))
-            for kind in REPORTED
-        },
-        {
-            f"{kind}: share of the other steps that raise the loss, per cent": measured(per_cent(kind, "up_given_not"))
+            f"{kind}: {text}, per cent": measured(per_cent(kind, *share))
+            for text, share in (
+                ("match rate of rises by more than half of the loss", ("match_rate", 0.5)),
+                ("share of exceeding steps that raise the loss", ("up_given_exceeded",)),
+                ("share of the other steps that raise the loss", ("up_given_not",)),
+            )
             for kind in REPORTED
         },
         {
@@ -331,11 +296,10 @@ class Table42(Experiment):
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        names = ("n", "steps", "side", "source", "widths", "every")
         for kind in REPORTED:
-            slow = kind == "5-CNN"
-            sizes = {"n": p.slow_n if slow else p.n, "steps": p.slow_steps if slow else p.steps}
-            for seed in range(p.seeds):
-                yield {"kind": kind, **sizes, **_shared(p), "every": p.hessian_every, "seed": seed}
+            mine = p.but(n=p.slow_n, steps=p.slow_steps) if kind == "5-CNN" else p
+            yield from grid(mine.but(every=p.hessian_every), *names, kind=[kind], seed=range(p.seeds))
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         kind = job["kind"]

@@ -1,7 +1,4 @@
-"""Catapults of gradient descent in the top eigenspace of the kernel: one above the critical rate, several by raising the rate.
-
-The study of training curves by panel, what is measured on a run, and the drawing also serve the spikes of SGD.
-"""
+"""Catapults in the top eigenspace of the kernel: one, several by raising the rate, and the spikes of SGD, many short ones."""
 
 from __future__ import annotations
 
@@ -9,15 +6,19 @@ import copy
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
+from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
-from torch import nn
-from torch.optim import SGD
+from torch import nn, optim
 
 from theodolite.experiments import Experiment, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, TINY, Rate, constant, descend, network, points
 from theodolite.experiments.claims import Claims
-from theodolite.experiments.query import Groups, Query, Value, select, values_of
+from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab.panels import Panel as Drawing
+from theodolite.experiments.lab.panels import curves, draw_columns, draw_panels, melted, split, titled
+from theodolite.experiments.query import Groups, Query, Value, select
 from theodolite.measures.dynamics import SpikeEvent, critical_learning_rate, spike_events
 from theodolite.monitors.rates.critical_rate import cyclical_rate
 from theodolite.monitors.rates.multi_catapult import MultiCatapult
@@ -65,10 +66,7 @@ GD = sizes(
     until=0.0,
     tiny={"widths": TINY, "n": 32, "steps": 50, "slow_n": 16, "slow_steps": 40, "source": "stand-in", "seeds": 1},
     laptop={"widths": LAPTOP, "n": 64, "steps": 150, "slow_n": 64, "slow_steps": 100, "source": "either"},
-    paper={
-        **{"widths": PAPER, "n": 128, "steps": 300, "slow_n": 128, "slow_steps": 300, "source": "files"},
-        **{"side": 32, "classes": 10},
-    },
+    paper=Params(widths=PAPER, n=128, steps=300, slow_n=128, slow_steps=300, source="files", side=32, classes=10),
 )
 
 
@@ -79,23 +77,11 @@ class PanelRuns(Study):
         for panel in p.panels:
             if p.kinds and panel.kind not in p.kinds:
                 continue
-            slow = panel.kind in SLOW
-            n = p.slow_n if slow else p.n
-            for seed in range(p.seeds):
-                yield {
-                    "panel": panel._asdict(),
-                    "widths": p.widths,
-                    "n": n,
-                    "steps": p.slow_steps if slow else p.steps,
-                    "side": p.side,
-                    "classes": p.classes if panel.many else 2,
-                    "dim": p.dim,
-                    "source": p.source,
-                    "batch_size": None if p.batch_share is None else max(1, round(p.batch_share * n)),
-                    "ranks": p.ranks,
-                    "until": p.until,
-                    "seed": seed,
-                }
+            mine = p.but(n=p.slow_n, steps=p.slow_steps) if panel.kind in SLOW else p
+            batch_size = None if p.batch_share is None else max(1, round(p.batch_share * mine.n))
+            mine = mine.but(panel=panel._asdict(), classes=p.classes if panel.many else 2, batch_size=batch_size)
+            names = ("panel", "widths", "n", "steps", "side", "classes", "dim", "source", "batch_size", "ranks", "until")
+            yield from grid(mine, *names, seed=range(p.seeds))
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         panel, seed = Panel(**job["panel"]), job["seed"]
@@ -120,29 +106,20 @@ class PanelFigure(Figure):
     shown: ClassVar[int] = 5  # the rank that is drawn
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        first = [row for row in rows if row["seed"] == 0 and row["loss"] is not None]
-        titles = values_of(first, "panel")
-        figure, axes = plots.panels(2 * len(titles), columns=len(titles), size=(3.6, 2.7))
-        for column, title in enumerate(titles):
-            mine = select(first, panel=title)
-            draw_parts(axes[column], mine, self.shown, title)
-            look: dict[str, Any] = {"markers": False, "labels": "none"}
-            plots.curves(mine, "step", "kernel", ylabel="‖K‖", ax=axes[column + len(titles)], **look)
-        return figure
+        mine = split(select(rows, seed=0, loss=lambda loss: loss is not None), "panel")
+        columns = [(parts(run, self.shown, title), kernel_norm(run)) for title, run in mine.items()]
+        return draw_columns(*columns, size=(3.6, 2.7), markers=False)
 
 
-def draw_parts(ax: Any, run: list[Row], rank: int, title: str) -> None:
+def parts(run: list[Row], rank: int, title: str) -> Drawing:
     """L, L≤s and L>s of one run."""
-    from theodolite import plots
-
     names = {"loss": "L", f"top_{rank}": f"L≤{rank}", f"rest_{rank}": f"L>{rank}"}
-    parts = [{"step": row["step"], "loss": max(row[key], 1e-12), "part": name} for key, name in names.items() for row in run]
-    origin = run[0]["data"]
-    named = f"{title}\n({origin})" if " " in origin else title  # stand-ins have longer names
-    look: dict[str, Any] = {"markers": False, "labels": "legend", "band": None}
-    plots.curves(parts, "step", "loss", by="part", log="y", ylabel="loss", title=named, ax=ax, **look)
+    shown = [{**row, "loss": max(row["loss"], 1e-12)} for row in melted(run, names, "loss", "part")]
+    look: dict[str, Any] = {"by": "part", "labels": "legend", "band": None, "title": titled(title, run)}
+    return curves(shown, "step", "loss", log="y", ylabel="loss", **look)
+
+
+kernel_norm = partial(curves, x="step", y="kernel", ylabel="‖K‖", labels="none")
 
 
 # What is measured on the rows of a run
@@ -264,6 +241,10 @@ def rises_without_reason(run: list[Row]) -> int:
     )
 
 
+NONE_BELOW: Any = {"says": "no catapult below the critical rate", "where": "Zhu 2024, section 4.2", "read_from": "theory"}
+GROWS = "the kernel grows until the rate crosses the edge of its own weights; below that edge no step raises the loss"
+
+
 class Figure43(PanelFigure):
     """A catapult of gradient descent lies in the top eigenspace of the tangent kernel.
 
@@ -279,22 +260,10 @@ class Figure43(PanelFigure):
         catapult_claims(),
         {
             "at 0.8 of the critical rate no step raises the loss by more than a thousandth of the first": at_most(
-                1e-3,
-                runs(below).each(largest_rise).max(),
-                says="no catapult below the critical rate",
-                where="Zhu 2024, section 4.2",
-                read_from="theory",
-                fails={
-                    "tiny": "the kernel grows until the rate crosses the edge of its own weights; below that edge no step raises "
-                    "the loss"
-                },
+                1e-3, runs(below).each(largest_rise).max(), fails={"tiny": GROWS}, **NONE_BELOW
             ),
             "nor does any step that is below the critical rate of its own weights (steps that do)": equal(
-                0,
-                runs(below).each(rises_without_reason).sum(),
-                says="no catapult below the critical rate",
-                where="Zhu 2024, section 4.2",
-                read_from="theory",
+                0, runs(below).each(rises_without_reason).sum(), **NONE_BELOW
             ),
         },
     )
@@ -382,10 +351,7 @@ class Figure44(Experiment):
         restart_steps=60,
         raises=4,
         seeds=1,
-        tiny={
-            **{"widths": TINY.but(fcn=256), "n": 24, "steps": 220, "source": "stand-in", "kinds": ("5-FCN",)},
-            **{"restart_steps": 40, "raises": 3},
-        },
+        tiny=Params(widths=TINY.but(fcn=256), n=24, steps=220, source="stand-in", kinds=("5-FCN",), restart_steps=40, raises=3),
         laptop={"widths": LAPTOP, "n": 64, "steps": 500, "source": "either"},
         paper={"widths": PAPER, "n": 128, "steps": 1500, "side": 32, "source": "files", "seeds": 3},
     )
@@ -422,10 +388,8 @@ class Figure44(Experiment):
     }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        shared = {name: p[name] for name in ("widths", "n", "steps", "side", "restart_steps", "raises", "source")}
-        for kind in p.kinds:
-            for seed in range(p.seeds):
-                yield {"kind": kind, **shared, "seed": seed}
+        names = ("widths", "n", "steps", "side", "restart_steps", "raises", "source")
+        return grid(p, *names, kind=p.kinds, seed=range(p.seeds))
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         sample = points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
@@ -433,7 +397,7 @@ class Figure44(Experiment):
         start = copy.deepcopy(model)
         data = (sample.x, sample.y)
         first = critical_learning_rate(Problem(model, nn.MSELoss(), data), by="kernel", progress=False).value
-        sgd = SGD(model.parameters(), lr=FIRST * first)
+        sgd = optim.SGD(model.parameters(), lr=FIRST * first)
         driver = MultiCatapult(model, nn.MSELoss(), data, sgd, raises=job["raises"], ratio=RATIO)
         shared = {"panel": f"{job['kind']} on CIFAR-2", "data": sample.origin, "seed": job["seed"]}
         calm = 0
@@ -449,21 +413,197 @@ class Figure44(Experiment):
             yield {"part": "restart", **shared, **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        first = select(rows, seed=0)
-        titles = values_of(first, "panel")
-        figure, axes = plots.panels(3 * len(titles), columns=3, size=(3.8, 2.8))
-        for place, title in enumerate(titles):
-            loss, norm, restart = axes[3 * place : 3 * place + 3]
-            mine = select(first, panel=title)
+        panels: list[Drawing] = []
+        for title, mine in split(select(rows, seed=0), "panel").items():
             run = select(mine, part="run", diverged=False)
-            draw_parts(loss, run, RANK, title)
-            plots.curves(run, "step", "kernel", markers=False, labels="none", ylabel="‖K‖", title="raises: dashed", ax=norm)
+            loss, norm = parts(run, RANK, title), kernel_norm(run, title="raises: dashed")
             for event in select(mine, part="event"):
-                plots.reference(loss, x=event["step"])
-                plots.reference(norm, x=event["step"])
-            begun = [row for row in select(mine, part="restart") if row["loss"] is not None]
-            look: dict[str, Any] = {"markers": False, "labels": "none", "log": "y"}
-            plots.curves(begun, "step", "loss", ylabel="loss", title="started with the final rate", ax=restart, **look)
-        return figure
+                loss, norm = loss.line(x=event["step"]), norm.line(x=event["step"])
+            begun = select(mine, part="restart", loss=lambda loss: loss is not None)
+            look: dict[str, Any] = {"labels": "none", "log": "y", "title": "started with the final rate"}
+            panels += [loss, norm, curves(begun, "step", "loss", ylabel="loss", **look)]
+        return draw_panels(*panels, columns=3, size=(3.8, 2.8), markers=False)
+
+
+# Spikes of SGD above the critical rate: many short catapults, each in the top eigendirection of the kernel
+
+#: A run stops at a loss of `until` on all points.
+SGD_TINY = GD["tiny"].but(
+    widths=TINY.but(fcn=256), steps=80, slow_steps=30, kinds=("5-FCN", "5-CNN"), ranks=(1, 5), until=1e-3, batch_share=0.25
+)
+SGD_LAPTOP = SGD_TINY.but(widths=LAPTOP, n=128, steps=500, slow_n=64, slow_steps=200, source="either", kinds=())
+SGD_PAPER = SGD_LAPTOP.but(widths=PAPER, steps=3000, slow_n=128, slow_steps=3000, side=32, source="files", seeds=3, classes=10)
+#: Rates of the networks in units of the critical one of the start.
+RATIOS = {"5-FCN": 1.67, "5-CNN": 1.78, "WRN": 2.0, "ViT": 1.7}
+SGD = {"tiny": SGD_TINY, "laptop": SGD_LAPTOP, "paper": SGD_PAPER}
+
+
+def share_of_spikes(rank: int, query: Query = rows) -> Value:
+    """The part of a spike's rise that lies in the top eigenspace, the median of the spikes of all runs."""
+
+    def shares(run: list[Row]) -> list[float]:
+        pairs = [(run[spike.start - 1], run[spike.peak]) for spike in spikes(run)]
+        name = f"top_{rank}"
+        return [(b[name] - a[name]) / (b["loss"] - a["loss"]) for a, b in pairs if b["loss"] > a["loss"]]
+
+    return runs(query).each(shares).reduce(lambda found: float(median(itertools.chain(*found))))
+
+
+HAS_SPIKES = {
+    "every run has spikes (fewest)": at_least(1, runs().each(lambda run: len(spikes(run))).min(), says="spikes", read_from="plot")
+}
+#: What every figure of spikes in SGD shows.
+SPIKES = {
+    **HAS_SPIKES,
+    # Asked of networks of width 512 on 128 points; a tiny run has a dozen spikes.
+    KERNEL_FALLS: at_least(0.8, kernel_falls(), says="the norm drops at each spike", since="laptop"),
+    "share of a spike in the top eigendirection per output (median)": at_least(
+        0.8, share_of_spikes(1), says="spikes occur in the top eigenspace"
+    ),
+    "share of spikes to at least three times the loss before after which the kernel is smaller": measured(kernel_falls(3.0)),
+    "steps in which the rest of the loss rises by more than 2 % of the first loss (most)": measured(
+        runs().each(lambda run: rises_of_rest(run, 1)).max()
+    ),
+}
+
+
+class SpikeFigure(PanelFigure):
+    """What the figures share."""
+
+    shown = 1
+    departs = (
+        DEPARTS + " Batches are a quarter of the points, as in the source. The rate of the transformer stands without a "
+        "critical one; ours is 1.7 of it. Residual network and transformer keep their output bias at zero: with it the former "
+        "always diverged."
+    )
+
+
+class Figure47(SpikeFigure):
+    """Spikes of SGD: the norm of the kernel drops at each of them, and they lie in the top eigendirection.
+
+    Batches of a quarter of the points at a constant rate above the critical one of the start. Between spikes the norm of the
+    kernel mostly rises or stays; outside the top direction the loss falls with small oscillations.
+    """
+
+    item, where = ("zhu-2024 Figure 4.7", "zhu-2024 Figure C.8"), "section 4.3, appendix C.3"
+    study = panel_runs(SGD, *(Panel(kind, "cifar10", ratio) for kind, ratio in RATIOS.items()), tiny=SGD_TINY.but(kinds=()))
+    claims = SPIKES
+
+
+class FigureC9(SpikeFigure):
+    """Spikes of SGD with PyTorch's own parameterisation.
+
+    The networks of the figure before, with the layers and initial weights that PyTorch gives, biases included.
+    """
+
+    item, where = "zhu-2024 Figure C.9", "appendix C.3"
+    study = panel_runs(
+        SGD,
+        *(Panel(kind, "cifar10", 0.4 if kind == "ViT" else 0.2, default=True) for kind in RATIOS),
+        tiny=SGD_TINY.but(slow_steps=60),
+    )
+    departs = (
+        SpikeFigure.departs + " The rates are not stated. In this parameterisation outputs start near zero and the kernel grows "
+        "many times over in the first steps, so ours are 0.2 of the critical one of the start (0.4 for ViT): at 1.7 of it these "
+        "runs diverge."
+    )
+    claims = SPIKES
+
+
+class FigureC10(SpikeFigure):
+    """Spikes of SGD on SVHN.
+
+    The networks of the figure before on digits 0 and 2.
+    """
+
+    item, where = "zhu-2024 Figure C.10", "appendix C.3"
+    study = panel_runs(SGD, *(Panel(kind, "svhn", ratio) for kind, ratio in RATIOS.items()))
+    claims = SPIKES
+
+
+class FigureC11(SpikeFigure):
+    """Spikes of SGD with many points, and with ten classes.
+
+    The kernel of many points is formed, but only its top eigenvector is computed.
+    """
+
+    item, where = "zhu-2024 Figure C.11", "appendix C.3"
+    study = panel_runs(
+        SGD,
+        Panel("5-FCN", "cifar10", 1.67),
+        Panel("5-CNN", "cifar10", 1.78),
+        Panel("Myrtle-5", "cifar10", 1.2, many=True),
+        tiny=SGD_TINY.but(widths=TINY.but(fcn=128), n=420, steps=25, kinds=()),
+        laptop=SGD_LAPTOP.but(widths=LAPTOP.but(fcn=256), n=1000, steps=150, slow_n=128, slow_steps=100),
+        paper=SGD_PAPER.but(n=5000, slow_n=5000, seeds=1),
+    )
+    departs = (
+        SpikeFigure.departs
+        + " Below paper size the convolutional networks see fewer points than the FCN. Myrtle-5 trains at 1.2 and not "
+        "1.7 times its critical rate, where narrow ones diverge."
+    )
+    claims = SPIKES
+
+
+def cycles(run: list[Row]) -> float:
+    """Rising phases with a spike that leaves a smaller kernel, as a share of all."""
+    last = finished(run)[-1]["step"]
+    flown = [spike for spike in spikes(run) if spike.kernel_fell]
+    phases = range(0, last - PERIOD // 2 + 1, PERIOD)
+    seen = [any(start <= spike.peak <= start + PERIOD // 2 + 5 for spike in flown) for start in phases]
+    return sum(seen) / len(seen)
+
+
+class FigureC12(SpikeFigure):
+    """A cyclical learning rate: a spike and a smaller kernel in each rising phase.
+
+    The rate goes up and down between half and twice the critical one of the start in forty steps.
+    """
+
+    item, where = "zhu-2024 Figure C.12", "appendix C.3"
+    study = panel_runs(
+        SGD,
+        *(Panel(kind, "cifar10", 2.0, cyclical=True) for kind in ("5-FCN", "WRN")),
+        tiny=SGD_TINY.but(steps=120, kinds=("5-FCN",), until=0.0),
+        laptop=SGD_LAPTOP.but(steps=200, slow_steps=200, until=0.0),
+        paper=SGD_PAPER.but(steps=400, slow_steps=400, until=0.0),
+    )
+    departs = (
+        SpikeFigure.departs + " The cycle is not stated. The FCN stands beside the residual network; at tiny size it is alone."
+    )
+    claims = (
+        {
+            "share of the rising phases with a spike that leaves a smaller kernel (smallest)": at_least(
+                1.0, runs().each(cycles).min(), says="a spike and a drop in each increasing phase", read_from="plot"
+            ),
+        },
+        SPIKES,
+    )
+
+
+class FigureC22(SpikeFigure):
+    """The spikes of SGD on low-rank targets, in batches of five, lie in the top eigendirection.
+
+    Half the critical rate of all points is above that of many batches of five.
+    """
+
+    item, where = "zhu-2024 Figure C.22", "appendix C.5"
+    study = panel_runs(
+        SGD,
+        *(Panel("2-FCN", "rank-2", 0.5), Panel("4-FCN", "rank-4", 0.5)),
+        tiny=SGD_TINY.but(widths=TINY.but(shallow=256), n=80, steps=250, dim=20, batch_share=1 / 16, kinds=()),
+        laptop=SGD_LAPTOP.but(n=500, steps=1000, dim=50, batch_share=0.01),
+        paper=SGD_PAPER.but(n=2000, steps=20_000, batch_share=0.0025),
+    )
+    departs = (
+        "The text names rank-4 beside Figure 4.9, which shows rank-3; ours is rank-4. Rates are half the critical one of all "
+        "points, networks have no biases; below paper size there are 20 or 50 inputs and n = inputs²/5 points."
+    )
+    claims = (
+        HAS_SPIKES,
+        {
+            "share of a spike in the top eigendirection (median)": at_least(
+                0.8, share_of_spikes(1), says="spikes in the top direction"
+            ),
+        },
+    )

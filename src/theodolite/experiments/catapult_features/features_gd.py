@@ -11,20 +11,12 @@ import torch
 from torch import Tensor
 
 from theodolite.experiments import Figure, at_least, at_most, rows, sizes
+from theodolite.experiments.catapult_features import tasks
 from theodolite.experiments.catapult_features.stacked_training import Raises, critical_rate, descend_with_raises
-from theodolite.experiments.catapult_features.tasks import (
-    TASKS,
-    Setting,
-    TaskStudy,
-    agops,
-    alignments,
-    judged,
-    prepare,
-    score_of,
-    setting_of,
-    with_origin,
-)
+from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, judged, prepare, score_of
 from theodolite.experiments.claims import Claim, Claims
+from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, matrix, split, titled
 from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.measures.dynamics import spike_events
 from theodolite.results import Row
@@ -43,6 +35,7 @@ NEAR_ZERO = 5.0
 #: Rows and columns of an AGOP that are kept.
 BLOCK = 10
 
+FOUR_TASKS = ("rank-2", "rank-3", "svhn", "celeba")
 #: Tasks at their sizes; `raises` is the largest number of raises, of which all smaller ones are run too; `scheduled` raises by
 #: the source's table where there is one.
 FOUR = sizes(
@@ -50,26 +43,12 @@ FOUR = sizes(
     check=10,
     raises=3,
     scheduled=True,
-    tiny={
-        **{"settings": [setting_of("tiny", task) for task in ("rank-2", "rank-3", "svhn", "celeba")]},
-        **{"steps": 200, "scheduled": False},
-    },
-    laptop={
-        "settings": [
-            *(setting_of("laptop", "rank-2"), setting_of("laptop", "rank-3", n=1000)),
-            *(setting_of("laptop", "svhn"), setting_of("laptop", "celeba")),
-        ],
-        "steps": 500,
-    },
-    paper={
-        **{"settings": [setting_of("paper", task) for task in ("rank-2", "rank-3", "svhn", "celeba")]},
-        **{"steps": 3000, "raises": 6},
-    },
+    tiny={"settings": tasks.settings("tiny", *FOUR_TASKS), "steps": 200, "scheduled": False},
+    laptop={"settings": tasks.settings("laptop", *FOUR_TASKS, n={"rank-3": 1000}), "steps": 500},
+    paper={"settings": tasks.settings("paper", *FOUR_TASKS), "steps": 3000, "raises": 6},
 )
-MORE = {
-    size: p.but(settings=[setting_of(size, task) for task in ("rank-4", "usps", "fashion")], raises=3) for size, p in FOUR.items()
-}
-FULL_RANK = {size: p.but(settings=[setting_of(size, "full")], raises=4, scheduled=True) for size, p in FOUR.items()}
+MORE = {size: p.but(settings=tasks.settings(size, "rank-4", "usps", "fashion"), raises=3) for size, p in FOUR.items()}
+FULL_RANK = {size: p.but(settings=tasks.settings(size, "full"), raises=4, scheduled=True) for size, p in FOUR.items()}
 FULL_RANK["tiny"] = FULL_RANK["tiny"].but(steps=400)
 
 
@@ -82,9 +61,7 @@ class RaisedRates(TaskStudy):
     sizes = FOUR
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        shared = {name: p[name] for name in ("seeds", "steps", "check", "scheduled")}
-        for setting in p.settings:
-            job = {"setting": setting._asdict(), **shared, "seed": 0}
+        for job in grid(p, "seeds", "steps", "check", "scheduled", setting=[each._asdict() for each in p.settings], seed=[0]):
             yield {**job, "raises": p.raises, "init": "ntk"}
             yield {**job, "raises": 0, "init": "ntk_small"}
 
@@ -97,16 +74,16 @@ class RaisedRates(TaskStudy):
         wanted = torch.arange(copies).repeat_interleave(len(seeds))
         rule = Raises(wanted, critical, table=TABLES.get(setting.task) if job["scheduled"] else None, factor=FACTOR)
         history, losses = descend_with_raises(start.networks, start.splits, rule, steps=job["steps"], check=job["check"])
-        shared = {"panel": TASKS[setting.task].title, "data": start.origin, "start": init}
+        shared = {"panel": setting.title, "data": start.origin, "start": init}
         marks = [{**shared, "raises": int(k), "seed": r % len(seeds)} for r, k in enumerate(wanted)]
-        at_end = alignments(start.networks, x, start.target)
+        at_end = tasks.alignments(start.networks, x, start.target)
         for r, row in enumerate(judged(start, history)):
             spikes = len(spike_events([v for v in losses[:, r].tolist() if v == v]))
             rates = {"restored": int(rule.restored[r]), "critical_rate": float(rule.critical[r])}
             yield {"kind": "run", **marks[r], "spikes": spikes, **row, "alignment_at_end": at_end[r], **rates}
         for row in history.curves:
             yield {"kind": "curve", **marks[row["replica"]], **{k: row[k] for k in ("step", "loss", "validation")}}
-        for row in _blocks(agops(history.best, x), start.target, marks):
+        for row in _blocks(tasks.agops(history.best, x), start.target, marks):
             yield {"kind": "block", **row, "seed": -1}
 
 
@@ -224,21 +201,16 @@ class RaisedFigure(Figure):
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        titles = values_of(rows, "panel")
-        figure, axes = plots.panels(2 * len(titles), columns=max(len(titles), 2), size=(3.5, 2.9))
-        for i, title in enumerate(titles):
-            mine = [{**row, "start": STARTS[row["start"]]} for row in select(rows, panel=title)]
+        def column(title: str, mine: list[Row]) -> list[Panel]:
             score, name = score_of(title)
-            look: dict[str, Any] = {"by": "start" if len(values_of(rows, "start")) > 1 else None, "band": "std"}
-            look |= {"labels": "legend", "xlabel": "raises of the rate"}
-            named = with_origin(title, mine[0]["data"])
-            plots.curves(mine, "raises", score, ylabel=name, title=named, ax=axes[i], **look)
-            plots.curves(mine, "raises", "alignment", ylabel="AGOP alignment", ax=axes[i + len(titles)], **look)
-            for ax in (axes[i], axes[i + len(titles)]):
-                ax.set_xticks(sorted(values_of(mine, "raises")))
-        return figure
+            named = curves(mine, "raises", score, ylabel=name, title=titled(title, mine))
+            both = named, curves(mine, "raises", "alignment", ylabel="AGOP alignment")
+            return [panel.set(xticks=sorted(values_of(mine, "raises"))) for panel in both]
+
+        mine = split([{**row, "start": STARTS[row["start"]]} for row in rows], "panel")
+        look: dict[str, Any] = {"by": "start" if len(values_of(rows, "start")) > 1 else None, "band": "std", "labels": "legend"}
+        look |= {"columns": max(len(mine), 2), "xlabel": "raises of the rate"}
+        return draw_columns(*map(column, mine, mine.values()), size=(3.5, 2.9), **look)
 
 
 class Figure48(RaisedFigure):
@@ -278,16 +250,9 @@ class FigureC13(RaisedFigure):
     }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        titles = values_of(rows, "panel")
-        figure, axes = plots.panels(len(titles), size=(4.4, 3.2))
-        for ax, title in zip(axes, titles, strict=True):
-            mine = select(rows, panel=title, seed=0)
-            shown = [{**row, "validation": min(row["validation"], 1e6)} for row in mine]
-            look: dict[str, Any] = {"by": "raises", "log": "y", "labels": "legend", "ylabel": "validation loss"}
-            plots.curves(shown, "step", "validation", title=with_origin(title, mine[0]["data"]), ax=ax, **look)
-        return figure
+        shown = [{**row, "validation": min(row["validation"], 1e6)} for row in select(rows, seed=0)]
+        panels = [curves(run, "step", "validation", title=titled(title, run)) for title, run in split(shown, "panel").items()]
+        return draw_panels(*panels, size=(4.4, 3.2), by="raises", log="y", labels="legend", ylabel="validation loss")
 
 
 class FigureC14(RaisedFigure):
@@ -339,18 +304,13 @@ class FigureC15(RaisedFigure):
     }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
+        def block(raises: int) -> Panel:
+            values = [[row["value"] for row in line] for line in split(select(rows, raises=raises), "row").values()]
+            title = "true AGOP" if raises < 0 else f"{raises} raise{'s' if raises != 1 else ''}"
+            return matrix(values, limits=(0.0, 1.0), center=None, annotate=False, title=title)
 
         counts = sorted({row["raises"] for row in rows if row["raises"] >= 0})
-        figure, axes = plots.panels(len(counts) + 1, size=(3.2, 2.8))
-        size = 1 + max(row["row"] for row in rows)
-        for ax, raises in zip(axes, [*counts, -1], strict=True):
-            values = [[0.0] * size for _ in range(size)]
-            for row in select(rows, raises=raises):
-                values[row["row"]][row["column"]] = row["value"]
-            title = "true AGOP" if raises < 0 else f"{raises} raise{'s' if raises != 1 else ''}"
-            plots.matrix(values, limits=(0.0, 1.0), center=None, annotate=False, title=title, ax=ax)
-        return figure
+        return draw_panels(*map(block, [*counts, -1]), size=(3.2, 2.8))
 
 
 class FigureC16(RaisedFigure):

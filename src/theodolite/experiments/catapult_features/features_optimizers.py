@@ -12,19 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.experiments import Experiment, Figure, Measured, at_most, equal, measured, rows, sizes
+from theodolite.experiments import Experiment, Figure, Measured, Params, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import squared_error
 from theodolite.experiments.catapult_features.stacked_training import UNTIL, Feed, History, critical_rate, train
-from theodolite.experiments.catapult_features.tasks import (
-    TASKS,
-    Setting,
-    TaskStudy,
-    judged,
-    prepare,
-    score_of,
-    setting_of,
-    with_origin,
-)
+from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, judged, prepare, score_of, setting_of, settings
+from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, heatmap, scatter, split, titled
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.measures.features import agop, agop_alignment, agop_penalty
 from theodolite.results import Row
@@ -53,23 +46,18 @@ _ADAPTIVE: dict[str, Callable[..., Optimizer]] = {
 }
 
 FOUR = ("rank-2", "rank-4", "svhn", "celeba")
+SMALL = {"n": {"rank-3": 100, "rank-4": 100}, "width": {"rank-3": 32, "rank-4": 32, "celeba": 32}}
 OPTIMIZED = sizes(
     seeds=3,
-    tiny={
-        "settings": [
-            *(setting_of("tiny", "rank-2"), setting_of("tiny", "rank-4", n=100, width=32)),
-            *(setting_of("tiny", "svhn"), setting_of("tiny", "celeba", width=32)),
-        ],
-        **{"batch": 10, "steps": 200},
-    },
-    laptop={"settings": [setting_of("laptop", task) for task in FOUR], "batch": 25, "steps": 1500},
-    paper={"settings": [setting_of("paper", task) for task in FOUR], "batch": 100, "steps": 20_000},
+    tiny={"settings": settings("tiny", *FOUR, **SMALL), "batch": 10, "steps": 200},
+    laptop={"settings": settings("laptop", *FOUR), "batch": 25, "steps": 1500},
+    paper={"settings": settings("paper", *FOUR), "batch": 100, "steps": 20_000},
 )
 #: A while on each task, and on rank-3.
 TRIED = {
-    "tiny": OPTIMIZED["tiny"].but(settings=[*OPTIMIZED["tiny"].settings, setting_of("tiny", "rank-3", n=100, width=32)]),
-    "laptop": OPTIMIZED["laptop"].but(settings=[setting_of("laptop", task) for task in (*FOUR, "rank-3")], steps=200),
-    "paper": OPTIMIZED["paper"].but(settings=[setting_of("paper", task) for task in (*FOUR, "rank-3")], steps=1000),
+    "tiny": OPTIMIZED["tiny"].but(settings=settings("tiny", *FOUR, "rank-3", **SMALL)),
+    "laptop": OPTIMIZED["laptop"].but(settings=settings("laptop", *FOUR, "rank-3"), steps=200),
+    "paper": OPTIMIZED["paper"].but(settings=settings("paper", *FOUR, "rank-3"), steps=1000),
 }
 
 
@@ -91,10 +79,8 @@ class Optimizers(TaskStudy):
     sizes = OPTIMIZED
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        shared = {name: p[name] for name in ("batch", "steps", "seeds")}
-        for setting in p.settings:
-            for optimizer in OPTIMIZERS:
-                yield {"setting": setting._asdict(), "optimizer": optimizer, **shared, "seed": 0}
+        found = [setting._asdict() for setting in p.settings]
+        return grid(p, "batch", "steps", "seeds", setting=found, optimizer=OPTIMIZERS, seed=[0])
 
     def run(self, job: Mapping[str, Any], reference: Sequence[Row] = ()) -> list[Row]:
         momentum = MOMENTUM if job["optimizer"] == "SGD+M" else 0.0
@@ -126,7 +112,7 @@ def _optimized(job: Mapping[str, Any], momentum: float, reference: Sequence[Row]
     )
     in_table = TABLE_C_1[setting.task][OPTIMIZERS.index(optimizer)]
     rates = {"rate": rate, "rate_in_table": in_table, "ratio": rate / critical}
-    mark = {"panel": TASKS[setting.task].title, "data": start.origin, "optimizer": optimizer, "momentum": momentum, **rates}
+    mark = {"panel": setting.title, "data": start.origin, "optimizer": optimizer, "momentum": momentum, **rates}
     return [{**mark, "seed": r, "first_loss": _first(history, r), **row} for r, row in enumerate(judged(start, history))]
 
 
@@ -179,18 +165,15 @@ class Figure411(Figure):
     }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        titles = values_of(rows, "panel")
-        figure, axes = plots.panels(len(titles), columns=2, size=(4.6, 3.6))
-        for ax, title in zip(axes, titles, strict=True):
+        def panel(title: str, mine: list[Row]) -> Panel:
             column, label = score_of(title)
             aligned, tested = (by_optimizer(rows, title, name) for name in ("alignment", column))
             points = [{"optimizer": o, "alignment": aligned[o], column: tested[o]} for o in aligned]
-            named = with_origin(title, select(rows, panel=title)[0]["data"])
-            look: dict[str, Any] = {"text": "optimizer", "correlation": "spearman", "xlabel": "AGOP alignment"}
-            plots.scatter(points, "alignment", column, ylabel=label, title=named, ax=ax, **look)
-        return figure
+            return scatter(points, "alignment", column, ylabel=label, title=titled(title, mine))
+
+        mine = split(rows, "panel")
+        look: dict[str, Any] = {"text": "optimizer", "correlation": "spearman", "xlabel": "AGOP alignment"}
+        return draw_panels(*map(panel, mine, mine.values()), columns=2, size=(4.6, 3.6), **look)
 
 
 pairs = rows.by("panel", "optimizer")
@@ -220,14 +203,12 @@ class TableC1(Figure):
     }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, (left, right) = plots.panels(2, size=(5.0, 3.4))
         shown = [{**row, "left": min(row["final_loss"] / row["first_loss"], 10.0)} for row in rows]
-        for ax, column, label in ((left, "rate_in_table", "rate in the table"), (right, "left", "last loss / first loss")):
-            plots.heatmap(shown, "optimizer", "panel", column, log=True, number=".1g", label=label, xlabel="", ylabel="", ax=ax)
-            ax.tick_params(axis="x", rotation=40)
-        return figure
+        panels = [
+            heatmap(shown, "optimizer", "panel", column, label=label).then(lambda ax: ax.tick_params(axis="x", rotation=40))
+            for column, label in (("rate_in_table", "rate in the table"), ("left", "last loss / first loss"))
+        ]
+        return draw_panels(*panels, size=(5.0, 3.4), log=True, number=".1g", xlabel="", ylabel="")
 
 
 # A penalty on the norm of the AGOP, which the source names as promising
@@ -259,10 +240,9 @@ class AGOPPenalty(Experiment):
         strengths=(0.0, 0.003, 0.01, 0.03, 0.1),
         seeds=3,
         batch=50,
-        tiny={
-            **{"setting": setting_of("tiny", "rank-2", held_out=300, width=64), "batch": 20, "steps": 100},
-            **{"strengths": (0.0, 0.03), "seeds": 2},
-        },
+        tiny=Params(
+            setting=setting_of("tiny", "rank-2", held_out=300, width=64), batch=20, steps=100, strengths=(0.0, 0.03), seeds=2
+        ),
         laptop={"setting": setting_of("laptop", "rank-2"), "steps": 1500},
         paper={"setting": setting_of("paper", "rank-2"), "steps": 6000},
     )
@@ -272,9 +252,7 @@ class AGOPPenalty(Experiment):
     }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for strength in p.strengths:
-            for seed in range(p.seeds):
-                yield {"setting": p.setting._asdict(), "batch": p.batch, "steps": p.steps, "strength": strength, "seed": seed}
+        return grid(p, "batch", "steps", setting=[p.setting._asdict()], strength=p.strengths, seed=range(p.seeds))
 
     def run(self, job: Mapping[str, Any]) -> Row:
         start = prepare(Setting(**job["setting"]), [job["seed"]])
@@ -291,25 +269,14 @@ class AGOPPenalty(Experiment):
                 if not UNTIL <= loss < math.inf:
                     break
         matrix = agop(best[1], parts[0][0])
-        return {
-            "strength": job["strength"],
-            "seed": job["seed"],
-            "alignment": agop_alignment(matrix, start.target),
-            "norm": float(matrix.norm()),
-            "test_loss": squared_error(best[1], *parts[2]),
-            "validation": best[0],
-            "steps": step + 1,
-        }
+        found = {"alignment": agop_alignment(matrix, start.target), "norm": float(matrix.norm())}
+        found |= {"test_loss": squared_error(best[1], *parts[2]), "validation": best[0], "steps": step + 1}
+        return {"strength": job["strength"], "seed": job["seed"], **found}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(3, size=(3.6, 3.0))
         names = {"alignment": "AGOP alignment", "test_loss": "test loss", "norm": "‖AGOP‖"}
-        for ax, (column, label) in zip(axes, names.items(), strict=True):
-            look: dict[str, Any] = {"band": "std", "markers": True, "xlabel": "strength of the penalty", "ylabel": label}
-            plots.curves(rows, "strength", column, ax=ax, **look)
-        return figure
+        panels = [curves(rows, "strength", column, ylabel=label) for column, label in names.items()]
+        return draw_panels(*panels, size=(3.6, 3.0), band="std", markers=True, xlabel="strength of the penalty")
 
 
 def _penalised_step(model: nn.Module, x: Tensor, y: Tensor, rate: float, strength: float) -> None:

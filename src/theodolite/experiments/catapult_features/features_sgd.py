@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from theodolite.experiments import Figure, at_least, at_most, equal, rows, sizes, within
+from theodolite.experiments import Figure, Params, at_least, at_most, equal, rows, within
 from theodolite.experiments.catapult_features.stacked_training import critical_rate, train
-from theodolite.experiments.catapult_features.tasks import (
-    TASKS,
-    Setting,
-    TaskStudy,
-    alignments,
-    judged,
-    prepare,
-    score_of,
-    setting_of,
-    with_origin,
-)
+from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, alignments, judged, prepare, score_of, setting_of
 from theodolite.experiments.claims import Claims
+from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab.panels import Panel as Drawing
+from theodolite.experiments.lab.panels import curves, draw_columns, draw_panels, split, titled
 from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.results import Row
 
@@ -30,6 +24,8 @@ CHECK = 20
 KERNEL_EVERY = 10
 #: Steps that count as the start of a run.
 EARLY = 100
+#: Steps of the source's size.
+STEPS = 30_000
 
 
 class Panel(NamedTuple):
@@ -37,7 +33,7 @@ class Panel(NamedTuple):
 
     setting: Setting
     batches: tuple[int, ...]
-    steps: int = 30_000
+    steps: int
 
 
 class BatchSizes(TaskStudy):
@@ -48,10 +44,8 @@ class BatchSizes(TaskStudy):
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for panel in p.panels:
-            for ratio in p.ratios:
-                for batch in panel.batches:
-                    job = {"setting": panel.setting._asdict(), "batch": batch, "steps": panel.steps, "ratio": ratio}
-                    yield {**job, "seeds": p.seeds, "init": p.init, "seed": 0}
+            task = {"setting": panel.setting._asdict(), "steps": panel.steps}
+            yield from grid({**p, **task}, "seeds", "init", *task, ratio=p.ratios, batch=panel.batches, seed=[0])
 
     def run(self, job: Mapping[str, Any], reference: Sequence[Row] = ()) -> Iterator[Row]:
         setting, seeds, batch, ratio = Setting(**job["setting"]), range(job["seeds"]), job["batch"], job["ratio"]
@@ -67,7 +61,7 @@ class BatchSizes(TaskStudy):
             seeds=seeds,
             kernel_every=KERNEL_EVERY,
         )
-        mark = {"panel": TASKS[setting.task].title, "data": start.origin, "ratio": ratio}
+        mark = {"panel": setting.title, "data": start.origin, "ratio": ratio}
         mark |= {"batch": min(batch, setting.n), "all": batch >= setting.n}
         at_end = alignments(start.networks, points.x, start.target)
         for r, row in enumerate(judged(start, history)):
@@ -84,82 +78,49 @@ class BatchSizes(TaskStudy):
 
 #: Batch sizes of the source, with all points as the last.
 ALL = (5, 10, 50, 100, 2000)
+
+
+def panels(size: str, *tasks: tuple[str, tuple[int, ...], int], **changes: Any) -> tuple[Panel, ...]:
+    """Some tasks at a size with their batch sizes and steps; `changes` of the settings hold for all of them."""
+    return tuple(Panel(setting_of(size, task, **changes), batches, steps) for task, batches, steps in tasks)
+
+
 RANK_2 = {
-    "tiny": Panel(setting_of("tiny", "rank-2"), (5, 10, 50, 80), 3000),
-    "laptop": Panel(setting_of("paper", "rank-2"), (5, 10, 50, 2000)),
-    "paper": Panel(setting_of("paper", "rank-2"), ALL),
+    "tiny": panels("tiny", ("rank-2", (5, 10, 50, 80), 3000)),
+    "laptop": panels("paper", ("rank-2", (5, 10, 50, 2000), STEPS)),
+    "paper": panels("paper", ("rank-2", ALL, STEPS)),
+}
+OTHERS = {
+    "tiny": panels("tiny", ("rank-3", (5, 20, 150), 400), ("svhn", (5, 20), 200), ("celeba", (5, 60), 300)),
+    "laptop": panels("laptop", ("rank-3", (5, 20, 500), 4000))
+    + panels("laptop", ("svhn", (5, 20, 300), 1500), ("celeba", (5, 20, 300), 3000), n=300),
+    "paper": panels("paper", ("rank-3", ALL, STEPS), ("svhn", ALL, STEPS), ("celeba", ALL, STEPS), n=2000),
 }
 #: `ratios` are rates over the critical one of all training points.
-FOUR = sizes(
-    ratios=(0.5,),
-    seeds=3,
-    init="ntk",
-    tiny={
-        "panels": (
-            RANK_2["tiny"],
-            Panel(setting_of("tiny", "rank-3"), (5, 20, 150), 400),
-            Panel(setting_of("tiny", "svhn"), (5, 20), 200),
-            Panel(setting_of("tiny", "celeba"), (5, 60), 300),
-        )
-    },
-    laptop={
-        "panels": (
-            RANK_2["laptop"],
-            Panel(setting_of("laptop", "rank-3"), (5, 20, 500), 4000),
-            Panel(setting_of("laptop", "svhn", n=300), (5, 20, 300), 1500),
-            Panel(setting_of("laptop", "celeba"), (5, 20, 300), 3000),
-        )
-    },
-    paper={
-        "panels": (RANK_2["paper"], *(Panel(setting_of("paper", task, n=2000), ALL) for task in ("rank-3", "svhn", "celeba")))
-    },
-)
-SMALLER_RANK_2 = Panel(setting_of("laptop", "rank-2"), (5, 20, 500), 10_000)
+FOUR = {size: Params(panels=RANK_2[size] + OTHERS[size], ratios=(0.5,), seeds=3, init="ntk") for size in RANK_2}
+SMALLER_RANK_2 = ("rank-2", (5, 20, 500))
 TORCH = {size: p.but(init="torch") for size, p in FOUR.items()}
-TORCH["laptop"] = TORCH["laptop"].but(panels=(SMALLER_RANK_2, *FOUR["laptop"].panels[1:]))
-FURTHER = {
-    "tiny": FOUR["tiny"].but(
-        panels=(
-            Panel(setting_of("tiny", "rank-4"), (5, 20, 150), 400),
-            Panel(setting_of("tiny", "usps", noise=0.1), (5, 60), 300),
-            Panel(setting_of("tiny", "fashion", noise=0.1), (5, 60), 300),
-        )
-    ),
-    "laptop": FOUR["laptop"].but(
-        panels=(
-            Panel(setting_of("laptop", "rank-4"), (5, 20, 500), 4000),
-            Panel(setting_of("laptop", "usps", noise=0.1), (5, 20, 100), 3000),
-            Panel(setting_of("laptop", "fashion", noise=0.1), (5, 20, 500), 3000),
-        )
-    ),
-    "paper": FOUR["paper"].but(
-        panels=(
-            Panel(setting_of("paper", "rank-4", n=2000), ALL),
-            Panel(setting_of("paper", "usps", noise=0.1), ALL[:-1]),
-            Panel(setting_of("paper", "fashion", n=2000, noise=0.1), ALL),
-        )
-    ),
+TORCH["laptop"] = TORCH["laptop"].but(panels=panels("laptop", (*SMALLER_RANK_2, 10_000)) + OTHERS["laptop"])
+FURTHER_PANELS = {
+    "tiny": panels("tiny", ("rank-4", (5, 20, 150), 400))
+    + panels("tiny", ("usps", (5, 60), 300), ("fashion", (5, 60), 300), noise=0.1),
+    "laptop": panels("laptop", ("rank-4", (5, 20, 500), 4000))
+    + panels("laptop", ("usps", (5, 20, 100), 3000), ("fashion", (5, 20, 500), 3000), noise=0.1),
+    "paper": panels("paper", ("rank-4", ALL, STEPS), n=2000)
+    + panels("paper", ("usps", ALL[:-1], STEPS), noise=0.1)
+    + panels("paper", ("fashion", ALL, STEPS), n=2000, noise=0.1),
 }
+FURTHER = {size: FOUR[size].but(panels=found) for size, found in FURTHER_PANELS.items()}
 LARGE, SMALL = 0.5, 1 / 40
 #: The rate 0.1 of Figure C.23 over the critical rate computed for the rank-2 task.
 SMALLER = 0.1 / 6.15
-TWO_RATES = {
-    "tiny": FOUR["tiny"].but(
-        panels=(
-            RANK_2["tiny"]._replace(steps=1500),
-            Panel(setting_of("tiny", "rank-3", n=60, held_out=300, width=32), (5, 20, 60), 1000),
-        ),
-        ratios=(LARGE, SMALL),
-    ),
-    "laptop": FOUR["laptop"].but(
-        panels=(
-            SMALLER_RANK_2._replace(steps=24_000),
-            Panel(setting_of("laptop", "rank-3", width=128), (5, 20, 500), 12_000),
-        ),
-        ratios=(LARGE, SMALL),
-    ),
-    "paper": FOUR["paper"].but(ratios=(LARGE, SMALL)),
+TWO_PANELS = {
+    "tiny": panels("tiny", ("rank-2", (5, 10, 50, 80), 1500))
+    + panels("tiny", ("rank-3", (5, 20, 60), 1000), n=60, held_out=300, width=32),
+    "laptop": panels("laptop", (*SMALLER_RANK_2, 24_000)) + panels("laptop", ("rank-3", (5, 20, 500), 12_000), width=128),
+    "paper": FOUR["paper"].panels,
 }
+TWO_RATES = {size: FOUR[size].but(panels=found, ratios=(LARGE, SMALL)) for size, found in TWO_PANELS.items()}
 
 
 # What the rows say
@@ -268,21 +229,16 @@ class BatchFigure(Figure):
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
+        def column(title: str, mine: list[Row]) -> Iterator[Drawing]:
+            yield against_batch(mine, y="catapults", labels="none", title=titled(title, mine))
+            for y, label in (("alignment", "AGOP alignment"), score_of(title)):
+                yield against_batch(mine, y=y, labels="none", ylabel=label)
 
-        titles = values_of(rows, "panel")
-        figure, axes = plots.panels(3 * len(titles), columns=len(titles), size=(3.4, 2.6))
-        for i, title in enumerate(titles):
-            mine = select(rows, panel=title)
-            columns = (("catapults", "catapults"), ("alignment", "AGOP alignment"), score_of(title))
-            for place, (column, label) in enumerate(columns):
-                named = with_origin(title, mine[0]["data"]) if place == 0 else None
-                look: dict[str, Any] = {**AGAINST_BATCH, "labels": "none", "ylabel": label, "title": named}
-                plots.curves(mine, "batch", column, ax=axes[i + place * len(titles)], **look)
-        return figure
+        mine = split(rows, "panel")
+        return draw_columns(*map(column, mine, mine.values()), size=(3.4, 2.6))
 
 
-AGAINST_BATCH: dict[str, Any] = {"band": "std", "log": "x", "labels": "legend", "xlabel": "batch size"}
+against_batch = partial(curves, x="batch", band="std", log="x", labels="legend", xlabel="batch size")
 
 
 class CurvesFigure(BatchFigure):
@@ -291,15 +247,9 @@ class CurvesFigure(BatchFigure):
     view = rows(kind="curve")
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        titles = values_of(rows, "panel")
-        figure, axes = plots.panels(len(titles), size=(4.4, 3.2))
-        for ax, title in zip(axes, titles, strict=True):
-            mine = select(rows, panel=title, seed=0, step=lambda step: step > 0)
-            look: dict[str, Any] = {"by": "batch", "log": "xy", "labels": "legend", "ylabel": "validation loss"}
-            plots.curves(mine, "step", "validation", title=with_origin(title, mine[0]["data"]), ax=ax, **look)
-        return figure
+        mine = split(select(rows, seed=0, step=lambda step: step > 0), "panel")
+        panels = [curves(found, "step", "validation", title=titled(title, found)) for title, found in mine.items()]
+        return draw_panels(*panels, size=(4.4, 3.2), by="batch", log="xy", labels="legend", ylabel="validation loss")
 
 
 #: Alignment and test loss of the source by batch size; None is gradient descent.
@@ -322,7 +272,7 @@ class Table41(BatchFigure):
     judged at its best validation loss. At laptop size this is the source's own setting.
     """
 
-    study = BatchSizes(sizes={size: FOUR[size].but(panels=(panel,)) for size, panel in RANK_2.items()})
+    study = BatchSizes(sizes={size: FOUR[size].but(panels=found) for size, found in RANK_2.items()})
     item, where = "zhu-2024 Table 4.1", "section 4.1; settings of Figure 4.9"
     claims = (
         {
@@ -338,15 +288,11 @@ class Table41(BatchFigure):
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        largest = max(row["batch"] for row in rows)
-        figure, axes = plots.panels(2, size=(4.4, 3.3))
-        for place, (column, label) in enumerate((("alignment", "AGOP alignment"), ("test_loss", "test loss"))):
-            known = [{"batch": k or largest, column: values[place], "where": "Table 4.1"} for k, values in TABLE_4_1.items()]
-            here = [{"batch": row["batch"], column: row[column], "where": "here"} for row in rows]
-            plots.curves([*here, *known], "batch", column, by="where", ylabel=label, ax=axes[place], **AGAINST_BATCH)
-        return figure
+        largest, columns = max(row["batch"] for row in rows), {"alignment": "AGOP alignment", "test_loss": "test loss"}
+        known = [{"batch": k or largest, **dict(zip(columns, values, strict=True))} for k, values in TABLE_4_1.items()]
+        both = [{**row, "where": "here"} for row in rows] + [{**row, "where": "Table 4.1"} for row in known]
+        panels = [against_batch(both, y=column, by="where", ylabel=label) for column, label in columns.items()]
+        return draw_panels(*panels, size=(4.4, 3.3))
 
 
 class Figure49(BatchFigure):
@@ -433,16 +379,13 @@ class Figure410(BatchFigure):
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        titles = values_of(rows, "panel")
-        figure, axes = plots.panels(len(titles), size=(4.2, 3.2))
-        names = {LARGE: "η_crit/2", SMALL: "η_crit/40"}
-        for ax, title in zip(axes, titles, strict=True):
-            mine = [{**row, "rate": names[row["ratio"]]} for row in select(rows, panel=title)]
+        def panel(title: str, mine: list[Row]) -> Drawing:
             column, label = score_of(title)
-            plots.curves(mine, "batch", column, by="rate", ylabel=label, title=title, ax=ax, **AGAINST_BATCH)
-        return figure
+            return against_batch(mine, y=column, by="rate", ylabel=label, title=title)
+
+        names = {LARGE: "η_crit/2", SMALL: "η_crit/40"}
+        mine = split([{**row, "rate": names[row["ratio"]]} for row in rows], "panel")
+        return draw_panels(*map(panel, mine, mine.values()), size=(4.2, 3.2))
 
 
 class FigureC23(CurvesFigure):

@@ -62,11 +62,6 @@ def score_of(title: str) -> tuple[str, str]:
     return ("test_error", "test error") if images else ("test_loss", "test loss")
 
 
-def with_origin(title: str, origin: str) -> str:
-    """A panel's title, with what stands in for its data where something does."""
-    return title if origin in (*TASKS, *REAL) else f"{title}\n({origin})"
-
-
 class Setting(NamedTuple):
     """A task at a size.
 
@@ -80,6 +75,10 @@ class Setting(NamedTuple):
     width: int
     source: Source = "either"
     noise: float = 0.0  # share of flipped training labels
+
+    @property
+    def title(self) -> str:
+        return TASKS[self.task].title
 
 
 #: The tasks by size; figures that need more points or fewer say so.
@@ -124,6 +123,16 @@ def setting_of(size: str, task: str, **changes: Any) -> Setting:
     Setting(task='rank-3', n=1000, held_out=2000, dim=50, width=256, source='either', noise=0.0)
     """
     return next(setting for setting in SETTINGS[size] if setting.task == task)._replace(**changes)
+
+
+def settings(size: str, *tasks: str, **changes: Mapping[str, Any]) -> list[Setting]:
+    """Several tasks at a size; `n={"rank-3": 1000}` changes a value of some.
+
+    >>> [(setting.task, setting.n) for setting in settings("tiny", "rank-2", "rank-3", n={"rank-3": 100})]
+    [('rank-2', 80), ('rank-3', 100)]
+    """
+    own = {task: {name: values[task] for name, values in changes.items() if task in values} for task in tasks}
+    return [setting_of(size, task, **own[task]) for task in tasks]
 
 
 class Prepared(NamedTuple):
@@ -193,14 +202,8 @@ def judged(start: Prepared, history: History) -> list[Row]:
         "test_loss": test.loss(history.best).tolist(),
         "test_error": test.error(history.best).tolist(),
     }
-    return [
-        {
-            **{name: values[r] for name, values in columns.items()},
-            **history.row(r),
-            "reference_error": start.reference_error,
-        }
-        for r in range(start.networks.replicas)
-    ]
+    runs = [{name: values[r] for name, values in columns.items()} for r in range(start.networks.replicas)]
+    return [{**run, **history.row(r), "reference_error": start.reference_error} for r, run in enumerate(runs)]
 
 
 def _stacked(parts: Sequence[tuple[Tensor, Tensor]]) -> Points:

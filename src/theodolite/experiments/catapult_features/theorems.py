@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, at_least, at_most, between, equal, rows, sizes
 from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import select, values_of
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import batch_critical_rates, split_loss
@@ -127,6 +129,11 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
 lemma, identity, by_width, by_batch = (rows(part=part) for part in ("lemma", "identities", "widths", "batches"))
 
 
+def theory(value: Any, place: str) -> dict[str, Any]:
+    """What follows from the source."""
+    return {"reported": value, "where": f"Zhu 2024, {place}", "read_from": "theory"}
+
+
 def falls_with_size(rows: list[Row]) -> bool:
     """Whether the spread, mean over the seeds, falls from each batch size to the next."""
     means = [fmean(row["spread"] for row in select(rows, size=size)) for size in sorted(values_of(rows, "size"))]
@@ -156,49 +163,33 @@ class Theorems(Experiment):
     claims = (
         {
             "descent lemma: what is left over, relative to the loss (smallest)": at_least(
-                0.0, lemma(case="network").min("left"), says="not negative", where="Zhu 2024, Lemma 4.2.2", read_from="theory"
+                0.0, lemma(case="network").min("left"), **theory("not negative", "Lemma 4.2.2")
             ),
             "nothing is left over for a quadratic loss along its sharpest direction (largest)": at_most(
-                1e-9,
-                abs(lemma(case="equality")["left"]).max(),
-                says="equality",
-                where="Zhu 2024, Lemma 4.2.2",
-                read_from="theory",
+                1e-9, abs(lemma(case="equality")["left"]).max(), **theory("equality", "Lemma 4.2.2")
             ),
             "the parts of the loss sum to it (largest relative distance)": at_most(
-                1e-10, identity.max("split"), says="identity", where="Zhu 2024, (4.2)", read_from="theory"
+                1e-10, identity.max("split"), **theory("identity", "(4.2)")
             ),
             "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)": at_most(
-                1e-8, identity.max("edge"), says="identity", where="Zhu 2024, appendix C.1", read_from="theory"
+                1e-8, identity.max("edge"), **theory("identity", "appendix C.1")
             ),
         },
         {
             f"distance of Hessian and kernel rate by width, {depth} layers (exponent)": at_most(
-                -0.3,
-                power_of(by_width(depth=depth), "m", "gap"),
-                reported=-0.5,
-                where="Zhu 2024, appendix C.1: Õ(1/√m)",
-                read_from="theory",
+                -0.3, power_of(by_width(depth=depth), "m", "gap"), **theory(-0.5, "appendix C.1: Õ(1/√m)")
             )
             for depth in (2, 3)
         },
         {
             f"what the linear recursion leaves over by width, {depth} layers (exponent)": at_most(
-                bound,
-                power_of(by_width(depth=depth), "m", "remainder"),
-                says="-1/2 or faster",
-                where="Zhu 2024, section 4.3",
-                read_from="theory",
+                bound, power_of(by_width(depth=depth), "m", "remainder"), **theory("-1/2 or faster", "section 4.3")
             )
             for depth, bound in ((2, -0.5), (3, -0.3))
         },
         {
             "the spread of λ₁(K)/b falls with the batch size": equal(
-                True,
-                by_batch.measure(falls_with_size),
-                says="smaller batches, more catapults",
-                where="Zhu 2024, section 4.4",
-                read_from="theory",
+                True, by_batch.measure(falls_with_size), **theory("smaller batches, more catapults", "section 4.4")
             ),
             "share of batches of five below half the critical rate of all points": between(
                 0.5, 0.8, by_batch(size=5).mean("exceeded")
@@ -209,31 +200,22 @@ class Theorems(Experiment):
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        points = {"n": p.n, "dim": p.dim}
-        for seed in range(p.seeds):
-            for m in p.widths:
-                for depth in (2, 3):
-                    yield {"part": "widths", "m": m, "depth": depth, **points, "seed": seed}
-        yield {"part": "lemma", **points, "seed": 0}
-        yield {"part": "identities", **points, "seed": 0}
-        shared = {"points": p.batch_points, "width": p.batch_width, "sizes": list(p.batches)}
-        yield {"part": "batches", **shared, "seed": 0}
+        yield from grid(p, "n", "dim", part=["widths"], seed=range(p.seeds), m=p.widths, depth=(2, 3))
+        yield from grid(p, "n", "dim", part=["lemma", "identities"], seed=[0])
+        yield {"part": "batches", "points": p.batch_points, "width": p.batch_width, "sizes": list(p.batches), "seed": 0}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         for row in PARTS[job["part"]](job):
             yield {"part": job["part"], "seed": job["seed"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(4, columns=2, size=(4.2, 3.0))
-        widths = [{**row, "layers": f"{row['depth']} layers"} for row in by_width.of(rows)]
-        plots.log_log(widths, "m", "gap", by="layers", xlabel="width", ylabel="Hessian against kernel rate", ax=axes[0])
-        plots.log_log(widths, "m", "remainder", by="layers", xlabel="width", ylabel="left over by (4.3)", ax=axes[1])
-        sizes = by_batch.of(rows)
-        look: dict[str, Any] = {"xlabel": "batch size", "log": "x", "labels": "none"}
-        plots.curves(sizes, "size", "median", ylabel="critical rate, median", ax=axes[2], **look)
-        plots.reference(axes[2], y=sizes[0]["whole"] / 2, label="half of all points'")
-        left = [{**row, "model": row["case"]} for row in lemma.of(rows)]
-        plots.curves(left, "ratio", "left", by="model", xlabel="η/η_crit", ylabel="left over in the descent lemma", ax=axes[3])
-        return figure
+        widths, sizes = labelled(by_width.of(rows), layers="{depth} layers"), by_batch.of(rows)
+        left = labelled(lemma.of(rows), model="{case}")
+        rates = curves(sizes, "size", "median", log="x", labels="none", xlabel="batch size", ylabel="critical rate, median")
+        return draw_panels(
+            log_log(widths, "m", "gap", by="layers", xlabel="width", ylabel="Hessian against kernel rate"),
+            log_log(widths, "m", "remainder", by="layers", xlabel="width", ylabel="left over by (4.3)"),
+            rates.line(y=sizes[0]["whole"] / 2, label="half of all points'"),
+            curves(left, "ratio", "left", by="model", xlabel="η/η_crit", ylabel="left over in the descent lemma"),
+            size=(4.2, 3.0),
+        )

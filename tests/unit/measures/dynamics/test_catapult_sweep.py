@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 import theodolite as th
-from theodolite.experiments.catapult import kernels, sweeps, top_eigenvector
+from theodolite.experiments.catapult import kernels, sweeps
 from theodolite.measures.dynamics.sweep import kernel_norm
 from theodolite.measures.quadratic_models import GatedBilinear
 from theodolite.models import ntk_cnn, ntk_fcn
@@ -300,14 +300,14 @@ def test_figures_that_show_a_panel_again_share_its_runs():
     assert {figure.study.name for figure in (sweeps.Figure34, *by_accuracy)} == {"catapult.Sweep"}
 
 
-@pytest.mark.parametrize("figure", [top_eigenvector.FigureB2, top_eigenvector.FigureB3])
+@pytest.mark.parametrize("figure", [kernels.FigureB2, kernels.FigureB3])
 def test_check_16_what_leaves_linear_dynamics_is_positive_along_the_top_eigenvector(figure):
     jobs = [job for job in figure().chosen_jobs("tiny") if job["data"] == "cifar10"]
     assert [job["architecture"] for job in jobs] == ["fc", "cnn"]
     rows = [row for job in jobs for row in figure.study.run(job)]
-    assert top_eigenvector.while_large("rho_f")(rows) > 0
-    assert top_eigenvector.while_large("rho_K")(rows) > 0
-    assert top_eigenvector.share_at_peak(rows) > 0.9
+    assert kernels.while_large("rho_f")(rows) > 0
+    assert kernels.while_large("rho_K")(rows) > 0
+    assert kernels.share_at_peak(rows) > 0.9
 
 
 def test_check_17_the_two_critical_rates_agree_for_wide_networks():
