@@ -46,6 +46,11 @@ class Reported:
     def __str__(self) -> str:
         return f"{show(self.value)} ({self.origin})"
 
+    @classmethod
+    def theory(cls, value: Any, where: str) -> Reported:
+        """What follows from a statement of the source."""
+        return cls(value, where, "theory")
+
     @property
     def origin(self) -> str:
         """Where the value stands and how it was read."""
@@ -272,6 +277,25 @@ def listed(claims: Any) -> tuple[Claim, ...]:
     if isinstance(claims, Mapping):
         return tuple(replace(claim, text=text) for text, claim in claims.items())
     return tuple(claim for part in claims for claim in listed(part))
+
+
+def cited(where: str, claims: Any, *, read_from: ReadFrom = "text", **given: Any) -> tuple[Claim, ...]:
+    """Claims whose reported values stand at one place and were read in one way, unless they say so themselves.
+
+    `given` is what else they have in common, such as `since`. An empty `where` is the figure or table whose claims they are.
+
+    >>> (claim,) = cited("Theorem 3", {"it falls": at_most(0.0, min, says="falls")}, read_from="theory", since="laptop")
+    >>> str(claim.reported), claim.since
+    ('falls (Theorem 3; follows from the theory)', 'laptop')
+    """
+
+    def placed(reported: Reported | None) -> Reported | None:
+        if reported is None:
+            return None
+        how = read_from if reported.read_from == "text" else reported.read_from
+        return Reported(reported.value, reported.where or where, how)
+
+    return tuple(replace(claim, reported=placed(claim.reported), **given) for claim in listed(claims))
 
 
 RULES: Mapping[str, Callable[[Any, Any, float], bool]] = {

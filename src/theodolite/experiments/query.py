@@ -14,6 +14,7 @@ import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from theodolite.results import Row
@@ -134,6 +135,11 @@ class Column:
     def __call__(self, rows: list[Row]) -> list[Any]:
         return self._compute(rows)
 
+    @staticmethod
+    def of(*values: Callable[[list[Row]], Any]) -> Column:
+        """Several values as a column: `Column.of(a, b).max()`."""
+        return Column(lambda rows: [_bare(value(rows)) for value in values])
+
     def map(self, function: Callable[[Any], Any]) -> Column:
         """A function of each value."""
         return Column(lambda rows: [function(value) for value in self(rows)])
@@ -145,6 +151,10 @@ class Column:
     def reduce(self, function: Callable[[list[Any]], Any]) -> Value:
         """Any function of the list of values."""
         return Value(lambda rows: function(self(rows)))
+
+    def steps(self) -> Column:
+        """The change from each value to the next."""
+        return Column(lambda rows: [later - earlier for earlier, later in pairwise(self(rows))])
 
     def max(self) -> Value:
         """The largest; NaN where one of them is."""
