@@ -7,6 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
+from theodolite.analyses.page import analysis_page, write_analysis
 from theodolite.instruments.language.anchors import (
     SOURCE,
     Anchors,
@@ -19,33 +20,20 @@ from theodolite.instruments.language.anchors import (
 )
 from theodolite.instruments.language.anchors import atoms as atoms_finding
 from theodolite.measures.anchors import AnchorProbe
-from theodolite.report import Page, Section, provenance_of, write_page
-from theodolite.results import Finding, Row, worst_first
+from theodolite.report import Section
+from theodolite.results import Finding, Row
 
 
 def write_anchors(
     probe: AnchorProbe, out: str | PathLike[str], *, name: str = "a language model", facts: Mapping[str, str] | None = None
 ) -> tuple[Path, list[Finding]]:
     """Write a probe as a self-contained page; the page's place and its findings, the weightiest first."""
-    page = anchors_page(probe, name, facts or {})
-    return write_page(page, out), worst_first(page.findings or ())
-
-
-def anchors_page(probe: AnchorProbe, name: str, facts: Mapping[str, str]) -> Page:
-    """All that the page shows; every text is escaped by the template."""
     sections = [_errors(probe), _partitions(probe)]
     sections += [_clusters(probe)] if probe.clusters else []
     sections += [_atoms(probe)] if probe.geometry is not None else []
     sections.append(_certificate(probe))
-    return Page(
-        title=name,
-        findings=[finding for section in sections for finding in section.findings],
-        sections=sections,
-        kind="anchor probe",
-        part="section",
-        facts={**facts, **_facts(probe)},
-        provenance=provenance_of(probe),
-    )
+    findings = [finding for section in sections for finding in section.findings]
+    return write_analysis(analysis_page(probe, name, "anchor probe", sections, findings, {**(facts or {}), **_facts(probe)}), out)
 
 
 def _facts(probe: AnchorProbe) -> dict[str, str]:
@@ -147,24 +135,20 @@ def _atoms(probe: AnchorProbe) -> Section:
 
 def _certificate(probe: AnchorProbe) -> Section:
     i = probe.spoken
-    rows: list[Row] = [
-        {
-            "quantity": "ε_b, largest error of the anchor",
-            "here": probe.max_error[i],
-            "needed": "Γ > 4 ε_b; theorem: 8 ε_b < Γ < 6",
-        },
-        {"quantity": "the same for 99 % of the contexts", "here": probe.error_99[i], "needed": "no guarantee"},
-        {"quantity": "p_b, smallest bulk mass", "here": probe.mass_min[i], "needed": "the bound goes like 1/p_b²"},
-        {"quantity": "ε_KL, divergence of the student", "here": None, "needed": "teacher and student on the same contexts"},
-        {"quantity": "Γ, normalised margin", "here": None, "needed": "label words, coefficients, thresholds"},
-        {"quantity": "μ, density ratio", "here": None, "needed": "known for finite sets of contexts, else given"},
+    table = [
+        ("ε_b, largest error of the anchor", probe.max_error[i], "Γ > 4 ε_b; theorem: 8 ε_b < Γ < 6"),
+        ("the same for 99 % of the contexts", probe.error_99[i], "no guarantee"),
+        ("p_b, smallest bulk mass", probe.mass_min[i], "the bound goes like 1/p_b²"),
+        ("ε_KL, divergence of the student", None, "teacher and student on the same contexts"),
+        ("Γ, normalised margin", None, "label words, coefficients, thresholds"),
+        ("μ, density ratio", None, "known for finite sets of contexts, else given"),
     ]
     return Section(
         name="certificate",
         title="Transfer certificate",
         question="What would a guarantee for downstream tasks need?",
         findings=_in("certificate", [certificate_needs(probe)]),
-        rows=rows,
+        rows=[{"quantity": quantity, "here": here, "needed": needed} for quantity, here, needed in table],
         how="Where there is a student, theodolite.measures.anchors.transfer_certificate measures all of these and the bounds.",
         source=SOURCE,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from theodolite.analyses.page import analysis_page
 from theodolite.analyses.path import path_finding, path_section
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
 from theodolite.measures.mode_connectivity.linear_path import LinearPath, path_between
@@ -18,7 +19,7 @@ from theodolite.measures.mode_connectivity.points import BatchNormPolicy
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import named_tensors
 from theodolite.progress import Stage, stages
-from theodolite.report import Page, Section, provenance_of, write_page
+from theodolite.report import Section, write_page
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, number
 from theodolite.text import listed
 
@@ -53,8 +54,7 @@ class Comparison(Result):
     def to_html(self, path: str | PathLike[str], *, facts: Mapping[str, str] | None = None) -> Path:
         """Write the comparison as one self-contained page; `facts` (where the models come from, say) go into its header."""
         sections = [self._section(layer, place) for place, layer in enumerate(_layers(self.pairs))]
-        found = {finding.instrument: finding for finding in self.findings}
-        between = [path_section(path, names, found[_way(i)]) for i, (names, path) in enumerate(_flat(self.paths))]
+        between = [path_section(path, names, _way(i)) for i, (names, path) in enumerate(_flat(self.paths))]
         spectra = Section(
             name="spectra",
             title="Spectra of every layer",
@@ -73,21 +73,14 @@ class Comparison(Result):
             ),
             source=_SOURCE,
         )
-        page = Page(
-            title=listed(list(self.models), 4),
-            findings=self.findings,
-            sections=[*between, *sections, spectra],
-            kind="comparison",
-            part="section",
-            facts={
-                **(facts or {}),
-                **self.settings,
-                **{f"loss of {name}": f"{loss:.4g}" for name, loss in self.losses.items()},
-                **{f"{layer} not compared": why for layer, why in self.without.items()},
-            },
-            provenance=provenance_of(self),
-        )
-        return write_page(page, path)
+        everything = {
+            **(facts or {}),
+            **self.settings,
+            **{f"loss of {name}": f"{loss:.4g}" for name, loss in self.losses.items()},
+            **{f"{layer} not compared": why for layer, why in self.without.items()},
+        }
+        every = [*between, *sections, spectra]
+        return write_page(analysis_page(self, listed(self.models, 4), "comparison", every, self.findings, everything), path)
 
     def _section(self, layer: str, place: int) -> Section:
         from theodolite import plots
@@ -113,7 +106,6 @@ class Comparison(Result):
             name=_name(layer),
             title=layer,
             question="How much do the sharpest directions of the models share, and is it what their factors predict?",
-            findings=[finding for finding in self.findings if finding.instrument == _name(layer)],
             svg=plots.to_svg(axes, prefix=f"overlap-{place}"),
             rows=[_row(pair) for pair in mine],
             how=(
@@ -175,7 +167,9 @@ def compare(
     shared = set(_layers(pairs))
     without = {layer: why for report in reports.values() for layer, why in report.without.items()}
     without |= {layer: f"not in every model ({name} has it)" for name, r in reports.items() for layer in r if layer not in shared}
-    between = (path_finding(found, names, _way(i)) for i, (names, found) in enumerate(_flat(paths)))
+    sizes = {layer: report[layer].pairs.vectors.shape[0] for report in reports.values() for layer in report}
+    layered = [_finding([pair for pair in pairs if pair.layer == layer], sizes[layer]) for layer in _layers(pairs)]
+    between = [path_finding(found, names, _way(i)) for i, (names, found) in enumerate(_flat(paths))]
     return Comparison(
         settings={
             "model": f"{type(problem.model).__name__}, {problem.size} parameters",
@@ -188,13 +182,7 @@ def compare(
         pairs=pairs,
         paths=paths,
         losses={name: problem.loss() for name, problem in problems.items()},
-        findings=(
-            *(
-                _finding([p for p in pairs if p.layer == layer], _first(reports)[layer].pairs.vectors.shape[0])
-                for layer in _layers(pairs)
-            ),
-            *between,
-        ),
+        findings=(*layered, *between),
         outcome=Outcome.FINISHED,
         seed=seed,
         cost=Cost(time.perf_counter() - began),
@@ -234,10 +222,6 @@ def _same_batch(a: Batch, b: Batch) -> bool:
 
 def _layers(pairs: Iterable[LayerComparison]) -> list[str]:
     return list(dict.fromkeys(pair.layer for pair in pairs))
-
-
-def _first(reports: Mapping[str, StructureReport]) -> StructureReport:
-    return next(iter(reports.values()))
 
 
 def _flat(paths: Mapping[str, Mapping[str, LinearPath]]) -> list[tuple[tuple[str, str], LinearPath]]:

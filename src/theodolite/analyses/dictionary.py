@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from theodolite.analyses.dictionary_study import DictionaryStudy, Judged
-from theodolite.report import Page, Section, provenance_of, write_page
+from theodolite.analyses.page import Findings, analysis_page, write_analysis
+from theodolite.report import Section
 from theodolite.results import Finding, Row, Severity, number
 
 SOURCE = "Hiding Data Helps: On the Benefits of Masking for Sparse Coding (ICML 2023), https://arxiv.org/abs/2302.12715"
@@ -40,7 +41,7 @@ COMMON = 0.5  # share of the energy that the mean signal holds, from which it ma
 OWN = 1.25  # held-out over training error from which a dictionary fits its own signals
 FALLING = 0.02  # relative fall of the loss over the last tenth of the passes: not at rest
 
-Found = Mapping[str, list[Finding]]
+_found = Findings(SOURCE, LABELS)
 
 
 def dictionary_findings(study: DictionaryStudy) -> list[Finding]:
@@ -50,9 +51,9 @@ def dictionary_findings(study: DictionaryStudy) -> list[Finding]:
         _prediction(study, main),
         *_overfitting(study),
         *_choice(study),
-        *_idle(main),
+        _idle(main),
         *_twins(study, main),
-        *_rest(study, main),
+        *_rest(main),
         *_data(study),
     ]
 
@@ -67,15 +68,15 @@ def write_dictionary(
     feature_names: Sequence[str] | None = None,
 ) -> tuple[Path, list[Finding]]:
     """Write a study as a self-contained page; the page's place and its findings, the weightiest first."""
-    from theodolite.results import worst_first
-
-    findings = dictionary_findings(study)
-    page = dictionary_page(study, findings, name, facts or {}, patch_shape, feature_names)
-    return write_page(page, out), worst_first(findings)
-
-
-def _found(section: str, severity: Severity, label: str, sentence: str, **fields: Any) -> Finding:
-    return Finding(instrument=section, severity=severity, sentence=sentence, **{"label": label, "source": SOURCE, **fields})
+    sections = [
+        _prediction_section(study),
+        *_choice_section(study),
+        _atoms_section(study, patch_shape, feature_names),
+        _usage_section(study),
+        _learning_section(study),
+    ]
+    everything = {**(facts or {}), **_facts(study)}
+    return write_analysis(analysis_page(study, name, "dictionary", sections, dictionary_findings(study), everything), out)
 
 
 def _prediction(study: DictionaryStudy, main: Judged) -> Finding:
@@ -83,158 +84,101 @@ def _prediction(study: DictionaryStudy, main: Judged) -> Finding:
     size = f"{len(study.components)} atoms, {study.sparsity} per signal,"
     measured: dict[str, Any] = {"quantity": "squared error per hidden coordinate", "value": held.value, "error": held.stderr}
     if held.value >= held.baseline:
-        return _found(
-            "prediction",
-            Severity.WARNING,
-            "predicts nothing",
+        text = (
             f"{size} predict hidden coordinates of held-out signals no better than zero would: squared error "
-            f"{number(held.value, held.stderr)}, where zero costs {held.baseline:.4g}.",
-            advice="The signals may have no sparse structure at this size: fewer atoms per signal, or other features.",
-            **measured,
+            f"{number(held.value, held.stderr)}, where zero costs {held.baseline:.4g}."
         )
-    return _found(
-        "prediction",
-        Severity.NOTE,
-        "hidden coordinates",
+        advice = "The signals may have no sparse structure at this size: fewer atoms per signal, or other features."
+        return _found("prediction", "predicts nothing", text, advice=advice, **measured)
+    text = (
         f"{size} predict hidden coordinates of held-out signals with a squared error of {number(held.value, held.stderr)}, which "
-        f"explains {held.explained:.0%} of their energy. Looking at all coordinates leaves {held.reconstruction:.4g}.",
-        headline=True,
-        **measured,
+        f"explains {held.explained:.0%} of their energy. Looking at all coordinates leaves {held.reconstruction:.4g}."
     )
+    return _found("prediction", "hidden coordinates", text, headline=True, **measured)
 
 
 def _overfitting(study: DictionaryStudy) -> list[Finding]:
     """The two objectives beside each other, or else held-out beside training signals."""
     masked, plain = study.judged.get("masked"), study.judged.get("reconstruction")
     if masked is None or plain is None:
-        return _own_signals(study)
+        return _own_signals(study.judged[study.main])
     a, b = masked.held, plain.held
     error = math.hypot(a.stderr, b.stderr)
     numbers = f"{number(b.value, b.stderr)} with reconstruction, {number(a.value, a.stderr)} with masking"
     measured: dict[str, Any] = {"quantity": "difference of the hidden errors", "value": b.value - a.value, "error": error}
     if b.value - a.value > ERRORS * error and plain.train.reconstruction < masked.train.reconstruction:
-        return [
-            _found(
-                "prediction",
-                Severity.WARNING,
-                "overfits",
-                f"The reconstruction objective overfits: it leaves less of its training signals "
-                f"({plain.train.reconstruction:.4g} against {masked.train.reconstruction:.4g} per coordinate) and yet misses "
-                f"hidden coordinates of new signals by more ({numbers}).",
-                advice="Take the atoms of the masked objective; --choose and --sparsities compare smaller dictionaries.",
-                **measured,
-            )
-        ]
+        text = (
+            f"The reconstruction objective overfits: it leaves less of its training signals "
+            f"({plain.train.reconstruction:.4g} against {masked.train.reconstruction:.4g} per coordinate) and yet misses "
+            f"hidden coordinates of new signals by more ({numbers})."
+        )
+        advice = "Take the atoms of the masked objective; --choose and --sparsities compare smaller dictionaries."
+        return [_found("prediction", "overfits", text, advice=advice, **measured)]
     if a.value - b.value > ERRORS * error:
-        return [
-            _found(
-                "prediction",
-                Severity.NOTE,
-                "reconstruction predicts better",
-                f"Here the reconstruction objective predicts hidden coordinates of new signals better: {numbers}.",
-                advice="With little noise or few atoms masking has nothing to repair; train longer before you decide.",
-                **measured,
-            )
-        ]
-    sentence = (
-        f"No sign of overfitting: both objectives predict hidden coordinates of new signals about equally well ({numbers})."
-    )
-    return [_found("prediction", Severity.GOOD, "no overfitting", sentence, **measured)]
+        text = f"Here the reconstruction objective predicts hidden coordinates of new signals better: {numbers}."
+        advice = "With little noise or few atoms masking has nothing to repair; train longer before you decide."
+        return [_found("prediction", "reconstruction predicts better", text, advice=advice, **measured)]
+    text = f"No sign of overfitting: both objectives predict hidden coordinates of new signals about equally well ({numbers})."
+    return [_found("prediction", "no overfitting", text, **measured)]
 
 
-def _own_signals(study: DictionaryStudy) -> list[Finding]:
-    main = study.judged[study.main]
+def _own_signals(main: Judged) -> list[Finding]:
     held, seen = main.held, main.train
     error = math.hypot(held.stderr, seen.stderr)
     if not (held.value > OWN * seen.value and held.value - seen.value > ERRORS * error):
         return []
-    return [
-        _found(
-            "prediction",
-            Severity.NOTE,
-            "fits its own signals",
-            f"Hidden coordinates of new signals are missed by {number(held.value, held.stderr)}, those of the signals it learned "
-            f"from by {number(seen.value, seen.stderr)}: the dictionary fits its own signals better than others.",
-            advice="More signals, fewer atoms, or fewer atoms per signal; --choose compares sizes.",
-            quantity="held-out over training error",
-            value=held.value / seen.value,
-        )
-    ]
+    text = (
+        f"Hidden coordinates of new signals are missed by {number(held.value, held.stderr)}, those of the signals it learned "
+        f"from by {number(seen.value, seen.stderr)}: the dictionary fits its own signals better than others."
+    )
+    advice = "More signals, fewer atoms, or fewer atoms per signal; --choose compares sizes."
+    measured = {"quantity": "held-out over training error", "value": held.value / seen.value}
+    return [_found("prediction", "fits its own signals", text, advice=advice, **measured)]
 
 
 def _choice(study: DictionaryStudy) -> list[Finding]:
     choice = study.choice
     if choice is None:
         return []
-    found = [_found("choice", Severity.NOTE, "chosen size", choice.sentence(), headline=True)]
+    found = [_found("choice", "chosen size", choice.sentence(), headline=True)]
     sizes = sorted({row["n_components"] for row in choice.table})
     if len(sizes) > 1 and choice.n_components == sizes[-1]:
-        found.append(
-            _found(
-                "choice",
-                Severity.NOTE,
-                "size at the edge",
-                f"The largest size that was tried, {sizes[-1]}, is the best: the best of all may be larger.",
-                advice=f"Try sizes beyond it, as --choose {sizes[-1]},{2 * sizes[-1]},{4 * sizes[-1]}.",
-            )
-        )
+        text = f"The largest size that was tried, {sizes[-1]}, is the best: the best of all may be larger."
+        advice = f"Try sizes beyond it, as --choose {sizes[-1]},{2 * sizes[-1]},{4 * sizes[-1]}."
+        found.append(_found("choice", "size at the edge", text, advice=advice))
     return found
 
 
-def _idle(main: Judged) -> list[Finding]:
+def _idle(main: Judged) -> Finding:
     dead, atoms = len(main.usage.dead), len(main.usage.uses)
     if not dead:
         rarest = int(main.usage.uses.min())
-        sentence = f"Every atom is at work: the one used least is in the codes of {rarest} of {main.usage.signals} signals."
-        return [_found("atoms", Severity.GOOD, "no idle atoms", sentence)]
+        text = f"Every atom is at work: the one used least is in the codes of {rarest} of {main.usage.signals} signals."
+        return _found("atoms", "no idle atoms", text)
+    text = f"{dead} of {atoms} atoms {'is' if dead == 1 else 'are'} used by none of {main.usage.signals} signals."
+    advice = "They can be dropped without any change; a smaller dictionary would do."
     severity = Severity.WARNING if dead > IDLE * atoms else Severity.NOTE
-    return [
-        _found(
-            "atoms",
-            severity,
-            "idle atoms",
-            f"{dead} of {atoms} atoms {'is' if dead == 1 else 'are'} used by none of {main.usage.signals} signals.",
-            advice="They can be dropped without any change; a smaller dictionary would do.",
-            quantity="idle atoms",
-            value=float(dead),
-        )
-    ]
+    return _found("atoms", "idle atoms", text, severity=severity, advice=advice, quantity="idle atoms", value=float(dead))
 
 
 def _twins(study: DictionaryStudy, main: Judged) -> list[Finding]:
     pairs = main.usage.twins(TWIN)
     if not pairs:
         return []
-    members = len({i for pair in pairs for i in pair[:2]})
+    members, atoms = len({i for pair in pairs for i in pair[:2]}), len(main.usage.uses)
     i, j, cosine = pairs[0]
-    if members > len(main.usage.uses) / 2 and study.mean_energy > COMMON and study.offset is None:
-        return [
-            _found(
-                "atoms",
-                Severity.WARNING,
-                "atoms fall together",
-                f"{members} of {len(main.usage.uses)} atoms have a twin, another atom with a cosine of {TWIN:g} or more, and "
-                f"the mean signal holds {study.mean_energy:.0%} of the energy: atoms share it and differ by little else.",
-                advice="Learn again with --center, which takes the mean signal away first.",
-                quantity="atoms with a twin",
-                value=float(members),
-            )
-        ]
-    return [
-        _found(
-            "atoms",
-            Severity.NOTE,
-            "twin atoms",
-            f"{members} of {len(main.usage.uses)} atoms have a twin, another atom with a cosine of {TWIN:g} or more to it; the "
-            f"nearest are {i} and {j} ({cosine:.4f}).",
-            advice="Twins share the work of one atom: the data may hold fewer directions than there are atoms.",
-            quantity="atoms with a twin",
-            value=float(members),
-        )
-    ]
+    text = f"{members} of {atoms} atoms have a twin, another atom with a cosine of {TWIN:g} or more"
+    measured: dict[str, Any] = {"quantity": "atoms with a twin", "value": float(members)}
+    if members > atoms / 2 and study.mean_energy > COMMON and study.offset is None:
+        text += f", and the mean signal holds {study.mean_energy:.0%} of the energy: atoms share it and differ by little else."
+        advice = "Learn again with --center, which takes the mean signal away first."
+        return [_found("atoms", "atoms fall together", text, advice=advice, **measured)]
+    text += f" to it; the nearest are {i} and {j} ({cosine:.4f})."
+    advice = "Twins share the work of one atom: the data may hold fewer directions than there are atoms."
+    return [_found("atoms", "twin atoms", text, advice=advice, **measured)]
 
 
-def _rest(study: DictionaryStudy, main: Judged) -> list[Finding]:
+def _rest(main: Judged) -> list[Finding]:
     """Whether the loss still fell at the end: the mean over the last tenth of the passes, and over the tenth before."""
     losses = main.learner.losses
     tenth = len(losses) // 10
@@ -243,62 +187,21 @@ def _rest(study: DictionaryStudy, main: Judged) -> list[Finding]:
     before, last = float(losses[-2 * tenth : -tenth].mean()), float(losses[-tenth:].mean())
     if not before > 0 or (before - last) / before < FALLING:
         return []
-    return [
-        _found(
-            "learning",
-            Severity.NOTE,
-            "still learning",
-            f"The loss was still falling when learning ended: by {(before - last) / before:.0%} over the last {tenth} of "
-            f"{len(losses)} passes.",
-            advice=f"--resume --epochs {2 * len(losses)} goes on from here.",
-            quantity="fall of the loss",
-            value=(before - last) / before,
-        )
-    ]
+    fall = (before - last) / before
+    text = f"The loss was still falling when learning ended: by {fall:.0%} over the last {tenth} of {len(losses)} passes."
+    advice = f"--resume --epochs {2 * len(losses)} goes on from here."
+    return [_found("learning", "still learning", text, advice=advice, quantity="fall of the loss", value=fall)]
 
 
 def _data(study: DictionaryStudy) -> list[Finding]:
     found = []
     if study.missing:
-        sentence = f"{study.missing:.2%} of the entries are missing; atoms were learned from those that are there."
-        found.append(_found("learning", Severity.NOTE, "missing values", sentence, quantity="missing", value=study.missing))
+        text = f"{study.missing:.2%} of the entries are missing; atoms were learned from those that are there."
+        found.append(_found("learning", "missing values", text, quantity="missing", value=study.missing))
     if study.zeros:
-        total = study.samples + study.held_out
-        sentence = f"{study.zeros} of {total} signals are zero throughout and teach nothing."
-        found.append(
-            _found("learning", Severity.NOTE, "zero signals", sentence, quantity="zero signals", value=float(study.zeros))
-        )
+        text = f"{study.zeros} of {study.samples + study.held_out} signals are zero throughout and teach nothing."
+        found.append(_found("learning", "zero signals", text, quantity="zero signals", value=float(study.zeros)))
     return found
-
-
-def dictionary_page(
-    study: DictionaryStudy,
-    findings: Sequence[Finding],
-    name: str,
-    facts: Mapping[str, str],
-    patch_shape: Sequence[int] | None = None,
-    feature_names: Sequence[str] | None = None,
-) -> Page:
-    """All that the page shows; every text is escaped by the template."""
-    by_section: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_section.setdefault(finding.instrument, []).append(finding)
-    sections = [
-        _prediction_section(study, by_section),
-        *([_choice_section(study, by_section)] if study.choice is not None else []),
-        _atoms_section(study, by_section, patch_shape, feature_names),
-        _usage_section(study),
-        _learning_section(study, by_section),
-    ]
-    return Page(
-        title=name,
-        findings=findings,
-        sections=sections,
-        kind="dictionary",
-        part="section",
-        facts={**facts, **_facts(study)},
-        provenance=provenance_of(study),
-    )
 
 
 def _facts(study: DictionaryStudy) -> dict[str, str]:
@@ -314,25 +217,17 @@ def _facts(study: DictionaryStudy) -> dict[str, str]:
     }
 
 
-def _prediction_section(study: DictionaryStudy, found: Found) -> Section:
-    rows: list[Row] = []
-    for objective, judged in study.judged.items():
-        for where, error in (("held out", judged.held), ("training", judged.train)):
-            rows.append(
-                {
-                    "objective": objective,
-                    "signals": where,
-                    "hidden error": error.value,
-                    "±": error.stderr,
-                    "explained": error.explained,
-                    "reconstruction error": error.reconstruction,
-                }
-            )
+def _prediction_section(study: DictionaryStudy) -> Section:
+    names = {"value": "hidden error", "stderr": "±", "explained": "explained", "reconstruction": "reconstruction error"}
+    rows: list[Row] = [
+        {"objective": objective, "signals": where, **{label: getattr(error, name) for name, label in names.items()}}
+        for objective, judged in study.judged.items()
+        for where, error in (("held out", judged.held), ("training", judged.train))
+    ]
     return Section(
         name="prediction",
         title="What the dictionary predicts",
         question="Does a code, read from a part of a signal, predict the rest?",
-        findings=found.get("prediction", []),
         rows=rows,
         how=(
             f"{study.hidden} of {study.dim} coordinates are hidden, the code is found from the others, and what it says of the "
@@ -345,15 +240,15 @@ def _prediction_section(study: DictionaryStudy, found: Found) -> Section:
     )
 
 
-def _choice_section(study: DictionaryStudy, found: Found) -> Section:
+def _choice_section(study: DictionaryStudy) -> list[Section]:
     from theodolite import plots
 
-    assert study.choice is not None
-    return Section(
+    if study.choice is None:
+        return []
+    section = Section(
         name="choice",
         title="The size",
         question="How many atoms, and how many per signal?",
-        findings=found.get("choice", []),
         svg=plots.to_svg(plots.plot_dictionary_choice(study.choice.rows()), prefix="choice"),
         rows=study.choice.rows(),
         how=(
@@ -362,9 +257,10 @@ def _choice_section(study: DictionaryStudy, found: Found) -> Section:
         ),
         source=SOURCE,
     )
+    return [section]
 
 
-def _atoms_section(study: DictionaryStudy, found: Found, shape: Sequence[int] | None, names: Sequence[str] | None) -> Section:
+def _atoms_section(study: DictionaryStudy, shape: Sequence[int] | None, names: Sequence[str] | None) -> Section:
     from theodolite import plots
 
     usage = study.judged[study.main].usage
@@ -376,7 +272,6 @@ def _atoms_section(study: DictionaryStudy, found: Found, shape: Sequence[int] | 
         name="atoms",
         title="The atoms",
         question="What are the signals made of?",
-        findings=found.get("atoms", []),
         svg=plots.to_svg(axes, prefix="atoms"),
         rows=[rows[i] for i in order],
         how=(
@@ -402,7 +297,7 @@ def _usage_section(study: DictionaryStudy) -> Section:
     )
 
 
-def _learning_section(study: DictionaryStudy, found: Found) -> Section:
+def _learning_section(study: DictionaryStudy) -> Section:
     from theodolite import plots
 
     by = "objective" if len(study.judged) > 1 else None
@@ -411,7 +306,6 @@ def _learning_section(study: DictionaryStudy, found: Found) -> Section:
         name="learning",
         title="Learning",
         question="Had learning come to rest?",
-        findings=found.get("learning", []),
         svg=plots.to_svg(axes, prefix="learning"),
         rows=[
             {"objective": name, "passes": judged.learner.state.epoch, "steps": judged.learner.state.step,

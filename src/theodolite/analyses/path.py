@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
+from theodolite.analyses.page import analysis_page
 from theodolite.measures.mode_connectivity.linear_path import LinearPath
-from theodolite.report import Page, Section, provenance_of, write_page
+from theodolite.report import Section, write_page
 from theodolite.results import Finding, Severity
 
 SOURCE = "Karp (2024), thesis, chapter 2: linear mode connectivity of solutions from neighbouring training sets."
@@ -37,17 +38,16 @@ def path_finding(path: LinearPath, names: tuple[str, str], name: str, *, barrier
     )
 
 
-def path_section(path: LinearPath, names: tuple[str, str], finding: Finding) -> Section:
-    """The profile as a section of a page."""
+def path_section(path: LinearPath, names: tuple[str, str], name: str) -> Section:
+    """The profile as a section of a page, called `name`."""
     from theodolite import plots
     from theodolite.plots.linear_path import linear_path_panels
 
     return Section(
-        name=finding.instrument,
+        name=name,
         title=f"Path from {names[0]} to {names[1]}",
         question="Do the two models lie in one basin, so that their weights may be averaged?",
-        findings=[finding],
-        svg=plots.to_svg(linear_path_panels(path, ends=names), prefix=finding.instrument),
+        svg=plots.to_svg(linear_path_panels(path, ends=names), prefix=name),
         rows=path.rows(),
         how=(
             f"Weights alpha · {names[0]} + (1 − alpha) · {names[1]} at {len(path.alphas)} values of alpha. The barrier is how "
@@ -65,17 +65,8 @@ def write_path(
 ) -> tuple[Path, Finding]:
     """Write one path as a self-contained page; the page's place and its finding."""
     finding = path_finding(path, names, "path", barrier=Severity.WARNING)
-    page = Page(
-        title=f"{names[0]} to {names[1]}",
-        findings=[finding],
-        sections=[path_section(path, names, finding)],
-        kind="linear path",
-        part="section",
-        facts={
-            **(facts or {}),
-            "BatchNorm": path.batchnorm,
-            "samples": str(path.train_samples) + (f", test {path.test_samples}" if path.test_samples else ""),
-        },
-        provenance=provenance_of(path),
-    )
+    samples = str(path.train_samples) + (f", test {path.test_samples}" if path.test_samples else "")
+    everything = {**(facts or {}), "BatchNorm": path.batchnorm, "samples": samples}
+    sections = [path_section(path, names, "path")]
+    page = analysis_page(path, f"{names[0]} to {names[1]}", "linear path", sections, [finding], everything)
     return write_page(page, out), finding

@@ -9,11 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from theodolite.analyses.page import Findings, analysis_page, write_analysis
 from theodolite.analyses.path import SOURCE as PATH_SOURCE
 from theodolite.measures.stability import StabilityResult
 from theodolite.measures.stability.explanation import BOUND_RATE, MARKED, SIZES
 from theodolite.measures.stability.power_law import PowerFit, signed
-from theodolite.report import Page, Section, provenance_of, write_page
+from theodolite.report import Section
 from theodolite.results import Finding, Row, Severity
 
 SOURCE = "Karp (2024), thesis, chapter 2: empirical uniform stability of stochastic gradient descent."
@@ -40,6 +41,7 @@ LABELS: dict[str, tuple[Severity, ...]] = {
     "not checked": (Severity.WARNING,),
 }
 
+_found = Findings(SOURCE, LABELS)
 Reduce = Callable[[list[float]], float]
 _STOPPED = {
     "updates": "a fixed number of updates, the same for all sizes",
@@ -86,14 +88,14 @@ def write_stability(
     places: Sequence[int] | None = None,
 ) -> tuple[Path, list[Finding]]:
     """Write a study as a self-contained page; the page's place and its findings, the weightiest first."""
-    from theodolite.results import worst_first
-
-    findings = stability_findings(result, places)
-    return write_page(stability_page(result, findings, name, facts or {}), out), worst_first(findings)
-
-
-def _found(section: str, severity: Severity, label: str, sentence: str, **fields: Any) -> Finding:
-    return Finding(instrument=section, severity=severity, sentence=sentence, **{"label": label, "source": SOURCE, **fields})
+    sections = [*_path_sections(result), _checks_section(result)]
+    if any(math.isfinite(row["stab"]) for row in result.table):
+        makers = [_stability_section, _gap_section, _distance_section]
+        makers += [_growth_section] if _steps(result) else []
+        makers += [_trials_section] if len(result.trials) > 1 else []
+        sections = [*(make(result) for make in makers), *sections]
+    found, everything = stability_findings(result, places), {**(facts or {}), **_facts(result)}
+    return write_analysis(analysis_page(result, name, "stability", sections, found, everything), out)
 
 
 def _finite(rows: Sequence[Row], name: str) -> list[float]:
@@ -116,10 +118,8 @@ def _sensitivity(result: StabilityResult, places: Sequence[int] | None) -> Findi
         f"{largest['q99']:.2g}, half by less than {largest['q50']:.2g}.{itself} Measured on {len(rows)} pairs after "
         f"{worst['step']} updates."
     )
-    return _found(
-        "stability", Severity.NOTE, "sensitivity", sentence,
-        quantity=f"largest change of a test loss, m = {m}", value=worst["stab"], headline=True,
-    )  # fmt: skip
+    quantity = f"largest change of a test loss, m = {m}"
+    return _found("stability", "sensitivity", sentence, quantity=quantity, value=worst["stab"], headline=True)
 
 
 def _pairs(count: int, of: int) -> str:
@@ -143,7 +143,7 @@ def _law(result: StabilityResult) -> Finding:
     head = "How sensitivity changes with the number of examples is not known"
     if fit.reason or used < SIZES:
         why = fit.reason or f"a rate is read from {SIZES} sizes or more, and there are {used}"
-        return _found("stability", Severity.NOTE, "no law", f"{head}: {why}.")
+        return _found("stability", "no law", f"{head}: {why}.")
     beside = "" if others.reason else f" (without the example that came in m^{others.exponent()})"
     law = (
         f"from {fit.ms[0]:g} to {fit.ms[-1]:g} examples the largest change of a test loss goes like m^{fit.exponent()}{beside}, "
@@ -151,20 +151,15 @@ def _law(result: StabilityResult) -> Finding:
     )
     more: dict[str, Any] = {"quantity": "exponent of the largest change in m", **_interval(fit)}
     if fit.b_high < 0:
-        return _found(
-            "stability", Severity.GOOD, "falls with data", f"A single example matters less in more data: {law}.", **more
-        )
+        return _found("stability", "falls with data", f"A single example matters less in more data: {law}.", **more)
     if fit.b_low > BOUND_RATE:
         how = "do not make" if fit.b_low > -MARKED else "hardly make"
-        return _found(
-            "stability", Severity.WARNING, "hardly falls", f"More data {how} a single example matter less: {law}.",
-            advice="If single records must not matter, lower the learning rate or the number of updates, or regularise.", **more,
-        )  # fmt: skip
+        advice = "If single records must not matter, lower the learning rate or the number of updates, or regularise."
+        text = f"More data {how} a single example matter less: {law}."
+        return _found("stability", "hardly falls", text, advice=advice, **more)
     why = "the interval holds zero" if math.isfinite(fit.b_low) else "there is no interval without two pairs per size"
-    return _found(
-        "stability", Severity.NOTE, "no law", f"{head}: {law}, but {why}.",
-        advice="More pairs or a wider range of sizes would show it.", **more,
-    )  # fmt: skip
+    advice = "More pairs or a wider range of sizes would show it."
+    return _found("stability", "no law", f"{head}: {law}, but {why}.", advice=advice, **more)
 
 
 def _gap(result: StabilityResult) -> Finding:
@@ -181,25 +176,18 @@ def _gap(result: StabilityResult) -> Finding:
         if gaps
         else f"There is no finite generalisation gap at {m} examples."
     )
-    return _found(
-        "gap", Severity.NOTE, "generalisation gap", sentence, quantity="exponent of the largest gap in m", **_interval(fit)
-    )
+    return _found("gap", "generalisation gap", sentence, quantity="exponent of the largest gap in m", **_interval(fit))
 
 
 def _verdict(result: StabilityResult) -> Finding:
     found = result.explanation
     width = (found.delta_high - found.delta_low) / 2
-    return _found(
-        "gap",
-        Severity.GOOD if found.verdict == "explains" else Severity.NOTE,
-        found.verdict,
-        found.sentence(),
-        quantity="Δb, exponent of stability minus that of the gap",
-        value=found.delta_b if math.isfinite(found.delta_b) else None,
-        error=width if math.isfinite(width) else None,
-        source=BOUND_SOURCE,
-        headline=True,
-    )
+    measured = {
+        "value": found.delta_b if math.isfinite(found.delta_b) else None,
+        "error": width if math.isfinite(width) else None,
+    }
+    quantity = "Δb, exponent of stability minus that of the gap"
+    return _found("gap", found.verdict, found.sentence(), quantity=quantity, source=BOUND_SOURCE, headline=True, **measured)
 
 
 def _distance(result: StabilityResult) -> Finding:
@@ -208,10 +196,8 @@ def _distance(result: StabilityResult) -> Finding:
     far = f"moved the parameters by up to {100 * max(moved):.3g} % of their norm" if moved else "left no finite parameters"
     law = f"The largest distance goes like m^{fit.exponent()}" if not fit.reason else f"It follows no power law: {fit.reason}"
     convex = "; a convex loss at a fixed number of steps would give −1" if not fit.reason else ""
-    return _found(
-        "distance", Severity.NOTE, "distance", f"Exchanging one of {m} examples {far}. {law}{convex}.",
-        quantity="exponent of the largest distance in m", **_interval(fit),
-    )  # fmt: skip
+    text = f"Exchanging one of {m} examples {far}. {law}{convex}."
+    return _found("distance", "distance", text, quantity="exponent of the largest distance in m", **_interval(fit))
 
 
 def _basins(result: StabilityResult) -> list[Finding]:
@@ -224,16 +210,16 @@ def _basins(result: StabilityResult) -> list[Finding]:
     height = f" Train accuracy falls by {100 * max(max(barriers), 0.0):.2g} percentage points at most." if barriers else ""
     if not clear:
         sentence = "No pair shows whether its models share a basin: none is better than always giving the most frequent answer."
-        return [_found("path", Severity.NOTE, "basins not told", sentence)]
+        return [_found("path", "basins not told", sentence)]
     if not apart:
         looked = "the pair" if len(clear) == 1 else f"all {len(clear)} pairs"
         text = f"The two models of a pair lie in one basin, in {looked} looked at: averaging them is safe.{height}"
-        return [_found("path", Severity.GOOD, "same basin", text, quantity="pairs with a barrier", value=0.0)]
+        return [_found("path", "same basin", text, quantity="pairs with a barrier", value=0.0)]
     text = (
         f"A barrier lies between the two models in {len(apart)} of {len(clear)} pairs: one example decided in which basin "
         f"training ended.{height}"
     )
-    return [_found("path", Severity.NOTE, "other basins", text, quantity="pairs with a barrier", value=float(len(apart)))]
+    return [_found("path", "other basins", text, quantity="pairs with a barrier", value=float(len(apart)))]
 
 
 def _diverged(result: StabilityResult) -> list[Finding]:
@@ -245,10 +231,10 @@ def _diverged(result: StabilityResult) -> list[Finding]:
     count = {"quantity": "diverged pairs", "value": float(len(lost)), "advice": advice}
     if len(lost) == len(rows):
         text = f"All {len(rows)} pairs diverged, so nothing could be compared."
-        return [_found("stability", Severity.CRITICAL, "all pairs diverged", text, **count)]
+        return [_found("stability", "all pairs diverged", text, **count)]
     where = ", ".join(f"{sum(row['m'] == m for row in lost)} at m = {m}" for m in sorted({row["m"] for row in lost}))
     text = f"{len(lost)} of {len(rows)} pairs diverged ({where}); they have no part in the numbers."
-    return [_found("stability", Severity.WARNING, "diverged pairs", text, **count)]
+    return [_found("stability", "diverged pairs", text, **count)]
 
 
 def _trials(result: StabilityResult) -> list[Finding]:
@@ -263,11 +249,7 @@ def _trials(result: StabilityResult) -> list[Finding]:
     text = f"Over {len(each)} seeds of start and order {spread}the verdict is {shown}. All other findings are of the first."
     width = (max(slopes) - min(slopes)) / 2 if slopes else None
     middle = sum(slopes) / len(slopes) if slopes else None
-    return [
-        _found(
-            "trials", Severity.NOTE, "trials", text, quantity="mean exponent of stability over trials", value=middle, error=width
-        )
-    ]
+    return [_found("trials", "trials", text, quantity="mean exponent of stability over trials", value=middle, error=width)]
 
 
 def _checks(result: StabilityResult) -> list[Finding]:
@@ -275,37 +257,12 @@ def _checks(result: StabilityResult) -> list[Finding]:
     left_out = [check for check in result.checks if "left out" in check]
     if left_out:
         text = f"{len(left_out)} of {len(result.checks)} measurements began without a null swap: rounding may be a part of them."
-        return [_found("repeatable", Severity.WARNING, "not checked", text)]
+        return [_found("repeatable", "not checked", text)]
     text = (
         "Without an exchange nothing changes: pairs trained on equal data stayed bitwise equal, tried before each of the "
         f"{len(result.checks)} measurements. The numbers are no chaos of rounding."
     )
-    return [_found("repeatable", Severity.GOOD, "repeatable", text)]
-
-
-def stability_page(result: StabilityResult, findings: Sequence[Finding], name: str, facts: Mapping[str, str]) -> Page:
-    """All that the page shows; every text is escaped by the template."""
-    by_section: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_section.setdefault(finding.instrument, []).append(finding)
-    alive = any(math.isfinite(row["stab"]) for row in result.table)
-    makers = [
-        _stability_section,
-        _gap_section,
-        _distance_section,
-        *([_growth_section] if _steps(result) else []),
-        *([_trials_section] if len(result.trials) > 1 else []),
-    ]
-    sections = [make(result, by_section) for make in makers] if alive else []
-    return Page(
-        title=name,
-        findings=findings,
-        sections=[*sections, *_path_sections(result, by_section), _checks_section(result, by_section)],
-        kind="stability",
-        part="section",
-        facts={**facts, **_facts(result)},
-        provenance=provenance_of(result),
-    )
+    return [_found("repeatable", "repeatable", text)]
 
 
 def _facts(result: StabilityResult) -> dict[str, str]:
@@ -348,12 +305,11 @@ def _sizes_table(result: StabilityResult, columns: Mapping[str, tuple[str, Reduc
     return rows
 
 
-def _stability_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _stability_section(result: StabilityResult) -> Section:
     return Section(
         name="stability",
         title="One example",
         question="How much does a single training example matter, and does it matter less in more data?",
-        findings=found.get("stability", []),
         svg=_panels(result, ("stab", "stab_excl_z"), "stability"),
         rows=_sizes_table(
             result,
@@ -376,7 +332,7 @@ def _stability_section(result: StabilityResult, found: Mapping[str, list[Finding
     )
 
 
-def _gap_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _gap_section(result: StabilityResult) -> Section:
     from theodolite.plots.stability import LABELS
 
     kept = ("b", "b_low", "b_high", "b_loglog", "r2", "sizes", "pairs")
@@ -384,7 +340,6 @@ def _gap_section(result: StabilityResult, found: Mapping[str, list[Finding]]) ->
         name="gap",
         title="The generalisation gap",
         question="Does stability explain how the gap between test and training loss falls with more data?",
-        findings=found.get("gap", []),
         svg=_panels(result, ("gap_loss", "gap_01"), "gap"),
         rows=[
             {"quantity": LABELS.get(row["quantity"], row["quantity"]), **{key: row[key] for key in kept}}
@@ -401,12 +356,11 @@ def _gap_section(result: StabilityResult, found: Mapping[str, list[Finding]]) ->
     )
 
 
-def _distance_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _distance_section(result: StabilityResult) -> Section:
     return Section(
         name="distance",
         title="Distance of the parameters",
         question="How far apart do the two models of a pair end?",
-        findings=found.get("distance", []),
         svg=_panels(result, ("dist", "ndist"), "distance"),
         rows=_sizes_table(
             result,
@@ -433,7 +387,7 @@ def _steps(result: StabilityResult) -> list[int]:
     return steps if len(steps) > 1 else []
 
 
-def _growth_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _growth_section(result: StabilityResult) -> Section:
     from theodolite import plots
 
     rows: list[Row] = []
@@ -459,7 +413,6 @@ def _growth_section(result: StabilityResult, found: Mapping[str, list[Finding]])
         name="growth",
         title="In the course of training",
         question="When does one example begin to matter?",
-        findings=found.get("growth", []),
         svg=plots.to_svg(axes, prefix="growth"),
         rows=rows,
         how="The same numbers at every checkpoint; the largest of the pairs of the first seed-trial.",
@@ -467,13 +420,12 @@ def _growth_section(result: StabilityResult, found: Mapping[str, list[Finding]])
     )
 
 
-def _trials_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _trials_section(result: StabilityResult) -> Section:
     each = [result.explains(trial=trial) for trial in result.trials]
     return Section(
         name="trials",
         title="Other seeds",
         question="Do other seeds of start and order give the same laws?",
-        findings=found.get("trials", []),
         rows=[
             {"trial": one.trial, "b gap": one.b_gap, "b stability": one.b_stab, "Δb": one.delta_b, "from": one.delta_low,
              "to": one.delta_high, "b distance": one.b_dist, "verdict": one.verdict}
@@ -484,7 +436,7 @@ def _trials_section(result: StabilityResult, found: Mapping[str, list[Finding]])
     )  # fmt: skip
 
 
-def _path_sections(result: StabilityResult, found: Mapping[str, list[Finding]]) -> list[Section]:
+def _path_sections(result: StabilityResult) -> list[Section]:
     """A picture per size; the finding stands with the largest."""
     from theodolite import plots
     from theodolite.plots.linear_path import linear_path_panels
@@ -501,7 +453,6 @@ def _path_sections(result: StabilityResult, found: Mapping[str, list[Finding]]) 
                 name="path" if first else f"path-{m}",
                 title=f"Between the two models, {m} examples",
                 question="Do the two models of a pair lie in one basin?",
-                findings=found.get("path", []) if first else [],
                 svg=plots.to_svg(linear_path_panels(rows, ends=("S", "S′")), prefix=f"path-{m}"),
                 rows=[{"pair": name, **path.summary()} for name, path in paths.items()],
                 how=(
@@ -520,12 +471,11 @@ def _size_of(name: str) -> int:
     return int(next(part for part in name.split(", ") if part.startswith("m ")).removeprefix("m "))
 
 
-def _checks_section(result: StabilityResult, found: Mapping[str, list[Finding]]) -> Section:
+def _checks_section(result: StabilityResult) -> Section:
     return Section(
         name="repeatable",
         title="The null swap",
         question="Does anything change without an exchange?",
-        findings=found.get("repeatable", []),
         rows=[{"measurement": check.partition(": ")[0], "what was seen": check.partition(": ")[2]} for check in result.checks],
         how=(
             "Before each measurement all pairs are trained on two equal sets for a tenth of the run. Weights and outputs must "
