@@ -273,9 +273,8 @@ def _finding(pairs: list[LayerComparison], size: int) -> Finding:
     peak = int(curve.argmax()) + 1
     place = f"still rises at {peak}, the last measured" if peak == len(curve) else f"is largest at {peak}"
     text = (
-        f"{layer}: the {k} sharpest directions of the models share {number(shared, error)}{several}; "
-        f"their factors predict {expected:.2g}, chance is {k / size:.2g}. "
-        f"The overlap {place}; the layer has {pairs[0].outputs} outputs."
+        f"{layer}: the {k} sharpest directions of the models share {number(shared, error)}{several}; their factors predict "
+        f"{expected:.2g}, chance is {k / size:.2g}. The overlap {place}; the layer has {pairs[0].outputs} outputs."
     )
     fields = {"label": "overlap", "quantity": f"overlap of {layer}", "value": shared, "error": error, "source": _SOURCE}
     return Finding(instrument=_name(layer), severity=Severity.NOTE, sentence=text, **fields)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from theodolite.measures.dictionary.learning import (
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
 from theodolite.measures.dictionary.structure import AtomUsage, atom_usage
 from theodolite.progress import counting
-from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.results import Cost, Outcome, Result, Row, fields_of
 
 STEPS, FEWEST = 2500, 10  # passes by default: enough for so many steps, and no fewer than this
 KEEP_EVERY = 10.0  # seconds between two notes of where learning stands
@@ -74,15 +74,8 @@ class DictionaryPlan:
         return self.epochs or max(FEWEST, math.ceil(STEPS / math.ceil(samples / self.batch_size)))
 
     def settings(self, objective: Objective, sparsity: int) -> LearningSettings:
-        return LearningSettings(
-            sparsity=sparsity,
-            objective=objective,
-            hidden_fraction=self.hidden_fraction,
-            decoder=self.decoder,
-            penalty=self.penalty,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-        )
+        same = fields_of(self, "hidden_fraction decoder penalty batch_size learning_rate")
+        return LearningSettings(sparsity=sparsity, objective=objective, **same)
 
     def check(self, samples: int, dim: int) -> None:
         """Refuse what cannot be done before anything is learned; `samples` are those to learn from."""
@@ -152,10 +145,7 @@ class DictionaryStudy(Result):
                 "n_components": len(found.learner.components),
                 "sparsity": self.sparsity,
                 "hidden_error": found.held.value,
-                "stderr": found.held.stderr,
-                "explained": found.held.explained,
-                "reconstruction": found.held.reconstruction,
-                "baseline": found.held.baseline,
+                **fields_of(found.held, "stderr explained reconstruction baseline"),
                 "train_hidden_error": found.train.value,
                 "train_reconstruction": found.train.reconstruction,
                 "dead_atoms": len(found.usage.dead),
@@ -283,18 +273,10 @@ def _choose(data: NDArray[Any], plan: DictionaryPlan, samples: int, progress: bo
         data,
         sizes,
         plan.sparsities or (plan.nonzeros(dim, min(sizes)),),
-        held_out=plan.held_out,
-        seed=plan.seed,
         progress=progress,
         objective=plan.objectives[0],
-        hidden_fraction=plan.hidden_fraction,
         max_iter=plan.passes(samples),
-        init=plan.init,
-        decoder=plan.decoder,
-        penalty=plan.penalty,
-        missing=plan.missing,
-        batch_size=plan.batch_size,
-        learning_rate=plan.learning_rate,
+        **fields_of(plan, "held_out seed hidden_fraction init decoder penalty missing batch_size learning_rate"),
     )
 
 
@@ -351,17 +333,8 @@ def _judge(
     plan: DictionaryPlan,
 ) -> Judged:
     def error(Y: Tensor, observed: Tensor | None) -> HiddenError:
-        return hidden_error(
-            Y,
-            learner.components,
-            settings.sparsity,
-            hidden_fraction=settings.hidden_fraction,
-            decoder=settings.decoder,
-            selection=settings.selection,
-            penalty=settings.penalty,
-            observed=observed,
-            seed=_seed(plan),
-        )
+        how = fields_of(settings, "hidden_fraction decoder selection penalty")
+        return hidden_error(Y, learner.components, settings.sparsity, **how, observed=observed, seed=_seed(plan))
 
     codes = _codes(*seen, learner.components, settings)
     return Judged(learner, error(*unseen), error(*seen), atom_usage(codes, learner.components))

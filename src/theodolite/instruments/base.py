@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.timings import Timings, Work, measure_timings, quickest
+from theodolite.measures.dynamics.stability_laws import stability_law
 from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Finding, Result, Row, Severity
@@ -62,6 +63,15 @@ class SurveyContext:
     @cached_property
     def gradient(self) -> Tensor:
         return self.problem.gradient()
+
+    @property
+    def no_law(self) -> str:
+        """Why the optimizer has no law of stability; empty where it has one."""
+        try:
+            stability_law(self.optimizer, self.problem)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     @cached_property
     def layer_blocks(self) -> LayerHessians:

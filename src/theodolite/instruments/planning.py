@@ -65,9 +65,8 @@ class Plan(Result):
         part = "" if self.partial == 1.0 else f"; timed on {100 * self.partial:.2g} % of the data"
         running = sum(step["state"] == "planned" for step in self.steps)
         return (
-            f"{running} of {len(self.steps)} instruments{within}: about {self.seconds:.2g} s, that is "
-            f"{self.gradients:.3g} gradients "
-            f"of {1000 * self.gradient_seconds:.3g} ms, and {self.peak_bytes / 2**20:.3g} MiB of memory{part}."
+            f"{running} of {len(self.steps)} instruments{within}: about {self.seconds:.2g} s, that is {self.gradients:.3g} "
+            f"gradients of {1000 * self.gradient_seconds:.3g} ms, and {self.peak_bytes / 2**20:.3g} MiB of memory{part}."
         )
 
 

@@ -54,17 +54,27 @@ def survey(
     found or an instrument failed.
     """
     began = time.perf_counter()
+    from theodolite.cli.loading.subject import embedded_example, load_subject
+    from theodolite.instruments import plan_survey
+    from theodolite.instruments import survey as survey_problem
     from theodolite.instruments.survey_run import seconds_of
 
     allowed = None if budget == "none" else seconds_of(budget)
-    subject = _subject(model, data, loss, checkpoint, samples, batch_size, seed)
-    given = _arguments(subject, lr, optimizer, train, seed)
+    if model is not None or data is not None or checkpoint is not None:
+        subject = load_subject(model, data, loss, checkpoint=checkpoint, samples=samples, batch_size=batch_size, seed=seed)
+    elif loss or samples or batch_size:
+        raise ValueError("--loss, --samples and --batch-size go with --model or --data; the embedded example has its own.")
+    else:
+        subject = embedded_example(seed)
+    form = (subject.problem,) if subject.problem is not None else (subject.model, subject.loss, subject.data)
+    given = {**_arguments(subject, lr, optimizer, train, seed), "budget": _left(allowed, began), "only": only, "seed": seed}
     if dry_run:
-        _show_plan(_plan(subject, given, _left(allowed, began), only, seed), as_json)
+        _show_plan(plan_survey(*form, **given), as_json)
         raise typer.Exit(0)
     check_folder(out)
+    facts = with_notes(subject.facts, subject.notes)
     with exit_when_interrupted("Interrupted; nothing was written."):
-        found = _survey(subject, given, _left(allowed, began), only, seed)
+        found = survey_problem(*form, **given, name=subject.name, population=subject.population, facts=facts)
     page = found.to_html(out / "index.html")
     if save:
         found.save(out / "survey")
@@ -76,52 +86,23 @@ def survey(
     raise typer.Exit(0 if found.good else 1)
 
 
-def _subject(
-    model: str | None,
-    data: str | None,
-    loss: str | None,
-    checkpoint: Path | None,
-    samples: int | None,
-    batch: int | None,
-    seed: int,
-) -> Subject:
-    from theodolite.cli.loading.subject import load_subject
-
-    if model is None and data is None and checkpoint is None:
-        from theodolite.cli.loading.subject import embedded_example
-
-        if loss or samples or batch:
-            raise ValueError("--loss, --samples and --batch-size go with --model or --data; the embedded example has its own.")
-        return embedded_example(seed)
-    return load_subject(model, data, loss, checkpoint=checkpoint, samples=samples, batch_size=batch, seed=seed)
-
-
-def _arguments(subject: Subject, lr: float | None, optimizer: str | None, train: int, seed: int) -> dict[str, Any]:
-    """The problem (or its parts) with the learning rate and optimizer, as `th.survey` takes them."""
+def _arguments(subject: Subject, lr: float | None, optimizer: str | None, steps: int, seed: int) -> dict[str, Any]:
+    """The learning rate and optimizer as `th.survey` takes them, after so many steps of training."""
+    from theodolite import train
     from theodolite.cli.loading.optimizers import make_optimizer
 
-    if train < 0:
-        raise ValueError(f"--train must be a number of steps. Got {train}.")
+    if steps < 0:
+        raise ValueError(f"--train must be a number of steps. Got {steps}.")
     parameters = [p for p in subject.model.parameters() if p.requires_grad] or list(subject.model.parameters())
     made = subject.optimizer
     if optimizer or (made is None and subject.optimizer_state is not None):
         made = make_optimizer(optimizer, parameters, lr, state=subject.optimizer_state)
     rate = lr if lr is not None else subject.lr if made is None else None
-    if train:
-        _train(subject, made or make_optimizer(None, parameters, rate or 1e-2), train, seed)
+    if steps:
+        rule: Any = made or make_optimizer(None, parameters, rate or 1e-2)
+        size = 64 if isinstance(subject.data, tuple) and len(subject.data) == 2 else None
+        train(subject.model, subject.loss, subject.data, rule, steps=steps, batch_size=size, seed=seed)
     return {"lr": rate, "optimizer": made}
-
-
-def _train(subject: Subject, optimizer: Any, steps: int, seed: int) -> None:
-    from theodolite import train
-
-    tensors = isinstance(subject.data, tuple) and len(subject.data) == 2
-    train(subject.model, subject.loss, subject.data, optimizer, steps=steps, batch_size=64 if tensors else None, seed=seed)
-
-
-def _form(subject: Subject) -> tuple[Any, ...]:
-    """What is surveyed, as the leading arguments of `th.survey`."""
-    return (subject.problem,) if subject.problem is not None else (subject.model, subject.loss, subject.data)
 
 
 def _left(allowed: float | None, began: float) -> float | None:
@@ -129,27 +110,6 @@ def _left(allowed: float | None, began: float) -> float | None:
     if allowed is None:
         return None
     return max(0.1 * allowed, allowed - (time.perf_counter() - began) - min(PAGE_SECONDS, allowed / 4))
-
-
-def _plan(subject: Subject, given: dict[str, Any], allowed: float | None, only: list[str] | None, seed: int) -> Plan:
-    from theodolite.instruments import plan_survey
-
-    return plan_survey(*_form(subject), **given, budget=allowed, only=only, seed=seed)
-
-
-def _survey(subject: Subject, given: dict[str, Any], allowed: float | None, only: list[str] | None, seed: int) -> Survey:
-    from theodolite.instruments import survey
-
-    return survey(
-        *_form(subject),
-        **given,
-        budget=allowed,
-        only=only,
-        name=subject.name,
-        population=subject.population,
-        facts=with_notes(subject.facts, subject.notes),
-        seed=seed,
-    )
 
 
 def _show(found: Survey) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,39 @@ RESNET20 = ("resnet20_cifar10", "cifar10", (0.485, 0.456, 0.406), (0.229, 0.224,
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """The words that matter when a network is built; `stored` allows trained weights where there are some."""
+    """A network by name and the words that matter when it is built; `stored` allows trained weights where there are some."""
 
+    name: str
     loss: str | None
     samples: int | None
     seed: int
     stored: bool
+
+    @cached_property
+    def arguments(self) -> dict[str, inspect.Parameter]:
+        """Those of its builder."""
+        return builder_of(self.name)[0]
+
+    @cached_property
+    def said(self) -> dict[str, Any]:
+        """Those that its name already gives."""
+        return builder_of(self.name)[1]
+
+    def build(self, **sizes: Any) -> nn.Module:
+        """The network with these sizes where its name does not give others."""
+        chosen = {key: value for key, value in sizes.items() if key in self.arguments and key not in self.said}
+        model: nn.Module = models.build(self.name, **chosen, seed=self.seed)
+        return model
+
+    def load(self, data: str) -> Source:
+        """The data called so, as many samples as were asked for."""
+        return load_data(data, samples=self.samples, seed=self.seed)
+
+    def spec(self, model: nn.Module, data: Any, source: Source, weights: str = "", **more: Any) -> ModelSpec:
+        """The network on the data, with where both come from."""
+        random = f"random, initialisation {getattr(model, 'initialisation', 'torch')}, seed {self.seed}"
+        facts = {"model": f"{self.name}, built in", "weights": weights or random, "data": source.origin}
+        return ModelSpec(model, self.name, data, source.name, population=source.population, facts=facts, **more)
 
 
 def builder_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
@@ -51,58 +79,44 @@ def builder_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]
     raise ValueError(f"--model {name!r} must be the name of a built-in network, module:attribute, or hf:FOLDER. {hint}")
 
 
-def named_model(name: str, source: Source | None, request: BuildRequest) -> ModelSpec:
-    """The network called `name` on the data, or on data that suits it where there is none."""
-    arguments, said = builder_of(name)
-    if "vocabulary" in arguments:
-        return token_model(name, arguments, said, source, request)
-    stored = _stored_resnet(name, source, request)
+def named_model(request: BuildRequest, source: Source | None) -> ModelSpec:
+    """The network asked for on the data, or on data that suits it where there is none."""
+    name = request.name
+    if "vocabulary" in request.arguments:
+        return token_model(request, source)
+    stored = _stored_resnet(request, source)
     if stored is not None:
         return stored
     notes: tuple[str, ...] = ()
     if source is None:
         chosen = RESNET20[1] if name == "ResNet20" and _is_there(RESNET20[1]) else "digits"
-        source = load_data(chosen, samples=request.samples, seed=request.seed)
+        source = request.load(chosen)
         notes = (f"the data are {chosen}, because no --data was given",)
     if source.documents is not None:
         source = from_set(source.documents.bag_of_words(), source.name, request.samples, request.seed)
     if source.content is None:
         raise ValueError(f"--model {name} takes numbers, not text like {source.name}. Language networks: GPT-small, BERT-small.")
-    return _sized(name, arguments, said, source, request, notes)
+    return _sized(request, source, notes)
 
 
-def _sized(
-    name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source, request: BuildRequest, notes: tuple[str, ...]
-) -> ModelSpec:
+def _sized(request: BuildRequest, source: Source, notes: tuple[str, ...]) -> ModelSpec:
     """Build with the sizes of the data; images that are too small for the network are enlarged."""
+    name = request.name
     data, outputs = _targets(source, request)
-    flat = "inputs" in arguments
+    flat = "inputs" in request.arguments
     if flat:
         data = with_inputs(data, lambda x: x.flatten(1))
     try:
-        model = _build(name, arguments, said, data, outputs, request.seed)
+        model = _build(request, data, outputs)
     except (ValueError, RuntimeError) as error:
         x = first_parts(data)[0]
         if flat or source.own or x.ndim != 4 or max(x.shape[2:]) >= SIDE:
             raise ValueError(f"--model {name} does not fit the data {source.name}: {str(error).splitlines()[0]}") from error
         data = with_inputs(data, lambda x: F.interpolate(x, size=(SIDE, SIDE), mode="bilinear"))
-        model = _build(name, arguments, said, data, outputs, request.seed)
+        model = _build(request, data, outputs)
         sides = "×".join(map(str, x.shape[2:]))
         notes = (*notes, f"the images were enlarged from {sides} to {SIDE}×{SIDE} pixels, because {name} needs that")
-    return ModelSpec(
-        model,
-        name,
-        data,
-        source.name,
-        population=source.population,
-        facts={"model": f"{name}, built in", "weights": random_weights(model, request.seed), "data": source.origin},
-        notes=(*notes, *source.notes),
-    )
-
-
-def random_weights(model: nn.Module, seed: int) -> str:
-    """The fact about weights that were not loaded."""
-    return f"random, initialisation {getattr(model, 'initialisation', 'torch')}, seed {seed}"
+    return request.spec(model, data, source, notes=(*notes, *source.notes))
 
 
 def _targets(source: Source, request: BuildRequest) -> tuple[Any, int]:
@@ -119,15 +133,13 @@ def _targets(source: Source, request: BuildRequest) -> tuple[Any, int]:
     return source.content, 1 if word_of(request.loss) == "bce" and classes == 2 else classes
 
 
-def _build(name: str, arguments: dict[str, Any], said: dict[str, Any], data: Any, outputs: int, seed: int) -> nn.Module:
+def _build(request: BuildRequest, data: Any, outputs: int) -> nn.Module:
     """Build the network and let it try two samples, so that a misfit shows here."""
     x = first_parts(data)[0]
     shape = tuple(x.shape[1:])
-    if "inputs" not in arguments and len(shape) != 3 and not (name.startswith("NTK-CNN") and len(shape) == 2):
+    if "inputs" not in request.arguments and len(shape) != 3 and not (request.name.startswith("NTK-CNN") and len(shape) == 2):
         raise ValueError(f"it takes images (channels, height, width); the examples have shape {shape}.")
-    sizes = {"inputs": x[0].numel(), "image": shape, "channels": shape[0], "outputs": outputs, "classes": outputs}
-    chosen = {key: value for key, value in sizes.items() if key in arguments and key not in said}
-    model = models.build(name, **chosen, seed=seed)
+    model = request.build(inputs=x[0].numel(), image=shape, channels=shape[0], outputs=outputs, classes=outputs)
     training = model.training
     with torch.no_grad():
         model.eval()(x[:2].to(next(model.parameters()).dtype))
@@ -142,26 +154,20 @@ def _is_there(name: str) -> bool:
     return True
 
 
-def _stored_resnet(name: str, source: Source | None, request: BuildRequest) -> ModelSpec | None:
+def _stored_resnet(request: BuildRequest, source: Source | None) -> ModelSpec | None:
     """ResNet20 with its trained weights on CIFAR-10, where both are there and nothing else was asked for."""
     weights_name, data_name, mean, std = RESNET20
-    if name != "ResNet20" or not request.stored or (source is not None and (source.name != data_name or source.own)):
+    if request.name != "ResNet20" or not request.stored or (source is not None and (source.name != data_name or source.own)):
         return None
     try:
         weights = data_sets.weights(weights_name)
-        source = source or load_data(data_name, samples=request.samples, seed=request.seed)
+        source = source or request.load(data_name)
     except data_sets.MissingDataError:
         return None
     shift, scale = (torch.tensor(v)[:, None, None] for v in (mean, std))
-    return ModelSpec(
-        models.resnet20_from(weights),
-        name,
-        with_inputs(source.content, lambda x: (x - shift) / scale),
-        source.name,
-        population=source.population,
-        facts={"model": f"{name}, built in", "weights": data_sets.where(weights_name).origin, "data": source.origin},
-        notes=("the stored weights trained on CIFAR-10 were loaded; images are normalised as they want it", *source.notes),
-    )
+    data = with_inputs(source.content, lambda x: (x - shift) / scale)
+    notes = ("the stored weights trained on CIFAR-10 were loaded; images are normalised as they want it", *source.notes)
+    return request.spec(models.resnet20_from(weights), data, source, data_sets.where(weights_name).origin, notes=notes)
 
 
 STORIES, SAMPLE_TEXT = "stories260k", "tinystories_sample"
@@ -180,41 +186,23 @@ class _Vocabulary:
         return self.size - 1
 
 
-def token_model(
-    name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source | None, request: BuildRequest
-) -> ModelSpec:
+def token_model(request: BuildRequest, source: Source | None) -> ModelSpec:
     """A language network on text (the next token, for BERT the hidden ones), or on token data of the user's own."""
+    name = request.name
     if source is not None and source.text is None:
         if source.documents is not None or source.content is None:
             raise ValueError(f"--model {name} takes running text or tokens, not labelled texts like {source.name}.")
-        return _on_own_data(name, arguments, said, source, request)
-    stored = _stored_stories(request) if name == STORIES else None
+        return _on_own_data(request, source)
     if source is None and name == STORIES:
         source = _sample_text(request)
     masked = "BERT" in name
-    words = _vocabulary(name, arguments, said, source, masked=masked)
-    if stored is not None:
-        model, weights, weight_notes = stored
-    else:
-        sizes = {} if "vocabulary" in said else {"vocabulary": words.size}
-        model = models.build(name, **sizes, seed=request.seed)
-        weights, weight_notes = f"random, initialisation {model.initialisation}, seed {request.seed}", _no_stored(name, request)
-    context = int(said.get("context", arguments["context"].default))
+    words = _vocabulary(request, source, masked=masked)
+    model, weights, weight_notes = _stored_stories(request) or (request.build(vocabulary=words.size), "", _no_stored(request))
+    context = int(request.said.get("context", request.arguments["context"].default))
     data, population, notes = _token_data(source, words, context, masked, request)
-    return ModelSpec(
-        model,
-        name,
-        data,
-        "random tokens" if source is None else source.name,
-        loss=token_cross_entropy,
-        population=population,
-        facts={
-            "model": f"{name}, built in",
-            "weights": weights,
-            "data": f"random tokens, seed {request.seed}" if source is None else source.origin,
-        },
-        notes=(*weight_notes, *notes, *((words.note,) if words.note and source is not None else ())),
-    )
+    notes = (*weight_notes, *notes, *((words.note,) if words.note and source is not None else ()))
+    shown = source or Source("random tokens", f"random tokens, seed {request.seed}")
+    return request.spec(model, data, replace(shown, population=population), weights, loss=token_cross_entropy, notes=notes)
 
 
 def _token_data(
@@ -236,10 +224,9 @@ def _token_data(
     return (tokens.masked(ids, words.mask, request.seed) if masked else tokens.next_tokens(ids)), population, notes
 
 
-def _vocabulary(
-    name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source | None, *, masked: bool
-) -> _Vocabulary:
-    size = int(said.get("vocabulary", arguments["vocabulary"].default))
+def _vocabulary(request: BuildRequest, source: Source | None, *, masked: bool) -> _Vocabulary:
+    name, said = request.name, request.said
+    size = int(said.get("vocabulary", request.arguments["vocabulary"].default))
     if name == STORIES:
         try:
             tokenizer = data_sets.stories260k_tokenizer()
@@ -255,29 +242,20 @@ def _vocabulary(
     return _Vocabulary(max(2, len(alphabet) + masked), tokens.character_encoder(alphabet), note)
 
 
-def _on_own_data(name: str, arguments: dict[str, Any], said: dict[str, Any], source: Source, request: BuildRequest) -> ModelSpec:
+def _on_own_data(request: BuildRequest, source: Source) -> ModelSpec:
     """A vocabulary and a context that are large enough for the user's tokens."""
     found = [t for batch in raw_batches(source.content) for _, t in named_tensors(batch)]
     if not found or any(t.is_floating_point() or t.ndim < 2 for t in found):
         raise ValueError(
-            f"--model {name} takes integer tokens and targets of shape (sequences, tokens); --data {source.name} differs."
+            f"--model {request.name} takes integer tokens and targets of shape (sequences, tokens); --data {source.name} differs."
         )
     wanted = {"vocabulary": 1 + max(int(t.max()) for t in found), "context": max(int(t.shape[1]) for t in found)}
-    sizes = {key: max(value, arguments[key].default) for key, value in wanted.items() if key not in said}
-    model = models.build(name, **sizes, seed=request.seed)
-    facts = {
-        "model": f"{name}, built in",
-        "weights": f"random, initialisation {model.initialisation}, seed {request.seed}",
-        "data": source.origin,
-    }
-    return ModelSpec(
-        model, name, source.content, source.name, loss=token_cross_entropy, population=source.population, facts=facts,
-        notes=source.notes,
-    )  # fmt: skip
+    sizes = {key: max(value, request.arguments[key].default) for key, value in wanted.items() if key not in request.said}
+    return request.spec(request.build(**sizes), source.content, source, loss=token_cross_entropy, notes=source.notes)
 
 
 def _stored_stories(request: BuildRequest) -> tuple[nn.Module, str, tuple[str, ...]] | None:
-    if not request.stored:
+    if request.name != STORIES or not request.stored:
         return None
     try:
         model = models.stories260k_from(data_sets.weights(STORIES), data_sets.stories260k_config())
@@ -286,8 +264,8 @@ def _stored_stories(request: BuildRequest) -> tuple[nn.Module, str, tuple[str, .
     return model, data_sets.where(STORIES).origin, ()
 
 
-def _no_stored(name: str, request: BuildRequest) -> tuple[str, ...]:
-    if name != STORIES or not request.stored:
+def _no_stored(request: BuildRequest) -> tuple[str, ...]:
+    if request.name != STORIES or not request.stored:
         return ()
     try:
         data_sets.where(STORIES)
@@ -300,6 +278,6 @@ def _sample_text(request: BuildRequest) -> Source | None:
     """The text that stories260k knows, if that and its tokenizer are there."""
     try:
         data_sets.where(STORIES)
-        return load_data(SAMPLE_TEXT, samples=request.samples, seed=request.seed)
+        return request.load(SAMPLE_TEXT)
     except data_sets.MissingDataError:
         return None

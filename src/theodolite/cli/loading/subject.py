@@ -133,7 +133,7 @@ def _load_spec(model: str | None, data: str | None, loss: str | None, share: _Sh
     if model is None:
         model = "GPT-small" if source is not None and source.text is not None else "F-40^2"
         notes = (f"the network is {model}, because no --model was given",)
-    spec = named_model(model, source, BuildRequest(loss, share.count(source), share.seed, stored))
+    spec = named_model(BuildRequest(model, loss, share.count(source), share.seed, stored), source)
     return replace(spec, notes=(*notes, *spec.notes))
 
 

@@ -34,9 +34,8 @@ class Layers(Instrument):
     title = "Curvature layer by layer"
     question = "Which layers are sharp, and which are flat?"
     how = (
-        "The exact diagonal block of the Hessian of each layer's weight; the largest eigenpairs of "
-        "all blocks are found in lockstep on "
-        "one graph. The error is the true residual."
+        "The exact diagonal block of the Hessian of each layer's weight; the largest eigenpairs of all blocks are found in "
+        "lockstep on one graph. The error is the true residual."
     )
     source = "Wu and others (2020), Dissecting Hessian: layer-wise structure and its eigenspaces."
     efforts = ({"k": 3}, {"k": 1})
@@ -100,15 +99,13 @@ class Layers(Instrument):
 
         result = results[self.name]
         if len(result) <= FEW:
-            drawn = plots.eigenvalues(result, by="layer", log=True, title="Largest eigenvalues of each layer's block")
-            return drawn
+            return plots.eigenvalues(result, by="layer", log=True, title="Largest eigenvalues of each layer's block")
         rows = [{"layer number": i + 1, "eigenvalue": row["largest eigenvalue"]} for i, row in enumerate(self.rows(result))]
         rows = [row for row in rows if row["eigenvalue"] > 0]
         title = "Sharpness of each layer, in the order of the model"
-        drawn = plots.curves(
+        return plots.curves(
             rows, x="layer number", y="eigenvalue", log="y", markers=True, title=title, ylabel="largest eigenvalue"
         )
-        return drawn
 
 
 class Structure(Instrument):
@@ -186,9 +183,8 @@ class Structure(Instrument):
             return []
         ratio = sum(row["ratio"] for row in inner if row["layer"] in dominant) / len(dominant)
         text = (
-            f"The inputs of {len(dominant)} of {len(inner)} inner layers are nearly one direction, "
-            f"their mean (it is {ratio:.2g} times "
-            "stronger than the next): sharp directions are an output direction times that mean."
+            f"The inputs of {len(dominant)} of {len(inner)} inner layers are nearly one direction, their mean (it is {ratio:.2g} "
+            "times stronger than the next): sharp directions are an output direction times that mean."
         )
         advice = "A normalisation layer takes the mean away, and with it these outliers."
         fields = {"quantity": "largest over second eigenvalue of the input auto-correlation", "value": ratio}

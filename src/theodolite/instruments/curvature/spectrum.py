@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -26,26 +26,34 @@ def basis_bytes(context: SurveyContext, k: int) -> int:
     return min(BASIS_BYTES, context.problem.size * (4 * k + 60) * 12)
 
 
-def eigen_work(context: SurveyContext, k: int, *, smallest: bool = False) -> Work:
-    """What k eigenpairs take, verification included: the mean over networks of many kinds, good to a factor of 1.6.
+class SpectrumEnd(Instrument):
+    """Eigenpairs at one end of the spectrum."""
 
-    The lower end of a spectrum is crowded, so its pairs take longer.
-    """
-    size, k = context.problem.size, min(k, context.problem.size)
-    products = 30.0 + 15 * k if smallest else 20.0 + 6 * k
-    return Work(products=min(size + 8.0, products), bytes=basis_bytes(context, k))
+    which: ClassVar[Literal["largest", "smallest"]]
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        """Verification included: the mean over networks of many kinds, good to a factor of 1.6.
+
+        The lower end of a spectrum is crowded, so its pairs take longer.
+        """
+        size, k = context.problem.size, min(effort["k"], context.problem.size)
+        products = 30.0 + 15 * k if self.which == "smallest" else 20.0 + 6 * k
+        return Work(products=min(size + 8.0, products), bytes=basis_bytes(context, k))
+
+    def run(self, context: SurveyContext, **effort: Any) -> Eigenpairs:
+        k = min(effort["k"], context.problem.size)
+        cap = context.affordable(500 + 100 * k)
+        return top_eigenpairs(context.hessian, k, which=self.which, max_matvecs=cap, seed=context.seed, progress=False)
+
+    def rows(self, result: Eigenpairs) -> list[Row]:
+        columns = zip(result.values.tolist(), result.residuals.tolist(), result.unresolved.tolist(), strict=True)
+        return [
+            {"rank": i + 1, "eigenvalue": value, "residual": residual, "differs from zero": not unresolved}
+            for i, (value, residual, unresolved) in enumerate(columns)
+        ]
 
 
-def eigen_rows(pairs: Eigenpairs) -> list[Row]:
-    """The table of eigenpairs as a page shows it."""
-    columns = zip(pairs.values.tolist(), pairs.residuals.tolist(), pairs.unresolved.tolist(), strict=True)
-    return [
-        {"rank": i + 1, "eigenvalue": value, "residual": residual, "differs from zero": not unresolved}
-        for i, (value, residual, unresolved) in enumerate(columns)
-    ]
-
-
-class Curvature(Instrument):
+class Curvature(SpectrumEnd):
     name = "curvature"
     order = 60
     title = "The sharpest directions"
@@ -56,18 +64,7 @@ class Curvature(Instrument):
     )
     source = "Sagun and others (2017) and Papyan (2018): one sharp direction per class, less one, stands out of the bulk."
     efforts = ({"k": 12}, {"k": 5}, {"k": 1})
-
-    def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        return eigen_work(context, effort["k"])
-
-    def run(self, context: SurveyContext, **effort: Any) -> Eigenpairs:
-        k = min(effort["k"], context.problem.size)
-        return top_eigenpairs(
-            context.hessian, k, max_matvecs=context.affordable(500 + 100 * k), seed=context.seed, progress=False
-        )
-
-    def rows(self, result: Eigenpairs) -> list[Row]:
-        return eigen_rows(result)
+    which = "largest"
 
     def findings(self, context: SurveyContext, result: Eigenpairs) -> list[Finding]:
         top, error = float(result.values[0]), float(result.residuals[0])
@@ -103,11 +100,10 @@ class Curvature(Instrument):
     def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots
 
-        drawn = plots.eigenvalues(results[self.name], title="Largest eigenvalues of the Hessian")
-        return drawn
+        return plots.eigenvalues(results[self.name], title="Largest eigenvalues of the Hessian")
 
 
-class NegativeCurvature(Instrument):
+class NegativeCurvature(SpectrumEnd):
     name = "negative"
     order = 80
     title = "Negative curvature"
@@ -115,20 +111,10 @@ class NegativeCurvature(Instrument):
     how = "The smallest eigenpairs of the Hessian, by the same search as the largest; the error is the true residual."
     source = "Dauphin and others (2014): high-dimensional losses have saddles rather than bad minima."
     efforts = ({"k": 3}, {"k": 1})
+    which = "smallest"
 
     def applies(self, context: SurveyContext) -> str:
         return "" if context.problem.size > 1 else "there is only one parameter"
-
-    def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        return eigen_work(context, effort["k"], smallest=True)
-
-    def run(self, context: SurveyContext, **effort: Any) -> Eigenpairs:
-        k = min(effort["k"], context.problem.size)
-        cap = context.affordable(500 + 100 * k)
-        return top_eigenpairs(context.hessian, k, which="smallest", max_matvecs=cap, seed=context.seed, progress=False)
-
-    def rows(self, result: Eigenpairs) -> list[Row]:
-        return eigen_rows(result)
 
     def findings(self, context: SurveyContext, result: Eigenpairs) -> list[Finding]:
         low, error = float(result.values[-1]), float(result.residuals[-1])
@@ -185,9 +171,8 @@ class GradientAlignment(Instrument):
 
     def findings(self, context: SurveyContext, result: Alignment) -> list[Finding]:
         text = (
-            f"{number(100 * result.fraction, 100 * result.error)} % of the squared gradient lies in the "
-            f"{result.k} sharpest directions; "
-            f"a random vector would have {100 * result.chance:.2g} %."
+            f"{number(100 * result.fraction, 100 * result.error)} % of the squared gradient lies in the {result.k} sharpest "
+            f"directions; a random vector would have {100 * result.chance:.2g} %."
         )
         advice = ""
         if result.fraction > 0.5 and result.chance < 0.1:
@@ -291,8 +276,7 @@ class Spectrum(Instrument):
 
         pairs = results.get("curvature")
         marks = pairs.values if isinstance(pairs, Eigenpairs) else None
-        drawn = plots.density(results[self.name], nodes=marks, title="Density of the eigenvalues of the Hessian")
-        return drawn
+        return plots.density(results[self.name], nodes=marks, title="Density of the eigenvalues of the Hessian")
 
 
 class ConditionOfCurvature(Instrument):

@@ -16,9 +16,8 @@ class Parameters(Instrument):
     title = "Parameters that cannot train"
     question = "Which units are dead, which repeat another, which parameters are tied, frozen or never used?"
     how = (
-        "One backward pass from random combinations of all outputs: a parameter is dead if no output "
-        "of any sample changes with it "
-        "at first order. Units are duplicates if their incoming weights and bias agree to 1e-6."
+        "One backward pass from random combinations of all outputs: a parameter is dead if no output of any sample changes with "
+        "it at first order. Units are duplicates if their incoming weights and bias agree to 1e-6."
     )
     source = "A unit whose derivative is zero on all data gets no gradient; units that are equal get equal gradients."
 
@@ -42,64 +41,43 @@ class Parameters(Instrument):
         return found
 
     def _frozen(self, context: SurveyContext, result: ParameterAudit) -> list[Finding]:
-        total = sum(p.numel() for p in context.problem.model.parameters())
         if not result.frozen:
             return []
+        total = sum(p.numel() for p in context.problem.model.parameters())
         share = result.frozen_count / total
+        fields: dict[str, Any] = {"quantity": "share of parameters frozen", "value": share}
         if result.frozen_count == total:
-            return [
-                self.found(
-                    Severity.CRITICAL,
-                    f"The model is frozen: none of its {total} parameters requires a gradient, so training changes nothing.",
-                    label="frozen model",
-                    quantity="share of parameters frozen",
-                    value=1.0,
-                    advice="Call requires_grad_(True) on what shall train. The survey measures all parameters as if they could.",
-                )
-            ]
-        return [
-            self.found(
-                Severity.NOTE,
-                f"{100 * share:.3g} % of the parameters are frozen ({listed(result.frozen, 4)}); the survey measures the others.",
-                label="frozen parameters",
-                quantity="share of parameters frozen",
-                value=share,
-            )
-        ]
+            text = f"The model is frozen: none of its {total} parameters requires a gradient, so training changes nothing."
+            advice = "Call requires_grad_(True) on what shall train. The survey measures all parameters as if they could."
+            return [self.found(Severity.CRITICAL, text, label="frozen model", advice=advice, **fields)]
+        text = f"{100 * share:.3g} % of the parameters are frozen ({listed(result.frozen, 4)}); the survey measures the others."
+        return [self.found(Severity.NOTE, text, label="frozen parameters", **fields)]
 
     def _dead(self, result: ParameterAudit) -> list[Finding]:
         if result.motionless:
             text = "No parameter moves any output here at first order."
             advice = "Weights that are all zero, or units that are all shut, do this: look at the initialisation."
             return [self.found(Severity.WARNING, text, label="no effect", advice=advice)]
-        found = [
-            self.found(
-                Severity.CRITICAL,
-                f"Layer {name} is dead: none of its units moves an output on any sample, so it gets no gradient.",
-                label="dead layer",
-                quantity="dead units",
-                value=float(next(row["dead"] for row in result.layers if row["layer"] == name)),
-                advice="Its activation is shut (a large negative bias, exploded weights) or nothing reads "
-                "it: initialise it anew, "
-                "lower the learning rate, or use an activation with a slope on both sides.",
-            )
-            for name in result.dead_layers
-        ]
+        advice = (
+            "Its activation is shut (a large negative bias, exploded weights) or nothing reads it: initialise it anew, "
+            "lower the learning rate, or use an activation with a slope on both sides."
+        )
+        found = []
+        for row in result.layers:
+            if row["layer"] in result.dead_layers:
+                text = f"Layer {row['layer']} is dead: none of its units moves an output on any sample, so it gets no gradient."
+                fields: dict[str, Any] = {"quantity": "dead units", "value": float(row["dead"])}
+                found.append(self.found(Severity.CRITICAL, text, label="dead layer", advice=advice, **fields))
         partly = [row for row in result.layers if row["dead"] and row["layer"] not in result.dead_layers]
         if partly:
             dead, units = sum(row["dead"] for row in partly), result.total("units")
             where = ", ".join(f"{row['dead']} of {row['units']} in {row['layer']}" for row in partly[:4])
-            found.append(
-                self.found(
-                    Severity.WARNING if dead > 0.05 * units else Severity.NOTE,
-                    f"{dead} of {units} units are dead ({where}{', ...' if len(partly) > 4 else ''}): "
-                    "they move no output on any sample.",
-                    label="dead units",
-                    quantity="dead units",
-                    value=float(dead),
-                    advice="A few are harmless; many say that the learning rate was too high or the initialisation off.",
-                )
-            )
+            where += ", ..." if len(partly) > 4 else ""
+            severity = Severity.WARNING if dead > 0.05 * units else Severity.NOTE
+            text = f"{dead} of {units} units are dead ({where}): they move no output on any sample."
+            advice = "A few are harmless; many say that the learning rate was too high or the initialisation off."
+            fields = {"quantity": "dead units", "value": float(dead)}
+            found.append(self.found(severity, text, label="dead units", advice=advice, **fields))
         return found
 
     def _duplicated(self, result: ParameterAudit) -> list[Finding]:
@@ -107,17 +85,14 @@ class Parameters(Instrument):
         if not rows:
             return []
         where = ", ".join(f"{row['duplicated']} of {row['units']} in {row['layer']}" for row in rows[:4])
-        return [
-            self.found(
-                Severity.WARNING,
-                f"{result.total('duplicated')} units repeat another unit of their layer ({where}): same weights, same bias.",
-                label="duplicated units",
-                quantity="duplicated units",
-                value=float(result.total("duplicated")),
-                advice="They compute the same feature; where their outgoing weights are equal too they stay equal for ever. "
-                "Initialise at random, or remove them.",
-            )
-        ]
+        count = result.total("duplicated")
+        text = f"{count} units repeat another unit of their layer ({where}): same weights, same bias."
+        advice = (
+            "They compute the same feature; where their outgoing weights are equal too they stay equal for ever. "
+            "Initialise at random, or remove them."
+        )
+        fields = {"quantity": "duplicated units", "value": float(count)}
+        return [self.found(Severity.WARNING, text, label="duplicated units", advice=advice, **fields)]
 
     def _unreached(self, result: ParameterAudit) -> list[Finding]:
         if not result.unreached:

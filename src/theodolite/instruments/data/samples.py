@@ -39,13 +39,8 @@ class Batches(Instrument):
         if result.bad:
             return [self.found(Severity.CRITICAL, text, label="not finite", advice=_ADVICE) for text in result.bad[:10]]
         count = len(result.batches)
-        return [
-            self.found(
-                Severity.GOOD,
-                f"Loss and gradient are finite {'in all ' + str(count) + ' batches' if count > 1 else 'on all samples'}.",
-                label="finite",
-            )
-        ]
+        where = f"in all {count} batches" if count > 1 else "on all samples"
+        return [self.found(Severity.GOOD, f"Loss and gradient are finite {where}.", label="finite")]
 
     def figure(self, results: Mapping[str, Any]) -> Axes | None:
         from theodolite import plots
@@ -74,18 +69,18 @@ class Weighting(Instrument):
         return audit
 
     def rows(self, result: BatchAudit) -> list[Row]:
-        sizes = result.sizes
-        return [
-            {"quantity": "batches", "value": len(sizes)},
-            {"quantity": "samples", "value": sum(sizes)},
-            {"quantity": "smallest batch", "value": min(sizes)},
-            {"quantity": "largest batch", "value": max(sizes)},
-            {"quantity": f"loss, weighted by {result.rule}", "value": result.loss},
-            {"quantity": "loss, plain mean of batches", "value": result.naive_loss},
-            {"quantity": "labels that count", "value": result.labels},
-            {"quantity": "labels ignored", "value": result.ignored},
-            {"quantity": "classes seen", "value": result.classes},
-        ]
+        table = {
+            "batches": len(result.sizes),
+            "samples": sum(result.sizes),
+            "smallest batch": min(result.sizes),
+            "largest batch": max(result.sizes),
+            f"loss, weighted by {result.rule}": result.loss,
+            "loss, plain mean of batches": result.naive_loss,
+            "labels that count": result.labels,
+            "labels ignored": result.ignored,
+            "classes seen": result.classes,
+        }
+        return [{"quantity": quantity, "value": value} for quantity, value in table.items()]
 
     def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
         found = [*self._uneven(result), *self._ignored(result), *self._classes(context, result)]
@@ -95,36 +90,23 @@ class Weighting(Instrument):
         weights = [row["weight"] for row in result.batches if row["weight"]]
         if result.rule == "sum" or len(weights) < 2 or max(weights) <= 1.001 * min(weights):
             return []
-        shift = result.naive_loss - result.loss
-        return [
-            self.found(
-                Severity.NOTE,
-                f"Batches are uneven ({min(weights):g} to {max(weights):g} {result.rule}): a plain "
-                "mean over batches would give a loss "
-                f"of {result.naive_loss:.4g} instead of {result.loss:.4g}.",
-                label="uneven batches",
-                quantity="shift of the loss by a plain mean over batches",
-                value=shift,
-                advice="The survey weighs batches rightly. In your own evaluation weigh them by their size, "
-                "or drop the last one.",
-            )
-        ]
+        text = (
+            f"Batches are uneven ({min(weights):g} to {max(weights):g} {result.rule}): a plain mean over batches would give a "
+            f"loss of {result.naive_loss:.4g} instead of {result.loss:.4g}."
+        )
+        advice = "The survey weighs batches rightly. In your own evaluation weigh them by their size, or drop the last one."
+        fields = {"quantity": "shift of the loss by a plain mean over batches", "value": result.naive_loss - result.loss}
+        return [self.found(Severity.NOTE, text, label="uneven batches", advice=advice, **fields)]
 
     def _ignored(self, result: BatchAudit) -> list[Finding]:
-        total = result.labels + result.ignored
         if not result.ignored:
             return []
-        return [
-            self.found(
-                Severity.NOTE,
-                f"{result.ignored} of {total} labels are ignored ({100 * result.ignored / total:.3g} "
-                "%); the mean is over the others.",
-                label="ignored labels",
-                quantity="share of labels ignored",
-                value=result.ignored / total,
-                advice="Right for padding and for masked positions; if that is not what they are, look at the labels.",
-            )
-        ]
+        total = result.labels + result.ignored
+        share = result.ignored / total
+        text = f"{result.ignored} of {total} labels are ignored ({100 * share:.3g} %); the mean is over the others."
+        advice = "Right for padding and for masked positions; if that is not what they are, look at the labels."
+        fields = {"quantity": "share of labels ignored", "value": share}
+        return [self.found(Severity.NOTE, text, label="ignored labels", advice=advice, **fields)]
 
     def _classes(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
         weights = getattr(context.problem.loss_function, "weight", None)
@@ -138,16 +120,10 @@ class Weighting(Instrument):
             text = "All labels are one class: the loss falls to zero without anything being learned."
             return [self.found(Severity.WARNING, text, label="one class", advice="Look at how the data was chosen or sorted.")]
         if result.majority > 0.8:
-            return [
-                self.found(
-                    Severity.NOTE,
-                    f"{100 * result.majority:.3g} % of the labels are one class of {result.classes}.",
-                    label="unbalanced classes",
-                    quantity="share of the largest class",
-                    value=result.majority,
-                    advice="Judge the model by more than its accuracy, or weigh the classes in the loss.",
-                )
-            ]
+            text = f"{100 * result.majority:.3g} % of the labels are one class of {result.classes}."
+            advice = "Judge the model by more than its accuracy, or weigh the classes in the loss."
+            fields = {"quantity": "share of the largest class", "value": result.majority}
+            return [self.found(Severity.NOTE, text, label="unbalanced classes", advice=advice, **fields)]
         return []
 
 
@@ -176,26 +152,13 @@ class Inputs(Instrument):
         found = []
         if result.duplicated:
             first = " = ".join(map(str, result.duplicated[0][:4]))
-            found.append(
-                self.found(
-                    Severity.WARNING,
-                    f"{result.redundant} of {result.features} inputs repeat another up to shift and scale (feature {first}).",
-                    label="duplicated feature",
-                    quantity="redundant inputs",
-                    value=float(result.redundant),
-                    advice="Remove the copies: the loss is flat along the difference of their weights, and "
-                    "weight decay alone decides.",
-                )
-            )
+            text = f"{result.redundant} of {result.features} inputs repeat another up to shift and scale (feature {first})."
+            advice = "Remove the copies: the loss is flat along the difference of their weights, and weight decay alone decides."
+            fields = {"quantity": "redundant inputs", "value": float(result.redundant)}
+            found.append(self.found(Severity.WARNING, text, label="duplicated feature", advice=advice, **fields))
         if result.constant:
-            found.append(
-                self.found(
-                    Severity.NOTE,
-                    f"{len(result.constant)} of {result.features} inputs never change on these samples.",
-                    label="constant feature",
-                    quantity="constant inputs",
-                    value=float(len(result.constant)),
-                    advice="The weights on them act as biases, or not at all where they are zero.",
-                )
-            )
+            text = f"{len(result.constant)} of {result.features} inputs never change on these samples."
+            advice = "The weights on them act as biases, or not at all where they are zero."
+            fields = {"quantity": "constant inputs", "value": float(len(result.constant))}
+            found.append(self.found(Severity.NOTE, text, label="constant feature", advice=advice, **fields))
         return found or [self.found(Severity.GOOD, result.sentence(), label="inputs vary")]

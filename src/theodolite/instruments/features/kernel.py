@@ -183,9 +183,8 @@ class Kernel(Instrument):
     how = (
         "The inner products of the gradients of all outputs of some samples, as a matrix of Gram products layer by layer; where "
         "the model has too many outputs for that, its largest eigenvalue from products. For a squared loss (c/2) Σ r² the edge "
-        "of the linearised model is 2/(cλ₁); for other losses the Gauss-Newton matrix, the kernel seen through the curvature "
-        "of the loss, takes its place. The Hessian of the same samples differs from it by residuals times the model's own "
-        "curvature."
+        "of the linearised model is 2/(cλ₁); for other losses the Gauss-Newton matrix, the kernel seen through the curvature of "
+        "the loss, takes its place. The Hessian of the same samples differs from it by residuals times the model's own curvature."
     )
     source = "Jacot and others (2018), the neural tangent kernel; PL*: Liu, Zhu and Belkin (2022)."
     efforts = ({"rows": 400}, {"rows": 150}, {"rows": 60})

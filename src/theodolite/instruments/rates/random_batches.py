@@ -13,7 +13,6 @@ from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.measures.audit import BatchAudit
 from theodolite.measures.dynamics import BatchCriticalRates, GradientNoise, Proportion, batch_critical_rates, gradient_noise
-from theodolite.measures.dynamics.stability_laws import stability_law
 from theodolite.results import Finding, Row, Severity, number
 
 if TYPE_CHECKING:
@@ -51,11 +50,11 @@ class Noise(Instrument):
             raise InapplicableError(str(error)) from error
 
     def rows(self, result: GradientNoise) -> list[Row]:
+        names = {"loss": "loss", "norm": "gradient norm", "noise": "variance of one sample's gradient, tr Σ"}
+        names |= {"noise_scale": "noise scale in samples"}
         return [
-            {"quantity": "loss", "value": result.loss, "error": result.loss_error},
-            {"quantity": "gradient norm", "value": result.norm, "error": result.norm_error},
-            {"quantity": "variance of one sample's gradient, tr Σ", "value": result.noise, "error": result.noise_error},
-            {"quantity": "noise scale in samples", "value": result.noise_scale, "error": result.noise_scale_error},
+            {"quantity": quantity, "value": getattr(result, name), "error": getattr(result, f"{name}_error")}
+            for name, quantity in names.items()
         ]
 
     def findings(self, context: SurveyContext, result: GradientNoise) -> list[Finding]:
@@ -71,24 +70,19 @@ class Noise(Instrument):
             advice = "Nothing has been learned yet, or the labels do not fit the inputs."
             text += f", no better than always predicting the frequencies of the classes ({guess:.4g})."
             return self.found(Severity.NOTE, text, label="chance level", advice=advice, **fields)
-        return self.found(
-            Severity.GOOD, f"{text}; predicting the frequencies of the classes would give {guess:.4g}.", label="loss", **fields
-        )
+        text += f"; predicting the frequencies of the classes would give {guess:.4g}."
+        return self.found(Severity.GOOD, text, label="loss", **fields)
 
     def _noise(self, context: SurveyContext, result: GradientNoise) -> list[Finding]:
         length = number(result.norm, result.norm_error)
         fields = {"quantity": "gradient norm", "value": result.norm, "error": result.norm_error}
         if result.norm <= 1e-12 * max(1.0, abs(result.loss)):
-            return [
-                self.found(
-                    Severity.NOTE, f"The gradient is zero ({result.norm:.1e}): a stationary point.", label="stationary", **fields
-                )
-            ]
+            text = f"The gradient is zero ({result.norm:.1e}): a stationary point."
+            return [self.found(Severity.NOTE, text, label="stationary", **fields)]
         if math.isinf(result.noise_scale):
             text = f"The gradient has norm {length}, no more than its noise alone would make with {result.samples} samples."
-            return [
-                self.found(Severity.NOTE, text, label="gradient lost in noise", advice="Average over more samples.", **fields)
-            ]
+            advice = "Average over more samples."
+            return [self.found(Severity.NOTE, text, label="gradient lost in noise", advice=advice, **fields)]
         text = f"The gradient has norm {length}; its noise scale is {_scale(result)}{_against(context, result)}."
         advice = "Batches far below the noise scale mostly average noise; batches far above it repeat what is known."
         fields = {"quantity": "noise scale in samples", "value": result.noise_scale, "error": result.noise_scale_error}
@@ -100,10 +94,9 @@ class Noise(Instrument):
         rows = results[self.name].rows()
         if len(rows) < 4:
             return None
-        drawn = plots.scatter(
+        return plots.scatter(
             rows, x="loss", y="gradient_norm", title="Loss and gradient of each group of samples", ylabel="gradient norm"
         )
-        return drawn
 
 
 def _scale(result: GradientNoise) -> str:
@@ -154,11 +147,7 @@ class Spikes(Instrument):
             return "no learning rate was given to compare with (lr=, --lr, or an optimizer)"
         if context.problem.samples < 2:
             return "there is one sample only, so every step sees all the data"
-        try:
-            stability_law(context.optimizer, context.problem)
-        except ValueError as error:
-            return str(error)
-        return ""
+        return context.no_law
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         samples, size = context.problem.samples, _size(context)

@@ -10,8 +10,7 @@ from theodolite.instruments.base import Instrument, SurveyContext, Work
 from theodolite.instruments.curvature.spectrum import basis_bytes
 from theodolite.linalg import Eigenpairs
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate, expected_regime
-from theodolite.measures.dynamics.stability_laws import stability_law
-from theodolite.results import Finding, Row, Severity, number
+from theodolite.results import Finding, Row, Severity, fields_of, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,10 +32,9 @@ class Rate(Instrument):
     title = "Learning rate and stability"
     question = "Up to which learning rate is training stable, and what will yours do?"
     how = (
-        "The largest eigenvalue of the Hessian (preconditioned and shifted as the optimizer does) "
-        "gives the rate at which the sharpest "
-        "direction becomes unstable. Unless the loss is quadratic, the rate is then tried: full-batch "
-        "steps on a copy of the model."
+        "The largest eigenvalue of the Hessian (preconditioned and shifted as the optimizer does) gives the rate at which the "
+        "sharpest direction becomes unstable. Unless the loss is quadratic, the rate is then tried: full-batch steps on a copy "
+        "of the model."
     )
     source = (
         "Stability of linear recursions; catapults: Lewkowycz and others (2020), Zhu and others (2022); edge of stability: "
@@ -45,11 +43,7 @@ class Rate(Instrument):
     efforts = ({"steps": 60}, {"steps": 20}, {"steps": 0})
 
     def applies(self, context: SurveyContext) -> str:
-        try:
-            stability_law(context.optimizer, context.problem)
-        except ValueError as error:
-            return str(error)
-        return ""
+        return context.no_law
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         steps = effort["steps"] if context.lr is not None else 0
@@ -100,12 +94,7 @@ class Rate(Instrument):
 
     def findings(self, context: SurveyContext, result: CriticalRate | Regime) -> list[Finding]:
         critical = result.critical if isinstance(result, Regime) else result
-        fields: dict[str, Any] = {
-            "headline": True,
-            "quantity": "critical learning rate",
-            "value": critical.value,
-            "error": critical.error,
-        }
+        fields: dict[str, Any] = {"headline": True, "quantity": "critical learning rate", **fields_of(critical, "value error")}
         if math.isinf(critical.value):
             text = f"No direction curves upwards (λ = {critical.sharpness:.3g}): no learning rate is critical at this point."
             return [self.found(Severity.NOTE, text, label="no critical rate", **{**fields, "value": None})]
@@ -124,12 +113,7 @@ class Rate(Instrument):
             f"{_name(critical, small=True)}, {number(critical.value, critical.error)} ({critical.rule}): {_expectation(result)}"
             f"{_caveat(critical)}"
         )
-        fields = {
-            "headline": True,
-            "quantity": "learning rate over the critical one",
-            "value": result.ratio,
-            "error": result.error,
-        }
+        fields |= {"quantity": "learning rate over the critical one", "value": result.ratio, "error": result.error}
         return [self.found(_SEVERITY[result.regime], sentence, label=result.regime, advice=_advice(result), **fields)]
 
     def figure(self, results: Mapping[str, Any]) -> Axes | None:

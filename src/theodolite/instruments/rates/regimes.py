@@ -251,23 +251,19 @@ class Regimes(Instrument):
         return Work(gradients=gradients, products=60.0 * share, seconds=0.1 + aside * runs * twin**0.5, bytes=size)
 
     def run(self, context: SurveyContext, **effort: Any) -> RegimeDiagram:
-        optimizer, instead = context.optimizer, ""
-        try:
-            stability_law(optimizer, context.problem)
-        except ValueError as error:
-            optimizer, instead = None, str(error)
+        instead = context.no_law
+        optimizer = None if instead else context.optimizer
         try:
             part = moving_subset(context.problem, _samples(context, effort["samples"]))
             if part.half_precision and _plain(context):  # small steps get lost in half precision
                 part, optimizer = part.in_float64(), None
-            full = effort["rates"] == max(GRIDS)
             found = regime_diagram(
                 part,
                 GRIDS[effort["rates"]],
                 steps=effort["steps"],
                 rate=None if instead else context.lr,
                 optimizer=optimizer,
-                twin=full and _squared(context),
+                twin=effort["rates"] == max(GRIDS) and _squared(context),
                 seed=context.seed,
             )
         except (TheodoliteError, NotImplementedError) as error:
@@ -281,9 +277,8 @@ class Regimes(Instrument):
 
     def findings(self, context: SurveyContext, result: RegimeDiagram) -> list[Finding]:
         critical = result.critical
-        name = critical.optimizer
         samples = of_samples(result.samples, context.problem.samples)
-        edge = f"the critical rate of {name}, {number(critical.value, critical.error)} on {samples}"
+        edge = f"the critical rate of {critical.optimizer}, {number(critical.value, critical.error)} on {samples}"
         aside = (
             f" The diagram is that of plain gradient descent, because there is no law for yours: {result.instead}"
             if result.instead
@@ -361,10 +356,7 @@ def _samples(context: SurveyContext, most: int) -> int:
 
 
 def _plain(context: SurveyContext) -> bool:
-    try:
-        return stability_law(context.optimizer, context.problem).rule == "2/λ"
-    except ValueError:
-        return True
+    return bool(context.no_law) or stability_law(context.optimizer, context.problem).rule == "2/λ"
 
 
 def _squared(context: SurveyContext) -> bool:
