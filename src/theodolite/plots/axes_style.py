@@ -183,10 +183,11 @@ def notes(ax: Axes) -> list[str]:
     return [line for text in ax.texts if text.get_label() == _NOTE for line in text.get_text().split("\n")]
 
 
-def note_left_out(ax: Axes, bad: int, total: int, *, marked: bool = False) -> None:
-    """Say how many values are not in the picture because they are not finite."""
+def note_left_out(ax: Axes, bad: int, total: int, *, negative: int = 0, marked: bool = False) -> None:
+    """Say how many values are not in the picture because they are not finite, or `negative` on a logarithmic axis."""
     if bad:
         note(ax, f"{bad} of {total} values not finite" + (" (hollow triangles)" if marked else ""))
+    note_not_positive(ax, negative, total)
 
 
 def note_not_positive(ax: Axes, count: int, total: int) -> None:

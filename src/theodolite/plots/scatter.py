@@ -20,7 +20,6 @@ from theodolite.plots.axes_style import (
     make_headroom,
     note,
     note_left_out,
-    note_not_positive,
     set_scales,
 )
 from theodolite.plots.style import GREY, looks, new_axes, style
@@ -80,8 +79,7 @@ def scatter(
         legend(ax, legend_title(by, found))
         if correlation is not None:
             note(ax, _correlation_sentence(np.concatenate(kept), correlation, log))
-        note_left_out(ax, bad, len(table))
-        note_not_positive(ax, negative, len(table))
+        note_left_out(ax, bad, len(table), negative=negative)
     return ax
 
 
@@ -263,8 +261,7 @@ def log_log(
         legend(ax)
         if window is not None:
             note(ax, f"fitted from {window[0]:g} to {window[1]:g}")
-        note_left_out(ax, bad, len(table))
-        note_not_positive(ax, negative, len(table))
+        note_left_out(ax, bad, len(table), negative=negative)
     return ax
 
 

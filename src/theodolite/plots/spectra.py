@@ -18,7 +18,6 @@ from theodolite.plots.axes_style import (
     legend_title,
     note,
     note_left_out,
-    note_not_positive,
     set_scales,
 )
 from theodolite.plots.style import GREY, Look, looks, new_axes, style
@@ -79,8 +78,7 @@ def eigenvalues(
         if not log and kind == "stems":
             ax.axhline(0, color="#444444", linewidth=0.8, zorder=1.5)
         legend(ax, legend_title(by, found))
-        note_left_out(ax, bad, len(table))
-        note_not_positive(ax, zero, len(table))
+        note_left_out(ax, bad, len(table), negative=zero)
     return ax
 
 
@@ -188,9 +186,8 @@ def histogram(
         height = "density per decade" if "x" in log else "density"
         label_axes(ax, value, height if density else "count", xlabel, ylabel, title)
         legend(ax, legend_title(by, found))
-        note_left_out(ax, sum(int((~u).sum()) for u in usable), len(table))
         lost = sum(int((u & ~p).sum()) for u, p in zip(usable, above, strict=True))
-        note_not_positive(ax, lost, len(table))
+        note_left_out(ax, sum(int((~u).sum()) for u in usable), len(table), negative=lost)
         if outside:
             note(ax, f"{outside} of {len(table)} values outside the bins")
     return ax

@@ -20,7 +20,6 @@ from theodolite.plots.axes_style import (
     make_headroom,
     note,
     note_left_out,
-    note_not_positive,
     set_scales,
     span,
 )
@@ -151,8 +150,7 @@ def pairs_and_maxima(
         legend(ax)
         for text in filter(None, [*notes, fit.reason, fit.note]):
             note(ax, fill(text, _WIDTH))
-        note_left_out(ax, int((~(finite(x) & finite(y))).sum()), len(table))
-        note_not_positive(ax, int((usable & ~shown).sum()), len(table))
+        note_left_out(ax, int((~(finite(x) & finite(y))).sum()), len(table), negative=int((usable & ~shown).sum()))
     return ax
 
 

@@ -11,6 +11,7 @@ import typer
 from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, print_json
 
 if TYPE_CHECKING:
+    from theodolite.cli.loading.datasets import Part
     from theodolite.cli.loading.subject import Subject
 
 
@@ -40,14 +41,18 @@ def path(
     import torch
 
     from theodolite.analyses.path import write_path
-    from theodolite.cli.loading.subject import load_subject
+    from theodolite.cli.loading.subject import load_subject, load_test_part
     from theodolite.measures.mode_connectivity.linear_path import path_between
     from theodolite.problem import Problem
 
     if points < 2 or not low < high:
         raise ValueError(f"--points must be at least 2 and --low below --high. Got {points}, {low:g} and {high:g}.")
-    ends = [load_subject(model, data, loss, checkpoint=end, samples=samples, seed=seed) for end in (first, second)]
-    tests = _test_subject(model, data, test, loss, samples, seed)
+
+    def load(word: str | None, part: Part = "train", checkpoint: Path | None = None) -> Subject:
+        return load_subject(model, word, loss, checkpoint=checkpoint, samples=samples, seed=seed, part=part)
+
+    ends = [load(data, checkpoint=end) for end in (first, second)]
+    tests = load_test_part(load, test, data)
     problems = [Problem(s.model, s.loss, s.data, params="*") for s in (ends[0], tests) if s is not None]
     found = path_between(
         problems[0],
@@ -68,20 +73,3 @@ def path(
     for note in ends[0].notes:
         typer.echo(note)
     typer.echo(f"The page is {page}")
-
-
-def _test_subject(
-    model: str, data: str | None, test: str | None, loss: str | None, samples: int | None, seed: int
-) -> Subject | None:
-    """The test data: what --test names, else the test part of --data where it has one."""
-    from theodolite.cli.loading.datasets import NoTestPartError
-    from theodolite.cli.loading.subject import load_subject
-
-    word = test or data
-    if word is None:
-        return None
-    try:
-        return load_subject(model, word, loss, samples=samples, seed=seed, part="test")
-    except NoTestPartError:
-        # What was named as test data is taken whole where it has no parts.
-        return None if test is None else load_subject(model, word, loss, samples=samples, seed=seed)

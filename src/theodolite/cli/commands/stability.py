@@ -84,11 +84,14 @@ def stability(
     """
     from theodolite.cli.loading.stability_study import Plan, StudyOptions, check_sizes, default_sizes, open_study
     from theodolite.runners import Engine
+    from theodolite.runners.store import refuse_existing
 
     check_counts(pairs=pairs, trials=trials, batch_size=batch_size, samples=samples, steps=steps, epochs=epochs)
     check_counts(0, paths=paths, seed=seed)
     _check_length(steps, epochs, loss_target)
-    _check_folder(out, may_exist=resume or fresh or dry_run)
+    check_folder(out)
+    if not (resume or fresh or dry_run):
+        refuse_existing(out / "run")
     chosen = Engine.of(engine, workers, threads, address)
     wanted = None if sizes is None else whole_numbers("--sizes", sizes, least=1, example="200,400,800")
     looks = () if checkpoints is None else whole_numbers("--checkpoints", checkpoints, least=0, example="100,1000")
@@ -116,19 +119,6 @@ def _check_length(steps: int | None, epochs: int | None, loss_target: float | No
         raise ValueError("--epochs goes without --steps and --loss-target: give one way to end a run.")
     if loss_target is not None and not (math.isfinite(loss_target) and loss_target > 0):
         raise ValueError(f"--loss-target must be a positive loss. Got {loss_target:g}.")
-
-
-def _check_folder(out: Path, *, may_exist: bool) -> None:
-    """Before anything is trained."""
-    from theodolite.runners.store import refuse_existing
-
-    check_folder(out)
-    if not may_exist:
-        refuse_existing(_run_folder(out))
-
-
-def _run_folder(out: Path) -> Path:
-    return out / "run"
 
 
 def _show_estimate(plan: Plan, study: Study, engine: Engine, *, dry_run: bool, as_json: bool) -> None:
@@ -173,7 +163,7 @@ def _run(plan: Plan, study: Study, out: Path, engine: Engine, *, resume: bool, f
         measure_job,
         plan.jobs(study),
         name="stability",
-        folder=_run_folder(out),
+        folder=out / "run",
         settings=job_of(plan.options, sizes=list(plan.sizes), pairs=plan.pairs, trials=plan.trials),
         owners=(measure_job, *plan.options.owners()),
         resume=resume,
@@ -191,13 +181,14 @@ def _report(plan: Plan, study: Study, summary: RunSummary, out: Path, as_json: b
 
     found = result_of(plan, study, summary.rows, summary.seconds)
     places = None if study.places is None else study.places.tolist()
-    page, findings = write_stability(found, out / "index.html", name=study.name, facts=_facts(study), places=places)
+    test = f"{len(study.bench.test)} examples" + ("" if places is None else " held out")
+    facts = with_notes({**study.facts, "test data": test}, study.notes)
+    page, findings = write_stability(found, out / "index.html", name=study.name, facts=facts, places=places)
     if as_json:
-        laws = found.explanation.rows()
         everything = {
             "findings": [finding.row() for finding in findings],
             "verdict": found.verdict,
-            "laws": laws,
+            "laws": found.explanation.rows(),
             "paths": {name: path.summary() for name, path in found.paths.items()},
             "notes": [*study.notes, *found.notes],
             "rows": found.rows(),
@@ -212,8 +203,3 @@ def _report(plan: Plan, study: Study, summary: RunSummary, out: Path, as_json: b
             typer.echo(f"{summary.reused} of {summary.jobs} jobs were there already.")
         typer.echo(f"The page is {page}")
     return found.outcome is not Outcome.DIVERGED
-
-
-def _facts(study: Study) -> dict[str, str]:
-    test = f"{len(study.bench.test)} examples" + (" held out" if study.places is not None else "")
-    return with_notes({**study.facts, "test data": test}, study.notes)

@@ -108,10 +108,8 @@ def take_samples(data: Any, samples: int | None, seed: int) -> tuple[Any, int | 
     return taken, total if total is not None and total > count else None
 
 
-def in_batches(data: Any, batch_size: int | None) -> Any:
+def in_batches(data: Any, batch_size: int) -> Any:
     """Tensors as a list of batches of this size; data that comes in batches has its own."""
-    if batch_size is None:
-        return data
     if not is_one_batch(data):
         if isinstance(data, list) and len(data) == 1 and is_one_batch(data[0]):
             data = data[0]

@@ -134,7 +134,7 @@ def _from_checkpoint(path: Path, seed: int) -> LanguageModel:
     if fresh:
         raise ValueError(f"{path}: {fresh[0]}. A probe of random weights means nothing.")
     model, widened = _widened(loaded.model)
-    facts = {"model": f"{type(model).__name__} from {path}", "parameters": _count(model)}
+    facts = _facts(model, f"{type(model).__name__} from {path}")
     return LanguageModel(loaded.name, model, _tokenizer(path), facts, (*loaded.notes, *widened))
 
 
@@ -169,7 +169,7 @@ def _from_gguf(path: Path) -> LanguageModel:
     from theodolite.models.pretrained import load_gguf
 
     model, tokenizer = load_gguf(path)
-    facts = {"model": f"{type(model).__name__} from {path.name}", "parameters": _count(model)}
+    facts = _facts(model, f"{type(model).__name__} from {path.name}")
     return LanguageModel(path.stem, model, _as_tokens(tokenizer), facts, ("weights were taken out of their quantised form",))
 
 
@@ -190,7 +190,7 @@ def _stories() -> LanguageModel:
     model = stories260k_from(data_sets.weights(STORIES), data_sets.stories260k_config())
     tokenizer = data_sets.stories260k_tokenizer()
     tokens = Tokens(lambda text: tokenizer.encode(text, begin=False).tolist(), len(tokenizer))
-    return LanguageModel(STORIES, model, tokens, {"model": "stories260k, a Llama for stories", "parameters": _count(model)})
+    return LanguageModel(STORIES, model, tokens, _facts(model, "stories260k, a Llama for stories"))
 
 
 def trained_example(seed: int = 0) -> LanguageModel:
@@ -201,13 +201,10 @@ def trained_example(seed: int = 0) -> LanguageModel:
         words=300, context=32, dim=32, depth=2, steps=250, rate=1e-2, final_rate=1e-3, tokens=2**16, held_out=12_800, seed=seed
     )
     model = network_at(recipe, pretrained(recipe))
-    facts = {
-        "model": f"a GPT of {recipe.depth} layers and {recipe.dim} dimensions, trained here for {recipe.steps} steps",
-        "parameters": _count(model),
-        "text": "generated: a random language whose words are distributed as Zipf's law has it",
-    }
+    what = f"a GPT of {recipe.depth} layers and {recipe.dim} dimensions, trained here for {recipe.steps} steps"
+    facts = _facts(model, what, text="generated: a random language whose words are distributed as Zipf's law has it")
     return LanguageModel("a small GPT on generated text", model, None, facts, ids=corpus_of(recipe)[1])
 
 
-def _count(model: nn.Module) -> str:
-    return f"{sum(p.numel() for p in model.parameters()):,}".replace(",", " ")
+def _facts(model: nn.Module, what: str, **more: str) -> dict[str, str]:
+    return {"model": what, "parameters": f"{sum(p.numel() for p in model.parameters()):,}".replace(",", " "), **more}

@@ -21,7 +21,7 @@ FORMS = "a torch.nn.Module, (model, loss), (model, loss, optimizer), a dict with
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model with what belongs to it; `own_loss` where the model returns its own, `task` for Hugging Face models."""
+    """A model with what belongs to it; `own_loss` where the model returns its own."""
 
     model: nn.Module
     name: str
@@ -29,7 +29,6 @@ class ModelSpec:
     data_name: str = ""
     loss: Any = None
     own_loss: bool = False
-    task: str = ""
     optimizer: Optimizer | None = None
     lr: float | None = None
     problem: Problem | None = None
@@ -96,8 +95,8 @@ def _checked(target: str, name: str, parts: dict[str, Any]) -> ModelSpec:
 
 
 def _from_problem(name: str, problem: Problem) -> ModelSpec:
-    data = [_raw(batch, own_loss=problem.loss_function is None) for batch in problem.data]
     own = problem.loss_function is None
+    data = [_raw(batch, own_loss=own) for batch in problem.data]
     return ModelSpec(problem.model, name, data, "its own", loss=problem.loss_function, own_loss=own, problem=problem)
 
 

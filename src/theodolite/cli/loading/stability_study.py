@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from theodolite.cli.loading.batches import first_parts
 from theodolite.cli.loading.checkpoints import load_checkpoint
-from theodolite.cli.loading.datasets import NoTestPartError
+from theodolite.cli.loading.datasets import Part
 from theodolite.cli.loading.hugging_face import as_one_tensor
 from theodolite.cli.loading.model_spec import own_model
 from theodolite.cli.loading.module_attribute import load_attribute, names_code
 from theodolite.cli.loading.optimizers import WORDS, make_optimizer
-from theodolite.cli.loading.subject import Subject, load_subject
+from theodolite.cli.loading.subject import Subject, load_subject, load_test_part
 from theodolite.errors import NotRepeatableError
 from theodolite.measures.mode_connectivity.linear_path import POINTS, LinearPath
 from theodolite.measures.stability.config import StabilityConfig, Stopping, check_loss
@@ -81,7 +81,7 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class Study:
-    """Recipe and pools, what was loaded from where, what the user must know. `seconds` is how long loading took.
+    """Recipe and pools, what was loaded from where, what the user must know.
 
     `places` (n,) are the numbers that held-out test examples have in the data; None where there is a test set of its own.
     """
@@ -93,7 +93,6 @@ class Study:
     places: Tensor | None
     facts: dict[str, str]
     notes: tuple[str, ...]
-    seconds: float
 
     def fingerprint(self, trial: int) -> str:
         """A digest of the examples and of the weights that a trial starts from."""
@@ -127,12 +126,12 @@ class Replicas:
 
 def load_study(options: StudyOptions) -> Study:
     """Pools, model, loss and optimizer that the options name."""
-    began = time.perf_counter()
     options = _with_example(options)
     subject = _load(options, options.data)
     wrap, loss, train = _tensors(subject)
     pool = read_pool(train, "--data")
-    held, notes, places = _test_pool(options), list(subject.notes), None
+    held = load_test_part(lambda word, part: _load(options, word, part=part), options.test, options.data)
+    notes, places = list(subject.notes), None
     if held is None:
         test, places = pool.part(order := _drawn(len(pool), options.seed)), order
         rest = torch.ones(len(pool), dtype=torch.bool)
@@ -160,17 +159,8 @@ def load_study(options: StudyOptions) -> Study:
     if fixed:
         notes.append(f"every seed starts from the same weights ({fixed}): trials differ in the order of the data alone")
         facts["weights"] = fixed
-    took = time.perf_counter() - began
-    return Study(
-        options,
-        subject.name,
-        recipe,
-        make_bench(kept, test, EXAMPLES, options.seed),
-        places,
-        facts,
-        tuple(dict.fromkeys(notes)),
-        took,
-    )
+    bench = make_bench(kept, test, EXAMPLES, options.seed)
+    return Study(options, subject.name, recipe, bench, places, facts, tuple(dict.fromkeys(notes)))
 
 
 def check_data_stays(study: Study) -> None:
@@ -208,7 +198,7 @@ def _with_example(options: StudyOptions) -> StudyOptions:
     return replace(options, model=MODEL, data=DATA, momentum=MOMENTUM if plain else options.momentum)
 
 
-def _load(options: StudyOptions, data: str | None, seed: int | None = None, part: Any = "train") -> Subject:
+def _load(options: StudyOptions, data: str | None, seed: int | None = None, part: Part = "train") -> Subject:
     return load_subject(
         options.model,
         data,
@@ -221,22 +211,10 @@ def _load(options: StudyOptions, data: str | None, seed: int | None = None, part
     )
 
 
-def _test_pool(options: StudyOptions) -> Subject | None:
-    """What --test names, else the test part of the data, else None."""
-    word = options.test or options.data
-    if word is None:
-        return None
-    try:
-        return _load(options, word, part="test")
-    except NoTestPartError:
-        return None if options.test is None else _load(options, word)
-
-
 def _tensors(subject: Subject) -> tuple[Callable[[nn.Module], nn.Module], Any, Any]:
     """What the model has to be wrapped in, the loss of outputs and targets, and the data as pairs."""
     if subject.loss is None:
-        wrap, loss, data = as_one_tensor(subject.model, subject.data)
-        return wrap, loss, data
+        return as_one_tensor(subject.model, subject.data)
     first_parts(subject.data)  # says what is wrong with data of an unknown form
     return (lambda model: model), subject.loss, subject.data
 
@@ -286,8 +264,13 @@ def _drawn(size: int, seed: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:count].sort().values
 
 
+def _kind(text: str) -> str:
+    """The optimizer's own word, without its settings."""
+    return text.partition(":")[0].strip().lower().replace("_", "-")
+
+
 def _is_known(word: str | None) -> bool:
-    return word is None or word.partition(":")[0].strip().lower().replace("_", "-") in WORDS
+    return word is None or _kind(word) in WORDS
 
 
 def _optimizer(options: StudyOptions, subject: Subject) -> tuple[Any, dict[str, Any]]:
@@ -299,8 +282,7 @@ def _optimizer(options: StudyOptions, subject: Subject) -> tuple[Any, dict[str, 
         return (lambda parameters: brought), given | ({} if options.lr is None else {"rate": options.lr})
     text = options.optimizer or "sgd"
     rate = options.lr if options.lr is not None else subject.lr if options.optimizer is None else None
-    kind = text.partition(":")[0].strip().lower().replace("_", "-")
-    if rate is None and _is_known(text) and not kind.startswith("adam") and "lr=" not in text.replace(" ", ""):
+    if rate is None and _is_known(text) and not _kind(text).startswith("adam") and "lr=" not in text.replace(" ", ""):
         rate = RATE
     return partial(make_optimizer, text, lr=rate), given
 

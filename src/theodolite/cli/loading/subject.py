@@ -17,7 +17,7 @@ from theodolite.cli.loading import losses
 from theodolite.cli.loading import text as tokens
 from theodolite.cli.loading.batches import first_parts, in_batches, with_inputs, with_targets
 from theodolite.cli.loading.checkpoints import load_checkpoint
-from theodolite.cli.loading.datasets import DEFAULT_SAMPLES, Part, Source, from_value, load_data
+from theodolite.cli.loading.datasets import DEFAULT_SAMPLES, NoTestPartError, Part, Source, from_value, load_data
 from theodolite.cli.loading.model_spec import ModelSpec
 from theodolite.cli.loading.module_attribute import names_code
 from theodolite.cli.loading.optimizers import load_state
@@ -26,6 +26,7 @@ from theodolite.models import build
 from theodolite.models.initialisation import seeded
 from theodolite.problem import Problem
 from theodolite.problem.calling import main_output
+from theodolite.results import fields_of
 from theodolite.training import train
 
 ALL = 10**9  # samples: whatever there is
@@ -92,13 +93,26 @@ def load_subject(
             if state is not None and spec.optimizer is not None:
                 load_state(spec.optimizer, state)
         spec = _with_loss(spec, loss)
-        spec = _tidied(spec, batch_size)
+        if batch_size is not None:
+            spec = replace(spec, data=in_batches(spec.data, batch_size), problem=None)
     title = f"{spec.name} on {spec.data_name}" if spec.data_name else spec.name
     facts = {**spec.facts, "loss": spec.facts.get("loss", losses.name_of(spec.loss))}
-    return Subject(
-        title, spec.model, spec.loss, spec.data, facts, tuple(dict.fromkeys(spec.notes)), spec.population,
-        spec.optimizer, spec.lr, spec.problem, state,
-    )  # fmt: skip
+    same = fields_of(spec, "model loss data population optimizer lr problem")
+    return Subject(title, **same, facts=facts, notes=tuple(dict.fromkeys(spec.notes)), optimizer_state=state)
+
+
+def load_test_part(load: Callable[[str, Part], Subject], test: str | None, data: str | None) -> Subject | None:
+    """What --test names, whole where it has no parts; else the test part of --data; None where that has none.
+
+    `load` gives a part of the data that a word names.
+    """
+    word = test or data
+    if word is None:
+        return None
+    try:
+        return load(word, "test")
+    except NoTestPartError:
+        return None if test is None else load(word, "train")
 
 
 @dataclass(frozen=True)
@@ -150,7 +164,7 @@ def _hugging_spec(loaded: Any, source: Source | None, share: _Share) -> ModelSpe
     }
     name = "random images" if loaded.task == "images" else "random tokens"
     return ModelSpec(
-        loaded.model, loaded.name, content, name if source is None else source.name, own_loss=True, task=loaded.task,
+        loaded.model, loaded.name, content, name if source is None else source.name, own_loss=True,
         population=population, facts=facts, notes=(*loaded.notes, *(() if source is None else source.notes), *maker.notes),
     )  # fmt: skip
 
@@ -172,10 +186,7 @@ def _own_parts(target: str, data: str | None, share: _Share) -> ModelSpec:
     if hugging is not None and (source is None or not source.own):
         made = _hugging_spec(hugging, source, share)
         facts = {**spec.facts, "data": made.facts["data"]}
-        return replace(
-            spec, data=made.data, data_name=made.data_name, task=made.task, population=made.population, facts=facts,
-            notes=made.notes,
-        )  # fmt: skip
+        return replace(spec, **fields_of(made, "data data_name population notes"), facts=facts)
     assert source is not None
     text = source.content is None
     source = text_for_any_model(spec.model, source, share.count(source)) if text else fit_inputs(spec.model, source)
@@ -217,13 +228,6 @@ def _with_loss(spec: ModelSpec, word: str | None) -> ModelSpec:
         fitted, note = fit_targets(changed.model, changed.data)
         changed = replace(changed, data=fitted, notes=(*changed.notes, *((note,) if note else ())))
     return replace(changed, facts={**changed.facts, "loss": word})
-
-
-def _tidied(spec: ModelSpec, batch_size: int | None) -> ModelSpec:
-    """The data in batches of the size asked for."""
-    if batch_size is None:
-        return spec
-    return replace(spec, data=in_batches(spec.data, batch_size), problem=None)
 
 
 def trial(model: nn.Module, inputs: Any) -> Tensor | None:
