@@ -125,23 +125,18 @@ def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
     left = max(0.0, budget)
     dropped: set[str] = set()
     for step in steps:
-        if step.reason or step.instrument.first:
-            if step.reason:
-                dropped.add(step.instrument.name)
-            fitted.append(step)
-            continue
-        lost = [name for name in step.instrument.needs if name in dropped]
-        if lost or step.cheapest.seconds > left:
-            why = (
-                f"it needs {lost[0]}, which will not run"
-                if lost
-                else f"it would take {step.cheapest.seconds:.2g} s of {left:.2g} s left"
-            )
-            dropped.add(step.instrument.name)
-            fitted.append(replace(step, choice=len(step.prices) - 1, reason=f"beyond the budget: {why}", deferred=True))
-            continue
-        left -= step.cheapest.seconds
-        fitted.append(replace(step, choice=len(step.prices) - 1))
+        if not step.reason and not step.instrument.first:
+            step = replace(step, choice=len(step.prices) - 1)
+            lost = [name for name in step.instrument.needs if name in dropped]
+            if lost:
+                step = replace(step, reason=f"beyond the budget: it needs {lost[0]}, which will not run", deferred=True)
+            elif (needed := step.cheapest.seconds) > left:
+                why = f"it would take {needed:.2g} s of {left:.2g} s left"
+                step = replace(step, reason=f"beyond the budget: {why}", deferred=True)
+            else:
+                left -= needed
+        dropped |= {step.instrument.name} if step.reason else set()
+        fitted.append(step)
     return _spend(fitted, left)
 
 

@@ -24,7 +24,7 @@ from theodolite.plots.axes_style import (
     span,
 )
 from theodolite.plots.figures import panels
-from theodolite.plots.spectra import eigenvalues, histogram
+from theodolite.plots.spectra import draw_stairs, eigenvalues, histogram
 from theodolite.plots.style import GREY, PALETTE, look, looks, new_axes, style
 from theodolite.plots.tables import By, finite, groups, label_of, numbers, positive, read
 
@@ -158,8 +158,7 @@ def plot_atom_cosines(geometry: AtomGeometry, *, title: str | None = None, ax: A
     with style():
         ax = new_axes(ax)
         heights = counts / max(counts.sum(), 1.0) / np.diff(edges)
-        ax.stairs(heights, edges, fill=True, color=PALETTE[0], alpha=0.22)
-        ax.stairs(heights, edges, color=PALETTE[0], linewidth=1.4, label="these atoms")
+        draw_stairs(ax, heights, edges, look(0), "these atoms")
         grid = np.linspace(-1, 1, 401)[1:-1]
         ax.plot(grid, _sphere_density(grid, geometry.dim), color=PALETTE[1], linestyle=look(1).line, label="uniform on a sphere")
         reference(ax, x=0.0)
@@ -205,8 +204,7 @@ def counted_histogram(
         for group, look in zip(found, looks([g.key for g in found], start=labelled(ax)), strict=True):
             left, right, heights = (numbers(group.rows, name) for name in (low, high, density))
             edges = np.append(left, right[-1:])
-            ax.stairs(heights, edges, fill=True, color=look.colour, alpha=0.22)
-            ax.stairs(heights, edges, color=look.colour, linestyle=look.line, linewidth=1.4, label=group.label)
+            draw_stairs(ax, heights, edges, look, group.label)
         label_axes(ax, low, density, xlabel, ylabel, title)
         if by is not None:
             ax.set_ylim(top=ax.get_ylim()[1] * (1 + 0.13 * len(found)))  # room for the key

@@ -181,8 +181,7 @@ def histogram(
         for group, sample, look in zip(found, shown, looks([g.key for g in found], start=labelled(ax)), strict=True):
             counts, _ = np.histogram(sample, edges)
             heights = counts / (max(len(sample), 1) * widths) if density else counts
-            ax.stairs(heights, edges, fill=True, color=look.colour, alpha=0.22)
-            ax.stairs(heights, edges, color=look.colour, linestyle=look.line, linewidth=1.4, label=group.label or label)
+            draw_stairs(ax, heights, edges, look, group.label or label)
         height = "density per decade" if "x" in log else "density"
         label_axes(ax, value, height if density else "count", xlabel, ylabel, title)
         legend(ax, legend_title(by, found))
@@ -209,6 +208,12 @@ def _draw_values(ax: Axes, at: Array, values: Array, errors: Array, look: Look, 
     if hollow.any():
         name = f"{label}, negative" if label else "negative"
         ax.plot(at[hollow], heights[hollow], label=name, markerfacecolor="white", **plain)
+
+
+def draw_stairs(ax: Axes, heights: Array, edges: Array, look: Look, label: str) -> None:
+    """A histogram, shaded below its outline."""
+    ax.stairs(heights, edges, fill=True, color=look.colour, alpha=0.22)
+    ax.stairs(heights, edges, color=look.colour, linestyle=look.line, linewidth=1.4, label=label)
 
 
 def _band(ax: Axes, at: Array, curve: Array, half: Array, usable: NDArray[np.bool_], lowest: float, look: Look) -> None:

@@ -107,8 +107,7 @@ class Linearity(Instrument):
         whose = "your rate" if context.lr is not None else "half the critical rate"
         run = f"in {end['step']} steps at {whose} on {of_samples(result.samples, context.problem.samples)}"
         drift = f"the tangent kernel changed by {number(100 * result.drift, 100 * result.drift_error)} % of its norm"
-        fields: dict[str, Any] = {"quantity": "relative change of the tangent kernel", "value": result.drift}
-        fields["error"] = result.drift_error
+        fields = {"quantity": "relative change of the tangent kernel", "value": result.drift, "error": result.drift_error}
         if not result.fall >= LEAST_FALL or result.blew_up:
             went = "blew up" if result.blew_up else f"went from {first['loss']:.3g} to {end['loss']:.3g}"
             run = run if not result.blew_up else f"within {result.steps} steps at {whose}"
@@ -120,21 +119,20 @@ class Linearity(Instrument):
             f"{100 * result.projected:.3g} % by the time the loss is gone."
         )
         if result.projected <= KERNEL:
-            text = f"Kernel regime: {detail}"
+            label, name = "kernel regime", "Kernel regime"
             advice = (
                 "Training is close to kernel regression with the kernel of this moment: features hardly move. A larger rate (a "
                 "catapult), a smaller initialisation or a narrower network lets them."
             )
-            return self.found(Severity.NOTE, text, label="kernel regime", advice=advice, **fields)
-        if result.projected >= FEATURES:
-            text = f"Feature regime: {detail}"
+        elif result.projected >= FEATURES:
+            label, name = "feature regime", "Feature regime"
             advice = (
                 "Features are learned on the way: what linear theory says, critical rates included, holds near this point only."
             )
-            return self.found(Severity.NOTE, text, label="feature regime", advice=advice, **fields)
-        text = f"Between kernel and feature regime: {detail}"
-        advice = "Linear theory is a guide here, not a law: measure again as training goes on."
-        return self.found(Severity.NOTE, text, label="between regimes", advice=advice, **fields)
+        else:
+            label, name = "between regimes", "Between kernel and feature regime"
+            advice = "Linear theory is a guide here, not a law: measure again as training goes on."
+        return self.found(Severity.NOTE, f"{name}: {detail}", label=label, advice=advice, **fields)
 
     def _bottleneck(self, result: WeightLinearity) -> list[Finding]:
         narrow = result.in_degrees

@@ -279,35 +279,27 @@ class Regimes(Instrument):
         critical = result.critical
         samples = of_samples(result.samples, context.problem.samples)
         edge = f"the critical rate of {critical.optimizer}, {number(critical.value, critical.error)} on {samples}"
-        aside = (
-            f" The diagram is that of plain gradient descent, because there is no law for yours: {result.instead}"
-            if result.instead
-            else ""
-        )
+        aside = " The diagram is that of plain gradient descent, because there is no law for yours: " if result.instead else ""
+        aside += result.instead
         if result.window:
             return [self._catapult(result, edge, aside)]
         last = max((row["ratio"] for row in result.network() if row["final_loss"] < row["first_loss"]), default=0.0)
-        fields: dict[str, Any] = {"quantity": "largest rate that lowered the loss over the critical one", "value": last}
-        fields["error"] = _gap(result, last)
+        from_on = result.divergent_from
+        diverged = "" if math.isinf(from_on) else f", and from {from_on:.3g} times it on training diverges"
+        label = "no catapult window"
         if critical.quadratic and critical.linear:
-            text = (
-                f"Above {edge}, training diverges, as the loss is quadratic in the weights: there is no catapult window.{aside}"
-            )
-            return [self.found(Severity.NOTE, text, label="no catapult window", advice=self._advice(result), **fields)]
-        diverged = (
-            "" if math.isinf(result.divergent_from) else f", and from {result.divergent_from:.3g} times it on training diverges"
-        )
-        if last <= SOFT:
+            ends = "training diverges, as the loss is quadratic in the weights: there is no catapult window"
+        elif last <= SOFT:
             beyond = f" beyond {last:.3g} times it" if last > 1 else ""
-            text = (
-                f"Above {edge}, no run catapults and none{beyond} lowers the loss{diverged}: there is no catapult window.{aside}"
-            )
-            return [self.found(Severity.NOTE, text, label="no catapult window", advice=self._advice(result), **fields)]
-        spikes = any(row["regime"] == "spike" for row in result.network())
-        after = ", after spikes that do not lower the tangent kernel" if spikes else ""
-        ends = f"up to {last:.3g} times it the loss still ends below its start{after}{diverged}"
-        text = f"Above {edge}, no run catapults; {ends}.{aside}"
-        return [self.found(Severity.NOTE, text, label="soft edge", advice=self._advice(result), **fields)]
+            ends = f"no run catapults and none{beyond} lowers the loss{diverged}: there is no catapult window"
+        else:
+            label = "soft edge"
+            spikes = any(row["regime"] == "spike" for row in result.network())
+            after = ", after spikes that do not lower the tangent kernel" if spikes else ""
+            ends = f"no run catapults; up to {last:.3g} times it the loss still ends below its start{after}{diverged}"
+        fields: dict[str, Any] = {"quantity": "largest rate that lowered the loss over the critical one", "value": last}
+        text, advice = f"Above {edge}, {ends}.{aside}", self._advice(result)
+        return [self.found(Severity.NOTE, text, label=label, advice=advice, error=_gap(result, last), **fields)]
 
     def _catapult(self, result: RegimeDiagram, edge: str, aside: str) -> Finding:
         low, high = result.window
