@@ -479,20 +479,14 @@ class PolyakLojasiewicz(Experiment):
     def draw(self, rows: list[Row]) -> Any:
         paths = select(rows, part="path", hidden=1)
         ends = [choose(row["m"] for row in paths) for choose in (min, max)]
-        lines = melted(
-            select(paths, m=ends, output="identity", seed=0), {"loss": "network", "predicted": "frozen kernel"}, "loss", "which"
+        both = {"loss": "network", "predicted": "frozen kernel"}
+        lines = labelled(
+            melted(select(paths, m=ends, output="identity", seed=0), both, "part of the start"), which="m = {m}, {of}"
         )
         drifts = {"change": "|Δλ_min|", "kernel_change": "‖ΔK‖", "jacobian_bound": "R √n max‖H‖, bounds ‖ΔJ‖"}
         moves = melted(select(rows, part="ball"), drifts, "change", "which")
         return draw_panels(
-            curves(
-                labelled(lines, which="m = {m}, {which}"),
-                *("step", "loss"),
-                log="y",
-                labels="legend",
-                xlabel="step",
-                ylabel="loss / loss at the start",
-            ),
+            curves(lines, "step", "part of the start", log="y", labels="legend", ylabel="loss / loss at the start"),
             log_log(moves, "m", "change", guides=(-0.5,), xlabel="width m", ylabel="change at distance 1"),
             size=(5.2, 4.2),
             by="which",
