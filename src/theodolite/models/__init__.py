@@ -56,15 +56,7 @@ _CONTENTS = {
     "transformers": ["gpt", "bert", "vision_transformer"],
     "llama": ["llama_decoder", "llama_from_config"],
     "ntk": ["ntk_fcn", "ntk_cnn"],
-    "dag": [
-        "fcn_graph",
-        "densenet_graph",
-        "cnn_graph",
-        "with_drops",
-        "with_skips",
-        "with_bottlenecks",
-        "with_connections",
-    ],
+    "dag": ["fcn_graph", "densenet_graph", "cnn_graph", "with_drops", "with_skips", "with_bottlenecks", "with_connections"],
     "initialisation": ["count_parameters", "initialise", "ntk_parameterise"],
     "pretrained": ["load_weights", "resnet20_from", "stories260k_from"],
 }

@@ -29,16 +29,13 @@ def cnn(
     >>> sum(p.numel() for p in cnn((16, 32), channels=1).parameters())  # 160 + 4640 + 330
     5130
     """
-    positive_integers(classes=classes, channels=channels, kernel=kernel, stride=stride, **_each(widths))
+    positive_integers(classes=classes, channels=channels, kernel=kernel, stride=stride)
+    positive_integers(**{f"widths[{i}]": width for i, width in enumerate(widths)})
     if not widths:
         raise ValueError("widths must name at least one convolution.")
     pools = {len(widths): ("pool", nn.AdaptiveAvgPool2d(1))}
     shape = {"kernel": kernel, "stride": stride, "bias": bias}
     return construct(lambda: _stacked(channels, widths, classes, activation, pools, **shape), init, seed)
-
-
-def _each(widths: Sequence[int]) -> dict[str, int]:
-    return {f"widths[{i}]": width for i, width in enumerate(widths)}
 
 
 def _stacked(
@@ -65,7 +62,6 @@ def _stacked(
 
 
 # LeNet5 and its relatives, for images of any size the convolutions fit.
-
 
 Image = tuple[int, int, int]  # channels, height, width
 
@@ -179,11 +175,8 @@ def myrtle5(
 
 # VGG11 for 32×32 images, without dropout and normalisation.
 
-
 #: Channels of conv1..conv8 at full width.
 FULL_WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
-# A 2×2 max pooling follows these convolutions: 32×32 pixels become 1×1.
-_POOL_AFTER = (1, 2, 4, 6, 8)
 
 
 def vgg11(
@@ -204,5 +197,5 @@ def vgg11(
     """
     positive_integers(classes=classes, channels=channels, width=1 if width is None else width)
     widths = FULL_WIDTHS if width is None else (width,) * 8
-    pools = {i: (f"pool{i}", nn.MaxPool2d(2)) for i in _POOL_AFTER}
+    pools = {i: (f"pool{i}", nn.MaxPool2d(2)) for i in (1, 2, 4, 6, 8)}  # 32×32 pixels become 1×1
     return construct(lambda: _stacked(channels, widths, classes, activation, pools), init, seed)

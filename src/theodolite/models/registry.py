@@ -111,10 +111,19 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
     (Linear(in_features=400, out_features=80, bias=True), 'xavier')
     """
     found = _find(name)
-    if found is not None:
-        return _build(*found, arguments)
-    near = ", ".join(nearest(str(name), names(), count=3))
-    raise ValueError(f"No model is called {name!r}. Nearest names: {near}. theodolite.models.names() lists them all.")
+    if found is None:
+        near = ", ".join(nearest(str(name), names(), count=3))
+        raise ValueError(f"No model is called {name!r}. Nearest names: {near}. theodolite.models.names() lists them all.")
+    family, match = found
+    said, builder = family.arguments(match), _builder(family)
+    twice = [key for key in said if key in arguments]
+    if twice:
+        raise ValueError(f"{twice[0]}: the name {match[0]!r} already says {said[twice[0]]!r}.")
+    parts = inspect.signature(builder).parameters
+    missing = [key for key, part in parts.items() if part.default is part.empty and key not in {*said, *arguments}]
+    if missing:
+        raise ValueError(f"{match[0]} needs {missing[0]}: build({match[0]!r}, {missing[0]}=...).")
+    return builder(**said, **arguments)
 
 
 def arguments_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]] | None:
@@ -142,20 +151,3 @@ def _find(name: Any) -> tuple[Family, re.Match[str]] | None:
 def _builder(family: Family) -> Callable[..., nn.Module]:
     builder: Callable[..., nn.Module] = getattr(importlib.import_module(f"{_PACKAGE}.{family.module}"), family.builder)
     return builder
-
-
-def _build(family: Family, match: re.Match[str], arguments: dict[str, Any]) -> nn.Module:
-    said = family.arguments(match)
-    twice = [key for key in said if key in arguments]
-    if twice:
-        raise ValueError(f"{twice[0]}: the name {match[0]!r} already says {said[twice[0]]!r}.")
-    builder = _builder(family)
-    missing = [
-        name
-        for name, part in inspect.signature(builder).parameters.items()
-        if part.default is part.empty and name not in {*said, *arguments}
-    ]
-    if missing:
-        raise ValueError(f"{match[0]} needs {missing[0]}: build({match[0]!r}, {missing[0]}=...).")
-    model: nn.Module = builder(**said, **arguments)
-    return model

@@ -25,7 +25,7 @@ from theodolite.operators import KroneckerFactors, LinearOperator, kronecker_fac
 from theodolite.operators.kronecker import FactorMode
 from theodolite.operators.layer_hessians import LayerHessians
 from theodolite.problem import Problem
-from theodolite.results import Cost, Outcome, Result, ResultMapping, Row, number
+from theodolite.results import Cost, Outcome, Result, ResultMapping, Row, fields_of, number
 
 #: What a decoupling error up to the bound says of the factors.
 GRADES = (
@@ -65,27 +65,21 @@ class LayerStructure(Result):
         return correspondence(self.pairs.vectors, self.factors)
 
     def rows(self) -> list[Row]:
-        columns = zip(self.pairs.values.tolist(), self.pairs.residuals.tolist(), self.pairs.unresolved.tolist(), strict=True)
-        approximate = self.factors.top_eigenpairs(len(self.pairs.values)).values.tolist()
-        return [
-            {
-                "index": i,
-                "eigenvalue": value,
-                "residual": residual,
-                "unresolved": unresolved,
-                "kronecker": approximate[i],
-                "overlap": float(self.overlap[i]),
-                "rank_ratio": float(self.rank_ratios[i]),
-            }
-            for i, (value, residual, unresolved) in enumerate(columns)
-        ]
+        columns = {
+            "eigenvalue": self.pairs.values,
+            "residual": self.pairs.residuals,
+            "unresolved": self.pairs.unresolved,
+            "kronecker": self.factors.top_eigenpairs(len(self.pairs.values)).values,
+            "overlap": self.overlap,
+            "rank_ratio": self.rank_ratios,
+        }
+        return [{"index": i, **{name: column[i].item() for name, column in columns.items()}} for i in range(len(self.overlap))]
 
     def summary(self) -> Row:
         """The layer in one row; overlap and rank are those of the outliers."""
         leading = min(max(1, self.outliers), len(self.overlap))
         return {
-            "layer": self.layer,
-            "kind": self.kind,
+            **fields_of(self, "layer kind"),
             "outputs": self.factors.output.shape[0],
             "inputs": self.factors.input.shape[0],
             "sharpness": float(self.pairs.values[0]),
@@ -93,10 +87,7 @@ class LayerStructure(Result):
             "decoupling_error": self.decoupling_error,
             "overlap": float(self.overlap[leading - 1]),
             "rank_ratio": float(self.rank_ratios[:leading].mean()),
-            "squared_dot": self.squared_dot,
-            "ratio": self.ratio,
-            "rank_one_count": self.rank_one_count,
-            "outliers": self.outliers,
+            **fields_of(self, "squared_dot ratio rank_one_count outliers"),
             "converged": self.pairs.converged,
         }
 

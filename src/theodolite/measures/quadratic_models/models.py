@@ -184,7 +184,6 @@ def quadratic_step(residual: Tensor, jacobian: Tensor, curved: Tensor, rate: flo
 
 # What leaves linear dynamics along the top eigenvector of the tangent kernel.
 
-
 #: Below this share of the residual its part along the eigenvector is too small to divide by.
 TOO_SMALL = 1e-8
 

@@ -13,7 +13,6 @@ from theodolite.text import nearest
 
 # Squared losses differ by a factor, and with it every critical rate.
 
-
 #: Name of a loss -> its gradient in the outputs over the residual: 1 for ½ Σ r², whose step is r ← (I − ηK) r.
 CONVENTIONS: Mapping[str, Callable[[int], float]] = {
     "half sum": lambda outputs: 1.0,
@@ -125,7 +124,6 @@ def all_over(loss: Tensor, until: float | None) -> bool:
 # One example: gradient descent on a quadratic model is a map of two numbers, output and kernel.
 #
 # All functions broadcast over starts and rates, in float64, and follow the loss ½ (g − y)².
-
 
 Number = Tensor | float
 
