@@ -163,7 +163,7 @@ class Figure22(Experiment):
                 rows["final"].count(lambda final: not final <= 1e-4),
                 says="converges for all widths",
                 where="Zhu 2024, section 2.3",
-            ),
+            )
         },
     )
     departs = (

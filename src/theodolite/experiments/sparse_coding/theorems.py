@@ -329,7 +329,7 @@ CLAIMS = (
             1.0,
             rows(part="T10").column(lambda row: max(row["independent"], row["equal"]) / row["bound"]).max(),
             reported=_theory("at most 1", "Lemma A.1.2"),
-        ),
+        )
     },
 )
 
