@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -138,6 +139,10 @@ class Column:
     def change(self) -> Column:
         """The distance of each ratio from 1."""
         return self.map(lambda value: abs(value - 1))
+
+    def steps(self, function: Callable[[Any, Any], Any]) -> Column:
+        """A function of each value and the next."""
+        return Column(lambda rows: list(itertools.starmap(function, itertools.pairwise(self(rows)))))
 
     def reduce(self, function: Callable[[list[Any]], Any]) -> Value:
         """Any function of the list of values."""

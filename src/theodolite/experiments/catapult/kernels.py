@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
+from operator import truediv
 from statistics import fmean
 from typing import Any
 
@@ -52,7 +52,7 @@ class CriticalRate(Experiment):
             0.1, rows(width=2048).change("ratio").mean(), **NEARLY
         ),
         "their distance falls from each width to the next (smallest factor)": at_least(
-            1.0, distances.reduce(lambda found: min(before / after for before, after in itertools.pairwise(found))), **NEARLY
+            1.0, distances.steps(truediv).min(), **NEARLY
         ),
     }
 
@@ -299,14 +299,12 @@ class TopEigenvectorFigure(Figure):
         "where the files are not there, generated images stand in."
     )
     claims = (
-        *(
-            {
-                f"{name} is positive while the loss is above 0.3 of its peak (smallest value)": at_least(
-                    0.0, while_large(column), says="remains positive when the loss is large", where="Zhu 2024, appendix B.14"
-                )
-            }
+        {
+            f"{name} is positive while the loss is above 0.3 of its peak (smallest value)": at_least(
+                0.0, while_large(column), says="remains positive when the loss is large", where="Zhu 2024, appendix B.14"
+            )
             for name, column in QUANTITIES.items()
-        ),
+        },
         {
             "the loss along the top eigenvector is nearly all of the loss at its peak (smallest share)": at_least(
                 0.9, share_at_peak, says="almost captures the spike", where="Zhu 2024, appendix B.14"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import sub
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from theodolite.experiments.lab.datasets import Source, features, load_or
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, labelled, log_log
-from theodolite.experiments.query import Value, select, values_of
+from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
     Orbit,
@@ -196,31 +196,29 @@ starts, networks = rows(part="quadratic"), rows(part="network")
 ends = starts(rate=2.8).by("gamma").each(rows.median("end"))
 
 
-def smallest_factor(values: list[float]) -> float:
+def smallest_factor(values: Column) -> Value:
     """From one value to the next."""
-    return min(after / before for before, after in itertools.pairwise(values))
+    return values.steps(lambda before, after: after / before).min()
 
 
-def smallest_fall(values: list[float]) -> float:
+def smallest_fall(values: Column) -> Value:
     """From one value to the next."""
-    return min(before - after for before, after in itertools.pairwise(values))
+    return values.steps(sub).min()
 
 
 def farthest(target: float) -> Callable[[list[float]], float]:
     return lambda values: max(values, key=lambda value: abs(value - target))
 
 
-def along_rates(rates: list[float], column: str, measure: Callable[[list[float]], float]) -> Value:
+def along_rates(rates: list[float], column: str, measure: Callable[[Column], Value]) -> Value:
     """Part (a): what becomes of the median over the starts from one rate to the next, the smallest of the γ."""
-    return starts(rate=rates).by("gamma").each(rows.by("rate").each(rows.median(column)).reduce(measure)).min()
+    return starts(rate=rates).by("gamma").each(measure(rows.by("rate").each(rows.median(column)))).min()
 
 
 #: Part (b): means over the starts by width at each rate, and by rate at each width, from small to large.
-peaks_by_width = networks.by("ratio").each(rows.by("width").each(rows.mean("peak")).reduce(smallest_factor))
-peaks_by_rate = networks.by("width").each(rows.by("ratio").each(rows.mean("peak")).reduce(smallest_factor))
-ends_by_width = networks.by("ratio").each(
-    rows.by("width").each(rows.mean("end")).reduce(lambda found: abs(found[-1] - found[-2]))
-)
+peaks_by_width = networks.by("ratio").each(smallest_factor(rows.by("width").each(rows.mean("peak"))))
+peaks_by_rate = networks.by("width").each(smallest_factor(rows.by("ratio").each(rows.mean("peak"))))
+ends_by_width = networks.by("ratio").each(abs(rows.by("width").each(rows.mean("end")).steps(sub).last()))
 
 
 class FigureB4(Experiment):
@@ -285,7 +283,7 @@ class FigureB4(Experiment):
                 1.0, peaks_by_rate.min(), says="larger"
             ),
             "(b) larger rates, smaller kernel at the end: smallest fall of λ₁(end)/λ₁(0) from one rate to the next": at_least(
-                0.0, networks.by("ratio").each(rows.mean("end")).reduce(smallest_fall), says="decreases more"
+                0.0, smallest_fall(networks.by("ratio").each(rows.mean("end"))), says="decreases more"
             ),
         },
         at_most(

@@ -312,14 +312,12 @@ class Theorems(Experiment):
         {
             "F2: the same, kernel": at_most(1e-10, rows(part="exact").max("kernel_gap"), **zhu("equality", "(3.12)")),
         },
-        *(
-            {
-                f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}": within(
-                    0.1, -1.0, power_of(rows(part="drift", ratio=ratio), "m", "moved"), **zhu("O(1/(mδ))", "Theorem B.3.1")
-                )
-            }
+        {
+            f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}": within(
+                0.1, -1.0, power_of(rows(part="drift", ratio=ratio), "m", "moved"), **zhu("O(1/(mδ))", "Theorem B.3.1")
+            )
             for ratio in (0.5, 1.0, 1.5)
-        ),
+        },
         {
             "F3: a step contracts the residual by 1 − δ + O(1/(mδ)) (largest excess times mδ, medians)": at_most(
                 4.0, rows(part="drift").max("excess"), **zhu("O(1)", "Theorem B.3.1", "theory")
@@ -331,14 +329,12 @@ class Theorems(Experiment):
                 1.0, share("regimes", "catapult", *CATAPULTS), **zhu("catapult", "Theorem 3.3.1")
             ),
         },
-        *(
-            {
-                f"F4: peak of the loss over m at ηλ₀ = 2.5, m = {m}": relative(
-                    0.2, 0.0134, rows(part="regimes", ratio=2.5, m=m).median("peak"), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
-                )
-            }
+        {
+            f"F4: peak of the loss over m at ηλ₀ = 2.5, m = {m}": relative(
+                0.2, 0.0134, rows(part="regimes", ratio=2.5, m=m).median("peak"), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
+            )
             for m in (1000, 10_000, 100_000)
-        ),
+        },
         {
             "F4: the peak is proportional to m: largest peak/m over smallest, ηλ₀ = 2.5": at_most(
                 1.25, peaks.max() / peaks.min(), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
@@ -361,17 +357,15 @@ class Theorems(Experiment):
                 2.0, catapults.max("end"), **zhu("below 2", "Theorem 3.3.4")
             ),
         },
-        *(
-            {
-                f"F7: ηλ at the end of a catapult at ηλ₀ = {ratio:g}, m = 10000": within(
-                    0.05,
-                    value,
-                    rows(part="regimes", ratio=ratio, m=10_000).median("end"),
-                    **zhu("between 0 and 2", "Theorem 3.3.4"),
-                )
-            }
+        {
+            f"F7: ηλ at the end of a catapult at ηλ₀ = {ratio:g}, m = 10000": within(
+                0.05,
+                value,
+                rows(part="regimes", ratio=ratio, m=10_000).median("end"),
+                **zhu("between 0 and 2", "Theorem 3.3.4"),
+            )
             for ratio, value in ((2.2, 1.77), (2.5, 1.28))
-        ),
+        },
         at_most(
             1e-12,
             "F7: the map linearised at (0, v*) has the eigenvalues 1 and (1 − v*)² "

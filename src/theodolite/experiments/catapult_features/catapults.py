@@ -157,12 +157,16 @@ def spikes(run: list[Row]) -> tuple[SpikeEvent, ...]:
     return spike_events([row["loss"] for row in finished(run)], kernel=[row["kernel"] for row in run])
 
 
-def share_of_rise(run: list[Row], rank: int) -> float:
-    """The part of the rise that lies in the top eigenspace, from the lowest loss before the peak."""
-    peak = max(range(len(finished(run))), key=lambda i: run[i]["loss"])
-    low = min(run[: peak + 1], key=lambda row: row["loss"])
-    top, rise = run[peak][f"top_{rank}"] - low[f"top_{rank}"], run[peak]["loss"] - low["loss"]
+def share_in_top(low: Row, high: Row, rank: int) -> float:
+    """The part of a rise from one row to another that lies in the top eigenspace, 0 if there is none."""
+    top, rise = high[f"top_{rank}"] - low[f"top_{rank}"], high["loss"] - low["loss"]
     return float(top / rise) if rise > 0 else 0.0
+
+
+def share_of_rise(run: list[Row], rank: int) -> float:
+    """That part from the lowest loss before the peak."""
+    peak = max(range(len(finished(run))), key=lambda i: run[i]["loss"])
+    return share_in_top(min(run[: peak + 1], key=lambda row: row["loss"]), run[peak], rank)
 
 
 def rises_of_rest(run: list[Row], rank: int) -> int:
@@ -330,8 +334,7 @@ def shares_in_top(mine: list[Row]) -> list[float]:
     for event in raises.of(mine):
         # The row of the raise itself may show the state that was undone.
         flight = [row for row in run if event["step"] < row["step"] <= (event["end"] or run[-1]["step"])]
-        low, peak = flight[0], max(flight, key=lambda row: row["loss"])
-        shares.append((peak[f"top_{RANK}"] - low[f"top_{RANK}"]) / (peak["loss"] - low["loss"]))
+        shares.append(share_in_top(flight[0], max(flight, key=lambda row: row["loss"]), RANK))
     return shares
 
 
@@ -443,8 +446,7 @@ def share_of_spikes(rank: int, query: Query = rows) -> Value:
 
     def shares(run: list[Row]) -> list[float]:
         pairs = [(run[spike.start - 1], run[spike.peak]) for spike in spikes(run)]
-        name = f"top_{rank}"
-        return [(b[name] - a[name]) / (b["loss"] - a["loss"]) for a, b in pairs if b["loss"] > a["loss"]]
+        return [share_in_top(a, b, rank) for a, b in pairs if b["loss"] > a["loss"]]
 
     return runs(query).each(shares).reduce(lambda found: float(median(itertools.chain(*found))))
 
