@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import socket
 from pathlib import Path
 
 
@@ -14,7 +15,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_orphans(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.part")
     try:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
@@ -30,11 +31,16 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _clear_orphans(path: Path) -> None:
-    """Remove what processes that were killed while writing left behind."""
-    for old in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+    """Remove what processes of this machine that were killed while writing left behind."""
+    for old in path.parent.glob(f"{glob.escape(path.name)}.{_host()}.*.part"):
         pid = old.name.removesuffix(".part").rpartition(".")[2]
         if pid.isdigit() and int(pid) != os.getpid() and not _is_alive(int(pid)):
             old.unlink(missing_ok=True)
+
+
+def _host() -> str:
+    """This machine, in letters that a file name may have."""
+    return "".join(c if c.isalnum() else "-" for c in socket.gethostname())
 
 
 def _is_alive(pid: int) -> bool:

@@ -13,9 +13,6 @@ from theodolite.data.base import DataError, UnknownDataError
 from theodolite.data.readers import read_arrays
 from theodolite.text import nearest
 
-# What the table of data sets is made of.
-
-
 Kind = Literal["images", "text", "documents", "audio", "weights"]
 
 
@@ -122,6 +119,24 @@ def _idx(name: str, title: str, terms: str, classes: tuple[str, ...], folder: st
     return Entry(name, "images", title, terms, (form, *_npz(name, (1, 28, 28), classes)), files, (name, folder))
 
 
+def _cifar(
+    count: int,
+    folder: str,
+    files: tuple[str, ...],
+    read: Callable[..., Any],
+    classes: tuple[str, ...],
+    whole: tuple[str, int],
+    subset: tuple[str, int],
+) -> Entry:
+    """CIFAR-10 or CIFAR-100; `whole` and `subset` are the checksums and sizes of the archive and of the .npz."""
+    name, archive = f"cifar{count}", f"cifar-{count}-binary.tar.gz"
+    unpacked = Form(tuple((file,) for file in files), read, own_folder=True)
+    forms = (Form(((archive,),), read), unpacked, *_npz(name, (3, 32, 32), classes))
+    parts = (*_files(TORONTO, (archive, *whole)), File(f"{name}_subset.npz", subset[0], size=subset[1]))
+    title = f"CIFAR-{count}: 60000 pictures of {count} things, 32x32 colour"
+    return Entry(name, "images", title, NO_LICENCE, forms, parts, (name, folder, f"{name}/{folder}"))
+
+
 _MNIST = _idx(
     "mnist",
     "MNIST: 70000 handwritten digits, 28x28 grey",
@@ -156,55 +171,23 @@ _FASHION_MNIST = _idx(
         File("fashion_mnist.npz", "sha256:26ddcaeea2ffe7bf63a3e81a2bc12a5894bdab7e97a6511bf870f78fa1f3a3d8", size=26_447_519),
     ),
 )
-_CIFAR10 = Entry(
-    "cifar10",
-    "images",
-    "CIFAR-10: 60000 pictures of 10 things, 32x32 colour",
-    NO_LICENCE,
-    (
-        Form((("cifar-10-binary.tar.gz",),), partial(readers.read_cifar10, classes=CIFAR10)),
-        Form(
-            (*((f"data_batch_{i}.bin",) for i in range(1, 6)), ("test_batch.bin",)),
-            partial(readers.read_cifar10, classes=CIFAR10),
-            own_folder=True,
-        ),
-        *_npz("cifar10", (3, 32, 32), CIFAR10),
-    ),
-    (
-        *_files(
-            TORONTO,
-            (
-                "cifar-10-binary.tar.gz",
-                "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                170_052_171,
-            ),
-        ),
-        File("cifar10_subset.npz", "sha256:0c1b0ac4b3e761320e40bf4cf285d8a944a90f0e876de78056e60ddea05ef477", size=34_883_514),
-    ),
-    ("cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
+_CIFAR10 = _cifar(
+    10,
+    "cifar-10-batches-bin",
+    (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
+    partial(readers.read_cifar10, classes=CIFAR10),
+    CIFAR10,
+    ("sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", 170_052_171),
+    ("sha256:0c1b0ac4b3e761320e40bf4cf285d8a944a90f0e876de78056e60ddea05ef477", 34_883_514),
 )
-_CIFAR100 = Entry(
-    "cifar100",
-    "images",
-    "CIFAR-100: 60000 pictures of 100 things, 32x32 colour",
-    NO_LICENCE,
-    (
-        Form((("cifar-100-binary.tar.gz",),), readers.read_cifar100),
-        Form((("train.bin",), ("test.bin",), ("fine_label_names.txt",)), readers.read_cifar100, own_folder=True),
-        *_npz("cifar100", (3, 32, 32)),
-    ),
-    (
-        *_files(
-            TORONTO,
-            (
-                "cifar-100-binary.tar.gz",
-                "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-                168_513_733,
-            ),
-        ),
-        File("cifar100_subset.npz", "sha256:3a9604e1d8d68fc5c68ac4ba6e4e177f353322d39bef935099a1c403be765f26", size=14_019_901),
-    ),
-    ("cifar100", "cifar-100-binary", "cifar100/cifar-100-binary"),
+_CIFAR100 = _cifar(
+    100,
+    "cifar-100-binary",
+    ("train.bin", "test.bin", "fine_label_names.txt"),
+    readers.read_cifar100,
+    (),
+    ("sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", 168_513_733),
+    ("sha256:3a9604e1d8d68fc5c68ac4ba6e4e177f353322d39bef935099a1c403be765f26", 14_019_901),
 )
 _SVHN = Entry(
     "svhn",

@@ -13,6 +13,10 @@ from torch import Tensor
 
 from theodolite.arguments import at_least, between, choice
 
+Law = Literal["gaussian", "rademacher", "exponential", "student"]
+Rank = Literal["rank-2", "rank-3", "rank-4", "full"]
+RadiusLaw = Literal["uniform", "two"]
+
 
 def stream(purpose: str, seed: int) -> torch.Generator:
     """A generator of its own for each purpose, so that equal seeds of two of them share no numbers."""
@@ -158,9 +162,6 @@ def _unit(fields: Tensor) -> Tensor:
 # near-ties between atoms decide otherwise in single.
 
 
-Law = Literal["gaussian", "rademacher", "exponential", "student"]
-
-
 @dataclass(frozen=True, eq=False)
 class PlantedSample:
     """Signals (n, dim) with their parts: codes (n, atoms) and noise (n, dim)."""
@@ -236,9 +237,6 @@ def _entries(law: Law, n: int, k: int, generator: torch.Generator) -> Tensor:
 # Regression targets that depend on few directions, with their expected gradient outer products.
 
 
-Rank = Literal["rank-2", "rank-3", "rank-4", "full"]
-
-
 @dataclass(frozen=True, eq=False)
 class RankTarget:
     """A function of x ~ N(0, I) with what is known of it.
@@ -304,10 +302,6 @@ def _egop3(dim: int) -> Tensor:
     return egop
 
 
-def _rank4(x: Tensor) -> Tensor:
-    return x[:, :4].cumprod(1).sum(1)
-
-
 def _variance_full(dim: int) -> float:
     # 1 - (E‖x‖)²/dim with E‖x‖ = √2 Γ((dim+1)/2) / Γ(dim/2); about 1/(2 dim).
     return 1 - 2 / dim * math.exp(2 * (math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2)))
@@ -317,7 +311,7 @@ def _variance_full(dim: int) -> float:
 _TARGETS: dict[str, tuple[int, Callable[[Tensor], Tensor], Callable[[int], Tensor], Callable[[int], float]]] = {
     "rank-2": (2, lambda x: x[:, 0] * x[:, 1], lambda dim: _diagonal(dim, 1, 1), lambda dim: 1.0),
     "rank-3": (10, lambda x: x[:, 0] * x[:, 1] * x[:, :10].sum(1), _egop3, lambda dim: 14.0),
-    "rank-4": (4, _rank4, lambda dim: _diagonal(dim, 4, 3, 2, 1), lambda dim: 4.0),
+    "rank-4": (4, lambda x: x[:, :4].cumprod(1).sum(1), lambda dim: _diagonal(dim, 4, 3, 2, 1), lambda dim: 4.0),
     "full": (
         1,
         lambda x: x.norm(dim=1) / math.sqrt(x.shape[1]),
@@ -331,9 +325,6 @@ _TARGETS: dict[str, tuple[int, Callable[[Tensor], Tensor], Callable[[int], Tenso
 #
 # Rows are contexts and words: states (contexts, dim), atoms (words, dim). The last coordinate of every state is 1, so that
 # constants are linear in the state. In double precision.
-
-
-RadiusLaw = Literal["uniform", "two"]
 
 
 @dataclass(frozen=True, eq=False)

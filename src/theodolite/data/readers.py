@@ -28,16 +28,24 @@ from theodolite.data.base import DamagedDataError, Dataset
 from theodolite.data.text import Documents, Text
 from theodolite.text import nearest
 
-# Bytes, text and arrays from files, where whatever is wrong with a file becomes one error that names it.
-
-
 Array = npt.NDArray[Any]
+Shape = tuple[int, int, int]  # channels, height, width
+Labelled = tuple[Path, int]
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+SUFFIXES = (".png", ".jpg", ".jpeg")
+# Without a partition file CelebA is split by the number in the file's name.
+_LAST_TRAIN, _LAST_VALID = 162_770, 182_637
+_NAME = re.compile(r"([0-9])_([^_]+)_([0-9]+)\.wav")
+_LAST_TEST_TAKE = 4  # the published split of the spoken digits: takes 0..4 are for testing
 
 # What the standard library and NumPy raise on cut or foreign files.
 _BROKEN = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError),
     *(zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError),
 )
+
+
+# Bytes, text and arrays from files, where whatever is wrong with a file becomes one error that names it.
 
 
 @contextmanager
@@ -86,10 +94,6 @@ def read_tar(path: Path) -> dict[str, bytes]:
 
 
 # Readers of the published image formats: IDX, CIFAR binary, SVHN .mat, .npz, libsvm text.
-
-
-Shape = tuple[int, int, int]  # channels, height, width
-KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def read_idx(path: Path) -> Array:
@@ -257,12 +261,6 @@ def _check(image_path: Path, label_path: Path, images: Array, labels: Array, sha
 # Readers of picture files: trees with a folder for each class, and CelebA.
 
 
-Labelled = tuple[Path, int]
-SUFFIXES = (".png", ".jpg", ".jpeg")
-# Without a partition file CelebA is split by the number in the file's name.
-_LAST_TRAIN, _LAST_VALID = 162_770, 182_637
-
-
 def read_picture(path: Path, size: int) -> Tensor:
     """A picture as (3, size, size) bytes: the shorter side resized to `size`, the middle cut out."""
     from PIL import Image
@@ -390,10 +388,6 @@ def _dataset(train: list[Labelled], test: list[Labelled], classes: tuple[str, ..
 
 
 # Reader of the Free Spoken Digit Dataset: a folder of .wav files named `{digit}_{speaker}_{take}.wav`.
-
-
-_NAME = re.compile(r"([0-9])_([^_]+)_([0-9]+)\.wav")
-_LAST_TEST_TAKE = 4  # the published split: takes 0..4 are for testing
 
 
 @dataclass(frozen=True, eq=False)

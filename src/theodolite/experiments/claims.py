@@ -46,6 +46,11 @@ class Reported:
     def __str__(self) -> str:
         return f"{show(self.value)} ({self.origin})"
 
+    @classmethod
+    def theory(cls, value: Any, where: str) -> Reported:
+        """What follows from a statement of the source."""
+        return cls(value, where, "theory")
+
     @property
     def origin(self) -> str:
         """Where the value stands and how it was read."""
@@ -73,6 +78,7 @@ class Verdict:
     rule: str
     note: str = ""
     reason: str = ""  # why the claim was expected to fail at this size
+    undecided: str = ""  # why it may go either way at this size
 
     @property
     def holds(self) -> bool:
@@ -94,6 +100,8 @@ class Verdict:
         note = f" ({self.note})" if self.note else ""
         if self.reason:
             note += f" (expected to fail at this size: {self.reason})"
+        if self.undecided:
+            note += f" (may go either way at this size: {self.undecided})"
         return f"{self.state.value}: {self.text}: measured {value}{wanted}{reported}{note}"
 
 
@@ -137,7 +145,7 @@ class Claim:
         if self.rule is None:
             number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
             object.__setattr__(self, "rule", "within" if number or wanted is None else "equal")
-        if self.rule not in RULES:
+        if self.rule not in (*RULES, "shown"):
             raise ValueError(
                 f"rule must be one of {', '.join(map(repr, RULES))}; the nearest is "
                 f"{nearest(str(self.rule), RULES, 1)[0]!r}. Got {self.rule!r}."
@@ -151,6 +159,8 @@ class Claim:
     @property
     def wanted(self) -> Any:
         """What the rule compares with."""
+        if self.rule == "shown":
+            return None
         return self.expected if self.expected is not None else self.reported.value if self.reported else None
 
     def judge(self, rows: list[Row], size: str, where: str = "") -> Verdict:
@@ -177,7 +187,18 @@ class Claim:
         reported = self.reported
         if reported is not None and not reported.where:
             reported = replace(reported, where=where or "the source")
-        return Verdict(self.text, state, value, error_bar, wanted, reported, rule, note, self.fails.get(size, ""))
+        return Verdict(
+            self.text,
+            state,
+            value,
+            error_bar,
+            wanted,
+            reported,
+            rule,
+            note,
+            self.fails.get(size, ""),
+            self.undecided.get(size, ""),
+        )
 
     def _compare(self, value: Any, wanted: Any, size: str) -> State:
         if not _is_nan(value) and bool(RULES[str(self.rule)](value, plain(wanted), self.tolerance)):
@@ -194,6 +215,8 @@ def _verb(rule: str | None, expected: Any, said: tuple[Any, ...], tolerance: flo
     text, measure = said if len(said) == 2 else ("", *said)
     says, where, read_from = given.pop("says", None), given.pop("where", ""), given.pop("read_from", "text")
     reported = given.pop("reported", says)
+    if (says is not None and reported is not says) or (where and (reported is None or isinstance(reported, Reported))):
+        raise ValueError(f"{text or 'A claim'}: give `reported` or `says`, and `where` only beside one of them.")
     if reported is not None and not isinstance(reported, Reported):
         reported = Reported(reported, where, read_from)
     return Claim(text, measure, rule, expected, tolerance, reported, **given)
@@ -236,7 +259,7 @@ def relative(tolerance: float, value: float | None, *said: Any, **given: Any) ->
 
 def measured(*said: Any, **given: Any) -> Claim:
     """Nothing is wanted of the value; it is shown."""
-    return _verb(None, None, said, **given)
+    return _verb("shown", None, said, **given)
 
 
 #: Claims, mappings of statements to claims, and sequences of both.
@@ -246,10 +269,33 @@ Claims = Iterable[Any]
 def listed(claims: Any) -> tuple[Claim, ...]:
     """Claims one after the other, from claims, mappings of statements to claims, and sequences of both."""
     if isinstance(claims, Claim):
+        if not claims.text:
+            raise ValueError(
+                'A claim needs its statement: {"the statement": at_least(...)}, or at_least(bound, "the statement", ...).'
+            )
         return (claims,)
     if isinstance(claims, Mapping):
         return tuple(replace(claim, text=text) for text, claim in claims.items())
     return tuple(claim for part in claims for claim in listed(part))
+
+
+def cited(where: str, claims: Any, *, read_from: ReadFrom = "text", **given: Any) -> tuple[Claim, ...]:
+    """Claims whose reported values stand at one place and were read in one way, unless they say so themselves.
+
+    `given` is what else they have in common, such as `since`. An empty `where` is the figure or table whose claims they are.
+
+    >>> (claim,) = cited("Theorem 3", {"it falls": at_most(0.0, min, says="falls")}, read_from="theory", since="laptop")
+    >>> str(claim.reported), claim.since
+    ('falls (Theorem 3; follows from the theory)', 'laptop')
+    """
+
+    def placed(reported: Reported | None) -> Reported | None:
+        if reported is None:
+            return None
+        how = read_from if reported.read_from == "text" else reported.read_from
+        return Reported(reported.value, reported.where or where, how)
+
+    return tuple(replace(claim, reported=placed(claim.reported), **given) for claim in listed(claims))
 
 
 RULES: Mapping[str, Callable[[Any, Any, float], bool]] = {

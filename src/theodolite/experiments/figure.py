@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from theodolite.experiments.claims import SIZES, Verdict, listed
 from theodolite.experiments.query import Query, fits
 from theodolite.experiments.query import rows as all_rows
-from theodolite.experiments.sources import Source, cite, cite_all, source_of
+from theodolite.experiments.sources import Source, cite, cite_all, current_key, source_of
 from theodolite.experiments.study import Study
 from theodolite.results import Row
 
@@ -40,12 +40,16 @@ class Figure(ABC):
     def draw(self, rows: list[Row]) -> matplotlib.figure.Figure:
         """Rows in, drawing out; nothing is computed here."""
 
+    def figure(self, rows: list[Row]) -> matplotlib.figure.Figure:
+        """An older name of `draw`."""
+        return self.draw(rows)
+
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         if "id" not in vars(cls) and vars(cls).get("item"):
             cls.id = f"{chapter_of(cls)}/{_slug(_items(cls)[0])}"
-        if vars(cls).get("claims"):
-            cls.claims = listed(cls.claims)
+        if not isinstance(vars(cls).get("claims", cls), property | type):
+            cls.claims = listed(vars(cls)["claims"] or ())
 
     # What it shows
 
@@ -103,20 +107,17 @@ class Figure(ABC):
 
 
 class Experiment(Study, Figure):
-    """A study with a single figure, in one class: what both state. `figure` is an older name of `draw`."""
+    """A study with a single figure, in one class: what both state."""
 
-    def __init__(self, **options: Any) -> None:
-        Study.__init__(self, **options)
-        self.study = self
+    @property
+    def study(self) -> Study:  # type: ignore[override]
+        return self
 
     def draw(self, rows: list[Row]) -> matplotlib.figure.Figure:
-        return self.figure(rows)  # type: ignore[attr-defined, no-any-return]
-
-    def parameters(self, size: str) -> Any:
-        return Study.parameters(self, size)
-
-    def settings(self, size: str) -> dict[str, Any]:
-        return Study.settings(self, size)
+        """Rows in, drawing out; `figure` is an older name of it."""
+        if type(self).figure is Figure.figure:
+            raise NotImplementedError(f"{type(self).__name__} must say how it is drawn: def draw(self, rows).")
+        return self.figure(rows)
 
 
 def chapter_of(figure: type) -> str:
@@ -132,7 +133,8 @@ def chapter_of(figure: type) -> str:
 
 def _items(figure: type[Figure]) -> list[str]:
     stated = figure.item or getattr(figure, "reproduces", ())  # the latter is an older name
-    return [stated] if isinstance(stated, str) else list(stated) if isinstance(stated, Sequence) else []
+    items = [stated] if isinstance(stated, str) else list(stated) if isinstance(stated, Sequence) else []
+    return [current_key(item) for item in items]
 
 
 def _slug(item: str) -> str:
@@ -148,15 +150,19 @@ def _slug(item: str) -> str:
 def check_declaration(figure: type[Figure]) -> None:
     """Raise unless a class states all that a figure must."""
     name = figure.__name__
-    for part in ("id", "claims", "sizes" if issubclass(figure, Study) else "study"):
-        if not getattr(figure, part, None):
+    alone = issubclass(figure, Study)
+    for part in ("id", "claims", "sizes" if alone else "study"):
+        stated = getattr(figure, part, None)
+        if not stated or (isinstance(stated, property) and part == "sizes"):
             raise ValueError(f"{name} must state {part!r}.")
+    if not alone and not isinstance(figure.study, Study):
+        raise ValueError(f"{name}: study must be a Study, such as Line(). Got {figure.study!r}.")
     if not (figure.item or isinstance(figure.source, str) or getattr(figure, "where", "")):
         raise ValueError(f"{name} must state 'item', the figure or table it reproduces, or 'where' its statement stands.")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", figure.id):
         raise ValueError(f"{name}: an id is made of letters, digits, '-', '.', '_' and single '/'. Got {figure.id!r}.")
-    stated = figure.sizes if issubclass(figure, Study) else figure.study.sizes
-    if set(stated) != set(SIZES):
-        raise ValueError(f"{name} must state the sizes {', '.join(SIZES)}. Got {', '.join(stated)}.")
+    sizes: Any = figure.sizes if alone else figure.study.sizes
+    if set(sizes) != set(SIZES):
+        raise ValueError(f"{name} must state the sizes {', '.join(SIZES)}. Got {', '.join(sizes)}.")
     if not (figure.__doc__ or "").strip():
         raise ValueError(f"{name} must have a docstring: its first line is the title in the gallery.")

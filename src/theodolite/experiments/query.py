@@ -15,6 +15,7 @@ import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from theodolite.results import Row
@@ -68,7 +69,7 @@ def values_of(rows: Iterable[Row], *names: str) -> list[Any]:
 
 
 class Value:
-    """A number to be computed from rows. `value(rows)` computes it; arithmetic and comparison with numbers give further ones."""
+    """A number to be computed from rows. `value(rows)` computes it; arithmetic with numbers and values gives others."""
 
     def __init__(self, compute: Callable[[list[Row]], Any]) -> None:
         self._compute = compute
@@ -118,6 +119,9 @@ class Value:
     def __abs__(self) -> Value:
         return self.then(abs)
 
+    def __neg__(self) -> Value:
+        return self.then(operator.neg)
+
 
 def _bare(value: Any) -> Any:
     return value.value if isinstance(value, Measured) else value
@@ -131,6 +135,11 @@ class Column:
 
     def __call__(self, rows: list[Row]) -> list[Any]:
         return self._compute(rows)
+
+    @staticmethod
+    def of(*values: Callable[[list[Row]], Any]) -> Column:
+        """Several values as a column: `Column.of(a, b).max()`."""
+        return Column(lambda rows: [_bare(value(rows)) for value in values])
 
     def map(self, function: Callable[[Any], Any]) -> Column:
         """A function of each value."""
@@ -148,11 +157,17 @@ class Column:
         """Any function of the list of values."""
         return Value(lambda rows: function(self(rows)))
 
+    def steps(self) -> Column:
+        """The change from each value to the next."""
+        return Column(lambda rows: [later - earlier for earlier, later in pairwise(self(rows))])
+
     def max(self) -> Value:
-        return self.reduce(max)
+        """The largest; NaN where one of them is."""
+        return self.reduce(lambda values: _nan_first(values, max))
 
     def min(self) -> Value:
-        return self.reduce(min)
+        """The smallest; NaN where one of them is."""
+        return self.reduce(lambda values: _nan_first(values, min))
 
     def mean(self) -> Value:
         return self.reduce(statistics.fmean)
@@ -210,14 +225,24 @@ class Column:
     def __truediv__(self, other: Any) -> Column:
         return self._with(other, operator.truediv)
 
+    def __radd__(self, other: Any) -> Column:
+        return self._with(other, operator.add, swapped=True)
+
     def __rsub__(self, other: Any) -> Column:
         return self._with(other, operator.sub, swapped=True)
+
+    def __rmul__(self, other: Any) -> Column:
+        return self._with(other, operator.mul, swapped=True)
 
     def __rtruediv__(self, other: Any) -> Column:
         return self._with(other, operator.truediv, swapped=True)
 
     def __abs__(self) -> Column:
         return self.map(abs)
+
+
+def _nan_first(values: list[Any], pick: Callable[[list[Any]], Any]) -> Any:
+    return next((value for value in values if value != value), None) or pick(values)
 
 
 def _only(values: list[Any]) -> Any:

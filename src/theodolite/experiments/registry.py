@@ -15,6 +15,7 @@ from pathlib import Path
 
 from theodolite.errors import TheodoliteError
 from theodolite.experiments.figure import Figure, check_declaration
+from theodolite.experiments.study import Study
 from theodolite.text import nearest
 
 GROUP = "theodolite.experiments"
@@ -40,7 +41,11 @@ def names(pattern: str = "*") -> list[str]:
 
 def get(name: str) -> Figure:
     """The experiment with this id; `"module:Class"` names one that is not registered."""
-    return _class_of(name)()
+    found = _class_of(name)
+    try:
+        return found()
+    except Exception as error:  # of somebody else's class
+        raise UnknownExperimentError(f"{name!r} could not be made: {type(error).__name__}: {error}") from error
 
 
 def all_figures() -> Iterator[Figure]:
@@ -71,6 +76,9 @@ def figures_of(chapter: str) -> dict[str, type[Figure]]:
     package = importlib.import_module(f"theodolite.experiments.{chapter}")
     modules = [importlib.import_module(m.name) for m in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")]
     classes = [c for module in modules for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    studies = [c.__qualname__ for c in classes if issubclass(c, Study)]
+    if twice := sorted({name for name in studies if studies.count(name) > 1}):
+        raise ValueError(f"Two studies of {chapter} are called {twice[0]}: their rows would be taken for each other's.")
     figures = [c for c in classes if issubclass(c, Figure) and isinstance(getattr(c, "id", None), str) and "claims" in _stated(c)]
     found: dict[str, type[Figure]] = {}
     for figure in figures:
@@ -103,7 +111,10 @@ def _class_of(name: str) -> type[Figure]:
         raise UnknownExperimentError(f"{target!r} could not be imported: {reason}. It must read module:Class.") from error
     if not (isinstance(found, type) and issubclass(found, Figure)):
         raise UnknownExperimentError(f"{target!r} is no Experiment but {found!r}.")
-    check_declaration(found)
+    try:
+        check_declaration(found)
+    except ValueError as error:
+        raise UnknownExperimentError(f"{target!r} is not declared as it must be: {error}") from error
     return found
 
 

@@ -10,10 +10,10 @@ from typing import Any, overload
 
 from theodolite.experiments.claims import SIZES, State, Verdict
 from theodolite.experiments.figure import Figure, check_declaration
-from theodolite.experiments.registry import get, names
+from theodolite.experiments.registry import UnknownExperimentError, get
 from theodolite.results import Row
 from theodolite.runners import Computations, Engine, Record, run_stored
-from theodolite.runners.runs import code_of
+from theodolite.runners.runs import Codes
 from theodolite.runners.store import iterate_rows, read_manifest, read_records
 
 
@@ -72,7 +72,9 @@ class ExperimentRun(Sequence[Verdict]):
         before = f"; {self.reused} of {self.jobs} jobs were there already" if self.reused else ""
         before += ", a line cut short was found and mended" if self.torn else ""
         if self.outdated:
-            before += f"; {self.outdated} of {self.jobs} jobs were made by older code, --update redoes them"
+            before += (
+                f"; {self.outdated} of {self.jobs} jobs were made by older code (or other threads or torch), --update redoes them"
+            )
         missing = f"; {self.unfinished} of {self.jobs} jobs are not done" if self.unfinished else ""
         return f"{self.id} ({self.size}): {', '.join(parts) or 'no claims'}{failed}{missing}{before}; {self.seconds:.1f} s."
 
@@ -113,6 +115,8 @@ def run(
     folder = None if out is None else run_folder(Path(out), figure.id, size)
     if computations is None:
         computations = Computations(None if out is None else Path(out) / "computations", fresh=fresh)
+    elif fresh and not computations.fresh:
+        computations = Computations(computations.folder, fresh=True)
     summary = run_stored(
         figure.study.work(),
         figure.chosen_jobs(size),
@@ -120,7 +124,7 @@ def run(
         folder=folder,
         computations=computations,
         settings={**figure.settings(size), "target": target_of(figure)},
-        resume=resume,
+        resume=resume or update,
         fresh=fresh,
         update=update,
         engine=Engine.of(engine, workers, threads, address),
@@ -152,8 +156,9 @@ def load_run(folder: str | PathLike[str]) -> ExperimentRun:
     keys = manifest["keys"]
     records = read_records(folder)
     mine = {key: records[key] for key in keys if key in records}
-    rows = figure.view.of(iterate_rows(mine, keys))
-    code = code_of(figure.study.work(), manifest.get("threads", 1))
+    rows = list(iterate_rows(mine, keys))
+    if any(record.code for record in mine.values()):  # folders of version 0.1 hold the rows of one figure, and no others
+        rows = figure.view.of(rows)
     return ExperimentRun(
         figure,
         settings["size"],
@@ -166,7 +171,7 @@ def load_run(folder: str | PathLike[str]) -> ExperimentRun:
         seconds=sum(record.seconds for record in mine.values()),
         folder=folder,
         settings=settings,
-        outdated=sum(record.code != code for record in mine.values()),
+        outdated=Codes(manifest.get("threads", 1)).outdated(figure.study.work(), mine.values()),
     )
 
 
@@ -183,4 +188,8 @@ def target_of(figure: Figure) -> str:
 
 
 def _known_target(name: str, target: str | None) -> str:
-    return name if name in names() or target is None else target
+    try:
+        get(name)
+    except UnknownExperimentError:
+        return target or name
+    return name

@@ -55,6 +55,20 @@ def _source(key: str, items: dict[str, dict[str, object]], authors: list[str], *
     return Source(key, authors=tuple(authors), items=found, **facts)  # type: ignore[arg-type]
 
 
+#: Keys of version 0.1, when sources had numbers.
+_NUMBERS = {"000": "wu-2023", "001": "step-size-2021", "002": "wu-zhu-2020", "003": "zhu-2024", "004": "karp-2024"}
+
+
+def current_key(item: str) -> str:
+    """An item's key, also from one of version 0.1.
+
+    >>> current_key("003 Figure 3.3")
+    'zhu-2024 Figure 3.3'
+    """
+    source, space, place = item.partition(" ")
+    return f"{_NUMBERS.get(source, source)}{space}{place}"
+
+
 def source_of(item: str) -> Source:
     """The source of an item's key; one that is not known is its own label.
 

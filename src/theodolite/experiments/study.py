@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from theodolite.results import Row
@@ -22,6 +23,8 @@ class Params(Mapping[str, Any]):
     """
 
     def __init__(self, **values: Any) -> None:
+        if taken := [name for name in values if hasattr(Params, name)]:
+            raise ValueError(f"A parameter cannot be called {taken[0]!r}: a mapping has that already.")
         self._values = values
 
     def __getattr__(self, name: str) -> Any:
@@ -65,6 +68,10 @@ class Computation:
     job: Mapping[str, Any]
 
 
+#: Names that a study or a figure has anyway: annotated or not, they are no options.
+NO_OPTIONS = ("sizes", "claims", "id", "item", "source", "reproduces", "departs", "where", "view", "only", "study", "name")
+
+
 class Study(ABC):
     """A computation: `jobs` says what has to be computed, `run` computes the rows of one job.
 
@@ -74,7 +81,7 @@ class Study(ABC):
     whose jobs are equal share them.
     """
 
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, Any] = {}
 
     def __init__(self, *, sizes: Mapping[str, Any] | None = None, **options: Any) -> None:
         known = self._option_names()
@@ -85,9 +92,12 @@ class Study(ABC):
         if sizes is not None:
             self.sizes = sizes
 
-    @abstractmethod
     def jobs(self, p: Any) -> Iterable[dict[str, Any]]:
-        """What has to be computed with these parameters: one dictionary of plain values each, with its seed. Pure."""
+        """What has to be computed with these parameters: one dictionary of plain values each, with its seed. Pure.
+
+        None for a study whose jobs are only ever needed by others.
+        """
+        return ()
 
     @abstractmethod
     def run(self, *args: Any, **kwargs: Any) -> Iterable[Row] | Row:
@@ -108,19 +118,22 @@ class Study(ABC):
     def _option_names(cls) -> list[str]:
         own = [part for part in reversed(cls.__mro__) if issubclass(part, Study) and part is not Study]
         hints = {name: str(hint) for part in own for name, hint in vars(part).get("__annotations__", {}).items()}
-        return sorted(name for name, hint in hints.items() if "ClassVar" not in hint)
+        return sorted(name for name, hint in hints.items() if "ClassVar" not in hint and name not in NO_OPTIONS)
 
     @property
     def name(self) -> str:
         """Chapter and class, with the options: what stored rows are known by."""
-        parts = type(self).__module__.split(".")
-        chapter = parts[2] if parts[:2] == ["theodolite", "experiments"] and len(parts) > 3 else type(self).__module__
+        module = type(self).__module__
+        if module == "__main__":  # every script is: known by its file
+            module = str(getattr(sys.modules[module], "__file__", module))
+        parts = module.split(".")
+        chapter = parts[2] if parts[:2] == ["theodolite", "experiments"] and len(parts) > 3 else module
         options = {name: plain(getattr(self, name)) for name in self._option_names() if hasattr(self, name)}
         return f"{chapter}.{type(self).__qualname__}" + (f"({json.dumps(options, sort_keys=True)})" if options else "")
 
     def work(self) -> Work:
         """The study as the runners take it."""
-        return Work(self.name, self.run, (type(self),), self._needed_work)
+        return Work(Study.name.fget(self), self.run, (type(self),), self._needed_work)  # type: ignore[attr-defined]
 
     def _needed_work(self, job: Mapping[str, Any]) -> list[tuple[Work, Mapping[str, Any]]]:
         return [(needed.study.work(), needed.job) for needed in self.needs(job)]
@@ -133,13 +146,4 @@ class Study(ABC):
 
     def settings(self, size: str) -> dict[str, Any]:
         """The parameters as a dictionary, for the manifest of a run."""
-        return {"size": size, "parameters": _plain(self.parameters(size))}
-
-
-def _plain(value: Any) -> Any:
-    """Parameters as dictionaries, lists and plain values."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+        return {"size": size, "parameters": plain(self.parameters(size))}

@@ -29,8 +29,8 @@ def code_version(*owners: object) -> str:
     """A digest of the code that can decide what `owners` (classes, functions, or plain text) compute.
 
     That is the import closure of the modules that define them and their parents: this package's, without what only draws or
-    judges, and the user's own. Comments, docstrings, layout and figures (classes that state claims) do not count. Code without a
-    file (typed into a console) is taken by its byte code.
+    judges, and the user's own. Comments, docstrings, layout, claims and drawings do not count. Code without a file (typed into a
+    console) is taken by its byte code.
     """
     parts: list[bytes] = []
     modules: dict[str, Path] = {}
@@ -40,8 +40,10 @@ def code_version(*owners: object) -> str:
             continue
         for module in _modules_of(owner):
             _collect(module, modules)
+            if module.__name__ not in modules and _is_installed(module):  # somebody's package: its own file at least
+                modules[module.__name__] = Path(str(module.__file__))
         parts += _byte_code(owner)
-    return _digest([*parts, *(part for name in sorted(modules) for part in (name.encode(), _meaning(modules[name])))])
+    return _digest([*parts, *(part for name in sorted(modules) for part in (name.encode(), _meaning_of(modules[name])))])
 
 
 def _collect(module: ModuleType, found: dict[str, Path]) -> None:
@@ -61,18 +63,28 @@ def _collect(module: ModuleType, found: dict[str, Path]) -> None:
 
 def _collect_own(name: str, found: dict[str, Path]) -> None:
     """Add a module of this package by name, and the modules that its imports name, read from the sources."""
-    owner, todo = name, [name]
+    room, todo = name.split(".")[1:2], [name]
     while todo:
         name = todo.pop()
-        parts = name.split(".")
-        if name in found or name in JUDGING or (len(parts) > 1 and parts[1] in NO_ROWS and name != owner):
-            continue
+        here = name.split(".")[1:2]
         path = _file_of(name)
-        if path is None:
+        if path is None or name in found or name in JUDGING or (here != room and here and here[0] in NO_ROWS):
             continue
         found[name] = path
-        if len(parts) > 1:  # the table of contents imports nothing by itself
-            todo += _imports(path, name)
+        todo += _below(path, name) if _is_lazy(path) else _imports_of(path, name)
+
+
+def _is_lazy(path: Path) -> bool:
+    """Whether a package imports its parts when they are named: then it may stand for any of them."""
+    return path.name == "__init__.py" and "def __getattr__(" in path.read_text(encoding="utf-8")
+
+
+def _below(path: Path, name: str) -> list[str]:
+    """All modules of a package."""
+    return [
+        ".".join([name, *file.relative_to(path.parent).with_suffix("").parts]).removesuffix(".__init__")
+        for file in sorted(path.parent.rglob("*.py"))
+    ]
 
 
 def _file_of(name: str) -> Path | None:
@@ -82,8 +94,12 @@ def _file_of(name: str) -> Path | None:
     return file if file.is_file() else None
 
 
+def _imports_of(path: Path, name: str) -> tuple[str, ...]:
+    return _imports(path, name, path.stat().st_mtime_ns)
+
+
 @cache
-def _imports(path: Path, name: str) -> tuple[str, ...]:
+def _imports(path: Path, name: str, changed: int) -> tuple[str, ...]:
     """Modules of this package that a source file imports, wherever in the file; names that are no modules are left out."""
     found: list[str] = []
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -97,27 +113,45 @@ def _imports(path: Path, name: str) -> tuple[str, ...]:
     return tuple(module for module in dict.fromkeys(found) if module.startswith("theodolite.") and _file_of(module))
 
 
+def _meaning_of(path: Path) -> bytes:
+    return _meaning(path, path.stat().st_mtime_ns)
+
+
 @cache
-def _meaning(path: Path) -> bytes:
-    """What a source file says to Python: its syntax tree without docstrings, and without classes that state claims."""
+def _meaning(path: Path, changed: int) -> bytes:
+    """What a source file says to Python: its syntax tree without docstrings, and without what only states or draws a figure."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and _states_claims(node))]
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            first = body[0]
+        if isinstance(node, ast.ClassDef):
+            node.body = [part for part in node.body if not _is_view(part)] or [ast.Pass()]
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body:
+            first = node.body[0]
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-                node.body = body[1:]
+                node.body = node.body[1:]
     return ast.dump(tree).encode()
 
 
-def _states_claims(node: ast.ClassDef) -> bool:
-    """Whether a class is a figure only: claims, and no computation of its own."""
-    names = {
-        target.id for part in node.body if isinstance(part, ast.Assign) for target in part.targets if isinstance(target, ast.Name)
-    }
-    methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-    return "claims" in names and not {"jobs", "run", "needs"} & methods and "sizes" not in names
+#: What a class says of a figure: nothing of it decides rows.
+VIEW = {"claims", "item", "where", "departs", "view", "only", "id", "source", "reproduces", "draw", "figure"}
+
+
+def _is_view(part: ast.stmt) -> bool:
+    """Whether a statement of a class only says what a figure shows, claims or looks like."""
+    if isinstance(part, ast.FunctionDef):
+        return part.name in VIEW
+    targets = part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AnnAssign) else []
+    names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return bool(names) and all(isinstance(name, ast.Name) and name.id in VIEW for name in names)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Whether a module is of an installed package that is neither Python's nor ours."""
+    file = getattr(module, "__file__", None)
+    if not file or not file.endswith(".py"):
+        return False
+    path, standard = Path(file).resolve(), Path(sysconfig.get_paths()["stdlib"]).resolve()
+    own = path.is_relative_to(PACKAGE)
+    return not own and (not path.is_relative_to(standard) or "site-packages" in path.parts)
 
 
 def _modules_of(owner: Any) -> Iterator[ModuleType]:

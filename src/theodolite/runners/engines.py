@@ -64,6 +64,8 @@ class Engine:
     @classmethod
     def of(cls, engine: str | Engine, workers: int | None = None, threads: int = 1, address: str | None = None) -> Engine:
         """An engine from its name and settings, or the engine itself; raises unless it can be started so."""
+        if isinstance(engine, Engine) and (workers, threads, address) != (None, 1, None):
+            raise ValueError("workers, threads and address are part of an Engine: give them there.")
         found = engine if isinstance(engine, Engine) else cls(engine, workers, threads, address)
         check_engine(found)
         return found
@@ -163,8 +165,8 @@ def perform(task: Task, index: int, job: Job, threads: int) -> Finished:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit: a job must not end the run
-        return Finished(index, job, [], time.perf_counter() - began, failure_of(error))
-    return Finished(index, job, rows, time.perf_counter() - began)
+        return Finished(index, dict(job), [], time.perf_counter() - began, failure_of(error))
+    return Finished(index, dict(job), rows, time.perf_counter() - began)  # the job alone: what it was given stays where it is
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -14,7 +15,7 @@ import torch
 
 from theodolite.results import Provenance, Row
 from theodolite.runners.code_version import code_version, git_state
-from theodolite.runners.engines import Engine, Failure, Finished, Job, Task, finish_all
+from theodolite.runners.engines import Engine, Failure, Finished, Job, Task, failure_of, finish_all, kept_open
 from theodolite.runners.store import Computations, Record, RunStore, iterate_rows, job_key, plain, plain_row
 
 
@@ -79,26 +80,55 @@ def run_stored(
     keys = [job_key(work.name, job) for job in jobs]
     if len(set(keys)) < len(keys):
         raise ValueError(f"{name}: two jobs are the same. Give each its own parameters or seed.")
-    shared = computations if computations is not None else Computations()
-    performer = _Performer(shared, chosen, update, progress)
-    if folder is None:
-        records, reused = performer.records(work, jobs)
-        return _summary(records, keys, code_of(work, chosen.threads), reused=reused, seconds=time.perf_counter() - began)
-    code = code_of(work, chosen.threads)
-    with RunStore.open(folder, _manifest(name, settings, code, chosen.threads, keys), resume=resume, fresh=fresh) as store:
-        usable = {k: r for k, r in store.records.items() if not r.failed and (r.code == code or not update)}
-        missing = [i for i, key in enumerate(keys) if key not in usable]
-        reused = len(keys) - len(missing)
-        if missing:
-            _, found = performer.records(work, [jobs[i] for i in missing], store.add)
-            reused += found
-        seconds = time.perf_counter() - began
-        return _summary(store.records, keys, code, reused=reused, seconds=seconds, torn=store.torn)
+    codes = Codes(chosen.threads)
+    performer = _Performer(computations if computations is not None else Computations(), chosen, codes, update, progress)
+    with kept_open(chosen):
+        if folder is None:
+            records, reused = performer.records(work, jobs)
+            return performer.summary(work, records, keys, reused, began)
+        manifest = _manifest(name, settings, codes.of(work), chosen.threads, keys)
+        with RunStore.open(folder, manifest, resume=resume, fresh=fresh) as store:
+            _adopt_old_records(store, work)
+            usable = [key for key, job in zip(keys, jobs, strict=True) if performer.is_usable(work, job, store.records.get(key))]
+            missing = [job for key, job in zip(keys, jobs, strict=True) if key not in usable]
+            _, found = performer.records(work, missing, store.add)
+            return performer.summary(work, store.records, keys, len(usable) + found, began, torn=store.torn)
 
 
-def code_of(work: Work, threads: int) -> str:
-    """The digest of all that decides the rows of a work beside its jobs."""
-    return code_version(*(work.owners or (work.task,)), f"torch {torch.__version__}, {threads} threads")
+def _adopt_old_records(store: RunStore, work: Work) -> None:
+    """Rows of versions whose keys held the code too are kept under the keys of today, as rows of older code."""
+    for record in [record for record in store.records.values() if not record.code and not record.failed]:
+        key = job_key(work.name, record.job)
+        if key not in store.records:
+            store.add(replace(record, key=key))
+
+
+class Codes:
+    """Digests of all that decides rows beside the jobs; that of a work is read once."""
+
+    def __init__(self, threads: int) -> None:
+        self._conditions = f"torch {torch.__version__}, {threads} threads"
+        self._known: dict[str, str] = {}
+
+    def of(self, work: Work) -> str:
+        """The code of a work."""
+        if work.name not in self._known:
+            self._known[work.name] = code_version(*(work.owners or (work.task,)), self._conditions)
+        return self._known[work.name]
+
+    def of_job(self, work: Work, job: Job) -> str:
+        """The code of a job, with that of what the job needs."""
+        needed = [] if work.needs is None else [self.of_job(other, other_job) for other, other_job in work.needs(job)]
+        return _joined(self.of(work), needed)
+
+    def outdated(self, work: Work, records: Iterable[Record]) -> int:
+        """How many records were made by other code than today's, or from rows that were, or with other threads or torch."""
+        return sum(not record.failed and record.code != self.of_job(work, record.job) for record in records)
+
+
+def _joined(own: str, needed: Sequence[str]) -> str:
+    """The code of a job: its own, and that of the rows it was given."""
+    return hashlib.sha256("+".join([own, *needed]).encode()).hexdigest()[:16] if needed else own
 
 
 @dataclass(frozen=True)
@@ -107,67 +137,97 @@ class _Performer:
 
     shared: Computations
     engine: Engine
+    codes: Codes
     update: bool
     progress: bool | None
+
+    def is_usable(self, work: Work, job: Job, record: Record | None) -> bool:
+        """Whether a record of the run's own folder will do: it is current, or nothing better is known and none is asked for."""
+        if record is None or record.failed or record.provisional:
+            return False
+        code = self.codes.of_job(work, job)
+        if record.code == code:
+            return True
+        known = self.shared.get(record.key)
+        return not self.update and (known is None or known.code != code)
 
     def records(
         self, work: Work, jobs: list[Job], keep: Callable[[Record], None] = lambda record: None
     ) -> tuple[dict[str, Record], int]:
         """The records by key, and how many were there already; `keep` gets each as it is known."""
-        code = code_of(work, self.engine.threads)
-        keys = [job_key(work.name, job) for job in jobs]
         found: dict[str, Record] = {}
-        for key in keys:
-            record = self.shared.get(key)
-            if record is not None and (record.code == code or not self.update):
-                found[key] = record
-                keep(record)
-        missing = [(key, job) for key, job in zip(keys, jobs, strict=True) if key not in found]
+        missing = []
+        for job in jobs:
+            record = self.shared.get(job_key(work.name, job))
+            if record is None or (self.update and record.code != self.codes.of_job(work, job)):
+                missing.append(job)
+                continue
+            found[record.key] = record
+            keep(record)
         reused = len(found)
         loaded, failed = self._with_inputs(work, missing)
-        for record in chain(failed, self._performed(work, loaded, code)):  # each is kept as soon as it is done
-            self.shared.add(record)
+        for record in chain(failed, self._performed(work, loaded)):  # each is kept as soon as it is done
             keep(record)
+            self.shared.add(record)
             found[record.key] = record
         return found, reused
 
-    def _performed(self, work: Work, jobs: list[_JobWithInputs], code: str) -> Iterable[Record]:
+    def _performed(self, work: Work, jobs: list[_JobWithInputs]) -> Iterable[Record]:
         if not jobs:
             return
+        own = self.codes.of(work)
         with closing(finish_all(_PlainRows(work.task), jobs, engine=self.engine, progress=self.progress)) as performed:
             for finished in performed:
-                yield replace(_record(job_key(work.name, jobs[finished.index]), finished), code=code)
+                job = jobs[finished.index]
+                yield replace(_record(job_key(work.name, job), finished), code=_joined(own, job.codes))
 
-    def _with_inputs(self, work: Work, missing: list[tuple[str, Job]]) -> tuple[list[_JobWithInputs], list[Record]]:
+    def _with_inputs(self, work: Work, missing: list[Job]) -> tuple[list[_JobWithInputs], list[Record]]:
         """The jobs with the rows they need, and records of those whose needs failed; every need is computed once."""
         if work.needs is None:
-            return [_JobWithInputs(job) for _, job in missing], []
-        needs = {key: [(w, plain(dict(j))) for w, j in work.needs(job)] for key, job in missing}
+            return [_JobWithInputs(job) for job in missing], []
+        loaded: list[_JobWithInputs] = []
+        failed: list[Record] = []
+        needs: list[tuple[Job, list[tuple[Work, Job]]]] = []
+        for job in missing:
+            try:
+                needs.append((job, [(other, plain(dict(needed))) for other, needed in work.needs(job)]))
+            except Exception as error:  # of this job alone
+                failed.append(self._failed(work, job, failure_of(error)))
         wanted: dict[str, tuple[Work, dict[str, Job]]] = {}
-        for needed in needs.values():
-            for other, job in needed:
-                wanted.setdefault(other.name, (other, {}))[1][job_key(other.name, job)] = job
+        for other, job in (need for _, needed in needs for need in needed):
+            wanted.setdefault(other.name, (other, {}))[1][job_key(other.name, job)] = job
         known: dict[str, Record] = {}
         for other, others_jobs in wanted.values():
             known |= self.records(other, list(others_jobs.values()))[0]
-        loaded, failed = [], []
-        for key, job in missing:
-            inputs = [known[job_key(other.name, j)] for other, j in needs[key]]
+        for job, needed in needs:
+            inputs = [known[job_key(other.name, other_job)] for other, other_job in needed]
             bad = next((record for record in inputs if record.failed), None)
             if bad is None:
-                loaded.append(_JobWithInputs(job, tuple(record.rows for record in inputs)))
+                loaded.append(_JobWithInputs(job, tuple(r.rows for r in inputs), tuple(r.code for r in inputs)))
             else:
-                failure = Failure(f"What it needs failed: {bad.error}", bad.traceback or "")
-                failed.append(_record(key, Finished(0, job, [], 0.0, failure)))
+                failed.append(self._failed(work, job, Failure(f"What it needs failed: {bad.error}", bad.traceback or "")))
         return loaded, failed
+
+    def _failed(self, work: Work, job: Job, failure: Failure) -> Record:
+        return _record(job_key(work.name, job), Finished(0, job, [], 0.0, failure))
+
+    def summary(
+        self, work: Work, records: Mapping[str, Record], keys: list[str], reused: int, began: float, *, torn: bool = False
+    ) -> RunSummary:
+        """The run at its end."""
+        mine = {key: records[key] for key in keys}
+        failures = [record for record in mine.values() if record.failed]
+        rows = list(iterate_rows(mine, keys))
+        outdated = self.codes.outdated(work, mine.values())
+        return RunSummary(rows, failures, len(keys), reused, time.perf_counter() - began, torn, outdated)
 
 
 class _JobWithInputs(dict[str, Any]):
     """A job that carries the rows it needs to wherever it is performed."""
 
-    def __init__(self, job: Job, inputs: tuple[list[Row], ...] = ()) -> None:
+    def __init__(self, job: Job, inputs: tuple[list[Row], ...] = (), codes: tuple[str, ...] = ()) -> None:
         super().__init__(job)
-        self.inputs = inputs
+        self.inputs, self.codes = inputs, codes
 
 
 @dataclass(frozen=True)
@@ -191,15 +251,6 @@ def _record(key: str, finished: Finished) -> Record:
         error=failure.error if failure else None,
         traceback=failure.traceback if failure else None,
     )
-
-
-def _summary(
-    records: Mapping[str, Record], keys: list[str], code: str, *, reused: int, seconds: float, torn: bool = False
-) -> RunSummary:
-    mine = {key: records[key] for key in keys}
-    failures = [record for record in mine.values() if record.failed]
-    outdated = sum(record.code != code and not record.failed for record in mine.values())
-    return RunSummary(list(iterate_rows(mine, keys)), failures, len(keys), reused, seconds, torn, outdated)
 
 
 def _manifest(name: str, settings: Mapping[str, Any] | None, code: str, threads: int, keys: list[str]) -> dict[str, Any]:

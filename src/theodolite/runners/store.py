@@ -11,6 +11,7 @@ fails its check sum, is cut off when the run is opened again, and its job is don
 
 from __future__ import annotations
 
+import copy
 import errno
 import fcntl
 import hashlib
@@ -20,7 +21,7 @@ import socket
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,6 +63,11 @@ class Record:
     @property
     def failed(self) -> bool:
         return self.error is not None
+
+    @property
+    def provisional(self) -> bool:
+        """Whether its rows say that something was missing which may be there next time: they are shown, never reused."""
+        return any(row.get("provisional") for row in self.rows)
 
 
 def job_key(name: str, job: Mapping[str, Any]) -> str:
@@ -158,35 +164,40 @@ class RunStore:
 class Computations:
     """What jobs computed, by key, for every figure and study that asks for the same: one file each, written whole.
 
-    Without a folder they are kept in memory. Several processes and machines may share a folder. With `fresh` only what was
-    added through this object is served.
+    Without a folder they are kept in memory. Several processes and machines may share a folder. With `fresh` what was there
+    before is forgotten as it is asked for, and done anew once.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, fresh: bool = False) -> None:
         self.folder = None if folder is None else Path(folder)
-        self._fresh = fresh
+        self.fresh = fresh
         self._added: dict[str, Record | None] = {}  # the record itself only where there is no folder
 
     def get(self, key: str) -> Record | None:
         """A finished job, or None."""
-        if self.folder is None or (self._fresh and key not in self._added):
-            return self._added.get(key)
-        path = self.folder / key[:2] / f"{key}.json"
+        if self.folder is None:
+            return copy.deepcopy(self._added.get(key))  # its rows belong to whoever asks
+        path = self._path(key)
+        if self.fresh and key not in self._added:
+            path.unlink(missing_ok=True)
         return _parse(path.read_bytes(), path.with_suffix(".safetensors")) if path.exists() else None
 
     def add(self, record: Record) -> None:
-        """Keep a job that succeeded; failures are not worth sharing."""
-        if record.failed:
+        """Keep a job; failures and what is provisional are not worth sharing."""
+        if record.failed or record.provisional:
             return
-        self._added[record.key] = record if self.folder is None else None
         if self.folder is not None:
             line, tensors = encode_record(record)
-            path = self.folder / record.key[:2] / f"{record.key}.json"
+            path = self._path(record.key)
             with _plain_os_errors(self.folder, len(self._added)):
-                path.parent.mkdir(parents=True, exist_ok=True)
                 if tensors:
                     write_whole(path.with_suffix(".safetensors"), tensors)
                 write_whole(path, line)
+        self._added[record.key] = copy.deepcopy(record) if self.folder is None else None
+
+    def _path(self, key: str) -> Path:
+        assert self.folder is not None
+        return self.folder / key[:2] / f"{key}.json"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -214,6 +225,8 @@ def plain(value: Any) -> Any:
         return [plain(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
     if hasattr(value, "tolist"):  # NumPy and torch
         return plain(value.tolist())
     if isinstance(value, os.PathLike):
@@ -265,8 +278,7 @@ def _read_records(folder: Path) -> tuple[dict[str, Record], int]:
             if record is None:
                 continue  # torn, or damaged in the middle: its job is done anew
             end = place
-            if not record.failed or record.key not in records or records[record.key].failed:
-                records[record.key] = record  # the last success, else the last failure
+            records[record.key] = record  # the last word on a job
     return records, end
 
 

@@ -33,6 +33,11 @@ class ExperimentContract:
     #: What jobs computed, shared by all experiments that inherit from here; a folder shares it with other processes too.
     computations: ClassVar[Computations] = Computations()
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if old := [name for name in ("known_failures", "unsettled") if name in vars(cls)]:
+            raise TypeError(f"{cls.__name__}: {old[0]} now stands on the claim, as fails={{'tiny': reason}} or undecided=...")
+
     @property
     def experiment(self) -> Figure:
         return get(self.id)

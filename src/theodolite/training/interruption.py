@@ -17,7 +17,8 @@ from torch import Tensor
 
 from theodolite.files import write_whole
 
-# Ctrl-C between two steps instead of in the middle of one.
+#: The newest state; a kill while it is written leaves the one before.
+NAME = "checkpoint.safetensors"
 
 
 @contextmanager
@@ -44,10 +45,6 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 # Training states on disk: safetensors for tensors, JSON for the rest, never pickle.
-
-
-#: The newest state; a kill while it is written leaves the one before.
-NAME = "checkpoint.safetensors"
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:

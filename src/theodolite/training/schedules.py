@@ -12,6 +12,8 @@ from torch import Tensor
 from theodolite.arguments import also_called, optional_integer
 from theodolite.problem.batches import Batch, BatchParser
 
+Schedule = Callable[[int], float]
+
 
 class Feed:
     """Batches epoch by epoch.
@@ -49,14 +51,9 @@ class Feed:
         if width == size:
             yield self._whole
             return
-        order = self._order(number, size)
+        order = epoch_order(self.seed, number, size) if self.shuffle else torch.arange(size)
         for first in range(0, size, width):
             yield self._whole.part(order[first : first + width])
-
-    def _order(self, number: int, size: int) -> Tensor:
-        if not self.shuffle:
-            return torch.arange(size)
-        return epoch_order(self.seed, number, size)
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> Tensor:
@@ -65,9 +62,6 @@ def epoch_order(seed: int, epoch: int, size: int) -> Tensor:
 
 
 # Learning rates over time, as functions of the step.
-
-
-Schedule = Callable[[int], float]
 
 
 def as_schedule(schedule: Schedule | Mapping[int, float] | float | None) -> Schedule | None:

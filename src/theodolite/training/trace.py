@@ -10,9 +10,6 @@ from torch import Tensor
 
 from theodolite.results import Outcome, Result, Row
 
-# `Trace`: what a training run did, step by step.
-
-
 Column = tuple[float | None, ...]
 
 
@@ -69,9 +66,6 @@ class Trace(Result):
         after = f", {self.final_loss:.4g} on all data at the end" if self.final_loss is not None else ""
         first, last = self.loss[0], self.loss[-1]
         return f"{self.steps} steps: loss {first:.4g} at the start, {last:.4g} in the last step{after}; {self.stopped}."
-
-
-# `FleetTrace`: what the replicas of a fleet did, step by step.
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

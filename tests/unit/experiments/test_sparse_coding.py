@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from theodolite.experiments import get
+from theodolite.experiments import rows as query
 from theodolite.experiments.sparse_coding import baselines, patches, score, theorems, variants
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Setting, Trained, job_of, planted
 from theodolite.experiments.sparse_coding.recovery import (
@@ -17,20 +18,17 @@ from theodolite.experiments.sparse_coding.recovery import (
     TABLE_21,
     TINY,
     Recovery,
-    error_at,
+    beyond_first,
+    errors,
     farthest,
     first_improvement,
-    gap_at,
-    gap_of,
-    least,
+    full,
+    gaps,
+    mean_and_spread,
     noisy,
     over_realized,
-    ratio,
-    rise_at,
-    smallest,
+    rises,
     spread,
-    steps_of,
-    worst,
 )
 from theodolite.measures.dictionary import recovery_error
 
@@ -135,16 +133,15 @@ def test_sizes_of_the_figures():
 
 def test_readings_of_the_figure():
     rows = figure_rows()
-    value = error_at("a", "masked", 5)(rows)
+    value = query(panel="a", objective="masked", place=5)["final"].reduce(mean_and_spread)(rows)
     assert (value.value, value.error) == (pytest.approx(0.384), pytest.approx(0.01))
-    assert gap_at(rows, "b", 1) == pytest.approx(-0.027)
-    assert smallest(gap_of("b"), lambda row: row["place"] >= 2)(rows) == pytest.approx(0.007)
-    assert steps_of("a", gap_at)(rows) == pytest.approx(0.011)
-    assert rise_at("a", "reconstruction")(rows, 5) == pytest.approx(0.133)
-    assert spread(rows, "masked") == pytest.approx(0.009)
+    assert gaps("b")(rows)[0] == pytest.approx(-0.027)
+    assert gaps("b", beyond_first).min()(rows) == pytest.approx(0.007)
+    assert gaps("a").steps().min()(rows) == pytest.approx(0.011)
+    assert rises("a", "reconstruction", full).only()(rows) == pytest.approx(0.133)
+    assert spread("masked")(rows) == pytest.approx(0.009)
     assert first_improvement(rows) == pytest.approx(0.019)
-    assert worst("b", 1)(rows) == pytest.approx(0.153)
-    assert ratio("b", 5)(rows) == pytest.approx(0.158 / 0.330)
+    assert errors("b", "masked")(rows) == pytest.approx([0.153, 0.149, 0.153, 0.158, 0.158])
 
 
 def test_distance_from_a_table_is_the_largest_over_what_was_run():
@@ -153,7 +150,7 @@ def test_distance_from_a_table_is_the_largest_over_what_was_run():
     assert measure(rows) == pytest.approx(0.02)
     assert measure([row for row in rows if row["place"] in (1, 2, 5)]) == pytest.approx(0.02)
     assert math.isnan(measure([{**row, "final": math.nan} for row in rows]))
-    assert math.isnan(least([1.0, math.nan]))
+    assert math.isnan(query["final"].min()([{"final": value} for value in (1.0, math.nan)]))
 
 
 def test_claims_of_figure_21_hold_for_the_authors_values_and_not_for_swapped_ones():
@@ -183,7 +180,7 @@ def test_readings_of_the_theorems():
     share = theorems.excess_share(rows)
     assert (share.value, share.error) == (pytest.approx(0.25), pytest.approx(0.1 / math.sqrt(2) / 0.5))
     losses = [{"part": "T8", "loss": "reconstruction", "true": 1.0, "mixtures": value} for value in (0.7, 0.9)]
-    assert theorems.highest("T8", theorems.relative_loss)(losses) == pytest.approx(-0.1)
+    assert theorems.relative_loss("reconstruction").max()(losses) == pytest.approx(-0.1)
 
 
 def test_readings_of_the_score():
@@ -192,8 +189,8 @@ def test_readings_of_the_score():
         for init, values in (("samples", (4.0, 3.0)), ("local", (2.0, 1.9)))
         for objective, value in zip(OBJECTIVES, values, strict=True)
     ]
-    assert score.most("score")(rows) == pytest.approx(-0.05)
-    assert score.fewest("reconstruction")(rows) == pytest.approx(2 / 1.9 - 1)
+    assert score.advantages("score").max()(rows) == pytest.approx(-0.05)
+    assert score.advantages("reconstruction").min()(rows) == pytest.approx(2 / 1.9 - 1)
     search = [
         {
             "part": "search",
@@ -208,8 +205,8 @@ def test_readings_of_the_score():
         for k in (2, 3, 4)
     ]
     assert score.extreme(search)
-    assert score.preferred("n_components", "hidden_error")(search) == 0.5
-    assert score.preferred("sparsity", "hidden_error")(search) == 0
+    best = score.preferred(search)
+    assert (best["n_components"], best["sparsity"]) == (20, 3)
 
 
 # Other packages

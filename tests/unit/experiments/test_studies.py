@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -206,3 +208,181 @@ def test_the_code_of_a_study_is_its_import_closure():
     assert not any(name.startswith(("theodolite.plots", "theodolite.report", "theodolite.cli")) for name in found)
     assert "theodolite.experiments.claims" not in found
     assert code_version(KroneckerIdentity) == code_version(KroneckerIdentity)
+
+
+# Rows of older code
+
+
+class Needed(Study):
+    def run(self, job):
+        return {"value": VALUE["needed"]}
+
+
+class Looking(Study):
+    sizes = sizes(tiny={"n": 1}, laptop={"n": 2}, paper={"n": 3})
+
+    def jobs(self, p):
+        return [{"seed": seed} for seed in range(p.n)]
+
+    def needs(self, job):
+        return [Needed().job(of=job["seed"] * 0)]
+
+    def run(self, job, needed):
+        return {"seed": job["seed"], "value": needed[0]["value"] + VALUE["own"]}
+
+
+class One(Figure):
+    """A view."""
+
+    study, where, id = Looking(), "a test", "lee/one"
+    claims = {"positive": at_least(0.0, rows.min("value"))}
+
+    def draw(self, rows):
+        raise NotImplementedError
+
+
+class Two(One):
+    """Another view of the same study."""
+
+    id = "lee/two"
+    claims = {"positive": at_least(0.0, rows.max("value"))}
+
+
+VALUE = {"needed": 1, "own": 0}
+
+
+@pytest.fixture
+def code(monkeypatch):
+    """Digests that a test can change: `code["Needed"] = 2` is an edited file."""
+    versions = {"Needed": 1, "Looking": 1}
+    monkeypatch.setattr(
+        "theodolite.runners.runs.code_version", lambda owner, *rest: f"{owner.__name__} {versions[owner.__name__]}"
+    )
+    monkeypatch.setitem(VALUE, "needed", 1)
+    monkeypatch.setitem(VALUE, "own", 0)
+    return versions
+
+
+def values(run):
+    return [row["value"] for row in run.rows], run.reused, run.outdated
+
+
+def test_what_was_built_on_older_rows_is_older_too(tmp_path, code):
+    assert values(th.experiments.run(One, out=tmp_path)) == ([1], 0, 0)
+    VALUE["needed"], code["Needed"] = 2, 2
+    assert values(th.experiments.run(One, "laptop", out=tmp_path)) == ([1, 1], 1, 2)  # the new job took the old need
+    assert values(th.experiments.run(One, "laptop", out=tmp_path, update=True)) == ([2, 2], 0, 0)
+    assert th.experiments.load_run(tmp_path / "lee" / "one" / "laptop").outdated == 0
+    assert th.experiments.load_run(tmp_path / "lee" / "one" / "tiny").outdated == 1
+
+
+def test_current_rows_of_another_figure_replace_older_ones(tmp_path, code):
+    for figure in (One, Two):
+        th.experiments.run(figure, out=tmp_path)
+    VALUE["own"], code["Looking"] = 5, 2
+    th.experiments.run(One, out=tmp_path, update=True)
+    assert values(th.experiments.run(Two, out=tmp_path, resume=True)) == ([6], 1, 0)
+
+
+def test_what_fresh_forgot_does_not_come_back(tmp_path, code):
+    th.experiments.run(One, "paper", out=tmp_path)
+    VALUE["own"] = 5
+    anew = Computations(tmp_path / "computations", fresh=True)
+    looked = [anew.get(record) for record in known_keys(tmp_path)]  # a fresh run that was stopped before its first job ended
+    assert looked == [None] * 4
+    assert values(th.experiments.run(Two, "paper", out=tmp_path)) == ([6, 6, 6], 0, 0)
+    assert values(th.experiments.run(Two, "paper", computations=Computations(tmp_path / "computations"), fresh=True))[1] == 0
+
+
+def known_keys(folder):
+    return [path.stem for path in (folder / "computations").rglob("*.json")]
+
+
+def test_a_failing_need_of_one_job_leaves_the_others_alone(tmp_path):
+    class Choosy(Looking):
+        sizes = sizes(tiny={"n": 3}, laptop={"n": 3}, paper={"n": 3})
+
+        def needs(self, job):
+            return [] if job["seed"] else [][1]
+
+        def run(self, job):
+            return {"value": 1}
+
+    class Shown(One):
+        """A view."""
+
+        study, id = Choosy(), "lee/choosy"
+
+    run = th.experiments.run(Shown(), out=tmp_path)
+    assert ["IndexError" in record.error for record in run.failures] == [True]
+    assert len(run.rows) == 2
+    assert th.experiments.run(Shown(), out=tmp_path, resume=True).reused == 2
+
+
+def test_provisional_rows_are_shown_and_done_again(tmp_path):
+    class Absent(Looking):
+        def needs(self, job):
+            return []
+
+        def run(self, job):
+            return {"value": VALUE["own"], "provisional": VALUE["own"] == 0}
+
+    class Shown(One):
+        """A view."""
+
+        study, id = Absent(), "lee/absent"
+
+    assert values(th.experiments.run(Shown(), out=tmp_path)) == ([0], 0, 0)
+    VALUE["own"] = 7
+    try:
+        assert values(th.experiments.run(Shown(), out=tmp_path, resume=True)) == ([7], 0, 0)
+    finally:
+        VALUE["own"] = 0
+
+
+def test_rows_in_memory_belong_to_whoever_asks(tmp_path):
+    known = Computations()
+    first = th.experiments.run(One, computations=known)
+    first.rows[0]["value"] = 99
+    assert th.experiments.run(One, computations=known).rows[0]["value"] == 1
+
+
+def test_the_rows_of_a_run_of_version_0_1_are_kept_and_marked(tmp_path):
+    """A folder made by that version: it loads without a view, and going on with it redoes nothing unasked."""
+    old = Path(__file__).parents[2] / "data" / "before-second-plan"
+    (manifest,) = old.rglob("manifest.json")
+    folder = tmp_path / "checks" / "kronecker-identity" / "tiny"
+    shutil.copytree(manifest.parent, folder)
+    loaded = th.experiments.load_run(folder)
+    assert loaded.outdated == loaded.jobs == loaded.done
+    resumed = th.experiments.run("checks/kronecker-identity", out=tmp_path, resume=True)
+    assert (resumed.reused, resumed.outdated) == (loaded.jobs, loaded.jobs)
+    assert resumed.rows == loaded.rows
+    assert th.experiments.run("checks/kronecker-identity", out=tmp_path, update=True).outdated == 0
+
+
+def test_two_scripts_do_not_share_rows(tmp_path):
+    script = """
+import sys
+import theodolite as th
+from theodolite.experiments import Experiment, at_least, rows, sizes
+class Mine(Experiment):
+    "Mine."
+    id, where = "mine/mine", "here"
+    sizes = sizes(tiny={{}}, laptop={{}}, paper={{}})
+    claims = {{"positive": at_least(0, rows.min("value"))}}
+    def jobs(self, p):
+        return [{{"seed": 0}}]
+    def run(self, job):
+        return {{"value": {value}}}
+    def draw(self, rows):
+        return None
+print(th.experiments.run(Mine, computations=th.runners.Computations(sys.argv[1])).rows)
+"""
+    for value in (1, 2):
+        path = tmp_path / f"script{value}.py"
+        path.write_text(script.format(value=value))
+        environment = {**os.environ, "PYTHONPATH": str(Path(th.__file__).parents[1])}
+        command = [sys.executable, str(path), str(tmp_path / "shared")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == f"[{{'value': {value}}}]"

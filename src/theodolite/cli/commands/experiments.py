@@ -69,7 +69,8 @@ def reproduce(
     runs = []
     computations = Computations(out / "computations", fresh=fresh)
     how: dict[str, Any] = {"resume": resume or update, "fresh": fresh, "update": update}
-    with exit_when_interrupted("Interrupted. What had finished is kept; the same command with --resume goes on."):
+    instead = "--resume instead of --fresh" if fresh else "--resume"
+    with exit_when_interrupted(f"Interrupted. What had finished is kept; the same command with {instead} goes on."):
         names = _choose(ids, out, size.value, may_exist=resume or fresh or update)
         chosen = Engine.of(engine, workers, threads, address)
         with kept_open(chosen):

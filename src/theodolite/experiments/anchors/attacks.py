@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments import Experiment, Params, at_least, at_most, equal, measured, relative
+from theodolite.experiments import Experiment, Params, Reported, at_least, at_most, equal, measured, relative, rows
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK
 from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at, next_word_loss, pretraining_of, windows
-from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, melted
+from theodolite.experiments.query import Value, select
 from theodolite.experiments.study import Computation
 from theodolite.measures.anchors import find_head
 from theodolite.measures.anchors.probing.heads import states_of
@@ -177,22 +177,13 @@ def readout_rows(model: GPT, ids: Tensor, seed: int) -> Iterator[Row]:
         yield {"kind": "read-out", **row}
 
 
-def largest(kind: str, column: str, **where: Any) -> Measure:
-    return lambda rows: max(row[column] for row in chosen(rows, kind=kind, **where))
+shifts, rare_words = rows(kind="shift"), rows(kind="rare word")
 
 
-def smallest(kind: str, column: str, **where: Any) -> Measure:
-    return lambda rows: min(row[column] for row in chosen(rows, kind=kind, **where))
-
-
-def lost(readout: str) -> Measure:
+def lost(readout: str) -> Value:
     """By how much the shift lowers the accuracy of a read-out."""
-
-    def measure(rows: list[Row]) -> float:
-        row = chosen(rows, kind="read-out", readout=readout)[0]
-        return float(row["accuracy"] - row["accuracy_shifted"])
-
-    return measure
+    found = rows(kind="read-out", readout=readout)
+    return found["accuracy"].first() - found["accuracy_shifted"].first()
 
 
 class Attacks(Experiment):
@@ -217,44 +208,35 @@ class Attacks(Experiment):
     )
     claims = {
         "shift: the loss of the text does not change (largest change)": at_most(
-            1e-9, largest("shift", "loss_change"), reported=0.0, where="Wu 2023, Theorem 3.3.2", read_from="theory"
+            1e-9, shifts.max("loss_change"), reported=Reported.theory(0.0, "Wu 2023, Theorem 3.3.2")
         ),
         "silencing shift: contexts at which the raw thresholded read-out still answers (share)": equal(
-            0.0,
-            largest("shift", "raw_answers", attack="silencing"),
-            reported=0.0,
-            where="Wu 2023, Theorem 3.3.2",
-            read_from="theory",
+            0.0, shifts(attack="silencing").max("raw_answers"), reported=Reported.theory(0.0, "Wu 2023, Theorem 3.3.2")
         ),
         "varying shift: contexts that the raw read-out still gets right (share)": at_most(
-            0.75, largest("shift", "raw_kept", attack="varying")
+            0.75, shifts(attack="varying").max("raw_kept")
         ),
         "shift: anchored scores with [v₀; 1] do not change (largest change)": at_most(
-            1e-6, largest("shift", "anchored_change"), reported=0.0, where="Wu 2023, section 3.5", read_from="theory"
+            1e-6, shifts.max("anchored_change"), reported=Reported.theory(0.0, "Wu 2023, section 3.5")
         ),
         "shift: contexts that keep their class after a new fit of the anchor (share, smallest)": at_least(
-            0.95, smallest("shift", "refitted_kept")
+            0.95, shifts.min("refitted_kept")
         ),
         "rare word: the divergence there over s p (largest)": at_most(
-            1.0, largest("rare word", "kl_over_bound"), tolerance=1e-9, says="at most 2 s p", where="Wu 2023, Theorem 3.3.1"
+            1.0, rare_words.max("kl_over_bound"), tolerance=1e-9, says="at most 2 s p", where="Wu 2023, Theorem 3.3.1"
         ),
         "rare word: a linear read-out moves there by s (at s = 100)": relative(
-            1e-6,
-            max(STRENGTHS),
-            largest("rare word", "linear_change"),
-            says="f* − s c",
-            where="Wu 2023, Theorem 3.3.1",
-            read_from="theory",
+            1e-6, max(STRENGTHS), rare_words.max("linear_change"), reported=Reported.theory("f* − s c", "Wu 2023, Theorem 3.3.1")
         ),
         "rare word: the anchored thresholded read-out does not move there (largest change)": at_most(
-            1e-9, largest("rare word", "anchored_change"), reported=0.0, where="Wu 2023, section 3.3", read_from="theory"
+            1e-9, rare_words.max("anchored_change"), reported=Reported.theory(0.0, "Wu 2023, section 3.3")
         ),
         "rare word: change of the loss of the whole text at s = 1, 10, 100": measured(
-            lambda rows: [round(row["loss_change"], 5) for row in chosen(rows, kind="rare word")]
+            rare_words["loss_change"].map(lambda change: round(change, 5))
         ),
         "read-outs: accuracy that raw logits lose under the shift": at_least(0.2, lost("raw logits")),
         "read-outs: accuracy that anchored logits lose under the shift": at_most(
-            1e-9, lost("anchored"), reported=0.0, where="Wu 2023, section 3.5", read_from="theory"
+            1e-9, lost("anchored"), reported=Reported.theory(0.0, "Wu 2023, section 3.5")
         ),
     }
 
@@ -273,32 +255,12 @@ class Attacks(Experiment):
         yield from readout_rows(model, ids, job["seed"])
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        rare = [
-            {"strength": row["strength"], "value": row[column], "of": name}
-            for row in rows
-            if row["kind"] == "rare word"
-            for column, name in (("linear_change", "linear read-out"), ("kl", "divergence there"))
-        ]
-        sides = [
-            {"readout": row["readout"], "accuracy": row[column], "of": name}
-            for row in rows
-            if row["kind"] == "read-out"
-            for column, name in (("accuracy", "before"), ("accuracy_shifted", "shifted"))
-        ]
-        figure, axes = plots.panels(2, size=(5.2, 3.4))
-        plots.curves(
-            rare,
-            "strength",
-            "value",
-            by="of",
-            log="xy",
-            labels="legend",
-            xlabel="strength s",
-            ylabel="change",
-            title="rare word",
-            ax=axes[0],
+        changes = {"linear_change": "linear read-out", "kl": "divergence there"}
+        sides = {"accuracy": "before", "accuracy_shifted": "shifted"}
+        rare = melted(select(rows, kind="rare word"), changes, "change")
+        readouts = melted(select(rows, kind="read-out"), sides, "accuracy")
+        return draw_panels(
+            curves(rare, "strength", "change", by="of", log="xy", labels="legend", xlabel="strength s", title="rare word"),
+            Panel("grouped_bars", readouts, "readout", "accuracy", by="of", title="shift of all logits"),
+            size=(5.2, 3.4),
         )
-        plots.grouped_bars(sides, "readout", "accuracy", by="of", title="shift of all logits", ax=axes[1])
-        return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from theodolite.experiments import at_least, at_most, measured
+from theodolite.experiments import Reported, at_least, at_most, cited
 from theodolite.experiments.anchors.probes import (
     BULK,
     CONTROL,
@@ -12,18 +12,16 @@ from theodolite.experiments.anchors.probes import (
     FOUR,
     FOUR_MODELS,
     LOCAL,
-    SMOLLM,
-    STORIES,
     WHOLE,
     ProbeFigure,
     Probes,
-    as_measured,
-    of_model,
+    described,
     shown,
     value_of,
 )
-from theodolite.experiments.claims import Claims, Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments.claims import Claims
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, split
+from theodolite.experiments.query import chosen, select, values_of
 from theodolite.results import Row
 
 
@@ -41,61 +39,45 @@ class Figure32(ProbeFigure):
     item, where = "wu-2023 Figure 3.2", "section 3.4"
     study = Probes(sizes=FOUR_MODELS)
     view = shown("spectra")
-    claims = (
+    claims = cited(
+        "Wu 2023, section 3.4",
         {
             "local GPT: the dictionary is close to low rank (stable rank over that of atoms uniform on a sphere)": at_most(
-                0.5, value_of(LOCAL, "rank_share", "ranks"), says="close to low rank", where="Wu 2023, section 3.4"
+                0.5, value_of(LOCAL, "rank_share", "ranks"), says="close to low rank"
             ),
-        },
-        *({f"{name}: ranks": measured(as_measured(name, _ranks))} for name in (STORIES, SMOLLM)),
-        *(
-            {
+            **described("ranks", _ranks),
+            **{
                 f"{model}: stable rank over that of atoms uniform on a sphere": at_most(
-                    0.5,
-                    value_of(model, "rank_share", "ranks"),
-                    says="close to low rank",
-                    where="Wu 2023, section 3.4",
-                    since="paper",
+                    0.5, value_of(model, "rank_share", "ranks"), says="close to low rank", since="paper"
                 )
-            }
-            for model in FOUR
-        ),
+                for model in FOUR
+            },
+        },
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(1, letters=False, size=(5.2, 3.6))
-        plots.curves(
-            [row for row in rows if row["kind"] == "value"],
-            "place",
-            "relative",
-            by="model",
-            log="y",
-            labels="legend",
-            markers=False,
-            xlabel="rank over dimension",
-            ylabel="singular value over the largest",
-            ax=axes[0],
-        )
-        return figure
+        look = {"by": "model", "log": "y", "labels": "legend", "markers": False, "xlabel": "rank over dimension"}
+        values = select(rows, kind="value")
+        return draw_panels(curves(values, "place", "relative", ylabel="singular value over the largest", **look), size=(5.2, 3.6))
 
 
 class _Histograms(ProbeFigure):
-    """One panel per model."""
+    """One panel per model; `xlabel` is the quantity, a log partition function where none is stated."""
 
     xlabel = ""
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
+        bars = [row if "of" in row else {**row, "of": _called(row)} for row in select(rows, kind="bar")]
+        return draw_panels(*(self._panel(mine, model) for model, mine in split(bars, "model").items()), size=(4.0, 2.9))
 
-        models = list(dict.fromkeys(row["model"] for row in rows if row["kind"] == "bar"))
-        figure, axes = plots.panels(len(models), size=(4.0, 2.9))
-        for ax, model in zip(axes, models, strict=True):
-            bars = of_model(rows, model, "bar")
-            several = len({row["of"] for row in bars}) > 1
-            plots.counted_histogram(bars, by="of" if several else None, xlabel=self.xlabel, title=model, ax=ax)
-        return figure
+    def _panel(self, bars: list[Row], model: str) -> Panel:
+        several = len(values_of(bars, "of")) > 1
+        label = self.xlabel or ("logarithm of the partition function" if several else bars[0]["of"])
+        return Panel("counted_histogram", bars, by="of" if several else None, xlabel=label, title=model)
+
+
+def _called(row: Row) -> str:
+    return f"{row['which']}, top {row['top']} removed" if row["top"] else str(row["which"])
 
 
 def _norms(rows: list[Row]) -> str:
@@ -109,21 +91,20 @@ class FigureB1(_Histograms):
     item, where = "wu-2023 Figure B.1", "section B.2"
     view = shown("norms")
     xlabel = "norm of an atom"
-    claims = (
+    claims = cited(
+        "Wu 2023, section B.2",
         {
             "local GPT: the largest norm over the median": at_most(
-                5.0, value_of(LOCAL, "spread", "norms"), says="norms are bounded", where="Wu 2023, section B.2"
+                5.0, value_of(LOCAL, "spread", "norms"), says="norms are bounded"
             ),
-        },
-        *({f"{name}: norms": measured(as_measured(name, _norms))} for name in (STORIES, SMOLLM)),
-        *(
-            {
+            **described("norms", _norms),
+            **{
                 f"{model}: the largest norm over the median": at_most(
-                    5.0, value_of(model, "spread", "norms"), says="norms are bounded", where="Wu 2023, section B.2", since="paper"
+                    5.0, value_of(model, "spread", "norms"), says="norms are bounded", since="paper"
                 )
-            }
-            for model in FOLDERS
-        ),
+                for model in FOLDERS
+            },
+        },
     )
 
 
@@ -141,60 +122,28 @@ class FigureB2(_Histograms):
     item, where = "wu-2023 Figure B.2", "section B.2"
     view = shown("cosines")
     xlabel = "cosine of two atoms"
-    claims = (
+    claims = cited(
+        "Wu 2023, section B.2",
         {
             "local GPT: mean cosine of two atoms": at_least(
-                0.0,
-                value_of(LOCAL, "mean", "cosines", of="atoms"),
-                says="strongly biased to positive values",
-                where="Wu 2023, section B.2",
+                0.0, value_of(LOCAL, "mean", "cosines", of="atoms"), says="strongly biased to positive values"
             ),
             "Gaussian atoms: mean cosine times the root of dimension and pairs (size)": at_most(
-                4.0,
-                value_of(LOCAL, "scaled", "cosines", of=CONTROL),
-                reported=0.0,
-                where="Wu 2023, section 3.4",
-                read_from="theory",
+                4.0, value_of(LOCAL, "scaled", "cosines", of=CONTROL), reported=Reported.theory(0.0, "Wu 2023, section 3.4")
             ),
-        },
-        *({f"{name}: cosine of two atoms": measured(as_measured(name, _cosines))} for name in (STORIES, SMOLLM)),
-        *(
-            {
+            **described("cosine of two atoms", _cosines),
+            **{
                 f"{model}: mean cosine of two atoms": at_least(
-                    0.1,
-                    value_of(model, "mean", "cosines", of="atoms"),
-                    says="strongly biased to positive values",
-                    where="Wu 2023, section B.2",
-                    since="paper",
+                    0.1, value_of(model, "mean", "cosines", of="atoms"), says="strongly biased to positive values", since="paper"
                 )
-            }
-            for model in FOLDERS
-        ),
+                for model in FOLDERS
+            },
+        },
     )
 
 
 #: How many times its error the variance must be for the anchor to be no constant.
 TIMES = 5.0
-
-
-def spread_over_error(model: str, which: str) -> Measure:
-    """The variance over the error of the anchor; nothing where the model is not measured."""
-
-    def measure(rows: list[Row]) -> float | None:
-        found = of_model(rows, model, "spread", which=which)
-        return found[0]["variance"] / found[0]["mse"] if found else None
-
-    return measure
-
-
-def deviation(model: str, which: str) -> Measure:
-    """The standard deviation over positions."""
-
-    def measure(rows: list[Row]) -> float | None:
-        found = of_model(rows, model, "spread", which=which)
-        return found[0]["variance"] ** 0.5 if found else None
-
-    return measure
 
 
 def _spread(rows: list[Row]) -> str:
@@ -206,49 +155,29 @@ def _spread(rows: list[Row]) -> str:
 
 
 def _claims(models: tuple[str, ...], *which: str) -> Claims:
-    where = "Wu 2023, section 3.4"
-    local = (
-        {
-            f"local GPT: the {one} is no constant: its variance over the anchor's error": at_least(
-                TIMES, spread_over_error(LOCAL, one), says="varies a lot over samples", where=where
-            )
-        }
+    def over_error(row: Row) -> float:
+        return float(row["variance"] / row["mse"])
+
+    def deviation(row: Row) -> float:
+        return float(row["variance"] ** 0.5)
+
+    local = {
+        f"local GPT: the {one} is no constant: its variance over the anchor's error": at_least(
+            TIMES, value_of(LOCAL, over_error, "spread", which=one), says="varies a lot over samples"
+        )
         for one in which
-    )
-    described = ({f"{name}: distribution": measured(as_measured(name, _spread))} for name in (STORIES, SMOLLM))
-    named = (
-        {
-            f"{model}: the {one} varies (standard deviation)": at_least(
-                0.5, deviation(model, one), says="varies a lot over samples", where=where, since="paper"
-            )
-        }
+    }
+    named = {
+        f"{model}: the {one} varies (standard deviation)": at_least(
+            0.5, value_of(model, deviation, "spread", which=one), says="varies a lot over samples", since="paper"
+        )
         for model in models
         for one in which
-    )
-    return (*local, *described, *named)
+    }
+    return cited("Wu 2023, section 3.4", local | described("distribution", _spread) | named)
 
 
-class _Distributions(ProbeFigure):
-    """One panel per model."""
-
-    def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        models = list(dict.fromkeys(row["model"] for row in rows if row["kind"] == "bar"))
-        figure, axes = plots.panels(len(models), size=(4.0, 2.9))
-        for ax, model in zip(axes, models, strict=True):
-            bars = [{**row, "of": _called(row)} for row in of_model(rows, model, "bar")]
-            several = len({row["of"] for row in bars}) > 1
-            label = "logarithm of the partition function" if several else bars[0]["of"]
-            plots.counted_histogram(bars, by="of" if several else None, xlabel=label, title=model, ax=ax)
-        return figure
-
-
-def _called(row: Row) -> str:
-    return f"{row['which']}, top {row['top']} removed" if row["top"] else str(row["which"])
-
-
-class Figure33(_Distributions):
+class Figure33(_Histograms):
     """The log partition function and its bulk vary over the text: the anchor is not the trivial constant.
 
     Over all token positions, for the four models of the main text.
@@ -260,7 +189,7 @@ class Figure33(_Distributions):
     claims = _claims(FOUR, WHOLE, BULK)
 
 
-class FigureB3(_Distributions):
+class FigureB3(_Histograms):
     """The log partition function over all token positions, of all models."""
 
     item, where = "wu-2023 Figure B.3", "section B.2"
@@ -268,7 +197,7 @@ class FigureB3(_Distributions):
     claims = _claims(tuple(FOLDERS), WHOLE)
 
 
-class FigureB4(_Distributions):
+class FigureB4(_Histograms):
     """The log bulk partition function over all token positions, of all models."""
 
     item, where = "wu-2023 Figure B.4", "section B.2"

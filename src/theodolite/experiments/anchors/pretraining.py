@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from theodolite.experiments import Experiment, Params, at_least, at_most, measured
+from theodolite.experiments import Experiment, Params, at_least, at_most, measured, rows
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK, removed
 from theodolite.experiments.anchors.small_gpt import Recipe, corpus_of, network_at, pretraining_of
-from theodolite.experiments.query import chosen
+from theodolite.experiments.lab.panels import curves, draw_panels, melted
+from theodolite.experiments.query import select
 from theodolite.experiments.study import Computation
 from theodolite.measures.anchors import anchor_probe
 from theodolite.results import Row
@@ -18,15 +19,13 @@ from theodolite.results import Row
 PRESENT = 0.8
 
 
-def bulk_line(rows: list[Row]) -> list[Row]:
-    """The rows with the bulk of the histograms, by step."""
-    return sorted(chosen(rows, bulk=True), key=lambda row: row["step"])
+#: The rows with the bulk of the histograms, by step.
+bulk = rows(bulk=True)
 
 
 def first_step(rows: list[Row]) -> str:
     """When the anchor is there."""
-    steps = [row["step"] for row in bulk_line(rows) if row["r2"] >= PRESENT]
-    return f"step {steps[0]}" if steps else "never"
+    return next((f"step {row['step']}" for row in bulk.found(rows) if row["r2"] >= PRESENT), "never")
 
 
 class AlongPretraining(Experiment):
@@ -43,20 +42,18 @@ class AlongPretraining(Experiment):
     departs = "The source does not follow training. Generated text at tiny size, WikiText-2 with 2000 words otherwise."
     claims = {
         "at the start no vector predicts the log bulk partition function (R², 2 % of the words removed)": at_most(
-            0.0, lambda rows: bulk_line(rows)[0]["r2"]
+            0.0, bulk["r2"].first()
         ),
         "at the end one does (R², 2 % of the words removed)": at_least(
-            PRESENT, lambda rows: bulk_line(rows)[-1]["r2"], says="trained models have one", where="Wu 2023, section 3.4"
+            PRESENT, bulk["r2"].last(), says="trained models have one", where="Wu 2023, section 3.4"
         ),
-        "the error falls from the start to the end (ratio)": at_most(
-            0.1, lambda rows: bulk_line(rows)[-1]["mse"] / bulk_line(rows)[0]["mse"]
-        ),
+        "the error falls from the start to the end (ratio)": at_most(0.1, bulk["mse"].last() / bulk["mse"].first()),
         "the model learns (perplexity at the end over that at the start)": at_most(
-            0.5, lambda rows: bulk_line(rows)[-1]["perplexity"] / bulk_line(rows)[0]["perplexity"]
+            0.5, bulk["perplexity"].last() / bulk["perplexity"].first()
         ),
         "the anchor explains 80 % of the variance from": measured(first_step),
         "mean cosine of two atoms at the start and at the end": measured(
-            lambda rows: [round(bulk_line(rows)[i]["cosine_mean"], 3) for i in (0, -1)]
+            bulk["cosine_mean"].reduce(lambda cosines: [round(cosines[i], 3) for i in (0, -1)])
         ),
     }
 
@@ -78,21 +75,15 @@ class AlongPretraining(Experiment):
                 yield {"step": step, **row, **shape, "bulk": row["top"] == removed(probe.vocabulary)}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         table = [{**row, "removed": f"top {row['top']} removed", "at": row["step"] + 1} for row in rows]
-        fits = [
-            {"at": row["at"], "mse": row[column], "fit": name}
-            for row in table
-            if row["bulk"]
-            for column, name in (("mse", "anchor"), ("intercept_mse", "anchor and intercept"), ("variance", "mean"))
-        ]
-        figure, axes = plots.panels(3, size=(4.3, 3.4))
-        shared: dict[str, Any] = {"log": "xy", "labels": "legend", "xlabel": "1 + step of pre-training"}
-        plots.curves(table, "at", "mse", by="removed", ylabel="mean square error", **shared, ax=axes[0])
-        plots.curves(
-            fits, "at", "mse", by="fit", ylabel="mean square error", title="2 % of the words removed", **shared, ax=axes[1]
+        ends = select(table, bulk=True)
+        fits = melted(ends, {"mse": "anchor", "intercept_mse": "anchor and intercept", "variance": "mean"}, "error", "fit")
+        look: dict[str, Any] = {"labels": "legend", "ylabel": "mean square error"}
+        return draw_panels(
+            curves(table, "at", "mse", by="removed", **look),
+            curves(fits, "at", "error", by="fit", title="2 % of the words removed", **look),
+            curves(ends, "at", "perplexity"),
+            size=(4.3, 3.4),
+            log="xy",
+            xlabel="1 + step of pre-training",
         )
-        end = [row for row in table if row["bulk"]]
-        plots.curves(end, "at", "perplexity", xlabel="1 + step of pre-training", log="xy", ax=axes[2])
-        return figure

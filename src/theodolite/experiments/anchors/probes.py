@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from theodolite import data
 from theodolite.data import DataError
-from theodolite.experiments import Figure, Params, Study, rows
+from theodolite.experiments import Claim, Figure, Params, Study, measured, rows
 from theodolite.experiments.anchors.small_gpt import (
     MissingModelError,
     Recipe,
@@ -27,7 +27,7 @@ from theodolite.experiments.anchors.small_gpt import (
     pretraining_of,
 )
 from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import Query, chosen, fits
+from theodolite.experiments.query import Query, chosen, fits, select
 from theodolite.experiments.study import Computation
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry, anchor_probe, atom_geometry
 from theodolite.models import count_parameters, pretrained, stories260k_from
@@ -212,27 +212,14 @@ DEPARTS = (
 )
 
 
-def _named(names: tuple[str, ...]) -> tuple[Subject, ...]:
-    return tuple(Subject(name, "checkpoint") for name in names)
-
-
-LOCAL_MODEL = {
-    "tiny": Subject(LOCAL, "trained", recipe=QUICK),
-    "laptop": Subject(LOCAL, "trained", recipe=BENCHMARK),
-    "paper": Subject(LOCAL, "trained", recipe=BENCHMARK),
-}
-_BESIDE = {
-    "tiny": (Subject(STORIES, "stories260k", 12_800, optional=True),),
-    "laptop": (Subject(STORIES, "stories260k", 20_480, optional=True), Subject(SMOLLM, "smollm2", 8192, optional=True)),
-}
-
-
 def sizes_of(names: tuple[str, ...]) -> dict[str, Params]:
     """The local model at every size, stored ones below paper size, the source's models at paper size."""
+    quick, benchmark = (Subject(LOCAL, "trained", recipe=recipe) for recipe in (QUICK, BENCHMARK))
+    smollm = Subject(SMOLLM, "smollm2", 8192, optional=True)
     return {
-        "tiny": Params(subjects=(LOCAL_MODEL["tiny"], *_BESIDE["tiny"])),
-        "laptop": Params(subjects=(LOCAL_MODEL["laptop"], *_BESIDE["laptop"])),
-        "paper": Params(subjects=(LOCAL_MODEL["paper"], *_named(names))),
+        "tiny": Params(subjects=(quick, Subject(STORIES, "stories260k", 12_800, optional=True))),
+        "laptop": Params(subjects=(benchmark, Subject(STORIES, "stories260k", 20_480, optional=True), smollm)),
+        "paper": Params(subjects=(benchmark, *(Subject(name, "checkpoint") for name in names))),
     }
 
 
@@ -268,7 +255,7 @@ class Probes(Study):
         except (DataError, MissingModelError) as error:
             if not subject.optional:
                 raise
-            yield {"kind": "absent", "model": subject.name, "why": str(error)}
+            yield {"kind": "absent", "model": subject.name, "why": str(error), "provisional": True}
             return
         for shows, rows_of in SHOWN.items():
             yield from ({"model": subject.name, **row, "shows": shows} for row in rows_of(found))
@@ -400,35 +387,27 @@ SHOWN: dict[str, Callable[[Probed], Iterator[Row]]] = {
 # What claims read
 
 
-def of_model(rows: list[Row], model: str, kind: str, **where: Any) -> list[Row]:
-    """Rows of a model; none where it is not measured at this size."""
-    return [
-        row
-        for row in rows
-        if row["model"] == model and row["kind"] == kind and all(row[name] == value for name, value in where.items())
-    ]
-
-
-def value_of(model: str, column: str, kind: str = "error", **where: Any) -> Measure:
-    """One entry of a model's rows; nothing where the model is not measured at this size."""
-
-    def measure(rows: list[Row]) -> Any:
-        found = of_model(rows, model, kind, **where)
-        return found[0][column] if found else None
-
-    return measure
+def value_of(model: str, column: str | Callable[[Row], Any], kind: str = "error", **where: Any) -> Measure:
+    """One entry of a model's rows, or a function of a row; nothing where the model is not measured at this size."""
+    reading = (lambda row: row[column]) if isinstance(column, str) else column
+    return lambda rows: next((reading(row) for row in select(rows, model=model, kind=kind, **where)), None)
 
 
 def as_measured(model: str, text: Callable[[list[Row]], str]) -> Measure:
     """A sentence about a model that may be absent."""
 
     def measure(rows: list[Row]) -> str:
-        mine = [row for row in rows if row["model"] == model]
+        mine = select(rows, model=model)
         if not mine:
             return "not part of this size"
         return ABSENT if mine[0]["kind"] == "absent" else text(mine)
 
     return measure
+
+
+def described(what: str, text: Callable[[list[Row]], str]) -> dict[str, Claim]:
+    """A sentence about each of the models beside the local one."""
+    return {f"{name}: {what}": measured(as_measured(name, text)) for name in (STORIES, SMOLLM)}
 
 
 def errors_by_top(rows: list[Row]) -> str:
@@ -441,7 +420,7 @@ def largest_step(model: str) -> Measure:
     """The largest ratio of the error to the one with fewer words removed: below 1 where it falls at every step."""
 
     def measure(rows: list[Row]) -> float | None:
-        table = sorted(of_model(rows, model, "error"), key=lambda row: row["top"])
+        table = sorted(select(rows, model=model, kind="error"), key=lambda row: row["top"])
         return max((after["mse"] / before["mse"] for before, after in pairwise(table)), default=None)
 
     return measure
@@ -451,7 +430,7 @@ def bulk_ratio(model: str) -> Measure:
     """The error of the bulk over that of the whole partition function."""
 
     def measure(rows: list[Row]) -> float | None:
-        whole, bulk = (of_model(rows, model, "error", **where) for where in ({"top": 0}, {"bulk": True}))
+        whole, bulk = (select(rows, model=model, kind="error", **where) for where in ({"top": 0}, {"bulk": True}))
         return bulk[0]["mse"] / whole[0]["mse"] if whole and bulk else None
 
     return measure

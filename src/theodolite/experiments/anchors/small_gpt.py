@@ -24,6 +24,7 @@ from theodolite.experiments.study import Computation
 from theodolite.models import gpt
 from theodolite.models.transformers import GPT
 from theodolite.results import Row
+from theodolite.runners.code_version import code_version
 from theodolite.training import cosine, train, warmup
 from theodolite.training.interruption import load_state, save_state
 
@@ -188,9 +189,10 @@ def pretraining_of(recipe: Recipe) -> Computation:
 
 
 def kept_in(recipe: Recipe) -> Path | None:
-    """The folder of this very recipe."""
+    """The folder of this very recipe, trained by this very code."""
     root = models_folder()
-    name = hashlib.blake2b(json.dumps(asdict(recipe), sort_keys=True).encode(), digest_size=6).hexdigest()
+    made = json.dumps([asdict(recipe), code_version(Pretraining)], sort_keys=True)
+    name = hashlib.blake2b(made.encode(), digest_size=6).hexdigest()
     return None if root is None else root / "trained" / f"gpt-{recipe.text}-{name}"
 
 

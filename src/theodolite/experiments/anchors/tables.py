@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from theodolite.experiments import at_least, at_most, measured, relative
+from theodolite.experiments import Claim, at_least, at_most, cited, equal, relative
 from theodolite.experiments.anchors.probes import (
     FOLDERS,
     FOUR,
     FOUR_MODELS,
     LOCAL,
-    SMOLLM,
-    STORIES,
     ProbeFigure,
     Probes,
-    as_measured,
     bulk_ratio,
+    described,
     errors_by_top,
     largest_step,
-    of_model,
     shown,
     value_of,
 )
-from theodolite.experiments.claims import Claim, Claims, Measure, Reported
-from theodolite.experiments.query import chosen
+from theodolite.experiments.claims import Measure
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, scatter
+from theodolite.experiments.query import chosen, select, values_of
 from theodolite.results import Row
 
 TOPS = (0, 10, 100, 1000, 10_000)
@@ -54,17 +53,15 @@ TOLERANCE, PERPLEXITY_TOLERANCE = 0.3, 0.15
 WHERE = "Wu 2023, Table B.2"
 
 
-def error_claim(model: str, top: int, where: str) -> Claim:
-    """The error of one of the source's models, as printed."""
-    return relative(
-        TOLERANCE,
-        None,
-        f"{model}: mean square error with the top {top} removed",
-        value_of(model, "mse", top=top),
-        reported=ERRORS[model][TOPS.index(top)],
-        where=where,
-        since="paper",
-    )
+def error_claims(models: Iterable[str], tops: tuple[int, ...]) -> dict[str, Claim]:
+    """The errors of the source's models, as printed."""
+    return {
+        f"{model}: mean square error with the top {top} removed": relative(
+            TOLERANCE, None, value_of(model, "mse", top=top), reported=ERRORS[model][TOPS.index(top)], since="paper"
+        )
+        for model in models
+        for top in tops
+    }
 
 
 LOCAL_RATIO = at_most(
@@ -88,9 +85,7 @@ LOCAL_EXPLAINS = at_least(
     says="not a constant",
     where="Wu 2023, section 3.4",
 )
-AS_MEASURED = tuple(
-    {f"{name}: mean square error by words removed": measured(as_measured(name, errors_by_top))} for name in (STORIES, SMOLLM)
-)
+AS_MEASURED = described("mean square error by words removed", errors_by_top)
 
 
 class Table31(ProbeFigure):
@@ -105,45 +100,25 @@ class Table31(ProbeFigure):
     claims = (
         LOCAL_RATIO,
         LOCAL_EXPLAINS,
-        *AS_MEASURED,
-        *(error_claim(model, top, "Wu 2023, Table 3.1") for model in FOUR for top in (0, 100)),
-        *(
-            {
-                f"{model}: the bulk over the original error": relative(
-                    TOLERANCE,
-                    None,
-                    bulk_ratio(model),
-                    reported=round(ERRORS[model][2] / ERRORS[model][0], 3),
-                    where="Wu 2023, Table 3.1",
-                    since="paper",
-                )
-            }
+        AS_MEASURED,
+        error_claims(FOUR, (0, 100)),
+        {
+            f"{model}: the bulk over the original error": relative(
+                TOLERANCE, None, bulk_ratio(model), reported=round(ERRORS[model][2] / ERRORS[model][0], 3), since="paper"
+            )
             for model in FOUR
-        ),
+        },
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        table = [row for row in rows if row["kind"] == "error"]
         bars = [
             {**row, "of": f"bulk (top {row['top']} removed)" if row["top"] else "original"}
-            for row in table
+            for row in select(rows, kind="error")
             if row["top"] == 0 or row["bulk"]
         ]
-        figure, axes = plots.panels(1, letters=False, size=(1.7 * len({row["model"] for row in table}) + 2.4, 3.2))
-        plots.grouped_bars(
-            bars,
-            "model",
-            "mse",
-            by="of",
-            mark="held_out_mse",
-            log=True,
-            xlabel="bars: in sample; black lines: held out",
-            ylabel="mean square error",
-            ax=axes[0],
-        )
-        return figure
+        look: dict[str, Any] = {"mark": "held_out_mse", "log": True, "xlabel": "bars: in sample; black lines: held out"}
+        panel = Panel("grouped_bars", bars, "model", "mse", by="of", ylabel="mean square error", **look)
+        return draw_panels(panel, size=(1.7 * len(values_of(bars, "model")) + 2.4, 3.2))
 
 
 def falls(rows: list[Row]) -> float | None:
@@ -154,7 +129,7 @@ def falls(rows: list[Row]) -> float | None:
 
 def rises(rows: list[Row]) -> float | None:
     """The smallest error of GPT-2 at any number of words removed."""
-    return min((row["mse"] for row in of_model(rows, CLUSTERED, "error")), default=None)
+    return min((row["mse"] for row in select(rows, model=CLUSTERED, kind="error")), default=None)
 
 
 class TableB2(ProbeFigure):
@@ -169,60 +144,44 @@ class TableB2(ProbeFigure):
     claims = (
         LOCAL_FALLS,
         LOCAL_RATIO,
-        *AS_MEASURED,
-        *(error_claim(model, top, WHERE) for model in FOLDERS for top in TOPS),
+        AS_MEASURED,
+        error_claims(FOLDERS, TOPS),
         {
             "the error falls at every step for all models but GPT-2 (largest ratio to the error before)": at_most(
-                1.0, falls, says="falls", where=WHERE, since="paper"
+                1.0, falls, says="falls", since="paper"
             ),
             "GPT-2: one anchor does not fit at any number of words (smallest error)": at_least(
-                100.0, rises, reported=625.8, where=WHERE, since="paper"
-            ),
-            "GPT-2: with one anchor for each of two clusters it does (larger error of the two, top 100 removed)": at_most(
-                1.0,
-                value_of(CLUSTERED, "two_anchors", top=100),
-                says="two clusters, each with its own anchor",
-                where="Wu 2023, section B.2",
-                since="paper",
+                100.0, rises, reported=625.8, since="paper"
             ),
         },
+        cited(
+            "Wu 2023, section B.2",
+            {
+                "GPT-2: with one anchor for each of two clusters it does (larger error of the two, top 100 removed)": at_most(
+                    1.0, value_of(CLUSTERED, "two_anchors", top=100), says="two clusters, each with its own anchor", since="paper"
+                )
+            },
+        ),
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(2, size=(4.6, 3.4))
-        draw_errors(rows, "mse", "in sample", axes[0])
-        draw_errors(rows, "held_out_mse", "held out", axes[1])
-        return figure
+        return draw_panels(errors(rows, "mse", "in sample"), errors(rows, "held_out_mse", "held out"), size=(4.6, 3.4))
 
 
-def draw_errors(rows: list[Row], column: str, title: str, ax: Any) -> None:
+def errors(rows: list[Row], column: str, title: str = "") -> Panel:
     """Error against the share of the vocabulary removed, one line per model."""
-    from theodolite import plots
-
-    table = [{**row, "removed": 100 * row["share"]} for row in rows if row["kind"] == "error"]
-    plots.curves(
-        table,
-        "removed",
-        column,
-        by="model",
-        log="y",
-        labels="legend",
-        xlabel="words removed, % of the vocabulary",
-        ylabel="mean square error",
-        title=title,
-        ax=ax,
-    )
+    table = [{**row, "removed": 100 * row["share"]} for row in select(rows, kind="error")]
+    names = {"xlabel": "words removed, % of the vocabulary", "ylabel": "mean square error", "title": title}
+    panel = curves(table, "removed", column, by="model", log="y", labels="legend", **names)
     # Linear up to one word of the largest vocabulary, so that "none removed" has a place.
-    ax.set_xscale("symlog", linthresh=0.02, linscale=0.4)
+    return panel.then(lambda ax: ax.set_xscale("symlog", linthresh=0.02, linscale=0.4))
 
 
 def span(model: str) -> Measure:
     """The error with most words removed over that with none."""
 
     def measure(rows: list[Row]) -> float | None:
-        table = sorted(of_model(rows, model, "error"), key=lambda row: row["top"])
+        table = sorted(select(rows, model=model, kind="error"), key=lambda row: row["top"])
         return table[-1]["mse"] / table[0]["mse"] if table else None
 
     return measure
@@ -238,53 +197,27 @@ class Figure31(ProbeFigure):
     view = shown("errors")
     claims = (
         LOCAL_FALLS,
-        *(
-            {
-                f"{model}: the error with the top 10,000 removed over that with none": at_most(
-                    1.0, span(model), reported=round(ERRORS[model][-1] / ERRORS[model][0], 4), where=WHERE, since="paper"
-                )
-            }
+        {
+            f"{model}: the error with the top 10,000 removed over that with none": at_most(
+                1.0, span(model), reported=round(ERRORS[model][-1] / ERRORS[model][0], 4), where=WHERE, since="paper"
+            )
             for model in FOLDERS
             if model != CLUSTERED
-        ),
+        },
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(1, letters=False, size=(5.4, 3.8))
-        draw_errors(rows, "mse", "", axes[0])
-        return figure
+        return draw_panels(errors(rows, "mse"), size=(5.4, 3.8))
 
 
-def _model_claims(model: str) -> Claims:
+def _model_claims(model: str) -> dict[str, Claim]:
     millions, hidden, perplexity = MODELS[model]
-    shared: dict[str, Any] = {"since": "paper"}
-    return (
-        Claim(
-            f"{model}: parameters",
-            value_of(model, "parameters", "model"),
-            rule="relative",
-            tolerance=0.06,
-            reported=Reported(millions * 1e6, "Wu 2023, Table B.1"),
-            **shared,
-        ),
-        Claim(
-            f"{model}: hidden dimension",
-            value_of(model, "hidden", "model"),
-            rule="equal",
-            reported=Reported(hidden, "Wu 2023, Table B.1"),
-            **shared,
-        ),
-        Claim(
-            f"{model}: perplexity",
-            value_of(model, "perplexity", "model"),
-            rule="relative",
-            tolerance=PERPLEXITY_TOLERANCE,
-            reported=Reported(perplexity, "Wu 2023, Table B.1"),
-            **shared,
-        ),
-    )
+    of_size, of_width, of_text = (value_of(model, column, "model") for column in ("parameters", "hidden", "perplexity"))
+    return {
+        f"{model}: parameters": relative(0.06, None, of_size, reported=millions * 1e6, since="paper"),
+        f"{model}: hidden dimension": equal(hidden, of_width, reported=hidden, since="paper"),
+        f"{model}: perplexity": relative(PERPLEXITY_TOLERANCE, None, of_text, reported=perplexity, since="paper"),
+    }
 
 
 def learned(rows: list[Row]) -> float:
@@ -301,11 +234,6 @@ def _size_and_perplexity(rows: list[Row]) -> str:
     )
 
 
-AS_SIZED: Claims = tuple(
-    {f"{name}: size and perplexity": measured(as_measured(name, _size_and_perplexity))} for name in (STORIES, SMOLLM)
-)
-
-
 class TableB1(ProbeFigure):
     """The models: size and perplexity.
 
@@ -317,17 +245,14 @@ class TableB1(ProbeFigure):
     claims = (
         {
             "local GPT: it has learned more than how frequent words are (perplexity over that of frequencies)": at_most(
-                0.7, learned, says="trained models", where="Wu 2023, Table B.1"
+                0.7, learned, says="trained models"
             ),
         },
-        *AS_SIZED,
-        *(claim for model in FOLDERS for claim in _model_claims(model)),
+        described("size and perplexity", _size_and_perplexity),
+        *map(_model_claims, FOLDERS),
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        table = [row for row in rows if row["kind"] == "model"]
-        figure, axes = plots.panels(1, letters=False, size=(5.0, 3.4))
-        plots.scatter(table, "parameters", "perplexity", by="model", log="xy", ylabel="perplexity on its text", ax=axes[0])
-        return figure
+        table = select(rows, kind="model")
+        panel = scatter(table, "parameters", "perplexity", by="model", log="xy", ylabel="perplexity on its text")
+        return draw_panels(panel, size=(5.0, 3.4))

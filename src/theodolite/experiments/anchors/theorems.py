@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from theodolite.data.generators import exact_anchor_world
-from theodolite.experiments import Experiment, Params, at_most, equal, measured, within
-from theodolite.experiments.claims import Claim, Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments import Experiment, Reported, at_most, equal, measured, rows, sizes, within
+from theodolite.experiments.lab.panels import curves, draw_panels, melted, scatter
+from theodolite.experiments.query import Value, chosen
 from theodolite.measures.anchors.transfer.certificate import (
     bulk_mass_gap,
     disagreement,
@@ -133,11 +133,17 @@ class Pairs(NamedTuple):
 
     teacher: Tensor  # logits (N, k + 1), the bulk last
     student: Tensor
-    u: tuple[Tensor, Tensor]  # anchored logits (N, k) of both, which err by at most eps_b
+    teacher_u: Tensor  # anchored logits (N, k), which err by at most eps_b
+    student_u: Tensor
     a: Tensor
     b: Tensor
     eps_b: Tensor
     f: Tensor  # the teacher's score (N,)
+
+    @property
+    def u(self) -> tuple[Tensor, Tensor]:
+        """Anchored logits of both."""
+        return self.teacher_u, self.student_u
 
 
 def disagreeing(k: int, count: int, seed: int) -> Pairs:
@@ -150,11 +156,11 @@ def disagreeing(k: int, count: int, seed: int) -> Pairs:
     while found < count:
         part = _draw(k, 8 * count, g)
         margin = normalized_margin(part.f.abs(), part.a)
-        other = thresholded_score(part.u[1], part.a, part.b)
+        other = thresholded_score(part.student_u, part.a, part.b)
         keep = ((part.f * other < 0) & (margin > 4 * part.eps_b)).nonzero()[:, 0]
-        parts.append(_at(part, keep))
+        parts.append(Pairs(*(each[keep] for each in part)))
         found += len(keep)
-    return _at(_joined(parts), torch.arange(count))
+    return Pairs(*(torch.cat(each)[:count] for each in zip(*parts, strict=True)))
 
 
 def _draw(k: int, count: int, g: torch.Generator) -> Pairs:
@@ -171,27 +177,7 @@ def _draw(k: int, count: int, g: torch.Generator) -> Pairs:
     error = eps_b * (2 * torch.rand(2, count, generator=g, dtype=torch.float64) - 1)
     u = [z[:, :-1] - z[:, -1:] - e[:, None] for z, e in zip((teacher, student), error, strict=True)]
     a = normal(count, k)
-    return Pairs(teacher, student, (u[0], u[1]), a, b, eps_b, thresholded_score(u[0], a, b))
-
-
-def _at(p: Pairs, rows: Tensor) -> Pairs:
-    u = (p.u[0][rows], p.u[1][rows])
-    return Pairs(p.teacher[rows], p.student[rows], u, p.a[rows], p.b[rows], p.eps_b[rows], p.f[rows])
-
-
-def _joined(parts: list[Pairs]) -> Pairs:
-    def joined(pick: Callable[[Pairs], Tensor]) -> Tensor:
-        return torch.cat([pick(part) for part in parts])
-
-    return Pairs(
-        joined(lambda p: p.teacher),
-        joined(lambda p: p.student),
-        (joined(lambda p: p.u[0]), joined(lambda p: p.u[1])),
-        joined(lambda p: p.a),
-        joined(lambda p: p.b),
-        joined(lambda p: p.eps_b),
-        joined(lambda p: p.f),
-    )
+    return Pairs(teacher, student, u[0], u[1], a, b, eps_b, thresholded_score(u[0], a, b))
 
 
 def lemmas(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -293,14 +279,12 @@ NOISE, SCALES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0, 1.5), (1.0, 0.5)
 OURS = "computed beforehand for this experiment, not in the source"
 
 
-def largest(part: str, *columns: str, **where: Any) -> Measure:
-    """The largest value of some columns."""
-    return lambda rows: max(row[column] for row in chosen(rows, part=part, **where) for column in columns)
+rare_words, shifts, certificates = (rows(part=part) for part in ("rare word", "shift", "certificate"))
 
 
-def total(*columns: str) -> Measure:
+def total(*columns: str) -> Value:
     """How many of the disagreeing pairs break one of these inequalities."""
-    return lambda rows: sum(row[column] for row in chosen(rows, part="lemmas") for column in columns)
+    return rows(part="lemmas").column(lambda row: sum(row[column] for column in columns)).sum()
 
 
 def growth(rows: list[Row]) -> float:
@@ -310,13 +294,10 @@ def growth(rows: list[Row]) -> float:
     return max(found, key=lambda exponent: abs(exponent - 2))
 
 
-def excess(rows: list[Row]) -> float:
-    """By how much the share of failures exceeds the smallest bound (largest)."""
-    return float(max(row["failed"] - row["bound"] for row in chosen(rows, part="certificate")))
-
-
-def _closest(rows: list[Row]) -> list[Row]:
-    return chosen(rows, part="certificate", noise=NOISE[0], seed=0)
+def closest_bounds(rows: list[Row]) -> list[float]:
+    """The bounds for the student nearest to its teacher."""
+    closest = chosen(rows, part="certificate", noise=NOISE[0], seed=0)
+    return [round(row[column], 4) for row in closest for column in ("theorem_bound", "tight_bound")]
 
 
 def example_error(rows: list[Row]) -> float:
@@ -333,8 +314,8 @@ def example_respected(rows: list[Row]) -> bool:
     return bool(row["kl"] >= row["theorem"] and row["tv"] >= row["tv_max"] >= row["tv_simplified"])
 
 
-def _none(text: str, measure: Measure, where: str) -> Claim:
-    return equal(0, text, measure, says="always holds", where=where, read_from="theory")
+def theory(value: Any, where: str) -> Reported:
+    return Reported.theory(value, f"Wu 2023, {where}")
 
 
 class Theorems(Experiment):
@@ -349,90 +330,75 @@ class Theorems(Experiment):
 
     id = "anchor/theorems"
     where = "Wu 2023, sections 3.3 and 3.5, appendix B.1"
-    sizes = {
-        "tiny": Params(heads=1000, pairs=10_000, seeds=1),
-        "laptop": Params(heads=20_000, pairs=50_000, seeds=5),
-        "paper": Params(heads=20_000, pairs=200_000, seeds=10),
-    }
+    sizes = sizes(
+        heads=20_000,
+        tiny={"heads": 1000, "pairs": 10_000, "seeds": 1},
+        laptop={"pairs": 50_000, "seeds": 5},
+        paper={"pairs": 200_000, "seeds": 10},
+    )
     departs = (
         "The divergence of the rare-word attack is s p + log(1 − p(1 − e^−s)), at most s p: the factor 2 of the source and its "
         "condition p ≤ 1/2 are not needed, and (B.8) and (B.9) multiply s by the log ratio in error. Lemma 3.5.9 bounds the full "
         "L1 distance, twice the total variation; what is proved for that itself is the minimum of the larger of both terms "
         "(m_max). Remark 3.5.8 asks for 4ε_b < Γ < 3, the theorem for 8ε_b < Γ < 6."
     )
-    claims = (
-        {
-            "rare word: the divergence is s p + log(1 − p(1 − e^−s)) (largest difference)": at_most(
-                1e-9, largest("rare word", "formula_error"), says="at most 2 s p", where="Wu 2023, Theorem 3.3.1"
-            ),
-        },
-        _none("rare word: cases above s p", largest("rare word", "above_bound"), "Wu 2023, Theorem 3.3.1, corrected"),
-        _none(
-            "rare word: cases in which flipping a linear task costs more than p f*",
-            largest("rare word", "flip_above"),
-            "Wu 2023, 3.3.1",
+    claims = {
+        "rare word: the divergence is s p + log(1 − p(1 − e^−s)) (largest difference)": at_most(
+            1e-9, rare_words.max("formula_error"), says="at most 2 s p", where="Wu 2023, Theorem 3.3.1"
         ),
-        {
-            "an inactive unit does not feel the attack (largest change of the score, s = 1, 5, 50)": equal(
-                0.0, largest("inactive", "change"), reported=0.0, where="Wu 2023, section 3.3", read_from="theory"
-            ),
-            "shift: the divergence is zero (largest)": at_most(
-                1e-12, largest("shift", "kl"), reported=0.0, where="Wu 2023, Theorem 3.3.2", read_from="theory"
-            ),
-            "shift: contexts at which the silenced task still answers (share)": equal(
-                0.0,
-                largest("shift", "raw_left", shift="silencing"),
-                reported=0.0,
-                where="Wu 2023, Theorem 3.3.2",
-                read_from="theory",
-            ),
-            "shift: the anchored score does not change with [v₀; 1] (largest change)": at_most(
-                1e-8, largest("shift", "anchored_change"), reported=0.0, where="Wu 2023, section 3.5", read_from="theory"
-            ),
-            "shift: nor after a new fit of the anchor, where it is exact (largest change)": at_most(
-                1e-6, largest("shift", "refitted_change"), reported=0.0, where="Wu 2023, section 3.5", read_from="theory"
-            ),
-        },
-        _none(
-            "disagreeing pairs that break Lemma 3.5.10, 3.5.11, 3.5.12 or 3.5.13",
-            total("empty", "excess", "bulk", "word"),
-            "Wu 2023, B.1",
+        "rare word: cases above s p": equal(
+            0, rare_words.max("above_bound"), reported=theory("always holds", "Theorem 3.3.1, corrected")
         ),
-        _none("disagreeing pairs with TV below p_b m_max", total("tv_max"), "Wu 2023, Lemma 3.5.9, corrected"),
-        _none("disagreeing pairs with 2 TV below p_b m_sum", total("tv_sum"), "Wu 2023, Lemma 3.5.9, as derived"),
-        {
-            "disagreeing pairs with TV below p_b m_sum, as the lemma is printed but not proved": measured(total("tv_printed")),
-        },
-        _none(
-            "disagreeing pairs with a divergence below a bound of the theorem",
-            total("pinsker", "theorem", "general", "tight"),
-            "Wu 2023, 3.5.7",
+        "rare word: cases in which flipping a linear task costs more than p f*": equal(
+            0, rare_words.max("flip_above"), reported=theory("always holds", "3.3.1")
         ),
-        {
-            "the minima of Lemma 3.5.9 in six cases (largest difference from the reference)": at_most(
-                1e-5,
-                largest("reference", "difference"),
-                says="0.078504 for k = 2, b = −log 8, Γ = 0.75",
-                where=OURS,
-                read_from="theory",
-            ),
-            "closed-form example: divergence 0.088678, total variation 0.129127, bounds (largest difference)": at_most(
-                1e-5, example_error, reported=0.088678, where=OURS, read_from="theory"
-            ),
-            "closed-form example: every bound is respected": equal(
-                True, example_respected, says="yes", where="Wu 2023, Theorem 3.5.7", read_from="theory"
-            ),
-            "exact anchor: wrong and undecided contexts less the bound, at every perturbation (largest)": at_most(
-                0.0, excess, says="at most 0", where="Wu 2023, Theorem 3.5.7", read_from="theory"
-            ),
-            "exact anchor: bounds (3.10) and tight for the closest student, anchored logits of spread 1 and 0.5": measured(
-                lambda rows: [round(row[c], 4) for row in _closest(rows) for c in ("theorem_bound", "tight_bound")]
-            ),
-            "exact anchor: the divergence grows with the square of a small perturbation (exponent)": within(
-                0.1, 2.0, growth, reported=2.0, where=OURS, read_from="theory"
-            ),
-        },
-    )
+        "an inactive unit does not feel the attack (largest change of the score, s = 1, 5, 50)": equal(
+            0.0, rows(part="inactive").max("change"), reported=theory(0.0, "section 3.3")
+        ),
+        "shift: the divergence is zero (largest)": at_most(1e-12, shifts.max("kl"), reported=theory(0.0, "Theorem 3.3.2")),
+        "shift: contexts at which the silenced task still answers (share)": equal(
+            0.0, shifts(shift="silencing").max("raw_left"), reported=theory(0.0, "Theorem 3.3.2")
+        ),
+        "shift: the anchored score does not change with [v₀; 1] (largest change)": at_most(
+            1e-8, shifts.max("anchored_change"), reported=theory(0.0, "section 3.5")
+        ),
+        "shift: nor after a new fit of the anchor, where it is exact (largest change)": at_most(
+            1e-6, shifts.max("refitted_change"), reported=theory(0.0, "section 3.5")
+        ),
+        "disagreeing pairs that break Lemma 3.5.10, 3.5.11, 3.5.12 or 3.5.13": equal(
+            0, total("empty", "excess", "bulk", "word"), reported=theory("always holds", "B.1")
+        ),
+        "disagreeing pairs with TV below p_b m_max": equal(
+            0, total("tv_max"), reported=theory("always holds", "Lemma 3.5.9, corrected")
+        ),
+        "disagreeing pairs with 2 TV below p_b m_sum": equal(
+            0, total("tv_sum"), reported=theory("always holds", "Lemma 3.5.9, as derived")
+        ),
+        "disagreeing pairs with TV below p_b m_sum, as the lemma is printed but not proved": measured(total("tv_printed")),
+        "disagreeing pairs with a divergence below a bound of the theorem": equal(
+            0, total("pinsker", "theorem", "general", "tight"), reported=theory("always holds", "3.5.7")
+        ),
+        "the minima of Lemma 3.5.9 in six cases (largest difference from the reference)": at_most(
+            1e-5,
+            rows(part="reference").max("difference"),
+            reported=Reported.theory("0.078504 for k = 2, b = −log 8, Γ = 0.75", OURS),
+        ),
+        "closed-form example: divergence 0.088678, total variation 0.129127, bounds (largest difference)": at_most(
+            1e-5, example_error, reported=Reported.theory(0.088678, OURS)
+        ),
+        "closed-form example: every bound is respected": equal(True, example_respected, reported=theory("yes", "Theorem 3.5.7")),
+        "exact anchor: wrong and undecided contexts less the bound, at every perturbation (largest)": at_most(
+            0.0,
+            (certificates["failed"] - certificates["bound"]).max(),
+            reported=theory("at most 0", "Theorem 3.5.7"),
+        ),
+        "exact anchor: bounds (3.10) and tight for the closest student, anchored logits of spread 1 and 0.5": measured(
+            closest_bounds
+        ),
+        "exact anchor: the divergence grows with the square of a small perturbation (exponent)": within(
+            0.1, 2.0, growth, reported=Reported.theory(2.0, OURS)
+        ),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for seed in range(p.seeds):
@@ -451,21 +417,15 @@ class Theorems(Experiment):
             yield {"part": job["part"], **row, "seed": job["seed"]}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(3, size=(4.6, 3.6))
         names = {"failed": "wrong or undecided", "tight_bound": "tight bound", "theorem_bound": "bound (3.10)", "eps_kl": "ε_KL"}
-        shared: dict[str, Any] = {"by": "of", "log": "xy", "labels": "legend", "xlabel": "perturbation of the label atoms"}
-        for ax, scale in zip(axes, SCALES, strict=False):
-            table = chosen(rows, part="certificate", scale=scale)
-            lines = [{"noise": row["noise"], "value": row[column], "of": name} for column, name in names.items() for row in table]
-            title = f"exact anchor, logits of spread {scale:g}"
-            plots.curves(lines, "noise", "value", **shared, ylabel="share of contexts, divergence", title=title, ax=ax)
-        minima = [
-            {"Gamma": row["Gamma"], "value": row[column], "of": name}
-            for row in rows
-            if row["part"] == "reference"
-            for column, name in (("m_sum", "m_sum"), ("m_max", "m_max"), ("m_simplified", "(3.21)"), ("linear", "Γ/24"))
+        look: dict[str, Any] = {"log": "xy", "labels": "legend", "xlabel": "perturbation of the label atoms"}
+        look |= {"ylabel": "share of contexts, divergence"}
+        lines = melted(chosen(rows, part="certificate"), names)
+        exact = [
+            curves(chosen(lines, scale=s), "noise", "value", title=f"exact anchor, logits of spread {s:g}", **look)
+            for s in SCALES
         ]
-        plots.scatter(minima, "Gamma", "value", by="of", log="y", xlabel="margin Γ", ylabel="least TV / p_b", ax=axes[2])
-        return figure
+        shapes = {"m_sum": "m_sum", "m_max": "m_max", "m_simplified": "(3.21)", "linear": "Γ/24"}
+        minima = melted(chosen(rows, part="reference"), shapes)
+        least = scatter(minima, "Gamma", "value", log="y", xlabel="margin Γ", ylabel="least TV / p_b")
+        return draw_panels(*exact, least, size=(4.6, 3.6), by="of")

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from theodolite.experiments import Experiment, Params, at_least, at_most, equal, measured
+from theodolite.experiments import Experiment, Params, at_least, at_most, cited, equal, measured, rows
 from theodolite.experiments.anchors.attacks import Task, anchor_of, frequent_words, states_at, task_of
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK
 from theodolite.experiments.anchors.small_gpt import Recipe, Weights, corpus_of, follow, network_at, pretraining_of, windows
-from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments.lab.panels import curves, draw_panels, melted, scatter
+from theodolite.experiments.query import Value, chosen, select
 from theodolite.experiments.study import Computation
 from theodolite.measures.anchors.transfer.certificate import transfer_certificate
 from theodolite.measures.anchors.transfer.log_linear import LogLinear
@@ -45,16 +45,25 @@ def taught(model: GPT, teacher: Recipe, student: Recipe) -> dict[int, Weights]:
     return follow(student, student.network(), divergence, (ids, ids))
 
 
-def follows(column: str) -> Measure:
+def follows(column: str) -> Value:
     """Rank correlation of a share of contexts with ε_KL over the checkpoints, the smallest of the tasks."""
 
-    def measure(rows: list[Row]) -> float:
+    def correlation(rows: list[Row]) -> float:
         from scipy.stats import spearmanr
 
-        tables = [chosen(rows, task=task) for task in sorted({row["task"] for row in chosen(rows)})]
-        return min(float(spearmanr([r["eps_kl"] for r in t], [r[column] for r in t]).statistic) for t in tables)
+        return float(spearmanr([row["eps_kl"] for row in rows], [row[column] for row in rows]).statistic)
 
-    return measure
+    return rows.by("task").each(correlation).min()
+
+
+def kept(column: str) -> Value:
+    """A column at the last step over the first, the largest of the tasks."""
+
+    def ratio(rows: list[Row]) -> float:
+        line = sorted(rows, key=lambda row: row["step"])
+        return float(line[-1][column] / line[0][column])
+
+    return rows.by("task").each(ratio).max()
 
 
 def violated(rows: list[Row]) -> int:
@@ -68,6 +77,9 @@ def telling(rows: list[Row]) -> str:
     good = sum(row["verdict"] == "non-vacuous" for row in table)
     last = max(table, key=lambda row: row["step"])
     return f"{good} of {len(table)} non-vacuous; at the last step {last['violated'] or 'all preconditions hold'}"
+
+
+UNDECIDED = "students of the first steps leave every context undecided, which the theorem's error does not count"
 
 
 class Transfer(Experiment):
@@ -91,48 +103,30 @@ class Transfer(Experiment):
         "models it is vacuous, and this is said. The bulk is all words but the labels, chosen by the teacher for both."
     )
     claims = (
-        {
-            "wrong contexts follow the divergence (rank correlation over ten checkpoints, smallest of the tasks)": at_least(
-                0.8,
-                follows("eps_cls"),
-                fails={
-                    "tiny": "students of the first steps leave every context undecided, which the theorem's error does not count"
-                },
-                says="error bounded by the divergence",
-                where="Wu 2023, Theorem 3.5.7",
-                read_from="theory",
-            ),
-        },
-        at_least(
-            0.8,
-            "wrong and undecided contexts follow the divergence (rank correlation over ten checkpoints, smallest of the tasks)",
-            follows("failed"),
-            says="error bounded by the divergence",
-            where="Wu 2023, Theorem 3.5.7",
+        cited(
+            "Wu 2023, Theorem 3.5.7",
+            {
+                f"{wrong} follow the divergence (rank correlation over ten checkpoints, smallest of the tasks)": at_least(
+                    0.8, follows(column), says="error bounded by the divergence", fails=fails
+                )
+                for wrong, column, fails in (
+                    ("wrong contexts", "eps_cls", {"tiny": UNDECIDED}),
+                    ("wrong and undecided contexts", "failed", {}),
+                )
+            }
+            | {"bounds below the measured error": equal(0, violated, says="none")},
             read_from="theory",
         ),
         {
-            "bounds below the measured error": equal(
-                0, violated, says="none", where="Wu 2023, Theorem 3.5.7", read_from="theory"
-            ),
-            "the student learns (divergence at the end over that at the start, largest)": at_most(
-                0.5, lambda rows: _ends(rows, "eps_kl")
-            ),
+            "the student learns (divergence at the end over that at the start, largest)": at_most(0.5, kept("eps_kl")),
             "certificates that guarantee something": measured(telling),
-            "wrong and undecided contexts at the end over those at the start, largest of the tasks": measured(
-                lambda rows: _ends(rows, "failed")
-            ),
+            "wrong and undecided contexts at the end over those at the start, largest of the tasks": measured(kept("failed")),
         },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        yield {
-            "teacher": asdict(p.teacher),
-            "student": asdict(p.student),
-            "tasks": p.tasks,
-            "contexts": p.contexts,
-            "seed": p.student.seed,
-        }
+        own = {"teacher": asdict(p.teacher), "student": asdict(p.student)}
+        yield {**own, "tasks": p.tasks, "contexts": p.contexts, "seed": p.student.seed}
 
     def needs(self, job: Mapping[str, Any]) -> list[Computation]:
         return [pretraining_of(Recipe.of(job["teacher"]))]
@@ -151,18 +145,18 @@ class Transfer(Experiment):
                 yield {"task": number, "step": step, **certified(reference, seen, task)}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         shares = {"eps_cls": "wrong", "failed": "wrong or undecided"}
-        points = [{**row, "share": row[column], "of": name} for column, name in shares.items() for row in rows]
         bounds = {"failed": "wrong or undecided", "bound": "guaranteed bound", "heuristic_bound": "heuristic bound"}
-        lines = [{"at": row["step"] + 1, "share": row[column], "of": name} for column, name in bounds.items() for row in rows]
-        figure, axes = plots.panels(3, size=(4.3, 3.4))
-        plots.curves(chosen(rows, task=0), "step", "eps_kl", xlabel="step of the student", ylabel="ε_KL", log="y", ax=axes[0])
-        plots.scatter(points, "eps_kl", "share", by="of", log="x", xlabel="ε_KL", ylabel="share of contexts", ax=axes[1])
+        lines = melted([{**row, "at": row["step"] + 1} for row in rows], bounds, "share")
         last: dict[str, Any] = {"band": "range", "log": "x", "labels": "legend", "xlabel": "1 + step of the student"}
-        plots.curves(lines, "at", "share", by="of", ylabel="share of contexts", **last, ax=axes[2])
-        return figure
+        return draw_panels(
+            curves(select(rows, task=0), "step", "eps_kl", xlabel="step of the student", ylabel="ε_KL", log="y"),
+            scatter(
+                melted(rows, shares, "share"), "eps_kl", "share", by="of", log="x", xlabel="ε_KL", ylabel="share of contexts"
+            ),
+            curves(lines, "at", "share", by="of", ylabel="share of contexts", **last),
+            size=(4.3, 3.4),
+        )
 
 
 def _task(teacher: LogLinear, seed: int) -> Task:
@@ -174,12 +168,3 @@ def certified(teacher: LogLinear, student: LogLinear, task: Task) -> Row:
     """The certificate of one student for one task."""
     found = transfer_certificate(teacher, student, labels=task.labels, a=task.a, b=task.b)
     return {**found.rows()[0], "failed": found.eps_cls + found.undecided}
-
-
-def _ends(rows: list[Row], column: str) -> float:
-    """A column at the last step over the first, the largest of the tasks."""
-    found = []
-    for task in sorted({row["task"] for row in chosen(rows)}):
-        line = sorted(chosen(rows, task=task), key=lambda row: row["step"])
-        found.append(line[-1][column] / line[0][column])
-    return float(max(found))

@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
-from theodolite.experiments import Experiment, at_least, at_most, sizes
-from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments import Experiment, Reported, at_least, at_most, cited, rows, sizes
+from theodolite.experiments.lab.panels import curves, draw_panels, melted
+from theodolite.experiments.query import select
 from theodolite.measures.anchors import anchor_clusters, probe_states
 from theodolite.measures.anchors.probing.bulk import log_bulk_partition
 from theodolite.results import Row
@@ -70,38 +70,27 @@ def clusters(job: Mapping[str, Any]) -> Iterator[Row]:
 PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {"exact": exact, "gaussian": gaussian, "clusters": clusters}
 
 
-def worst(part: str, column: str) -> Measure:
-    """The largest value of a column."""
-    return lambda rows: max(row[column] for row in chosen(rows, part=part))
+exact_worlds, gaussian_worlds, two_norms = (rows(part=part) for part in PARTS)
 
 
-def factor_off(rows: list[Row]) -> float:
-    """How far the errors are from the reference table, as the largest factor of all radii, words removed and seeds."""
-    factors = []
-    for radius, errors in TABLE.items():
-        for top, wanted in zip(TOPS, errors, strict=True):
-            factors += [max(row["mse"] / wanted, wanted / row["mse"]) for row in _at(rows, radius, top)]
-    return float(max(factors))
+def factor(have: float, wanted: float) -> float:
+    """How many times too large or too small."""
+    return max(have / wanted, wanted / have)
 
 
-def variance_off(rows: list[Row]) -> float:
-    """The same for the variance with 80 words removed."""
-    found = [(row["variance"], wanted) for radius, wanted in VARIANCE_AT_80.items() for row in _at(rows, radius, AT)]
-    return float(max(max(have / want, want / have) for have, want in found))
+#: How far the errors, and the variances with 80 words removed, are from the reference table, for all radii and seeds.
+error_factors = gaussian_worlds(radius=list(TABLE)).column(
+    lambda row: factor(row["mse"], TABLE[row["radius"]][TOPS.index(row["top"])])
+)
+variance_factors = gaussian_worlds(radius=list(TABLE), top=AT).column(
+    lambda row: factor(row["variance"], VARIANCE_AT_80[row["radius"]])
+)
 
 
-def largest_step(rows: list[Row]) -> float:
-    """The largest ratio of an error to the one with fewer words removed, at one radius."""
-    steps = []
-    for radius in TABLE:
-        for seed in sorted({row["seed"] for row in chosen(rows, part="gaussian")}):
-            line = sorted(chosen(rows, part="gaussian", radius=radius, seed=seed), key=lambda row: row["top"])
-            steps += [after["mse"] / before["mse"] for before, after in pairwise(line)]
-    return float(max(steps))
-
-
-def _at(rows: list[Row], radius: Any, top: int) -> list[Row]:
-    return chosen(rows, part="gaussian", radius=radius, top=top)
+def steepest(rows: list[Row]) -> float:
+    """The largest ratio of an error to the one with fewer words removed."""
+    line = sorted(rows, key=lambda row: row["top"])
+    return float(max(after["mse"] / before["mse"] for before, after in pairwise(line)))
 
 
 class Worlds(Experiment):
@@ -116,49 +105,45 @@ class Worlds(Experiment):
     where = "Wu 2023, section 3.4, Hypothesis 3.4.2; synthetic worlds of ours"
     sizes = sizes(words=4000, dim=32, contexts=6000, tiny={"seeds": 1}, laptop={"seeds": 5}, paper={"seeds": 10})
     departs = "The source has no synthetic experiment; reference values were computed for this one beforehand."
-    claims = {
-        "exact anchor: mean square error (largest)": at_most(
-            1e-18, worst("exact", "mse"), reported=0.0, where="Wu 2023, Hypothesis 3.4.2", read_from="theory"
-        ),
-        "exact anchor: the probe predicts what the planted vector does (largest difference)": at_most(
-            1e-9, worst("exact", "distance"), reported=0.0, where="Wu 2023, Hypothesis 3.4.2", read_from="theory"
-        ),
-        "exact anchor: largest error at any context": at_most(
-            1e-12, worst("exact", "max_error"), reported=0.0, where="Wu 2023, Hypothesis 3.4.2", read_from="theory"
-        ),
-        "Gaussian atoms: errors as in the reference table (largest factor of 20 cells)": at_most(
-            2.0, factor_off, says="0.619 / 0.193 / 0.049 / 0.011 / 0.0020 at radius 4", where=_TABLE, read_from="theory"
-        ),
-        "Gaussian atoms: variances as in the reference table (largest factor)": at_most(
-            2.0, variance_off, says="0.075 to 1.197", where=_TABLE, read_from="theory"
-        ),
-        "Gaussian atoms: at every radius the error falls with the words removed (largest ratio to the error before)": at_most(
-            1.0, largest_step, says="falls", where="Wu 2023, Table B.2"
-        ),
-        "states of varying norm have no anchor (R², 80 words removed, largest)": at_most(
-            0.3, lambda rows: max(row["r2"] for row in _at(rows, "mixed", AT)), reported=0.22, where=_TABLE, read_from="theory"
-        ),
-        "two norms: one anchor fails (error, 80 words removed, smallest)": at_least(
-            1.0,
-            lambda rows: min(row["joint_mse"] for row in chosen(rows, part="clusters", top=AT)),
-            reported=4.23,
-            where=_TABLE,
+    claims = (
+        cited(
+            "Wu 2023, Hypothesis 3.4.2",
+            {
+                "exact anchor: mean square error (largest)": at_most(1e-18, exact_worlds.max("mse"), reported=0.0),
+                "exact anchor: the probe predicts what the planted vector does (largest difference)": at_most(
+                    1e-9, exact_worlds.max("distance"), reported=0.0
+                ),
+                "exact anchor: largest error at any context": at_most(1e-12, exact_worlds.max("max_error"), reported=0.0),
+            },
             read_from="theory",
         ),
-        "two norms: two anchors fit (larger error of both clusters, 80 words removed)": at_most(
-            0.05,
-            lambda rows: max(row["larger_mse"] for row in chosen(rows, part="clusters", top=AT)),
-            reported=0.010,
-            where=_TABLE,
-            read_from="theory",
-        ),
-        "two norms: positions that the probe puts into their cluster (share, 80 words removed, smallest)": at_least(
-            0.99,
-            lambda rows: min(row["right"] for row in chosen(rows, part="clusters", top=AT)),
-            says="two clusters",
-            where="Wu 2023, section B.2",
-        ),
-    }
+        {
+            "Gaussian atoms: errors as in the reference table (largest factor of 20 cells)": at_most(
+                2.0, error_factors.max(), reported=Reported.theory("0.619 / 0.193 / 0.049 / 0.011 / 0.0020 at radius 4", _TABLE)
+            ),
+            "Gaussian atoms: variances as in the reference table (largest factor)": at_most(
+                2.0, variance_factors.max(), reported=Reported.theory("0.075 to 1.197", _TABLE)
+            ),
+            "Gaussian atoms: at every radius the error falls with the words removed (largest ratio to the error before)": at_most(
+                1.0,
+                gaussian_worlds(radius=list(TABLE)).by("radius", "seed").each(steepest).max(),
+                says="falls",
+                where="Wu 2023, Table B.2",
+            ),
+            "states of varying norm have no anchor (R², 80 words removed, largest)": at_most(
+                0.3, gaussian_worlds(radius="mixed", top=AT).max("r2"), reported=Reported.theory(0.22, _TABLE)
+            ),
+            "two norms: one anchor fails (error, 80 words removed, smallest)": at_least(
+                1.0, two_norms(top=AT).min("joint_mse"), reported=Reported.theory(4.23, _TABLE)
+            ),
+            "two norms: two anchors fit (larger error of both clusters, 80 words removed)": at_most(
+                0.05, two_norms(top=AT).max("larger_mse"), reported=Reported.theory(0.010, _TABLE)
+            ),
+            "two norms: positions that the probe puts into their cluster (share, 80 words removed, smallest)": at_least(
+                0.99, two_norms(top=AT).min("right"), says="two clusters", where="Wu 2023, section B.2"
+            ),
+        },
+    )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         shape = {"words": p.words, "dim": p.dim, "contexts": p.contexts}
@@ -173,22 +158,19 @@ class Worlds(Experiment):
             yield {"part": job["part"], **row, "seed": job["seed"]}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        table = [{**row, "states": _states(row["radius"])} for row in rows if row["part"] == "gaussian"]
-        errors = [{**row, "removed": row["top"] + 1} for row in table]
-        halves = [
-            {"removed": row["top"] + 1, "mse": row[column], "fit": name}
-            for row in rows
-            if row["part"] == "clusters"
-            for column, name in (("joint_mse", "one anchor"), ("small_mse", "two: radius 0.5"), ("large_mse", "two: radius 4"))
+        table = [{**row, "removed": row["top"] + 1} for row in rows if row["part"] != "exact"]
+        errors = [
+            {**row, "states": f"radius {str(row['radius']).replace('mixed', '0.5 to 4')}"}
+            for row in select(table, part="gaussian")
         ]
-        figure, axes = plots.panels(2, size=(4.6, 3.6))
-        shared: dict[str, Any] = {"log": "xy", "labels": "direct", "xlabel": "1 + words removed", "ylabel": "mean square error"}
-        plots.curves(errors, "removed", "mse", by="states", title="Gaussian atoms", **shared, ax=axes[0])
-        plots.curves(halves, "removed", "mse", by="fit", title="states of two norms", **shared, ax=axes[1])
-        return figure
-
-
-def _states(radius: Any) -> str:
-    return "radius 0.5 to 4" if radius == "mixed" else f"radius {radius}"
+        fits = {"joint_mse": "one anchor", "small_mse": "two: radius 0.5", "large_mse": "two: radius 4"}
+        halves = melted(select(table, part="clusters"), fits, "mse", "fit")
+        return draw_panels(
+            curves(errors, "removed", "mse", by="states", title="Gaussian atoms"),
+            curves(halves, "removed", "mse", by="fit", title="states of two norms"),
+            size=(4.6, 3.6),
+            log="xy",
+            labels="direct",
+            xlabel="1 + words removed",
+            ylabel="mean square error",
+        )

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
-from statistics import fmean, pstdev
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from theodolite.experiments import Experiment, Params, measured
+from theodolite.experiments import Experiment, Params, measured, rows
 from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import Measured, chosen
+from theodolite.experiments.lab.panels import curves, draw_panels
+from theodolite.experiments.query import chosen
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, SCORE_MASKS, Init, OnTrained, Setting, job_of, planted
-from theodolite.experiments.sparse_coding.recovery import FULL, NAMES, TINY, over_realized
+from theodolite.experiments.sparse_coding.recovery import FULL, NAMES, TINY, mean_and_spread, over_realized
 from theodolite.measures.dictionary import hidden_error, orthogonal_matching_pursuit, recovery_error
 from theodolite.results import Row
 
@@ -117,15 +117,10 @@ TINY_FLEET: tuple[tuple[Init, int], ...] = (("samples", 0), ("local", 0))
 
 def error_of(method: str) -> Measure:
     """Mean recovery error with as many learned atoms as signals, or that the package is not there."""
-
-    def measure(rows: list[Row]) -> Measured | str:
-        mine = chosen(rows, method=method, place=FULL)
-        if any(row["state"] != "trained" for row in mine):
-            return "not installed"
-        finals = [row["final"] for row in mine]
-        return Measured(fmean(finals), pstdev(finals) if len(finals) > 1 else None)
-
-    return measure
+    mine = rows(method=method, place=FULL)
+    return lambda table: (
+        mine["final"].reduce(mean_and_spread)(table) if mine.share(state="trained")(table) == 1 else "not installed"
+    )
 
 
 class Baselines(OnTrained, Experiment):
@@ -146,10 +141,10 @@ class Baselines(OnTrained, Experiment):
         "Not in the source. The Lasso's penalty is 1.2/√d; scikit-learn's algorithms have a tenth of the passes. At tiny size "
         "100 atoms in 50 dimensions, 500 signals and 100 passes."
     )
-    claims = tuple(
-        {f"recovery error with as many learned atoms as signals: {name}": measured(error_of(name))}
+    claims = {
+        f"recovery error with as many learned atoms as signals: {name}": measured(error_of(name))
         for name in (*NAMES.values(), *METHODS)
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for place, setting in p.settings:
@@ -171,18 +166,16 @@ class Baselines(OnTrained, Experiment):
                 yield {**mark, "state": "trained", **{name: row[name] for name in ("seed", *COLUMNS)}}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, (left, right) = plots.panels(2, size=(4.8, 3.6))
         drawn = chosen(rows, state="trained")
-        names: dict[str, Any] = {"by": "method", "xlabel": "learned atoms p'", "band": "std"}
-        plots.curves(drawn, "learned", "final", labels="legend", ylabel="recovery error (cosine)", ax=left, **names)
-        left.set_ylim(bottom=0.0)
-        title = "held-out signals"
-        plots.curves(
-            drawn, "learned", "score", labels="none", ylabel="error per hidden coordinate", title=title, ax=right, **names
+        look: dict[str, Any] = {"by": "method", "xlabel": "learned atoms p'", "band": "std"}
+        return draw_panels(
+            curves(drawn, "learned", "final", labels="legend", ylabel="recovery error (cosine)").then(
+                lambda ax: ax.set_ylim(bottom=0.0)
+            ),
+            curves(drawn, "learned", "score", labels="none", ylabel="error per hidden coordinate", title="held-out signals"),
+            size=(4.8, 3.6),
+            **look,
         )
-        return figure
 
 
 COLUMNS = ("initial", "final", "score", "reconstruction")

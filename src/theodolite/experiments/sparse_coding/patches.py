@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from theodolite import data
-from theodolite.experiments import Experiment, Params, at_most, measured
-from theodolite.experiments.claims import Measure
+from theodolite.experiments import Experiment, Params, at_most, measured, rows
 from theodolite.experiments.lab.datasets import Source, load_or
-from theodolite.experiments.query import chosen
+from theodolite.experiments.lab.panels import curves, draw_panels
+from theodolite.experiments.query import Column, Value, chosen, values_of
 from theodolite.experiments.sparse_coding.baselines import mini_batch
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES
-from theodolite.experiments.sparse_coding.recovery import NAMES, mean_of
+from theodolite.experiments.sparse_coding.recovery import NAMES
 from theodolite.measures.dictionary import LearningSettings, hidden_error, learn_dictionaries
 from theodolite.measures.dictionary.learning import initial_dictionary
 from theodolite.results import Row
@@ -84,27 +84,21 @@ def learned_by(method: str, study: Patching, signals: Tensor, seed: int) -> Tens
     return learn_dictionaries(signals, start[None], settings, epochs=study.epochs, seeds=(seed,)).components[0]
 
 
-def ratio(noise: float) -> Measure:
+def by_size(column: str, **where: Any) -> Column:
+    """Means over the seeds by the number of atoms, the most last."""
+    return rows(**where).by("learned").each(rows.mean(column))
+
+
+def ratio(noise: float) -> Value:
     """Masking's imputation error over the baseline's, with most atoms."""
-
-    def measure(rows: list[Row]) -> float:
-        table = chosen(rows, noise=noise)
-        most = max(row["learned"] for row in table)
-        masked, base = (mean_of(table, "imputation", learned=most, method=method) for method in ("masking", "baseline"))
-        return masked / base
-
-    return measure
+    masked, base = (by_size("imputation", noise=noise, method=method).last() for method in ("masking", "baseline"))
+    return masked / base
 
 
-def best(noise: float, method: str) -> Measure:
+def best(noise: float, method: str) -> Value:
     """The lowest imputation error over the numbers of atoms, as a share of what the mean image leaves."""
-
-    def measure(rows: list[Row]) -> float:
-        table = chosen(rows, noise=noise, method=method)
-        sizes = sorted({row["learned"] for row in table})
-        return min(mean_of(table, "imputation", learned=size) / mean_of(table, "of_mean", learned=size) for size in sizes)
-
-    return measure
+    error, left = (by_size(column, noise=noise, method=method) for column in ("imputation", "of_mean"))
+    return (error / left).min()
 
 
 class Patches(Experiment):
@@ -131,15 +125,11 @@ class Patches(Experiment):
             "noisy patches, most atoms: masking's error on hidden pixels over the baseline's": at_most(1.0, ratio(NOISY)),
             "clean patches, most atoms: masking's error on hidden pixels over the baseline's": at_most(1.0, ratio(CLEAN)),
         },
-        *(
-            {
-                f"{word} patches: lowest error on hidden pixels, as a share of the variance: {method}": measured(
-                    best(noise, method)
-                )
-            }
+        {
+            f"{word} patches: lowest error on hidden pixels, as a share of the variance: {method}": measured(best(noise, method))
             for noise, word in ((NOISY, "noisy"), (CLEAN, "clean"))
             for method in METHODS
-        ),
+        },
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
@@ -168,17 +158,13 @@ class Patches(Experiment):
         }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(3, size=(4.3, 3.5))
         table = [{**row, "share": row["imputation"] / row["of_mean"]} for row in rows]
-        origin = ", ".join(dict.fromkeys(row["data"] for row in rows))
-        for ax, noise, word in zip(axes, (CLEAN, NOISY), ("clean", "noisy"), strict=False):
-            mine = chosen(table, noise=noise)
-            title = f"{origin}, {word}: hidden pixels"
-            naming: dict[str, Any] = {"xlabel": "learned atoms", "ylabel": "squared error / variance", "title": title}
-            plots.curves(mine, "learned", "share", by="method", log="x", labels="legend", ax=ax, **naming)
-        naming = {"xlabel": "learned atoms", "ylabel": "squared error per pixel", "title": "noisy: training patches, rebuilt"}
-        noisy = chosen(table, noise=NOISY)
-        plots.curves(noisy, "learned", "train_reconstruction", by="method", log="x", labels="none", ax=axes[2], **naming)
-        return figure
+        origin, noisy = ", ".join(values_of(rows, "data")), chosen(table, noise=NOISY)
+        rest: dict[str, Any] = {"by": "method", "log": "x", "xlabel": "learned atoms", "ylabel": "squared error / variance"}
+        names = {"ylabel": "squared error per pixel", "title": "noisy: training patches, rebuilt", "labels": "none"}
+        hidden = [
+            curves(chosen(table, noise=noise), "learned", "share", title=f"{origin}, {word}: hidden pixels")
+            for noise, word in ((CLEAN, "clean"), (NOISY, "noisy"))
+        ]
+        rebuilt = curves(noisy, "learned", "train_reconstruction", **names)
+        return draw_panels(*hidden, rebuilt, size=(4.3, 3.5), labels="legend", **rest)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from theodolite.experiments import Figure, Params, at_least, at_most, within
-from theodolite.experiments.claims import Claim, Claims, Measure
-from theodolite.experiments.query import Measured, chosen
+from theodolite.experiments import Figure, Params, Reported, at_least, at_most, cited, rows, within
+from theodolite.experiments.claims import Claims
+from theodolite.experiments.query import Column, Measured, Query, Value, chosen
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, OnTrained, Setting, job_of
-from theodolite.measures.dictionary.learning import Objective
 from theodolite.results import Row
 
 if TYPE_CHECKING:
@@ -24,6 +22,7 @@ STARTS = {"samples": "sample initialisation", "local": "local initialisation"}
 NAMES: dict[str, str] = {"reconstruction": "baseline", "masked": "masking"}
 #: How far from a value read off a plot we may end, and from an initial error of the specification.
 READ_OFF, INITIAL = 0.03, 0.015
+READ: dict[str, Any] = {"read_from": "plot", "since": "laptop"}
 INITIAL_ERRORS = "initial errors of the setting, mean of 5 draws"
 
 DEPARTS = (
@@ -101,80 +100,35 @@ def paper_settings(rows: list[Row]) -> bool:
 # Readings
 
 
-def places(rows: list[Row]) -> list[float]:
-    return sorted({row["place"] for row in rows})
+def mean_and_spread(values: Sequence[float]) -> Measured:
+    """The mean over the seeds, with their standard deviation."""
+    return Measured(fmean(values), pstdev(values) if len(values) > 1 else None)
 
 
-def mean_of(rows: list[Row], column: str = "final", **where: Any) -> float:
-    return fmean(row[column] for row in chosen(rows, **where))
+def by_place(column: str = "final", among: Query = rows) -> Column:
+    """Mean errors over the seeds by the place on the axis, in its order."""
+    return among.by("place").each(rows.mean(column))
 
 
-def error_at(panel: str, objective: str, place: float) -> Measure:
-    """Mean final error over the seeds, with their standard deviation."""
-
-    def measure(rows: list[Row]) -> Measured:
-        finals = [row["final"] for row in chosen(rows, panel=panel, objective=objective, place=place)]
-        return Measured(fmean(finals), pstdev(finals) if len(finals) > 1 else None)
-
-    return measure
+def errors(panel: str, objective: str, column: str = "final", among: Query = rows) -> Column:
+    """One curve of a figure."""
+    return by_place(column, among(panel=panel, objective=objective))
 
 
-def gap_at(rows: list[Row], panel: str, place: float) -> float:
+def gaps(panel: str, among: Query = rows) -> Column:
     """By how much masking ends below the baseline."""
-    base, masked = (mean_of(rows, panel=panel, objective=objective, place=place) for objective in OBJECTIVES)
-    return base - masked
+    return errors(panel, "reconstruction", among=among) - errors(panel, "masked", among=among)
 
 
-def gap_of(panel: str) -> Callable[[list[Row], float], float]:
-    return lambda rows, place: gap_at(rows, panel, place)
+def rises(panel: str, objective: str, among: Query = rows) -> Column:
+    """Final minus initial errors."""
+    return errors(panel, objective, "final", among) - errors(panel, objective, "initial", among)
 
 
-def gap_in(panel: str, place: float) -> Measure:
-    return lambda rows: gap_at(rows, panel, place)
-
-
-def smallest(reading: Callable[[list[Row], float], float], keep: Callable[[Row], bool] = lambda row: True) -> Measure:
-    """The smallest reading over the places whose rows are kept; there must be some."""
-
-    def measure(rows: list[Row]) -> float:
-        return least([reading(rows, place) for place in places([row for row in rows if keep(row)])])
-
-    return measure
-
-
-def least(values: Sequence[float]) -> float:
-    """The smallest value, NaN where one is NaN."""
-    return float("nan") if any(value != value for value in values) else min(values)
-
-
-def steps_of(panel: str, reading: Callable[[list[Row], str, float], float]) -> Measure:
-    """The smallest change of a reading from one place to the next."""
-
-    def measure(rows: list[Row]) -> float:
-        values = [reading(rows, panel, place) for place in places(rows)]
-        return least([later - earlier for earlier, later in pairwise(values)])
-
-    return measure
-
-
-def rise_at(panel: str, objective: Objective) -> Callable[[list[Row], float], float]:
-    """Final minus initial error."""
-
-    def reading(rows: list[Row], place: float) -> float:
-        where = {"panel": panel, "objective": objective, "place": place}
-        return mean_of(rows, "final", **where) - mean_of(rows, "initial", **where)
-
-    return reading
-
-
-def farthest(column: str, table: Mapping[float, float], **where: Any) -> Measure:
+def farthest(column: str, table: Mapping[float, float], **where: Any) -> Value:
     """The largest distance of a mean over seeds from a table's value, over the places that were run."""
-
-    def measure(rows: list[Row]) -> float:
-        distances = [abs(mean_of(rows, column, place=place, **where) - table[place]) for place in places(rows)]
-        return -least([-distance for distance in distances])
-
-    return measure
+    wanted = rows["place"].first().then(table.__getitem__)
+    return abs(rows(**where).by("place").each(rows.mean(column) - wanted)).max()
 
 
 # Claims
@@ -195,24 +149,24 @@ def table_claims(table: Table, initial: Mapping[float, float]) -> Claims:
         INITIAL,
         "(a) errors before training, of the noisy samples themselves (largest distance from the setting's)",
         farthest("initial", initial, panel="a", objective="masked"),
-        reported=", ".join(f"{value:g}" for value in initial.values()),
-        where=INITIAL_ERRORS,
-        read_from="theory",
+        reported=Reported.theory(", ".join(f"{value:g}" for value in initial.values()), INITIAL_ERRORS),
         since="laptop",
     )
 
 
-def value_claim(table: Table, panel: str, objective: Objective, place: float, words: str) -> Claim:
-    """One point of a figure."""
-    return within(
-        READ_OFF,
-        None,
-        f"({panel}) {NAMES[objective]} {words} (read from the authors' plots)",
-        error_at(panel, objective, place),
-        reported=table[panel, objective][place],
-        read_from="plot",
-        since="laptop",
-    )
+def value_claims(table: Table, place: float, words: str) -> Claims:
+    """One point of each curve of a figure."""
+    return {
+        f"({panel}) {NAMES[objective]} {words} (read from the authors' plots)": within(
+            READ_OFF,
+            None,
+            rows(panel=panel, objective=objective, place=place)["final"].reduce(mean_and_spread),
+            reported=Reported(table[panel, objective][place], read_from="plot"),
+            since="laptop",
+        )
+        for panel in PANELS
+        for objective in OBJECTIVES
+    }
 
 
 #: By p'/p.
@@ -234,92 +188,73 @@ def over_realized(setting: Setting, *ratios: int) -> tuple[tuple[float, Setting]
     return tuple((ratio, replace(setting, learned=ratio * setting.atoms)) for ratio in ratios)
 
 
-def spread(rows: list[Row], objective: str) -> float:
+def spread(objective: str) -> Value:
     """Largest less smallest error of a curve of panel (b)."""
-    errors = [mean_of(rows, panel="b", objective=objective, place=place) for place in places(rows)]
-    return -least([-error for error in errors]) - least(errors)
+    return errors("b", objective).max() - errors("b", objective).min()
 
 
-def first_improvement(rows: list[Row]) -> float:
-    """By how much both curves of (a) fall from p' = p to p' = 2p, the smaller."""
-    return least(
-        [mean_of(rows, panel="a", objective=o, place=1) - mean_of(rows, panel="a", objective=o, place=2) for o in OBJECTIVES]
-    )
+#: By how much both curves of (a) fall from p' = p to p' = 2p, the smaller.
+first_improvement = rows(panel="a", place=[1, 2]).by("objective").each((0 - by_place().steps()).only()).min()
+full, beyond_first = rows(place=FULL), rows(place=lambda place: place > 1)
+fewer_than_samples = rows.where(lambda row: row["learned"] < row["samples"])
 
 
 def _claims_21() -> Claims:
-    values = [value_claim(TABLE_21, panel, objective, FULL, "at p' = n") for panel in PANELS for objective in OBJECTIVES]
-    apart = [
+    return (
+        value_claims(TABLE_21, FULL, "at p' = n"),
         {
             f"({panel}) masking ends below the baseline at p' = n (difference)": at_least(
                 0.05,
-                gap_in(panel, FULL),
+                gaps(panel, full).only(),
                 reported=round(TABLE_21[panel, "reconstruction"][FULL] - TABLE_21[panel, "masked"][FULL], 3),
                 read_from="plot",
             )
-        }
-        for panel in PANELS
-    ]
-    below = [
-        {
-            f"({panel}) masking is better from p' = 2p on (smallest difference)": at_least(
-                0.0, smallest(gap_of(panel), lambda row: row["place"] >= 2), says="yes", where="Wu 2023, section 2.4.1"
-            )
-        }
-        for panel in PANELS
-    ]
-    widening = [
-        {
-            f"({panel}) the gap widens with p' (smallest change from one p' to the next)": at_least(
-                0.0, steps_of(panel, gap_at), says="yes", where="Wu 2023, section 2.4.1", since="laptop"
-            )
-        }
-        for panel in PANELS
-    ]
-    rising = [
-        {
-            f"({panel}) the baseline ends above its own start for every p' > p (smallest rise)": at_least(
-                0.0,
-                smallest(rise_at(panel, "reconstruction"), lambda row: row["place"] > 1),
-                says="yes",
-                where="Wu 2023, section 2.4.1",
-                since="laptop",
-            )
-        }
-        for panel in PANELS
-    ]
-    return (
-        *values,
-        *apart,
+            for panel in PANELS
+        },
         {
             "(b) at p' = p, where nothing is over-realized, the baseline is better (masking less baseline)": at_least(
-                0.0, lambda rows: -gap_at(rows, "b", 1), reported=0.027, read_from="plot", since="laptop"
+                0.0, (0 - gaps("b", rows(place=1))).only(), reported=0.027, **READ
             ),
         },
-        *below,
-        *widening,
-        *rising,
+        cited(
+            "Wu 2023, section 2.4.1",
+            {
+                f"({panel}) masking is better from p' = 2p on (smallest difference)": at_least(
+                    0.0, gaps(panel, beyond_first).min(), says="yes"
+                )
+                for panel in PANELS
+            }
+            | {
+                f"({panel}) the gap widens with p' (smallest change from one p' to the next)": at_least(
+                    0.0, gaps(panel).steps().min(), says="yes", since="laptop"
+                )
+                for panel in PANELS
+            }
+            | {
+                f"({panel}) the baseline ends above its own start for every p' > p (smallest rise)": at_least(
+                    0.0, rises(panel, "reconstruction", beyond_first).min(), says="yes", since="laptop"
+                )
+                for panel in PANELS
+            },
+        ),
         {
             "(a) at p' = n the baseline ends above its start (rise)": at_least(
-                0.08, lambda rows: rise_at("a", "reconstruction")(rows, FULL), reported=0.157, read_from="plot", since="laptop"
+                0.08, rises("a", "reconstruction", full).only(), reported=0.157, **READ
             ),
             "(a) masking improves on its start for every p' < n (smallest improvement)": at_least(
-                0.0,
-                smallest(lambda rows, place: -rise_at("a", "masked")(rows, place), lambda row: row["learned"] < row["samples"]),
-                says="yes",
-                where="Wu 2023, section 2.4.1",
+                0.0, (0 - rises("a", "masked", fewer_than_samples)).min(), says="yes", where="Wu 2023, section 2.4.1"
             ),
             "(a) both improve from p' = p to p' = 2p (smaller improvement)": at_least(
                 0.0, first_improvement, says="yes", where="Wu 2023, section 2.4.1"
             ),
             "(b) masking hardly depends on p' (largest less smallest error)": at_most(
-                0.02, lambda rows: spread(rows, "masked"), reported=0.009, read_from="plot"
+                0.02, spread("masked"), reported=0.009, read_from="plot"
             ),
             "(b) masking varies less than half as much over p' as the baseline (ratio of the ranges)": at_most(
-                0.5, lambda rows: spread(rows, "masked") / spread(rows, "reconstruction"), reported=0.044, read_from="plot"
+                0.5, spread("masked") / spread("reconstruction"), reported=0.044, read_from="plot"
             ),
         },
-        *table_claims(TABLE_21, INITIAL_21),
+        table_claims(TABLE_21, INITIAL_21),
     )
 
 
@@ -367,64 +302,44 @@ def small() -> tuple[tuple[float, Setting], ...]:
     return tuple((d / 25, replace(TINY, dim=d, atoms=2 * d, learned=4 * d, sparsity=k)) for d, k in ((25, 2), (50, 3)))
 
 
-def error_of(objective: str) -> Callable[[list[Row], str, float], float]:
-    return lambda rows, panel, place: mean_of(rows, panel=panel, objective=objective, place=place)
-
-
-def degrading(panel: str) -> Measure:
-    """The smallest rise of either curve from one dimension to the next."""
-    return lambda rows: least([steps_of(panel, error_of(objective))(rows) for objective in OBJECTIVES])
-
-
-def widened(panel: str) -> Measure:
-    """The gap at the largest dimension less that at the smallest."""
-    return lambda rows: gap_at(rows, panel, places(rows)[-1]) - gap_at(rows, panel, places(rows)[0])
-
-
 def _claims_22() -> Claims:
-    better = [
-        {
-            f"({panel}) masking is better at every size (smallest difference)": at_least(
-                0.0,
-                smallest(gap_of(panel)),
-                says="yes",
-                where="Wu 2023, section 2.4.2",
-                fails={"tiny": "−0.023 at d = 25, where a signal has a single atom"} if panel == "a" else {},
-            )
-        }
-        for panel in PANELS
-    ]
-    wider = [
-        {
-            f"({panel}) the gap widens (at the largest dimension less at the smallest)": at_least(
-                0.0, widened(panel), reported=value, read_from="plot"
-            )
-        }
-        for panel, value in (("a", 0.021), ("b", 0.161))
-    ]
-    worse = [
-        {
-            f"({panel}) both get worse with the dimension (smallest rise)": at_least(
-                0.0, degrading(panel), says="yes", where="Wu 2023, section 2.4.2"
-            )
-        }
-        for panel in PANELS
-    ]
-    names: tuple[tuple[Objective, str, float], ...] = (("reconstruction", "the baseline", 0.097), ("masked", "masking", 0.024))
     starved = [
         at_least(
             0.0,
             f"(a) {name} ends above its start at all but the smallest dimension: 1000 signals are too few (smallest rise)",
-            smallest(rise_at("a", objective), lambda row: row["place"] > 1),
+            rises("a", objective, beyond_first).min(),
             reported=value,
             where="Wu 2023, Figure 2.2, not said in the text",
-            read_from="plot",
-            since="laptop",
+            **READ,
         )
-        for objective, name, value in names
+        for objective, name, value in (("reconstruction", "the baseline", 0.097), ("masked", "masking", 0.024))
     ]
-    first = [value_claim(TABLE_22, panel, o, 1, "at the smallest dimension") for panel in PANELS for o in OBJECTIVES]
-    return *first, *better, *wider, *worse, *starved, *table_claims(TABLE_22, INITIAL_22)
+    return (
+        value_claims(TABLE_22, 1, "at the smallest dimension"),
+        {
+            f"({panel}) masking is better at every size (smallest difference)": at_least(
+                0.0, gaps(panel).min(), says="yes", where="Wu 2023, section 2.4.2", fails=fails
+            )
+            for panel, fails in (("a", {"tiny": "−0.023 at d = 25, where a signal has a single atom"}), ("b", {}))
+        },
+        {
+            f"({panel}) the gap widens (at the largest dimension less at the smallest)": at_least(
+                0.0, gaps(panel).last() - gaps(panel).first(), reported=value, read_from="plot"
+            )
+            for panel, value in (("a", 0.021), ("b", 0.161))
+        },
+        {
+            f"({panel}) both get worse with the dimension (smallest rise)": at_least(
+                0.0,
+                rows(panel=panel).by("objective").each(by_place().steps().min()).min(),
+                says="yes",
+                where="Wu 2023, section 2.4.2",
+            )
+            for panel in PANELS
+        },
+        *starved,
+        table_claims(TABLE_22, INITIAL_22),
+    )
 
 
 class Figure22(RecoveryFigure):
@@ -467,51 +382,36 @@ def noisy(setting: Setting, *places: float) -> tuple[tuple[float, Setting], ...]
     return tuple((at, setting if at == 1 else replace(setting, noise=low + at * (high - low))) for at in places)
 
 
-def worst(panel: str, place: float) -> Measure:
-    """The larger of both errors."""
-    return lambda rows: -least([-mean_of(rows, panel=panel, objective=o, place=place) for o in OBJECTIVES])
-
-
-def ratio(panel: str, place: float) -> Measure:
-    """Masking's error over the baseline's."""
-
-    def measure(rows: list[Row]) -> float:
-        base, masked = (mean_of(rows, panel=panel, objective=objective, place=place) for objective in OBJECTIVES)
-        return masked / base
-
-    return measure
+halfway, lowest = rows(place=0.5), rows(place=0)
 
 
 def _claims_23() -> Claims:
-    opening = [
-        {
-            f"({panel}) the gap opens with the noise (smallest change from one level to the next)": at_least(
-                0.0, steps_of(panel, gap_at), says="yes", where="Wu 2023, section 2.4.3"
-            )
-        }
-        for panel in PANELS
-    ]
-    middle = [
-        {
-            f"({panel}) halfway up, masking's error over the baseline's": at_most(
-                0.65, ratio(panel, 0.5), reported=value, read_from="plot", since="laptop"
-            )
-        }
-        for panel, value in (("a", 0.546), ("b", 0.466))
-    ]
     return (
         {
             "(a) at the lowest noise both find the truth from noisy samples (larger error)": at_most(
-                0.03, worst("a", 0), reported=0.007, read_from="plot", since="laptop"
+                0.03, lowest(panel="a").by("objective").each(rows.mean("final")).max(), reported=0.007, **READ
             ),
             "(a) at the lowest noise they do not differ (baseline less masking)": within(
-                0.01, 0.0, lambda rows: gap_at(rows, "a", 0), reported=0.002, read_from="plot", since="laptop"
+                0.01, 0.0, gaps("a", lowest).only(), reported=0.002, **READ
             ),
         },
-        *middle,
-        *opening,
-        *(value_claim(TABLE_23, panel, o, 0.5, "halfway up") for panel in PANELS for o in OBJECTIVES),
-        *table_claims(TABLE_23, INITIAL_23),
+        {
+            f"({panel}) halfway up, masking's error over the baseline's": at_most(
+                0.65,
+                (errors(panel, "masked", among=halfway) / errors(panel, "reconstruction", among=halfway)).only(),
+                reported=value,
+                **READ,
+            )
+            for panel, value in (("a", 0.546), ("b", 0.466))
+        },
+        {
+            f"({panel}) the gap opens with the noise (smallest change from one level to the next)": at_least(
+                0.0, gaps(panel).steps().min(), says="yes", where="Wu 2023, section 2.4.3"
+            )
+            for panel in PANELS
+        },
+        value_claims(TABLE_23, 0.5, "halfway up"),
+        table_claims(TABLE_23, INITIAL_23),
     )
 
 

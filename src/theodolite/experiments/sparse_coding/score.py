@@ -2,53 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from theodolite.experiments import Experiment, Params, at_least, at_most, equal, measured
-from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments import Experiment, Params, Reported, at_least, at_most, equal, measured, rows
+from theodolite.experiments.lab.panels import curves, draw_panels, scatter
+from theodolite.experiments.query import Column, Value, chosen
 from theodolite.experiments.sparse_coding.baselines import TINY_FLEET
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, OnTrained, Setting, job_of, planted
-from theodolite.experiments.sparse_coding.recovery import FULL, NAMES, STARTS, TINY, least, mean_of
+from theodolite.experiments.sparse_coding.recovery import FULL, NAMES, STARTS, TINY
 from theodolite.measures.dictionary import choose_dictionary
 from theodolite.results import Row
 
 
-def advantage(column: str) -> Callable[[list[Row]], list[float]]:
+def advantages(column: str) -> Column:
     """Masking's value over the baseline's, less 1, for each start."""
-
-    def measure(rows: list[Row]) -> list[float]:
-        table = chosen(rows, part="objectives")
-        found = []
-        for init in sorted({row["init"] for row in table}):
-            base, masked = (mean_of(table, column, init=init, objective=objective) for objective in OBJECTIVES)
-            found.append(masked / base - 1)
-        return found
-
-    return measure
+    base, masked = (rows(objective=objective).mean(column) for objective in OBJECTIVES)
+    return rows(part="objectives").by("init").each(masked / base - 1)
 
 
-def most(column: str) -> Measure:
-    """The largest of `advantage`."""
-    return lambda rows: -least([-value for value in advantage(column)(rows)])
-
-
-def fewest(column: str) -> Measure:
-    """The smallest of `advantage`."""
-    return lambda rows: least(advantage(column)(rows))
-
-
-def preferred(by: str, column: str) -> Measure:
-    """What the lowest value of a column picks: atoms over the true number, or atoms per signal less the true number."""
-
-    def measure(rows: list[Row]) -> float:
-        best = min(chosen(rows, part="search"), key=lambda row: row[column])
-        truth = best["atoms"] if by == "n_components" else best["true_sparsity"]
-        return float(best[by] / truth) if by == "n_components" else float(best[by] - truth)
-
-    return measure
+def preferred(rows: list[Row]) -> Row:
+    """The row of the search with the lowest score."""
+    return min(chosen(rows, part="search"), key=lambda row: row["hidden_error"])
 
 
 def extreme(rows: list[Row]) -> bool:
@@ -99,23 +75,23 @@ class Score(OnTrained, Experiment):
         at_most(
             0.0,
             "held-out hidden coordinates prefer the masked dictionary (score over the baseline's, less 1; larger of the starts)",
-            most("score"),
-            says="lower",
-            where="Wu 2023, section 2.3",
-            read_from="theory",
+            advantages("score").max(),
+            reported=Reported.theory("lower", "Wu 2023, section 2.3"),
         ),
         at_least(
             0.0,
             "reconstruction of the training signals prefers the baseline (masked over baseline, less 1; smaller of the starts)",
-            fewest("reconstruction"),
-            says="higher",
-            where="Wu 2023, section 2.3",
-            read_from="theory",
+            advantages("reconstruction").min(),
+            reported=Reported.theory("higher", "Wu 2023, section 2.3"),
         ),
         {
             "reconstruction wants most atoms and most per signal": equal(True, extreme),
-            "atoms with the lowest score, over the true number": measured(preferred("n_components", "hidden_error")),
-            "atoms per signal with the lowest score, less the true number": measured(preferred("sparsity", "hidden_error")),
+            "atoms with the lowest score, over the true number": measured(
+                Value(preferred).then(lambda row: row["n_components"] / row["atoms"])
+            ),
+            "atoms per signal with the lowest score, less the true number": measured(
+                Value(preferred).then(lambda row: float(row["sparsity"] - row["true_sparsity"]))
+            ),
         },
     )
 
@@ -145,21 +121,16 @@ class Score(OnTrained, Experiment):
             yield {"part": job["part"], "atoms": setting.atoms, "true_sparsity": setting.sparsity, **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(3, size=(4.2, 3.4))
         table = [{**row, "curve": f"{NAMES[row['objective']]}, {STARTS[row['init']]}"} for row in chosen(rows, part="objectives")]
-        names: dict[str, Any] = {
-            "by": "curve",
-            "xlabel": "error per coordinate of training signals",
-            "ylabel": "error per hidden coordinate, held out",
-        }
-        plots.scatter(table, "reconstruction", "score", title="two objectives, p' = n", ax=axes[0], **names)
+        names: dict[str, Any] = {"xlabel": "error per coordinate of training signals", "title": "two objectives, p' = n"}
+        names["ylabel"] = "error per hidden coordinate, held out"
         search = [{**row, "learned_atoms": row["n_components"]} for row in chosen(rows, part="search")]
-        for ax, column, title in zip(
-            axes[1:], ("hidden_error", "train_reconstruction"), ("held out, hidden", "training, reconstructed"), strict=True
-        ):
-            naming: dict[str, Any] = {"xlabel": "atoms per signal", "ylabel": "squared error per coordinate", "title": title}
-            plots.curves(search, "sparsity", column, by="learned_atoms", labels="legend", ax=ax, **naming)
-            plots.reference(ax, x=float(search[0]["true_sparsity"]), label="true" if ax is axes[1] else "")
-        return figure
+        true = float(search[0]["true_sparsity"])
+        look: dict[str, Any] = {"by": "learned_atoms", "labels": "legend", "ylabel": "squared error per coordinate"}
+        look["xlabel"] = "atoms per signal"
+        return draw_panels(
+            scatter(table, "reconstruction", "score", by="curve", **names),
+            curves(search, "sparsity", "hidden_error", title="held out, hidden", **look).line(x=true, label="true"),
+            curves(search, "sparsity", "train_reconstruction", title="training, reconstructed", **look).line(x=true),
+            size=(4.2, 3.4),
+        )

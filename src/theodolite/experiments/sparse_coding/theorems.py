@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from theodolite.data.generators import planted_dictionary, planted_samples
-from theodolite.experiments import Experiment, at_least, at_most, between, sizes, within
-from theodolite.experiments.claims import Measure, Reported
-from theodolite.experiments.query import Measured, chosen
-from theodolite.experiments.sparse_coding.recovery import least
+from theodolite.experiments import Experiment, Reported, at_least, at_most, between, rows, sizes, within
+from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, matrix, melted
+from theodolite.experiments.query import Column, Measured, Value, chosen
 from theodolite.measures.dictionary import (
     LearningSettings,
     chi_square_max_bound,
@@ -36,11 +35,7 @@ from theodolite.measures.dictionary.hidden import visible_masks
 from theodolite.measures.dictionary.losses import mean_and_error
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
 from theodolite.measures.dictionary.theory import noise_cross_term, oracle_codes
-from theodolite.measures.fits import log_log_fit
 from theodolite.results import Row
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: Atoms and dimension of the overfitting theorem's checks.
 ATOMS, DIM = 40, 20
@@ -221,31 +216,13 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
 }
 
 
-def lowest(part: str, reading: Callable[[Row], float], **where: Any) -> Measure:
-    """The smallest reading of a part's rows."""
-    return lambda rows: least([reading(row) for row in chosen(rows, part=part, **where)])
+ranked, mixed, decomposed, consistent = (rows(part=part) for part in ("T8", "T2-T3", "T5-T6", "T7"))
+fine = mixed(angles=64, radius=1.0)
 
 
-def highest(part: str, reading: Callable[[Row], float], **where: Any) -> Measure:
-    """The largest reading of a part's rows."""
-    return lambda rows: -least([-reading(row) for row in chosen(rows, part=part, **where)])
-
-
-def consistency_by_scale(rows: list[Row], column: str) -> dict[float, float]:
-    """A column of T7 by σ_z, in mean over the dictionaries."""
-    mine = chosen(rows, part="T7")
-    scales = sorted({row["scale"] for row in mine})
-    return {scale: fmean(row[column] for row in mine if row["scale"] == scale) for scale in scales}
-
-
-def power_of_scale(column: str, least_scale: float) -> Measure:
-    """The power of σ_z that a column of T7 follows from some scale on."""
-
-    def measure(rows: list[Row]) -> float:
-        found = {scale: value for scale, value in consistency_by_scale(rows, column).items() if scale >= least_scale}
-        return log_log_fit(list(found), list(found.values())).slope
-
-    return measure
+def power_of_scale(column: str, least_scale: float) -> Value:
+    """The power of σ_z that a column of T7 follows from some scale on, in mean over the dictionaries."""
+    return power_of(consistent(scale=lambda scale: scale >= least_scale), "scale", column)
 
 
 def excess_share(rows: list[Row]) -> Measured:
@@ -257,66 +234,48 @@ def excess_share(rows: list[Row]) -> Measured:
     return Measured(fmean(row["excess"] for row in mine) / bayes, error / bayes)
 
 
-def gap_variation(rows: list[Row]) -> float:
-    """How much the gap over kσ² varies over σ."""
-    gaps = [row["gap"] for row in chosen(rows, part="T2-T3")]
-    return float(np.ptp(gaps) / np.mean(gaps))
-
-
-def refinement(rows: list[Row]) -> float:
-    """The smallest change of the gain when the angles double, with no atom taken out."""
-    changes = []
-    for sigma in sorted({row["sigma"] for row in chosen(rows, part="T2-T3")}):
-        mine = sorted(chosen(rows, part="T2-T3", sigma=sigma, radius=0.0), key=lambda row: row["angles"])
-        changes += [later["gain"] - earlier["gain"] for earlier, later in pairwise(mine)]
-    return least(changes)
-
-
-def growth_in_dimension(rows: list[Row]) -> float:
-    """Mixtures over p²d: the largest dimension's over the smallest's."""
-    mine = sorted(chosen(rows, part="T4"), key=lambda row: row["dim"])
-    return float(mine[-1]["share"] / mine[0]["share"])
-
-
-def relative_loss(row: Row) -> float:
+def relative_loss(loss: str) -> Column:
     """By how much the mixtures' loss exceeds the true dictionary's, as a share of it."""
-    return float(row["mixtures"] / row["true"] - 1)
+    return ranked(loss=loss)["mixtures"] / ranked(loss=loss)["true"] - 1
+
+
+#: The smallest change of the gain when the angles double, with no atom taken out.
+refinement = mixed(radius=0.0).by("sigma").each(rows["gain"].steps().min()).min()
+shares_of_p2d = rows(part="T4")["share"]
 
 
 def _theory(value: Any, where: str) -> Reported:
-    return Reported(value, f"Wu 2023, {where}", read_from="theory")
+    return Reported.theory(value, f"Wu 2023, {where}")
 
-
-FIT = {"angles": 64, "radius": 1.0}
 
 CLAIMS = (
     {
         "T8: by reconstruction the mixtures beat the true dictionary (their loss over its own, less 1; largest)": at_most(
-            -0.2, highest("T8", relative_loss, loss="reconstruction"), reported=_theory("lower", "Theorem 2.3.2")
+            -0.2, relative_loss("reconstruction").max(), reported=_theory("lower", "Theorem 2.3.2")
         ),
         "T8: by the masked loss the true dictionary beats the mixtures (their loss over its own, less 1; smallest)": at_least(
-            0.15, lowest("T8", relative_loss, loss="masked, normalized"), reported=_theory("higher", "Theorem 2.3.6")
+            0.15, relative_loss("masked, normalized").min(), reported=_theory("higher", "Theorem 2.3.6")
         ),
         "T8: so it does when atoms are selected by raw inner products (smallest)": at_least(
-            0.15, lowest("T8", relative_loss, loss="masked, raw"), reported=_theory("higher", "Theorem 2.3.6")
+            0.15, relative_loss("masked, raw").min(), reported=_theory("higher", "Theorem 2.3.6")
         ),
         "T1: restricted isometry constants over (s − 1) times the coherence (largest)": at_most(
-            1.0, highest("T1", lambda row: row["ratio"]), tolerance=1e-9, reported=_theory(1.0, "section 2.2")
+            1.0, rows(part="T1").max("ratio"), tolerance=1e-9, reported=_theory(1.0, "section 2.2")
         ),
         "T2: a second atom per signal lowers the loss in proportion to σ² ((L(A,1) − L(A,2))/σ², smallest)": between(
-            4.0, 7.0, lowest("T2-T3", lambda row: row["gap"]), reported=_theory("of the order of kσ²", "(A.7)")
+            4.0, 7.0, mixed.min("gap"), reported=_theory("of the order of kσ²", "(A.7)")
         ),
         "T2: the same at every σ (variation over σ as a share of the mean)": at_most(
-            0.03, gap_variation, reported=_theory(0.0, "(A.7)")
+            0.03, mixed["gap"].reduce(lambda gaps: float(np.ptp(gaps) / np.mean(gaps))), reported=_theory(0.0, "(A.7)")
         ),
         "T3: mixtures of two atoms gain nearly as much (share of T2's gap with 64 angles, smallest)": between(
-            0.8, 1.0, lowest("T2-T3", lambda row: row["share"], **FIT), reported=_theory("a constant share", "Theorem 2.3.2")
+            0.8, 1.0, fine.min("share"), reported=_theory("a constant share", "Theorem 2.3.2")
         ),
         "T3: and no more than the second atom (largest share)": at_most(
-            1.0, highest("T2-T3", lambda row: row["share"]), reported=_theory("at most 1", "Theorem 2.3.2")
+            1.0, mixed.max("share"), reported=_theory("at most 1", "Theorem 2.3.2")
         ),
         "T3: although they stay away from all true atoms (d_R/σ² with radius σ, smallest)": at_least(
-            1.0, lowest("T2-T3", lambda row: row["distance"], **FIT), reported=_theory("of the order of 1", "Theorem 2.3.2")
+            1.0, fine.min("distance"), reported=_theory("of the order of 1", "Theorem 2.3.2")
         ),
         "T3: finer mixtures gain more (smallest change of the gain over σ² when the angles double)": at_least(
             0.0, refinement, reported=_theory("growing", "Theorem 2.3.2")
@@ -325,26 +284,26 @@ CLAIMS = (
     at_most(
         1.0,
         "T4: mixtures needed for half of the gain grow no faster than p²d (their ratio at the largest d over the smallest)",
-        growth_in_dimension,
+        shares_of_p2d.last() / shares_of_p2d.first(),
         reported=_theory("of the order of p²d", "Corollary 2.3.4"),
     ),
     {
         "T5: errors on hidden coordinates do not know their noise (|cross term| in standard errors, largest)": at_most(
-            4.0, highest("T5-T6", lambda row: abs(row["hidden_cross"])), reported=_theory(0.0, "(A.11)")
+            4.0, abs(decomposed["hidden_cross"]).max(), reported=_theory(0.0, "(A.11)")
         ),
         "T5: errors of the usual decoder do (cross term in standard errors, smallest)": at_least(
-            10.0, lowest("T5-T6", lambda row: row["cross"]), reported=_theory("positive", "section 2.3")
+            10.0, decomposed.min("cross"), reported=_theory("positive", "section 2.3")
         ),
     },
     at_most(
         4.0,
         "T5: the masked loss is a risk plus the noise of the hidden coordinates (|difference| in standard errors, largest)",
-        highest("T5-T6", lambda row: abs(row["off_floor"])),
+        abs(decomposed["off_floor"]).max(),
         reported=_theory(0.0, "(A.11)"),
     ),
     {
         "T6: no dictionary beats the Bayes risk (masked loss less noise less Bayes risk, in standard errors, smallest)": at_least(
-            -3.0, lowest("T5-T6", lambda row: row["above_bayes"]), reported=_theory("at least 0", "(A.16), ridge σ²/σ_z²")
+            -3.0, decomposed.min("above_bayes"), reported=_theory("at least 0", "(A.16), ridge σ²/σ_z²")
         ),
         "T7: wrong supports become rare like 1/σ_z (power, from σ_z = 8 on)": within(
             0.15, -1.0, power_of_scale("wrong", 8), reported=_theory(-1.0, "(A.23), corrected")
@@ -362,13 +321,13 @@ CLAIMS = (
     at_least(
         0.0,
         "T9: coefficients at the threshold are found at least as often as the bound says (frequency less bound, smallest)",
-        lowest("T9", lambda row: row["frequency"] - row["bound"] + 3 * row["error"]),
+        rows(part="T9").column(lambda row: row["frequency"] - row["bound"] + 3 * row["error"]).min(),
         reported=_theory("at least 0", "Theorem A.1.1"),
     ),
     {
         "T10: the mean of the largest squared Gaussian over its bound (largest)": at_most(
             1.0,
-            highest("T10", lambda row: max(row["independent"], row["equal"]) / row["bound"]),
+            rows(part="T10").column(lambda row: max(row["independent"], row["equal"]) / row["bound"]).max(),
             reported=_theory("at most 1", "Lemma A.1.2"),
         ),
     },
@@ -441,87 +400,46 @@ class Theorems(Experiment):
             yield {"part": job["part"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(6, size=(4.7, 3.4))
-        drawings = (_rankings, _gains, _needed, _cross_terms, _consistency, _largest)
-        for ax, draw in zip(axes, drawings, strict=True):
-            draw(ax, rows)
-        return figure
+        return draw_panels(
+            *(panel(rows) for panel in (_rankings, _gains, _needed, _cross_terms, _consistency, _largest)), size=(4.7, 3.4)
+        )
 
 
-def _rankings(ax: Axes, rows: list[Row]) -> None:
-    from theodolite import plots
-
+def _rankings(rows: list[Row]) -> Panel:
     table = [{**row, "ratio": row["mixtures"] / row["true"]} for row in chosen(rows, part="T8")]
-    names: dict[str, Any] = {
-        "xlabel": "noise σ",
-        "ylabel": "loss of mixtures / of true atoms",
-        "title": "T8: two losses, two rankings",
-    }
-    plots.curves(table, "sigma", "ratio", by="loss", log="xy", labels="legend", ax=ax, **names)
-    plots.reference(ax, y=1.0)
+    names: dict[str, Any] = {"ylabel": "loss of mixtures / of true atoms", "title": "T8: two losses, two rankings"}
+    return curves(table, "sigma", "ratio", by="loss", log="xy", labels="legend", xlabel="noise σ", **names).line(y=1.0)
 
 
-def _gains(ax: Axes, rows: list[Row]) -> None:
-    from theodolite import plots
-
+def _gains(rows: list[Row]) -> Panel:
     mine = chosen(rows, part="T2-T3", radius=1.0)
     sigmas, angles = (sorted({row[name] for row in mine}) for name in ("sigma", "angles"))
     found = {(row["sigma"], row["angles"]): row for row in mine}
     values = [[found[sigma, angle]["gain"] for angle in angles] for sigma in sigmas]
-    named: dict[str, Any] = {
-        "row_names": [f"σ = {sigma:g}" for sigma in sigmas],
-        "column_names": angles,
-        "xlabel": "directions per pair of atoms",
-    }
-    plots.matrix(values, **named, annotate=True, label="gain / σ²", title="T3: what mixtures gain in loss", ax=ax)
+    names: dict[str, Any] = {"row_names": [f"σ = {sigma:g}" for sigma in sigmas], "column_names": angles, "annotate": True}
+    title = "T3: what mixtures gain in loss"
+    return matrix(values, **names, xlabel="directions per pair of atoms", label="gain / σ²", title=title)
 
 
-def _needed(ax: Axes, rows: list[Row]) -> None:
-    from theodolite import plots
-
+def _needed(rows: list[Row]) -> Panel:
     names: dict[str, Any] = {"xlabel": "dimension d", "ylabel": "mixtures needed / p²d", "title": "T4: for half of the gain"}
-    plots.curves(chosen(rows, part="T4"), "dim", "share", log="xy", ax=ax, **names)
+    return curves(chosen(rows, part="T4"), "dim", "share", log="xy", **names)
 
 
-def _cross_terms(ax: Axes, rows: list[Row]) -> None:
-    from theodolite import plots
-
+def _cross_terms(rows: list[Row]) -> Panel:
     mine = chosen(rows, part="T5-T6")
     values = [[row["hidden_cross"], row["cross"], row["above_bayes"]] for row in mine]
-    columns = ["hidden noise", "noise, usual", "above Bayes"]
-    title = "T5, T6: cross terms and excess, in s.e."
-    plots.matrix(
-        values,
-        row_names=[row["dictionary"] for row in mine],
-        column_names=columns,
-        annotate=True,
-        title=title,
-        number=".1f",
-        ax=ax,
-    )
+    names = {"row_names": [row["dictionary"] for row in mine], "column_names": ["hidden noise", "noise, usual", "above Bayes"]}
+    return matrix(values, **names, annotate=True, title="T5, T6: cross terms and excess, in s.e.", number=".1f")
 
 
-def _consistency(ax: Axes, rows: list[Row]) -> None:
-    from theodolite import plots
-
+def _consistency(rows: list[Row]) -> Panel:
     columns = {"excess": "risk above Bayes", "bayes": "Bayes risk", "wrong": "P(support wrong)"}
-    table = [
-        {"scale": r["scale"], "what": name, "value": r[column]}
-        for column, name in columns.items()
-        for r in chosen(rows, part="T7")
-    ]
     names: dict[str, Any] = {"xlabel": "size of the coefficients σ_z", "ylabel": "", "title": "T7: the true atoms become optimal"}
-    plots.curves(table, "scale", "value", by="what", log="xy", labels="legend", ax=ax, **names)
+    return curves(melted(chosen(rows, part="T7"), columns), "scale", "value", by="of", log="xy", labels="legend", **names)
 
 
-def _largest(ax: Axes, rows: list[Row]) -> None:
-    from theodolite import plots
-
+def _largest(rows: list[Row]) -> Panel:
     columns = {"independent": "independent", "equal": "all equal", "bound": "bound"}
-    table = [
-        {"n": r["n"], "what": name, "value": r[column]} for column, name in columns.items() for r in chosen(rows, part="T10")
-    ]
     names: dict[str, Any] = {"xlabel": "variables n", "ylabel": "mean of the largest", "title": "T10: squared Gaussians"}
-    plots.curves(table, "n", "value", by="what", log="x", labels="legend", ax=ax, **names)
+    return curves(melted(chosen(rows, part="T10"), columns), "n", "value", by="of", log="x", labels="legend", **names)

@@ -9,18 +9,21 @@ from statistics import fmean
 from typing import Any, get_args
 
 from theodolite.data.generators import Law
-from theodolite.experiments import Experiment, Params, at_least, between, measured, within
-from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments import Experiment, Params, Reported, at_least, between, cited, measured, rows, within
+from theodolite.experiments.lab.panels import curves, draw_panels, matrix, melted
+from theodolite.experiments.query import Column, Value, chosen, select, values_of
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, OnTrained, Setting, job_of, planted
-from theodolite.experiments.sparse_coding.recovery import NAMES, TINY, least, mean_of
+from theodolite.experiments.sparse_coding.recovery import NAMES, TINY
 from theodolite.measures.dictionary import objective_and_gradient
 from theodolite.measures.dictionary.hidden import hidden_count, visible_masks
 from theodolite.measures.dictionary.learning import Objective
 from theodolite.results import Row
 
-SECTION = "Wu 2023, section 2.4"
+FEW_MASKS = "ten blocks and five batches in a fixed order: every batch meets only two masks, the same in each pass"
+SIMILAR = Reported("similar", "Wu 2023, section 2.3")
 RATES = (0.1, 1.0, 10.0)
+#: How matrices of errors look.
+ERRORS: dict[str, Any] = {"annotate": True, "number": ".3f", "label": "recovery error (cosine)"}
 
 
 @dataclass(frozen=True)
@@ -48,32 +51,27 @@ VARIANTS = {
 }
 
 
-def final(rows: list[Row], variant: str, objective: str, column: str = "final") -> float:
-    return mean_of(rows, column, part="training", variant=variant, objective=objective)
+AS_FIGURES, GAUSSIAN = "as the figures", "Gaussian start"
 
 
-def gap(variant: str) -> Measure:
-    """By how much masking ends below the baseline."""
-    return lambda rows: final(rows, variant, "reconstruction") - final(rows, variant, "masked")
+def final(variant: str, objective: str, column: str = "final") -> Value:
+    return rows(part="training", variant=variant, objective=objective).mean(column)
 
 
-def behind(variant: str, objective: str) -> Measure:
+def behind(variant: str, objective: str) -> Value:
     """Error of a variant less that of the figures' setting."""
-    return lambda rows: final(rows, variant, objective) - final(rows, "as the figures", objective)
+    return final(variant, objective) - final(AS_FIGURES, objective)
 
 
-def lag_of_sgd(rows: list[Row]) -> float:
-    """Last loss of SGD at its best rate over Adam's, the smaller of the objectives."""
-    ratios = []
-    for objective in OBJECTIVES:
-        losses = [final(rows, f"SGD, rate {rate:g}", objective, "last_loss") for rate in RATES]
-        ratios.append(least(losses) / final(rows, "as the figures", objective, "last_loss"))
-    return least(ratios)
+def lag_of_sgd(objective: str) -> Value:
+    """Last loss of SGD at its best rate over Adam's."""
+    losses = Column.of(*(final(f"SGD, rate {rate:g}", objective, "last_loss") for rate in RATES))
+    return losses.min() / final(AS_FIGURES, objective, "last_loss")
 
 
-def gradient_ratio(rows: list[Row]) -> float:
-    """Norm of the masked objective's gradient over the other's at the start, in mean over batches and seeds."""
-    return fmean(row["masked_norm"] / row["reconstruction_norm"] for row in chosen(rows, part="gradients"))
+gradients = rows(part="gradients")
+#: Norm of the masked objective's gradient over the other's at the start, in mean over batches and seeds.
+gradient_ratio = (gradients["masked_norm"] / gradients["reconstruction_norm"]).mean()
 
 
 class Ablations(OnTrained, Experiment):
@@ -94,41 +92,38 @@ class Ablations(OnTrained, Experiment):
         "p' is 2p below paper size. At tiny size 100 atoms in 50 dimensions, 500 signals and 40 passes with three times Adam's "
         "rate. The rates of SGD are not the source's, which states none."
     )
-    claims = {
-        "a Gaussian start is not better than one at samples: masking (its error less the other's)": at_least(
-            0.0, behind("Gaussian start", "masked"), says="yes", where=SECTION, since="laptop"
-        ),
-        "a Gaussian start is not better than one at samples: baseline (its error less the other's)": at_least(
-            0.0, behind("Gaussian start", "reconstruction"), says="yes", where=SECTION, since="laptop"
-        ),
-        "from a Gaussian start masking is better too (baseline less masking)": at_least(
-            0.0, gap("Gaussian start"), says="yes", where=SECTION, since="laptop"
-        ),
-        "cycled masks do as well as random ones (difference of the errors)": within(
-            0.03,
-            0.0,
-            behind("cycled masks", "masked"),
-            says="similar",
-            where="Wu 2023, section 2.3",
-            fails={
-                "tiny": "ten blocks and five batches in a fixed order: every batch meets only two masks, the same in each pass"
-            },
-        ),
-        "so they do where every batch meets every mask (difference of the errors)": within(
-            0.03, 0.0, behind("cycled masks, 7 batches", "masked"), says="similar", where="Wu 2023, section 2.3"
-        ),
-        "a mask per signal instead of one per batch (difference of the errors)": measured(behind("a mask per signal", "masked")),
-        "Adam trains faster than SGD (last loss of SGD at its best rate over Adam's, smaller of the objectives)": at_least(
-            1.0,
-            lag_of_sgd,
-            says="significantly faster",
-            where=SECTION,
-            fails={"tiny": "SGD at its best rate (1) ends at 0.66 of Adam's loss in the few passes of this size"},
-        ),
-        "gradients of both objectives are of the same order (ratio of their norms at the start)": between(
-            0.1, 10.0, gradient_ratio, says="the same order", where=SECTION
-        ),
-    }
+    claims = cited(
+        "Wu 2023, section 2.4",
+        {
+            f"a Gaussian start is not better than one at samples: {NAMES[objective]} (its error less the other's)": at_least(
+                0.0, behind(GAUSSIAN, objective), says="yes", since="laptop"
+            )
+            for objective in reversed(OBJECTIVES)
+        }
+        | {
+            "from a Gaussian start masking is better too (baseline less masking)": at_least(
+                0.0, final(GAUSSIAN, "reconstruction") - final(GAUSSIAN, "masked"), says="yes", since="laptop"
+            ),
+            "cycled masks do as well as random ones (difference of the errors)": within(
+                0.03, 0.0, behind("cycled masks", "masked"), reported=SIMILAR, fails={"tiny": FEW_MASKS}
+            ),
+            "so they do where every batch meets every mask (difference of the errors)": within(
+                0.03, 0.0, behind("cycled masks, 7 batches", "masked"), reported=SIMILAR
+            ),
+            "a mask per signal instead of one per batch (difference of the errors)": measured(
+                behind("a mask per signal", "masked")
+            ),
+            "Adam trains faster than SGD (last loss of SGD at its best rate over Adam's, smaller of the objectives)": at_least(
+                1.0,
+                Column.of(*map(lag_of_sgd, OBJECTIVES)).min(),
+                says="significantly faster",
+                fails={"tiny": "SGD at its best rate (1) ends at 0.66 of Adam's loss in the few passes of this size"},
+            ),
+            "gradients of both objectives are of the same order (ratio of their norms at the start)": between(
+                0.1, 10.0, gradient_ratio, says="the same order"
+            ),
+        },
+    )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for name, variant in VARIANTS.items():
@@ -146,23 +141,19 @@ class Ablations(OnTrained, Experiment):
             yield from ({"part": job["part"], **row} for row in gradient_norms(Setting(**job["setting"]), job["seed"]))
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         trained = chosen(rows, part="training")
-        names = list(dict.fromkeys(row["variant"] for row in trained))
+        names = values_of(trained, "variant")
         values = [[_mean_or_nan(trained, name, objective) for objective in OBJECTIVES] for name in names]
-        figure, (left, right) = plots.panels(2, size=(5.2, 3.6))
-        naming: dict[str, Any] = {"row_names": names, "column_names": [NAMES[objective] for objective in OBJECTIVES]}
-        plots.matrix(values, **naming, annotate=True, number=".3f", label="recovery error (cosine)", ax=left)
-        norms = [
-            {"batch": row["batch"] + 1, "objective": NAMES[objective], "norm": row[f"{objective}_norm"]}
-            for row in chosen(rows, part="gradients")
-            for objective in OBJECTIVES
-        ]
-        title = "gradients at the start"
-        plots.curves(norms, "batch", "norm", by="objective", band="std", labels="legend", title=title, ax=right)
-        right.set_ylim(bottom=0.0)
-        return figure
+        norms = melted(chosen(rows, part="gradients"), {f"{o}_norm": NAMES[o] for o in OBJECTIVES}, "norm", "objective")
+        norms = [{**row, "batch": row["batch"] + 1} for row in norms]
+        look: dict[str, Any] = {"row_names": names, "column_names": [NAMES[o] for o in OBJECTIVES], **ERRORS}
+        return draw_panels(
+            matrix(values, **look),
+            curves(norms, "batch", "norm", by="objective", band="std", labels="legend", title="gradients at the start").then(
+                lambda ax: ax.set_ylim(bottom=0.0)
+            ),
+            size=(5.2, 3.6),
+        )
 
 
 def gradient_norms(setting: Setting, seed: int) -> Iterator[Row]:
@@ -181,8 +172,8 @@ def gradient_norms(setting: Setting, seed: int) -> Iterator[Row]:
 
 
 def _mean_or_nan(rows: list[Row], variant: str, objective: str) -> float:
-    mine = [row["final"] for row in rows if row["variant"] == variant and row["objective"] == objective]
-    return fmean(mine) if mine else math.nan
+    mine = select(rows, variant=variant, objective=objective)
+    return fmean(row["final"] for row in mine) if mine else math.nan
 
 
 LAWS: tuple[Law, ...] = get_args(Law)
@@ -191,14 +182,10 @@ LASSO = "gaussian, by the Lasso"
 PENALTY = 0.25
 
 
-def gap_of_case(case: str) -> Measure:
+def gap_of_case(case: str) -> Value:
     """By how much masking ends below the baseline."""
-
-    def measure(rows: list[Row]) -> float:
-        base, masked = (mean_of(rows, case=case, objective=objective) for objective in OBJECTIVES)
-        return base - masked
-
-    return measure
+    base, masked = (rows(case=case, objective=objective).mean("final") for objective in OBJECTIVES)
+    return base - masked
 
 
 class Codes(OnTrained, Experiment):
@@ -224,7 +211,7 @@ class Codes(OnTrained, Experiment):
         "passes. At tiny size 100 atoms in 50 dimensions, 500 signals, 40 passes with three times the rate; for the Lasso 30 "
         "atoms in 20 dimensions."
     )
-    claims = tuple({f"{case}: masking ends below the baseline by": measured(gap_of_case(case))} for case in (*LAWS, LASSO))
+    claims = {f"{case}: masking ends below the baseline by": measured(gap_of_case(case)) for case in (*LAWS, LASSO)}
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         runs: list[tuple[Init, int]] = [("samples", seed) for seed in range(p.seeds)]
@@ -240,12 +227,10 @@ class Codes(OnTrained, Experiment):
             yield {"case": job["case"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        cases = list(dict.fromkeys(row["case"] for row in rows))
+        cases = values_of(rows, "case")
         columns = {"start": ("initial", "masked")} | {NAMES[o]: ("final", o) for o in OBJECTIVES}
-        values = [[mean_of(rows, column, case=case, objective=o) for column, o in columns.values()] for case in cases]
-        figure, (ax,) = plots.panels(1, size=(6.4, 3.4), letters=False)
-        naming: dict[str, Any] = {"row_names": cases, "column_names": list(columns), "label": "recovery error (cosine)"}
-        plots.matrix(values, **naming, annotate=True, number=".3f", ax=ax)
-        return figure
+        values = [
+            [fmean(row[column] for row in select(rows, case=case, objective=o)) for column, o in columns.values()]
+            for case in cases
+        ]
+        return draw_panels(matrix(values, row_names=cases, column_names=list(columns), **ERRORS), size=(6.4, 3.4))

@@ -18,7 +18,10 @@ from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import IGNORED
 from theodolite.results import Cost, Outcome, Result, Row
 
-# Rows of a matrix that are the same.
+#: Samples of inputs looked at; features that agree on so many agree.
+SAMPLES = 2000
+#: Features treated at a time, to bound the memory.
+CHUNK = 4096
 
 
 def duplicate_rows(matrix: Tensor, tolerance: float = 1e-6) -> list[list[int]]:
@@ -36,16 +39,13 @@ def duplicate_rows(matrix: Tensor, tolerance: float = 1e-6) -> list[list[int]]:
     ordered = rows[order]
     size = torch.maximum(ordered[1:].abs().amax(1), ordered[:-1].abs().amax(1))
     same = ((ordered[1:] - ordered[:-1]).abs().amax(1) <= tolerance * size).tolist()
-    groups: list[list[int]] = []
-    current = [int(order[0])]
+    groups = [[int(order[0])]]
     for place, equal in zip(order[1:].tolist(), same, strict=True):
         if equal:
-            current.append(place)
-            continue
-        groups.append(sorted(current))
-        current = [place]
-    groups.append(sorted(current))
-    return sorted(group for group in groups if len(group) > 1)
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
 # Every batch once: its loss, its gradient, its weight, and where NaN or infinity first appears.
@@ -85,10 +85,8 @@ class BatchAudit(Result):
     def sentence(self) -> str:
         if self.bad:
             return " ".join(self.bad[:3])
-        count = (
-            f"{len(self.batches)} batches, {sum(self.sizes)} samples" if len(self.batches) > 1 else f"{sum(self.sizes)} samples"
-        )
-        return f"{count}, weighted by {self.rule}; the loss is {self.loss:.4g} and finite everywhere."
+        batches = f"{len(self.batches)} batches, " if len(self.batches) > 1 else ""
+        return f"{batches}{sum(self.sizes)} samples, weighted by {self.rule}; the loss is {self.loss:.4g} and finite everywhere."
 
 
 def audit_batches(problem: Problem) -> BatchAudit:
@@ -169,29 +167,17 @@ def _bad_gradient(index: int, problem: Problem, gradients: tuple[Tensor | None, 
 def _labels(problem: Problem) -> tuple[Counter[int], int]:
     """How often each class label occurs, and how many labels are ignored."""
     counts: Counter[int] = Counter()
-    ignored = 0
-    skip = getattr(problem.loss_function, "ignore_index", IGNORED)
     for batch in problem.data:
         target = batch.target
         if not isinstance(target, Tensor) or target.is_floating_point() or target.dtype == torch.bool:
             continue
         values, times = torch.unique(target, return_counts=True)
-        for value, count in zip(values.tolist(), times.tolist(), strict=True):
-            if value == skip:
-                ignored += count
-            else:
-                counts[int(value)] += count
+        counts.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
+    ignored = counts.pop(getattr(problem.loss_function, "ignore_index", IGNORED), 0)
     return counts, ignored
 
 
 # The inputs of the data: which never change, which say the same as another.
-
-
-#: Samples looked at; features that agree on so many agree.
-SAMPLES = 2000
-
-#: Features treated at a time, to bound the memory.
-CHUNK = 4096
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -138,11 +138,7 @@ def _layer_row(problem: Problem, layer: Layer, reach: list[Tensor | None]) -> Ro
         "layer": layer.name,
         "kind": layer.kind,
         "parameters": sum(parameters[i].numel() for i in members),
-        "units": 0,
-        "dead": 0,
-        "duplicated": 0,
-        "silent_inputs": 0,
-        "unused_rows": 0,
+        **dict.fromkeys(("units", "dead", "duplicated", "silent_inputs", "unused_rows"), 0),
     }
     if all(reach[i] is None for i in members):
         return row  # unused, which is another thing than dead

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -125,14 +125,8 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from signals (n_samples, n_features). Ctrl-C keeps what was learned; `warm_start` goes on from there."""
         going_on = self.warm_start and hasattr(self, "_state")
-        signals, observed = self._read(X, reset=not going_on)
-        self._refuse_empty(observed)
-        settings = self._settings(signals.shape[1])
         integer("max_iter", self.max_iter, least=1, wanted=FROM_ONE)
-        if going_on:
-            self._check_shape(signals.shape[1])
-        else:
-            self._begin(signals)
+        signals, observed, settings = self._open(X, fresh=not going_on)
         learned = learn_dictionaries(
             signals.expand(len(self._seeds), -1, -1),
             None,
@@ -154,14 +148,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """One step on a batch of signals; the first call starts from it."""
-        fresh = not hasattr(self, "_state")
-        signals, observed = self._read(X, reset=fresh)
-        self._refuse_empty(observed)
-        if fresh:
-            self._begin(signals)
-        else:
-            self._check_shape(signals.shape[1])
-        settings = self._settings(signals.shape[1])
+        signals, observed, settings = self._open(X, fresh=not hasattr(self, "_state"))
         known = None if observed is None else observed[None]
         state, loss = learn_batch(self._state, signals, settings, seeds=self._seeds, observed=known)
         best = self._keep(state, signals, observed, settings)
@@ -196,8 +183,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
     def hidden_error(self, X: Any) -> HiddenError:
         """Mean squared error per hidden coordinate on these signals, with its standard error; lower is better."""
         signals, observed, atoms = self._ready(X)
-        settings = self._settings(signals.shape[1])
-        return self._hidden_error(signals, observed, atoms, settings)
+        return self._hidden_error(signals, observed, atoms, self._settings(signals.shape[1]))
 
     def score(self, X: Any, y: Any = None) -> float:
         """Minus the mean squared error per hidden coordinate: higher is better, as `GridSearchCV` wants it.
@@ -227,56 +213,45 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
                 raise ValueError(f"{error}\nmissing='mask' learns from the entries that are there.") from None
             raise
         signals = torch.from_numpy(np.ascontiguousarray(array))
-        if not signals.isnan().any():
-            return signals, None
         observed = ~signals.isnan()
-        return torch.nan_to_num(signals, nan=0.0), observed
+        return (signals, None) if observed.all() else (torch.nan_to_num(signals, nan=0.0), observed)
 
-    @staticmethod
-    def _refuse_empty(observed: Tensor | None) -> None:
-        if observed is not None and not bool(observed.any()):
+    def _open(self, X: Any, *, fresh: bool) -> tuple[Tensor, Tensor | None, LearningSettings]:
+        """Signals to learn from, what is there of them, and the settings; a fresh start is made, or the old one kept."""
+        signals, observed = self._read(X, reset=fresh)
+        if observed is not None and not observed.any():
             raise ValueError("Every entry is missing.")
-
-    def _check_shape(self, dim: int) -> None:
-        """Learning that goes on keeps its atoms and its starts."""
-        now, before = (self.n_init, self._count(dim)), tuple(self._state.components.shape[:2])
+        settings = self._settings(signals.shape[1])
+        if fresh:
+            self._begin(signals, settings)
+            return signals, observed, settings
+        now, before = (self.n_init, self._count(signals.shape[1])), tuple(self._state.components.shape[:2])
         if now != before:
             raise ValueError(
                 f"Learning began with n_init={before[0]} and {before[1]} atoms; it cannot go on with n_init={now[0]} and "
                 f"{now[1]}. Fit a fresh estimator (sklearn.base.clone), or set warm_start=False."
             )
+        return signals, observed, settings
 
     def _settings(self, dim: int) -> LearningSettings:
         atoms = self._count(dim)
         visible = dim - hidden_count(dim, self.hidden_fraction) if self.objective == "masked" else dim
         chosen = min(max(1, dim // 10), atoms, visible) if self.sparsity is None else self.sparsity
-        return LearningSettings(
-            sparsity=chosen,
-            objective=self.objective,
-            hidden_fraction=self.hidden_fraction,
-            masks=self.masks,
-            decoder=self.decoder,
-            selection=self.selection,
-            penalty=self.penalty,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            optimizer=self.optimizer,
-            shuffle=self.shuffle,
-        )
+        given = {field.name: getattr(self, field.name) for field in fields(LearningSettings)}
+        return LearningSettings(**{**given, "sparsity": chosen})
 
     def _count(self, dim: int) -> int:
         atoms = dim if self.n_components is None else self.n_components
         return integer("n_components", atoms, least=1, wanted=f"{FROM_ONE}, or None")
 
-    def _begin(self, signals: Tensor) -> None:
+    def _begin(self, signals: Tensor, settings: LearningSettings) -> None:
         dim = signals.shape[1]
+        atoms = self._count(dim)
         integer("n_init", self.n_init, least=1, wanted=FROM_ONE)
-        settings = self._settings(dim)
-        settings.check(len(signals), dim, self._count(dim))
+        settings.check(len(signals), dim, atoms)
         if self.n_init > 1:
-            check_hidden(dim, self._count(dim), settings.sparsity, self.hidden_fraction, self.score_masks, settings.decoder)
+            check_hidden(dim, atoms, settings.sparsity, self.hidden_fraction, self.score_masks, settings.decoder)
         self._seeds = start_seeds(self.random_state, self.n_init)
-        atoms = self._count(signals.shape[1])
         starts = [initial_dictionary(signals, atoms, self.init, seed=seed) for seed in self._seeds]
         self._state = LearnerState.begin(torch.stack(starts))
 
@@ -368,7 +343,19 @@ def choose_dictionary(
     with counting("choosing", progress=progress, total=len(n_components) * len(sparsity)) as advance:
         for atoms in n_components:
             for k in sparsity:
-                table.append(_judge(train, test, int(atoms), int(k), seed, settings))
+                learner = MaskedDictionaryLearning(int(atoms), sparsity=int(k), random_state=seed, **settings).fit(train)
+                held, seen = learner.hidden_error(test), learner.hidden_error(train)
+                table.append(
+                    {
+                        "n_components": int(atoms),
+                        "sparsity": int(k),
+                        "hidden_error": held.value,
+                        "stderr": held.stderr,
+                        "reconstruction": held.reconstruction,
+                        "train_hidden_error": seen.value,
+                        "train_reconstruction": seen.reconstruction,
+                    }
+                )
                 advance(1)
     best = min(table, key=lambda row: row["hidden_error"])
     within = [row for row in table if row["hidden_error"] <= best["hidden_error"] + best["stderr"]]
@@ -393,18 +380,3 @@ def split_signals(data: NDArray[Any], held_out: float, seed: int) -> tuple[NDArr
     order = np.random.default_rng((seed, 3)).permutation(len(data))
     cut = min(len(data) - 1, max(1, round((1 - held_out) * len(data))))
     return data[order[:cut]], data[order[cut:]]
-
-
-def _judge(train: Any, test: Any, atoms: int, k: int, seed: int, settings: dict[str, Any]) -> Row:
-    learner = MaskedDictionaryLearning(atoms, sparsity=k, random_state=seed, **settings)
-    learner.fit(train)
-    held, seen = learner.hidden_error(test), learner.hidden_error(train)
-    return {
-        "n_components": atoms,
-        "sparsity": k,
-        "hidden_error": held.value,
-        "stderr": held.stderr,
-        "reconstruction": held.reconstruction,
-        "train_hidden_error": seen.value,
-        "train_reconstruction": seen.reconstruction,
-    }

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from theodolite.arguments import choice
@@ -17,9 +18,7 @@ from theodolite.measures.dictionary.decoding import Decoder, check_decoder, deco
 from theodolite.measures.dictionary.matching_pursuit import Selection
 from theodolite.results import Outcome, Result, Row
 
-# Which coordinates are hidden in a step of learning: a random set, blocks in turn, or a set of its own for each sample.
-
-
+#: Which coordinates are hidden in a step of learning: a random set, a set of its own for each sample, or blocks in turn.
 Masks = Literal["batch", "sample", "cycle"]
 
 
@@ -39,26 +38,19 @@ def hidden_count(dim: int, hidden_fraction: float) -> int:
     return min(dim - 1, max(1, math.floor(hidden_fraction * dim + 1e-9)))
 
 
-def check_masks(masks: str) -> None:
-    """Refuse an unknown way of hiding coordinates."""
-    choice("masks", masks, get_args(Masks))
-
-
 def visible_masks(dim: int, hidden: int, *, masks: Masks, batch: int, step: int, seeds: Sequence[int]) -> Tensor:
     """What is visible in one step, bool (runs, 1, dim), or (runs, batch, dim) for `masks="sample"`.
 
     "batch" hides one random set in the whole batch, "cycle" goes round a fixed random order, block after block.
     Each step has its own random stream, so that a run may be taken up at any step.
     """
-    check_masks(masks)
+    choice("masks", masks, get_args(Masks))
     rows = [_hidden(dim, hidden, masks, batch, step, seed) for seed in seeds]
     seen = torch.ones(len(rows), rows[0].shape[0], dim, dtype=torch.bool)
     return seen.scatter_(2, torch.from_numpy(np.stack(rows)), False)
 
 
-def _hidden(
-    dim: int, hidden: int, masks: Masks, batch: int, step: int, seed: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def _hidden(dim: int, hidden: int, masks: Masks, batch: int, step: int, seed: int) -> NDArray[np.int64]:
     """Hidden coordinates (1 or batch, hidden)."""
     if masks == "cycle":
         order = np.random.default_rng((seed, 0)).permutation(dim)

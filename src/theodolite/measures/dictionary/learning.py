@@ -16,19 +16,23 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from theodolite.arguments import either, integer, positive
+from theodolite.arguments import choice, either, integer, positive
 from theodolite.measures.dictionary.arrays import as_real, unit_rows
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
-from theodolite.measures.dictionary.hidden import Masks, check_masks, hidden_count, visible_masks
+from theodolite.measures.dictionary.hidden import Masks, hidden_count, visible_masks
 from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection, SparseCodes
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.training.interruption import deferred_interrupt
 
+Objective = Literal["masked", "reconstruction"]
+Optimizer = Literal["adam", "sgd"]
+
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+_SHORTEST = 1e-12  # no atom is divided by a length below this
+
+
 # Where learning starts: atoms taken from samples, random ones, or given ones.
-
-
-Start = Literal["samples", "random"]
 
 
 def start_seeds(random_state: Any, count: int = 1) -> tuple[int, ...]:
@@ -53,7 +57,7 @@ def initial_dictionary(signals: Tensor, atoms: int, init: Any = "samples", *, se
         if not given.any(1).all():
             raise ValueError("init has atoms of length zero: give each a direction.")
         return given.clone()
-    if init not in get_args(Start):
+    if init not in ("samples", "random"):
         raise ValueError(f"init must be 'samples', 'random' or an array (atoms, dim). Got {init!r}.")
     random = np.random.default_rng((seed, 2))
     start = torch.from_numpy(random.standard_normal((atoms, dim))).to(signals)
@@ -65,13 +69,6 @@ def initial_dictionary(signals: Tensor, atoms: int, init: Any = "samples", *, se
 
 
 # The steps of learning.
-
-
-Objective = Literal["masked", "reconstruction"]
-Optimizer = Literal["adam", "sgd"]
-
-_BETAS, _EPS = (0.9, 0.999), 1e-8
-_SHORTEST = 1e-12  # no atom is divided by a length below this
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class LearningSettings:
                 f"Got {self.sparsity}."
             )
         positive("learning_rate", self.learning_rate)
-        check_masks(self.masks)
+        choice("masks", self.masks, get_args(Masks))
         check_decoder(self.decoder, self.penalty)
         either("selection", self.selection, get_args(Selection))
         if samples < 1:
@@ -176,7 +173,13 @@ def learn_dictionaries(
     ignored). `seeds`, one per run, decide the hidden coordinates and, with shuffle, the order; each step has its own stream,
     so a resumed run equals one that was never stopped. Ctrl-C ends between two steps with what was learned.
     """
-    state = LearnerState.begin(_initial(initial)) if resume is None else resume
+    if resume is not None:
+        state = resume
+    elif initial is None or initial.ndim != 3:
+        got = "nothing" if initial is None else f"shape {tuple(initial.shape)}"
+        raise ValueError(f"initial must be (runs, atoms, dim) unless learning is resumed. Got {got}.")
+    else:
+        state = LearnerState.begin(initial)
     Y, known = _signals(signals, observed, state.components, seeds)
     settings.check(Y.shape[1], Y.shape[2], state.components.shape[1])
     begun = time.perf_counter()
@@ -194,10 +197,8 @@ def learn_dictionaries(
             losses.append(total / Y.shape[1])
             advance(1)
             healthy = _healthy(live.components, losses[-1])
-            if not healthy:
-                break
-            if pressed():
-                interrupted = True
+            interrupted = healthy and pressed()
+            if interrupted or not healthy:
                 break
     return LearnedDictionaries(
         components=live.components.clone(),
@@ -272,17 +273,16 @@ def _step(
         state.components.addcdiv_(state.first, spread, value=-settings.learning_rate / (1 - _BETAS[0] ** t))
     else:
         state.components.add_(gradient, alpha=-settings.learning_rate)
-    _unit(state.components)
+    lengths: Tensor = state.components.norm(dim=-1, keepdim=True)
+    state.components.div_(lengths.clamp_(min=_SHORTEST))
     return replace(state, step=t), loss
 
 
 def _batches(n: int, settings: LearningSettings, epoch: int, seeds: Sequence[int]) -> Iterator[Tensor]:
     """Rows of each batch, (runs, b)."""
+    order = torch.arange(n).expand(len(seeds), n)
     if settings.shuffle:
-        orders = [np.random.default_rng((seed, epoch, 1)).permutation(n) for seed in seeds]
-        order = torch.from_numpy(np.stack(orders))
-    else:
-        order = torch.arange(n).expand(len(seeds), n)
+        order = torch.from_numpy(np.stack([np.random.default_rng((seed, epoch, 1)).permutation(n) for seed in seeds]))
     return iter(order.split(settings.batch_size, dim=1))
 
 
@@ -293,22 +293,10 @@ def _take(Y: Tensor, known: Tensor | None, order: Tensor) -> tuple[Tensor, Tenso
     return Y[runs, order], None if known is None else known[runs, order]
 
 
-def _unit(atoms: Tensor) -> Tensor:
-    """Atoms divided by their lengths, in place."""
-    return atoms.div_(atoms.norm(dim=-1, keepdim=True).clamp_(min=_SHORTEST))
-
-
 def _healthy(components: Tensor, losses: Tensor) -> bool:
     """Finite losses, and atoms of length 1: steps too long for the numbers leave none."""
     lengths: Tensor = components.norm(dim=-1)
     return bool(torch.isfinite(losses).all()) and bool(((lengths - 1).abs() < 1e-3).all())
-
-
-def _initial(initial: Tensor | None) -> Tensor:
-    if initial is None or initial.ndim != 3:
-        got = "nothing" if initial is None else f"shape {tuple(initial.shape)}"
-        raise ValueError(f"initial must be (runs, atoms, dim) unless learning is resumed. Got {got}.")
-    return initial
 
 
 def _signals(signals: Tensor, observed: Tensor | None, like: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:

@@ -22,6 +22,8 @@ MAX_SUPPORTS = 2 * 10**6
 #: Inner products held at once; they fit in the cache.
 BLOCK = 1 << 19
 
+Decoder = Literal["omp", "exhaustive"]
+
 
 def exhaustive_codes(signals: Array, dictionary: Array, k: int, *, visible: Array | None = None) -> Tensor:
     """The best codes (n, p) of at most k non-zeros for signals (n, d) and atoms (p, d): least squares over all supports.
@@ -31,8 +33,7 @@ def exhaustive_codes(signals: Array, dictionary: Array, k: int, *, visible: Arra
     >>> exhaustive_codes(torch.tensor([[1.0, 1.0]]).double(), torch.tensor([[1.0, 0.0], [0.6, 0.8]]).double(), 1)
     tensor([[0.0000, 1.4000]], dtype=torch.float64)
     """
-    codes = exhaustive_search(signals, dictionary, k, visible=visible)
-    return codes.dense(len(dictionary))
+    return exhaustive_search(signals, dictionary, k, visible=visible).dense(len(dictionary))
 
 
 def exhaustive_search(signals: Array, dictionary: Array, k: int, *, visible: Array | None = None) -> SparseCodes:
@@ -123,9 +124,6 @@ def least_squares(y: Tensor, atoms: Tensor, support: Tensor) -> Tensor:
 # Sums over coordinates, means over signals, no factor one half.
 
 
-Decoder = Literal["omp", "exhaustive"]
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class CodingLoss(Result):
     """Mean over the signals of a sum of squared errors, `value`, with its standard error `error`.
@@ -167,7 +165,7 @@ def reconstruction_loss(
     4.5
     """
     y, b = as_pair("signals", signals, "dictionary", dictionary)
-    errors = (y - _rebuilt(y, b, k, decoder=decoder, selection=selection)).square().sum(1)
+    errors = (y - _rebuilt(y, b, k, None, decoder, selection)).square().sum(1)
     return _loss(errors, b, k, decoder, coordinates=y.shape[1], masked=False)
 
 
@@ -193,19 +191,13 @@ def masked_loss(
     hidden = (~seen).expand_as(y)
     if not bool(hidden.any(1).all()):
         raise ValueError("visible must leave at least one coordinate of each signal hidden; reconstruction_loss needs none.")
-    misses = y - _rebuilt(y, b, k, visible=seen, decoder=decoder, selection=selection)
+    misses = y - _rebuilt(y, b, k, seen, decoder, selection)
     errors = (misses * hidden).square().sum(1)
     return _loss(errors, b, k, decoder, coordinates=float(hidden.sum(1).double().mean()), masked=True)
 
 
 def _rebuilt(
-    signals: Tensor,
-    dictionary: Tensor,
-    k: int,
-    *,
-    visible: Tensor | None = None,
-    decoder: Decoder = "omp",
-    selection: Selection = "raw",
+    signals: Tensor, dictionary: Tensor, k: int, visible: Tensor | None, decoder: Decoder, selection: Selection
 ) -> Tensor:
     """Signals (n, d) as the dictionary (p, d) rebuilds them from k-sparse codes of their visible coordinates."""
     choice("decoder", decoder, get_args(Decoder))

@@ -93,7 +93,12 @@ def pursue(
             f"signals must be (n, d) and dictionary (p, d) with the same d. Got {tuple(Y.shape)} and {tuple(D.shape)}; "
             "a dictionary with atoms as columns wants transposing."
         )
-    _check_settings(k, D, selection, tolerance)
+    integer("k", k, least=1, wanted=FROM_ONE)
+    if k > len(D):
+        raise ValueError(f"k must be at most the number of atoms, {len(D)}. Got {k}.")
+    either("selection", selection, get_args(Selection))
+    if tolerance is not None and not tolerance >= 0:
+        raise ValueError(f"tolerance must be at least 0. Got {tolerance}.")
     seen = None if visible is None else as_visible(visible, (len(Y), Y.shape[1]), empty=True).to(Y.device)
     if seen is not None and seen.ndim == 1:
         Y, D, seen = Y[:, seen], D[:, seen], None
@@ -229,7 +234,8 @@ class _Correlations:
         if self.gram_matrix is not None:
             return self.gram_matrix[new[:, None], support.clamp(min=0)], self.gram_matrix[new, atom]
         shown = self.flat[new] if self.mask is None else self.flat[new] * self.mask
-        return (self._chosen(support) @ shown[:, :, None])[:, :, 0], shown.square().sum(1)
+        chosen = self.flat[support.clamp(min=0) + self.offset[:, None]]
+        return (chosen @ shown[:, :, None])[:, :, 0], shown.square().sum(1)
 
     def inverse_lengths(self) -> Tensor:
         """1/length of the visible part of each atom, (n, p), 0 for atoms that have none."""
@@ -249,24 +255,12 @@ class _Correlations:
         atoms = self.dictionaries if atoms is None else atoms
         return (rows.view(self.runs, self.n, self.dim) @ atoms.transpose(1, 2)).reshape(-1, self.atoms)
 
-    def _chosen(self, support: Tensor) -> Tensor:
-        return self.flat[support.clamp(min=0) + self.offset[:, None]]
-
 
 def _chunks(n: int, per_signal: int) -> Iterator[slice]:
     size = max(64, _CHUNK // max(per_signal, 1))
     parts = max(1, -(-n // size))
     size = -(-n // parts) if n else 1  # equal parts
     return (slice(start, start + size) for start in range(0, max(n, 1), size))
-
-
-def _check_settings(k: int, D: Tensor, selection: str, tolerance: float | None) -> None:
-    integer("k", k, least=1, wanted=FROM_ONE)
-    if k > len(D):
-        raise ValueError(f"k must be at most the number of atoms, {len(D)}. Got {k}.")
-    either("selection", selection, get_args(Selection))
-    if tolerance is not None and not tolerance >= 0:
-        raise ValueError(f"tolerance must be at least 0. Got {tolerance}.")
 
 
 def _check_finite(seen: Tensor, D: Tensor) -> None:

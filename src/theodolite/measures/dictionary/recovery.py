@@ -11,12 +11,10 @@ from torch import Tensor
 
 from theodolite.arguments import choice
 from theodolite.measures.dictionary.arrays import Array, as_pair, unit_rows
+from theodolite.measures.dictionary.structure import BLOCK, most_alike
 from theodolite.results import Outcome, Result, Row
 
 Metric = Literal["cosine", "euclidean"]
-
-#: Inner products held at once.
-BLOCK = 1 << 24
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -53,7 +51,7 @@ def atom_matches(true: Array, learned: Array, *, signed: bool = False) -> AtomMa
     [{'atom': 0, 'match': 1, 'cosine': 1.0}, {'atom': 1, 'match': 0, 'cosine': -1.0}]
     """
     a, b = (part.double() for part in as_pair("true", true, "learned", learned))
-    index, cosine = _most_alike(unit_rows(a), unit_rows(b), signed)
+    index, cosine = most_alike(unit_rows(a), unit_rows(b), signed=signed)
     return AtomMatches(index=index, cosine=cosine, learned=len(b), signed=signed, outcome=Outcome.FINISHED)
 
 
@@ -72,7 +70,7 @@ def recovery_error(true: Array, learned: Array, metric: Metric = "cosine", *, si
     choice("metric", metric, get_args(Metric))
     a, b = (part.double() for part in as_pair("true", true, "learned", learned))
     if metric == "cosine":
-        cosine = _most_alike(unit_rows(a), unit_rows(b), signed)[1]
+        cosine = most_alike(unit_rows(a), unit_rows(b), signed=signed)[1]
         return float((1 - (cosine if signed else cosine.abs())).clamp_min(0).mean())
     return float(_nearest_squares(a, b, signed).mean())
 
@@ -93,17 +91,6 @@ def permutation_error(true: Array, learned: Array) -> float:
     rows, columns = (torch.as_tensor(i, device=a.device) for i in linear_sum_assignment(squares.cpu().numpy()))
     signs = torch.where(products[rows, columns] < 0, -1, 1)[:, None]
     return float((a[rows] - signs * b[columns]).square().sum())
-
-
-def _most_alike(a: Tensor, b: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
-    """Row of b with the largest inner product (by magnitude unless `signed`) for each row of a, and that product."""
-    found = []
-    for part in a.split(max(1, BLOCK // len(b))):
-        products = part @ b.T
-        index = (products if signed else products.abs()).argmax(1)
-        found.append((index, products.gather(1, index[:, None])[:, 0]))
-    index, product = (torch.cat(x) for x in zip(*found, strict=True))
-    return index, product.clamp(-1, 1)
 
 
 def _nearest_squares(a: Tensor, b: Tensor, signed: bool) -> Tensor:

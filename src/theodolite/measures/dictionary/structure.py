@@ -32,9 +32,10 @@ def coherence(dictionary: Array, visible: Array | None = None) -> float:
     >>> coherence(torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]).double(), torch.tensor([True, False]))
     1.0
     """
-    atoms = _restricted(dictionary, visible)
-    unit = unit_rows(atoms)
-    return min(1.0, max(float(products.max()) for products in _off_diagonal(unit)))
+    atoms = as_rows("dictionary", dictionary)
+    if visible is not None:
+        atoms = atoms[:, as_visible(visible, (len(atoms), atoms.shape[1]), shared=True).to(atoms.device)]
+    return min(1.0, max(float(products.max()) for products in _off_diagonal(unit_rows(atoms))))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -84,7 +85,11 @@ def restricted_isometry(dictionary: Array, s: int, *, samples: int | None = None
     exact = count <= (ENUMERABLE if samples is None else samples)
     drawn = DRAWN if samples is None else samples
     batches = all_supports(p, s) if exact else _random_supports(p, s, drawn, seed)
-    value = max(_largest_deviation(atoms, supports.to(atoms.device)) for supports in batches)
+    value = 0.0
+    for supports in batches:
+        chosen = atoms[supports.to(atoms.device)]  # (m, s, d)
+        eigenvalues: Tensor = torch.linalg.eigvalsh(chosen @ chosen.mT)
+        value = max(value, float((eigenvalues - 1).abs().max()))
     return RestrictedIsometry(
         value=value,
         s=s,
@@ -130,13 +135,6 @@ def _random_supports(p: int, s: int, count: int, seed: int) -> Iterator[Tensor]:
         yield torch.rand(min(step, count - start), p, generator=generator).topk(s).indices
 
 
-def _largest_deviation(atoms: Tensor, supports: Tensor) -> float:
-    """The largest |eigenvalue − 1| of the Gram matrices of the supports (m, s)."""
-    chosen = atoms[supports]  # (m, s, d)
-    eigenvalues: Tensor = torch.linalg.eigvalsh(chosen @ chosen.mT)
-    return float((eigenvalues - 1).abs().max())
-
-
 def _off_diagonal(rows: Tensor) -> Iterator[Tensor]:
     """|⟨aᵢ, aⱼ⟩| in blocks of rows, the diagonal set to zero."""
     step = max(1, BLOCK // len(rows))
@@ -144,15 +142,6 @@ def _off_diagonal(rows: Tensor) -> Iterator[Tensor]:
         products = (rows[start : start + step] @ rows.T).abs()
         products.diagonal(start).zero_()
         yield products
-
-
-def _restricted(dictionary: Array, visible: Array | None) -> Tensor:
-    """The dictionary (p, d) on its visible coordinates."""
-    atoms = as_rows("dictionary", dictionary)
-    if visible is None:
-        return atoms
-    mask = as_visible(visible, (len(atoms), atoms.shape[1]), shared=True)
-    return atoms[:, mask.to(atoms.device)]
 
 
 # What each atom of a dictionary is used for: how many signals, how much of them, and which other atom it resembles.
@@ -222,7 +211,7 @@ def atom_usage(codes: SparseCodes | Array, dictionary: Array) -> AtomUsage:
         support, values = dense.nonzero()[:, 1], dense[dense != 0].to(atoms)
         n = len(dense)
     energy = atoms.new_zeros(p).index_add_(0, support, values.square())
-    twin, cosine = _nearest_others(unit_rows(atoms))
+    twin, cosine = most_alike(unit_rows(atoms))
     return AtomUsage(
         uses=torch.bincount(support, minlength=p),
         energy=energy / energy.sum().clamp(min=torch.finfo(energy.dtype).tiny),
@@ -233,18 +222,21 @@ def atom_usage(codes: SparseCodes | Array, dictionary: Array) -> AtomUsage:
     )
 
 
-def _nearest_others(unit: Tensor) -> tuple[Tensor, Tensor]:
-    """The other row with the largest |cosine| for each unit row, and that cosine; −1 and 0 for a row alone."""
-    p = len(unit)
-    if p == 1:
-        return torch.full((1,), -1, device=unit.device), unit.new_zeros(1)
-    found = []
-    for first in range(0, p, max(1, BLOCK // p)):
-        products = unit[first : first + max(1, BLOCK // p)] @ unit.T
-        products.diagonal(first).fill_(0)
-        sizes = products.abs()
-        sizes.diagonal(first).fill_(-1)  # also where all others are at right angles, an atom is not its own twin
+def most_alike(a: Tensor, b: Tensor | None = None, *, signed: bool = False) -> tuple[Tensor, Tensor]:
+    """For each unit row of a the row of b with the largest cosine (by magnitude unless `signed`), and that cosine.
+
+    Without b it is the other rows of a; a row alone has the number −1 and the cosine 0.
+    """
+    others = a if b is None else b
+    if b is None and len(a) == 1:
+        return torch.full((1,), -1, device=a.device), a.new_zeros(1)
+    found, step = [], max(1, BLOCK // len(others))
+    for first in range(0, len(a), step):
+        products = a[first : first + step] @ others.T
+        sizes = products if signed else products.abs()
+        if b is None:
+            sizes.diagonal(first).fill_(-1)  # also where all others are at right angles, an atom is not its own twin
         index = sizes.argmax(1)
         found.append((index, products.gather(1, index[:, None])[:, 0].clamp(-1, 1)))
-    twin, cosine = (torch.cat(part) for part in zip(*found, strict=True))
-    return twin, cosine
+    index, cosine = (torch.cat(part) for part in zip(*found, strict=True))
+    return index, cosine

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.arguments import positive
 from theodolite.measures.dictionary.arrays import Array, as_pair, as_rows, as_visible, unit_rows
 from theodolite.measures.dictionary.losses import mean_and_error
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
 from theodolite.measures.dictionary.structure import ENUMERABLE, all_supports
+
+#: Inner products held at once.
+BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ def oracle_risks(
     OracleRisks(least_squares=1.0, bayes=0.5, floor=1.0)
     """
     atoms = as_rows("dictionary", dictionary)
-    _require_positive(noise=noise, scale=scale)
+    for name, value in (("noise", noise), ("scale", scale)):
+        positive(name, value, wanted="a positive finite number")
     seen = _both_parts(visible, atoms)
     if int(seen.sum()) < k:
         raise ValueError(f"k must be at most the number of visible coordinates, {int(seen.sum())}. Got {k}.")
@@ -152,22 +157,12 @@ def _both_parts(visible: Array, atoms: Tensor) -> Tensor:
     return seen
 
 
-def _require_positive(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be a positive finite number. Got {value}.")
-
-
 def _require_theory(k: int, atoms: int, eta: float) -> None:
     if k < 1 or atoms < 2 or not eta >= 0:
         raise ValueError(f"The theory needs k ≥ 1, at least two atoms and eta ≥ 0. Got k={k}, {atoms} atoms, eta={eta}.")
 
 
 # A dictionary that fits noisy signals better than the true one although it holds none of the true atoms.
-
-
-#: Inner products held at once.
-BLOCK = 1 << 22
 
 
 def overfitting_dictionary(true: Array, angles: int = 64, radius: float = 0.0) -> Tensor:
@@ -193,8 +188,11 @@ def overfitting_dictionary(true: Array, angles: int = 64, radius: float = 0.0) -
         raise ValueError("The true atoms are all parallel (or zero), so no two of them span a plane.")
     theta = (torch.arange(angles, dtype=atoms.dtype, device=atoms.device) + 0.5) * math.pi / angles
     step = max(1, BLOCK // (angles * len(atoms)))
-    planes = zip(first.split(step), second.split(step), strict=True)
-    kept = [_away_from(atoms, _directions(e1, e2, theta), radius) for e1, e2 in planes]
+    kept = []
+    for e1, e2 in zip(first.split(step), second.split(step), strict=True):
+        directions = (theta.cos()[:, None] * e1[:, None] + theta.sin()[:, None] * e2[:, None]).flatten(0, 1)  # (m·angles, d)
+        squares = 2 - 2 * (directions @ atoms.T).abs().amax(1)  # of the distance to the nearest atom or its opposite
+        kept.append(directions[squares >= radius**2] if radius > 0 else directions)
     net = torch.cat(kept)
     if not len(net):
         raise ValueError(f"Every mixture lies within {radius:g} of a true atom; take a smaller radius or more angles.")
@@ -209,14 +207,3 @@ def _planes(atoms: Tensor) -> tuple[Tensor, Tensor]:
     lengths: Tensor = rest.norm(dim=1)
     plane = (lengths > 1e3 * torch.finfo(atoms.dtype).eps) & (e1.square().sum(1) > 0)
     return e1[plane], unit_rows(rest[plane])
-
-
-def _directions(e1: Tensor, e2: Tensor, theta: Tensor) -> Tensor:
-    """cos θ e1 + sin θ e2 for all angles and planes, (m·angles, d)."""
-    return (theta.cos()[None, :, None] * e1[:, None] + theta.sin()[None, :, None] * e2[:, None]).flatten(0, 1)
-
-
-def _away_from(atoms: Tensor, directions: Tensor, radius: float) -> Tensor:
-    """The unit directions at least `radius` away from every atom and its opposite."""
-    squares = 2 - 2 * (directions @ atoms.T).abs().amax(1)
-    return directions[squares >= radius**2] if radius > 0 else directions

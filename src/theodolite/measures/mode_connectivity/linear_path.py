@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import positive_integers
 from theodolite.errors import NonFiniteError
 from theodolite.measures.mode_connectivity.points import (
     Accuracy,
@@ -34,9 +35,10 @@ from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row, number
 from theodolite.text import nearest
 
-# What stands between the ends of a path, from its profile.
-
-
+POLICIES: tuple[BatchNormPolicy, ...] = ("interpolate", "recompute", "batch")
+POINTS, LOW, HIGH = 76, -1.0, 2.0
+#: As fast as any for an MLP 784-256-256-10 on one core, and twice as fast as 1024 for a small convolutional network.
+BATCH_SIZE = 256
 #: Accuracy may fall this far below the weaker end between two connected solutions (a share, so 2 percentage points).
 ALLOWED_DROP = 0.02
 #: Where there is no accuracy: the loss may lie this share of the worse end's loss above it.
@@ -105,12 +107,6 @@ def inside(alphas: Any, values: Any) -> tuple[Tensor, Tensor]:
     if len(at) < 2 or abs(float(at[0])) > 1e-12 or abs(float(at[-1]) - 1) > 1e-12:
         raise ValueError("A barrier needs the values at both ends, alpha = 0 and alpha = 1.")
     return at, numbers
-
-
-POLICIES: tuple[BatchNormPolicy, ...] = ("interpolate", "recompute", "batch")
-POINTS, LOW, HIGH = 76, -1.0, 2.0
-#: As fast as any for an MLP 784-256-256-10 on one core, and twice as fast as 1024 for a small convolutional network.
-BATCH_SIZE = 256
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -222,19 +218,9 @@ class LinearPath(Result):
 
     def summary(self) -> Row:
         """The barriers as one flat dictionary."""
-        return {
-            "connected": self.connected,
-            "conclusive": self.conclusive,
-            "barrier_train": self.barrier_train,
-            "barrier_train_error": self.barrier_train_error,
-            "barrier_test": self.barrier_test,
-            "barrier_test_error": self.barrier_test_error,
-            "loss_barrier_train": self.loss_barrier_train,
-            "loss_barrier_test": self.loss_barrier_test,
-            "loss_excess_train": self.loss_excess_train,
-            "loss_excess_test": self.loss_excess_test,
-            "batchnorm": self.batchnorm,
-        }
+        barriers = ("barrier_train", "barrier_train_error", "barrier_test", "barrier_test_error")
+        losses = ("loss_barrier_train", "loss_barrier_test", "loss_excess_train", "loss_excess_test")
+        return {name: getattr(self, name) for name in ("connected", "conclusive", *barriers, *losses, "batchnorm")}
 
     def sentence(self) -> str:
         return self._by_loss() if self.train_accuracy is None else self._by_accuracy()
@@ -428,29 +414,25 @@ def _columns(
 
 def _checked(alphas: Any) -> Tensor:
     """The points in order (float64), with exact ends."""
-    at = torch.linspace(LOW, HIGH, POINTS, dtype=torch.float64) if alphas is None else _numbers(alphas)
-    at = torch.cat([at, torch.tensor([0.0, 1.0], dtype=torch.float64)])
-    for end in (0.0, 1.0):
-        at[(at - end).abs() < 1e-12] = end
-    return torch.sort(torch.unique(at)).values
-
-
-def _numbers(alphas: Any) -> Tensor:
+    alphas = torch.linspace(LOW, HIGH, POINTS, dtype=torch.float64) if alphas is None else alphas
     try:
-        at = torch.as_tensor(alphas, dtype=torch.float64).detach().cpu().flatten()
+        given = torch.as_tensor(alphas, dtype=torch.float64).detach().cpu().flatten()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"alphas must be numbers, such as torch.linspace(-1, 2, 76). Got {type(alphas).__name__}.") from error
-    if not bool(torch.isfinite(at).all()):
+    if not bool(torch.isfinite(given).all()):
         raise ValueError("alphas must be finite numbers; one of them is NaN or infinite.")
-    return at
+    at = torch.cat([given, torch.tensor([0.0, 1.0], dtype=torch.float64)])
+    for end in (0.0, 1.0):
+        at[(at - end).abs() < 1e-12] = end
+    rising: Tensor = torch.unique(at)
+    return rising
 
 
 def _check_words(batchnorm: str, batch_size: int) -> None:
     if batchnorm not in POLICIES:
         near = nearest(str(batchnorm), POLICIES, count=1)[0]
         raise ValueError(f"batchnorm must be one of {', '.join(map(repr, POLICIES))}. Got {batchnorm!r}; nearest: {near!r}.")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number of at least 1. Got {batch_size!r}.")
+    positive_integers(batch_size=batch_size)
 
 
 def _is_connected(barrier: Barrier | None, alphas: Tensor, loss: Tensor) -> bool:
@@ -462,6 +444,4 @@ def _is_connected(barrier: Barrier | None, alphas: Tensor, loss: Tensor) -> bool
 
 def _points(barrier: Barrier) -> str:
     """A barrier in percentage points."""
-    error = None if barrier.error is None else 100 * barrier.error
-    value = number(100 * barrier.value, error)
-    return f"{value} percentage points"
+    return f"{number(100 * barrier.value, None if barrier.error is None else 100 * barrier.error)} percentage points"

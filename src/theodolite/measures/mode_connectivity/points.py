@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -22,6 +24,17 @@ from theodolite.measures.hessian.tracking import load
 from theodolite.problem import Batch, Problem
 from theodolite.problem.accuracy import answers, right_answers
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, unwrap
+
+BatchNormPolicy = Literal["interpolate", "recompute", "batch"]
+Accuracy = Callable[[Tensor, Any], Tensor] | Literal["auto"] | None
+Norms = dict[str, nn.modules.batchnorm._NormBase]
+State = nn.Module | Mapping[str, Tensor] | Tensor | str | PathLike[str]
+
+#: Where training scripts keep the weights inside a saved file.
+_NESTS = ("state_dict", "model_state_dict", "model", "module")
+# A counter BatchNorm needs only where its momentum is None.
+_MAY_LACK = "num_batches_tracked"
+
 
 # The data along a path: whatever its form, as batches of bounded size, with the loss that fits them.
 
@@ -61,22 +74,11 @@ def in_parts(problem: Problem, batch_size: int) -> Problem:
 def _parts(batch: Batch, most: int) -> Iterator[Batch]:
     """A batch cut into parts of about equal size: a rest of one sample would have no batch statistics."""
     count = -(-batch.size // most)
-    if count == 1:
-        yield batch
-        return
     edges = [batch.size * i // count for i in range(count + 1)]
-    yield from (batch.part(slice(low, high)) for low, high in itertools.pairwise(edges))
+    yield from (batch if count == 1 else batch.part(slice(low, high)) for low, high in itertools.pairwise(edges))
 
 
 # The two ends of a straight path through the weights, and the points between and beyond them.
-
-
-State = nn.Module | Mapping[str, Tensor] | Tensor | str | PathLike[str]
-
-#: Where training scripts keep the weights inside a saved file.
-_NESTS = ("state_dict", "model_state_dict", "model", "module")
-# A counter BatchNorm needs only where its momentum is None.
-_MAY_LACK = "num_batches_tracked"
 
 
 def interpolate_states(state_a: Mapping[str, Tensor], state_b: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
@@ -129,8 +131,8 @@ def _read(path: Path, label: str) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{label}: there is no file {path}.")
     try:
-        content = _content(path)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise ValueError(
             f"{label}: {path} could not be read as weights. Accepted: .safetensors, or what torch.load(weights_only=True) reads."
         ) from error
@@ -139,24 +141,7 @@ def _read(path: Path, label: str) -> Any:
     return next((content[key] for key in _NESTS if isinstance(content.get(key), Mapping)), content)
 
 
-def _content(path: Path) -> Any:
-    if path.suffix != ".safetensors":
-        return torch.load(path, map_location="cpu", weights_only=True)
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-
-
 # One point of a path: BatchNorm statistics by policy, the loss, and which answers are right there.
-
-
-BatchNormPolicy = Literal["interpolate", "recompute", "batch"]
-Accuracy = Callable[[Tensor, Any], Tensor] | Literal["auto"] | None
-Norms = dict[str, nn.modules.batchnorm._NormBase]
 
 
 class Meter:

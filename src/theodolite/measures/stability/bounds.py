@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.arguments import also_called
+from theodolite.arguments import also_called, positive
 from theodolite.results import Result, Row
 
 _NUMBERS = 2**23  # held at once while batches are gathered: 64 MB in float64
@@ -102,9 +102,9 @@ def convex_bounds(
     """
     rates, seen = torch.as_tensor(rate, dtype=torch.float64), torch.as_tensor(visits).long()
     sizes = {"largest_input": largest_input, "largest_test_input": largest_test_input, "batch": batch, "smoothness": smoothness}
-    for name, value in {**sizes, "rate": float(rates.max())}.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite. Got {value!r}.")
+    highest = float(rates.max())
+    for name, value in {**sizes, "rate": highest}.items():
+        positive(name, value, wanted="positive and finite")
     if int(seen.min()) < 0 or float(rates.min()) < 0:
         raise ValueError(f"visits and rates must be at least 0. Got {int(seen.min())} and {float(rates.min()):g}.")
     slope, _ = _constants(outputs)
@@ -118,7 +118,6 @@ def convex_bounds(
     else:
         travelled = rates * seen
     distance = 2.0 * slope * largest_input / batch * travelled
-    highest = float(rates.max())
     return ConvexBounds(
         distance_bound=distance,
         stability_bound=slope * largest_test_input * distance,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -265,18 +265,11 @@ def settings_of(
         "steps": None if stop == "epochs" else recipe.steps,
         "epochs": epochs if stop == "epochs" else None,
         "loss_target": recipe.loss_target if stop == "train_loss" else None,
-        "sizes": config.sizes,
-        "pairs": config.pairs,
-        "trials": config.trials,
-        "checkpoints": config.checkpoints,
+        **asdict(config),
         "pool": len(bench.train),
         "eval_size": len(bench.eval_rows),
         "init_seed": recipe.init_seed,
         "order_seed": recipe.order_seed,
-        "pair_seed": config.pair_seed,
-        "paths": config.paths,
-        "batchnorm": config.batchnorm,
-        "check_steps": config.check_steps,
         "threads": torch.get_num_threads(),
         "matrix_products": fix_matrix_products(),
     }

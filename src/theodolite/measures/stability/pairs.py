@@ -22,11 +22,13 @@ from torch.utils.data import (
 from theodolite.errors import NonFiniteError, NotRepeatableError
 from theodolite.training.schedules import epoch_order
 
-# The pools that training sets are drawn from: whatever the user gave, as tensors that do not change.
-
+Examples = tuple[Tensor, Tensor]
 
 #: Samples of a data set that are read a second time.
 READ_TWICE = 256
+
+
+# The pools that training sets are drawn from: whatever the user gave, as tensors that do not change.
 
 
 @dataclass(frozen=True)
@@ -140,16 +142,14 @@ def _read_samples(data: Any, name: str) -> tuple[Tensor, Tensor]:
     first = data[0]
     if not isinstance(first, Sequence) or len(first) != 2:
         raise ValueError(f"The examples of {name} must be pairs (input, target). The first is a {type(first).__name__}.")
-    batches = isinstance(data, list) and all(isinstance(part, Tensor) and part.ndim for part in first)
     samples = [data[i] for i in range(size)]
-    again = range(0, size, max(1, size // READ_TWICE))
-    for i in again:
+    for i in range(0, size, max(1, size // READ_TWICE)):
         if not all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(samples[i], data[i], strict=True)):
             raise NotRepeatableError(
                 f"{name}: example {i} changed between two readings. Usual causes: random augmentation, a data set that keeps a "
                 "state. Remedy: fixed transforms, or tensors (inputs, targets)."
             )
-    if batches:
+    if isinstance(data, list) and all(isinstance(part, Tensor) and part.ndim for part in first):  # batches
         inputs, targets = (torch.cat(list(column)) for column in zip(*samples, strict=True))
     else:
         inputs, targets = default_collate(samples)
@@ -159,9 +159,6 @@ def _read_samples(data: Any, name: str) -> tuple[Tensor, Tensor]:
 
 
 # Pairs of training sets that differ in one example.
-
-
-Examples = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -177,11 +174,6 @@ class Swap:
         both = self.members.repeat(2, 1)
         both[1, self.i] = pool + self.z
         return both
-
-    @property
-    def null(self) -> Tensor:
-        """(2, m): the swap that changes nothing."""
-        return self.members.repeat(2, 1)
 
 
 def draw_swap(train_size: int, test_size: int, m: int, rng: np.random.Generator) -> Swap:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -249,12 +250,16 @@ def measure_size(
     check = "the null swap was left out"
     if length:
         check, recipe = null_swap(recipe, bench, swaps, length)
-    fleet, trace, rows = train_pairs(recipe, bench, swaps, _before(config.checkpoints, recipe.steps), progress=progress)
+    before = sorted({step for step in config.checkpoints if step < recipe.steps})
+    fleet, trace, rows = train_pairs(recipe, bench, swaps, before, progress=progress)
     notes = [*trace.cost.notes]
     lost = sum(row["diverged"] for row in rows if row["step"] == rows[-1]["step"])
     if lost:
         notes.append(f"m = {m}: {lost} of {config.pairs} pairs diverged; they have no part in the laws")
-        rows = [_without_numbers(row) if row["diverged"] else row for row in rows]
+        rows = [
+            {name: math.nan if row["diverged"] and isinstance(value, float) else value for name, value in row.items()}
+            for row in rows
+        ]
     paths = _paths(fleet, trace, recipe, bench, config, swaps, m, trial)
     label = {"trial": trial, "init_seed": recipe.init_seed, "order_seed": recipe.order_seed}
     return Measured([{**label, **row} for row in rows], paths, f"m = {m}, trial {trial}: {check}", tuple(notes), trace.route)
@@ -336,11 +341,3 @@ def _paths(
         for p, pair in states.items()
         if not any(trace.diverged[2 * p : 2 * p + 2])
     }
-
-
-def _before(checkpoints: Sequence[int], steps: int) -> list[int]:
-    return sorted({step for step in checkpoints if step < steps})
-
-
-def _without_numbers(row: Mapping[str, Any]) -> Row:
-    return {name: float("nan") if isinstance(value, float) else value for name, value in row.items()}

@@ -19,11 +19,13 @@ from theodolite.results import Row
 from theodolite.training import Fleet, FleetTrace
 from theodolite.training.fleets.fleet import AnySchedule
 
-# What two solutions do on the same examples: stability, gap, distance, all in float64.
-
-
 #: Quantiles of the differences of losses, by the name of their column.
 QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "q999": 0.999}
+#: Numbers held at once while pairs are evaluated.
+HELD = 2**25
+
+
+# What two solutions do on the same examples: stability, gap, distance, all in float64.
 
 
 def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -107,10 +109,6 @@ def distances(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     middle = (norm + other) / 2
     relative = torch.where(apart == 0, torch.zeros_like(apart), apart / middle)
     return {"dist": apart, "norm_S": norm, "norm_S2": other, "ndist": relative}
-
-
-#: Numbers held at once while pairs are evaluated.
-HELD = 2**25
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ def null_swap(recipe: Recipe, bench: Bench, swaps: Sequence[Swap], steps: int) -
     Without this the measured stability would be the chaos of rounding. A vectorised program that lets them part gives way to
     one replica after the other; where these part too an error is raised.
     """
-    index = torch.cat([swap.null for swap in swaps])
+    index = torch.cat([swap.members.repeat(2, 1) for swap in swaps])
     _check_repeatable(recipe, bench, index[:2], min(steps, 3))
     fleet = recipe.fleet(len(index))
     trace = recipe.train(fleet, bench.joined, index, steps=steps, progress=False)
@@ -277,8 +275,9 @@ def _placed(table: list[Row], step: int, recipe: Recipe, swaps: Sequence[Swap], 
     places = torch.tensor([swap.i for swap in swaps])
     seen = visiting_steps(places, m, recipe.batch_size, recipe.steps, order_seed=recipe.order_seed, drop_last=recipe.drop_last)
     for pair, (swap, metrics) in enumerate(zip(swaps, table, strict=True)):
-        taken = _steps_taken(trace, pair, step)
-        lost = any(at is not None and at <= step for at in trace.diverged_at[2 * pair : 2 * pair + 2])
+        both = slice(2 * pair, 2 * pair + 2)
+        taken = min([step, *(at for at in (*trace.diverged_at[both], *trace.stopped_at[both]) if at is not None)])
+        lost = any(at is not None and at <= step for at in trace.diverged_at[both])
         place = {"m": m, "pair": pair, "step": step, "i": swap.i, "z": swap.z, "visits": int(seen[pair, :taken].sum())}
         yield {**place, **metrics, "diverged": lost, "steps_taken": taken}
 
@@ -286,12 +285,6 @@ def _placed(table: list[Row], step: int, recipe: Recipe, swaps: Sequence[Swap], 
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Bit by bit; what is not a number is equal to its like."""
     return bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
-
-
-def _steps_taken(trace: FleetTrace, pair: int, step: int) -> int:
-    """Of the model on S' up to a checkpoint: a run may have been stopped before."""
-    ends = [at for r in (2 * pair, 2 * pair + 1) for at in (trace.diverged_at[r], trace.stopped_at[r]) if at is not None]
-    return min([step, *ends])
 
 
 @torch.no_grad()

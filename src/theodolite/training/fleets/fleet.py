@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called, either, integer
+from theodolite.arguments import also_called, either, integer, optional_integer
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -38,11 +38,14 @@ from theodolite.training.matrix_products import fix_matrix_products
 from theodolite.training.schedules import Schedule, as_schedule
 from theodolite.training.trace import FleetTrace
 
-# What the arguments of a fleet mean, checked.
-
-
 AnySchedule = Schedule | Mapping[int, float] | float | None
 Factors = Callable[[int], float | Tensor]  # step -> one factor for all replicas, or (R,)
+
+#: Bytes that the replicas computed at once may take beside their weights.
+MEMORY = 2.0**32
+
+
+# What the arguments of a fleet mean, checked.
 
 
 def as_seeds(name: str, seeds: Sequence[int]) -> list[int]:
@@ -93,8 +96,7 @@ def as_length(steps: int | None, epochs: int | None, batches: int) -> int:
     if (steps is None) == (epochs is None):
         raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
     for name, value in (("steps", steps), ("epochs", epochs)):
-        if value is not None:
-            integer(name, value, least=1)
+        optional_integer(name, value, least=1)
     return steps if steps is not None else (epochs or 0) * batches
 
 
@@ -109,10 +111,6 @@ def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[in
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= length:
             raise ValueError(f"{name} must list steps of the run, 0..{length}. Got {step!r}.")
     return set(when)
-
-
-#: Bytes that the replicas computed at once may take beside their weights.
-MEMORY = 2.0**32
 
 
 class Fleet:
@@ -281,7 +279,8 @@ class Fleet:
         if bool(self._lost.all()):
             raise ValueError("All replicas have diverged: make a new fleet with smaller rates.")
         orders = self._order_seeds(order_seeds)
-        feed = self._feed(data, shared, batch_size, orders, index=index, drop_last=drop_last)
+        options: dict[str, Any] = {"shared": shared, "batch_size": batch_size, "index": index, "drop_last": drop_last}
+        feed = self._feed(data, len(self), order_seeds=orders, **options)
         length = as_length(steps, epochs, feed.batches)
         kept = as_steps("checkpoints", checkpoints, length)
         log = _Log(as_steps("every", every, length), kept, isinstance(checkpoints, int), record)
@@ -294,7 +293,10 @@ class Fleet:
                 factors = self._steps(runs, recorder, log, as_factors(schedule, len(self)), length, count)
             taken = len(factors)
             self._look(taken, runs, recorder, log, last=True)
-            final = self._final_loss(choice, feed) if evaluate else None
+            final = None
+            if evaluate:
+                losses, _ = full_loss(choice.route, self._replicas.state, feed, self.loss, choice.sample_bytes)
+                final = finite_or_inf(losses).cpu()
         diverged_at = [step for run in runs for step in run.diverged_at]
         self._lost = torch.tensor([step is not None for step in diverged_at])
         columns = recorder.stacked()
@@ -320,10 +322,6 @@ class Fleet:
         self._epochs += -(-taken // feed.batches)
         return trace
 
-    def _final_loss(self, choice: Choice, feed: FleetFeed) -> Tensor:
-        losses, _ = full_loss(choice.route, self._replicas.state, feed, self.loss, choice.sample_bytes)
-        return finite_or_inf(losses).cpu()
-
     @torch.no_grad()
     def outputs(self, data: Any, *, shared: Shared = True, index: Any = None, replicas: Sequence[int] | None = None) -> Tensor:
         """Outputs (R, n, ...) on `data` in eval mode, of all replicas or some; see `train` for `shared` and `index`.
@@ -331,7 +329,7 @@ class Fleet:
         With `replicas`, data with a replica axis and `index` are those of these replicas.
         """
         state = self._replicas.state if replicas is None else self._replicas.state.rows(torch.tensor(list(replicas)))
-        feed = self._feed(data, shared, None, [0], index=index, replicas=state.replicas)
+        feed = self._feed(data, state.replicas, shared=shared, index=index)
         choice = next(iter(self._choices.values()), None)
         route: Route = LoopRoute(self.module, self.loss, None) if choice is None else choice.route.for_chunk()
         width = evaluation_width(route, state.replicas, 2**20 if choice is None else choice.sample_bytes)
@@ -410,34 +408,14 @@ class Fleet:
             self._random = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
         return self._random
 
-    def _feed(
-        self,
-        data: Any,
-        shared: Shared,
-        batch_size: int | None,
-        orders: Sequence[int],
-        *,
-        index: Any = None,
-        drop_last: bool = False,
-        replicas: int | None = None,
-    ) -> FleetFeed:
-        return FleetFeed(
-            data,
-            replicas or len(self),
-            shared=shared,
-            batch_size=batch_size,
-            order_seeds=orders,
-            own_loss=self.loss is None,
-            target=self.target,
-            device=self._replicas.state.device,
-            index=index,
-            drop_last=drop_last,
-        )
+    def _feed(self, data: Any, replicas: int, *, order_seeds: Sequence[int] = (0,), **options: Any) -> FleetFeed:
+        own: dict[str, Any] = {"own_loss": self.loss is None, "target": self.target, "device": self._replicas.state.device}
+        return FleetFeed(data, replicas, order_seeds=order_seeds, **own, **options)
 
     def _test(self, test: Any) -> FleetFeed | None:
         if test is None:
             return None
-        feed = self._feed(test, True, None, [0])
+        feed = self._feed(test, len(self))
         check_test(self._replicas.state, feed, self.loss)
         return feed
 

@@ -107,11 +107,12 @@ def same_bits_without(
         together, apart = replicas.copy(), replicas.rows(kept)
         losses, gradients = route(together.state, batch)
         fewer_losses, fewer = route(apart.state, batch.rows(kept))
-        if not _equal(losses[kept], fewer_losses) or not all(_equal(g[kept], fewer[name]) for name, g in gradients.items()):
+        same = all(torch.equal(g[kept], fewer[name]) for name, g in gradients.items())
+        if not same or not torch.equal(losses[kept], fewer_losses):
             return False
         together.step(rule, gradients, factor)
         apart.step(rule, fewer, factor[kept] if isinstance(factor, Tensor) else factor)
-        if not all(_equal(p[kept], apart.state.parameters[name]) for name, p in together.state.parameters.items()):
+        if not all(torch.equal(p[kept], apart.state.parameters[name]) for name, p in together.state.parameters.items()):
             return False
     return True
 
@@ -133,15 +134,11 @@ def equal_bits(replicas: ReplicaStack, route: Route, batch: FleetBatch, draws: i
                     p += 0.1 * (p.abs().mean() + 0.1) * noise
         losses, gradients = route(state, samples)
         if not all(
-            _equal(t.nan_to_num(), t[:1].nan_to_num().expand_as(t))
+            torch.equal(t.nan_to_num(), t[:1].nan_to_num().expand_as(t))
             for t in (losses, *gradients.values(), *state.buffers.values())
         ):
             return False
     return True
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.equal(a, b))
 
 
 #: `(step, losses (R,)) -> bool, or bool (R,)`: which replicas stop. Frozen replicas, and those of other chunks, have loss NaN.

@@ -84,7 +84,7 @@ def test_check_03_a_null_swap_leaves_nothing_apart(name):
     text, kept = null_swap(recipe, bench, swaps, 15)
     assert text.startswith("4 pairs on equal data stayed bitwise equal over 15 steps")
     fleet = kept.fleet(8)
-    kept.train(fleet, bench.joined, torch.cat([swap.null for swap in swaps]), progress=False)
+    kept.train(fleet, bench.joined, torch.cat([swap.members.repeat(2, 1) for swap in swaps]), progress=False)
     apart = distances(fleet.parameters)
     assert float(apart["dist"].max()) == 0.0 == float(apart["ndist"].max())
     assert float(apart["norm_S"].min()) > 0

@@ -17,6 +17,12 @@ from theodolite.results import Cost, Outcome, Result, Row
 
 By = Literal["value", "state"]
 
+#: Atoms, and pairs of atoms, taken to float64 at a time.
+BLOCK, PAIRS = 8192, 256
+BINS = 80
+#: Atoms whose mean cosine is above this, and above its own spread, are said to lie in a cone.
+CONE = 0.1
+
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class AnchorClusters(Result):
@@ -46,18 +52,10 @@ class AnchorClusters(Result):
 
     def rows(self) -> list[Row]:
         shared = {"top": self.top, "joint_mse": self.joint_mse, "by": self.by, "seed": self.seed}
-        columns = zip(self.sizes, self.mse, self.mean, self.variance, strict=True)
+        columns = {"size": self.sizes, "mse": self.mse, "mean": self.mean, "variance": self.variance}
         return [
-            {
-                "cluster": i,
-                "size": size,
-                "mse": mse,
-                "mean": mean,
-                "variance": variance,
-                "first_places": self._at_start(i),
-                **shared,
-            }
-            for i, (size, mse, mean, variance) in enumerate(columns)
+            {"cluster": i, **{name: column[i] for name, column in columns.items()}, "first_places": self._at_start(i), **shared}
+            for i in range(len(self.sizes))
         ]
 
     def _at_start(self, cluster: int) -> float:
@@ -146,13 +144,6 @@ def _fit(states: Tensor, values: Tensor, members: Tensor, anchors: int) -> Tenso
 
 
 # The geometry of a dictionary of atoms: singular values, norms and cosines, beside those of atoms uniform on a sphere.
-
-
-#: Atoms, and pairs of atoms, taken to float64 at a time.
-BLOCK, PAIRS = 8192, 256
-BINS = 80
-#: Atoms whose mean cosine is above this, and above its own spread, are said to lie in a cone.
-CONE = 0.1
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -19,6 +19,14 @@ from theodolite.problem.tensors import map_tensors, named_tensors
 GLANCE = 16
 #: The target of a position that has none.
 IGNORED = -100
+#: Samples of inputs that are not tokens per forward pass.
+SAMPLES = 256
+#: The longest window by default (that of GPT-2), where the model allows more or does not say.
+CONTEXT = 1024
+#: Positions per forward pass, by default.
+POSITIONS = 2048
+#: Models that number their positions from the padding token on.
+SHIFTED_POSITIONS = ("roberta", "camembert", "mpnet", "longformer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,20 +115,19 @@ class Windows:
 def from_ids(ids: Tensor, windows: Windows) -> Source:
     """Windows of running text (N,), or rows (B, T) as they are."""
     if ids.ndim == 2:
-        blocks = [(0, block) for block in ids.split(windows.batch_size)]
-        nexts = [following(block) for _, block in blocks]
+        blocks = [(0, block, following(block)) for block in ids.split(windows.batch_size)]
     else:
-        blocks, nexts = _cut(ids, windows)
+        blocks = list(_cut(ids, windows))
     show = _SHOWN[windows.kind]
     if windows.kind == "masked" and windows.mask_token is None:
         raise ValueError("A masked language model needs the number of its mask token: mask_token=, or a tokenizer that knows it.")
 
     def readings() -> Iterator[Reading]:
-        for (old, block), after in zip(blocks, nexts, strict=True):
+        for old, block, after in blocks:
             yield from show(block, after, max(old, windows.drop_first), windows)
 
     counts = []  # of the positions of each window
-    for old, block in blocks:
+    for old, block, _ in blocks:
         width = block.shape[1] // 2 if windows.kind == "encoder-decoder" else block.shape[1]
         counts += [max(0, width - max(old, windows.drop_first))] * len(block)
     if not sum(counts):
@@ -128,12 +135,10 @@ def from_ids(ids: Tensor, windows: Windows) -> Source:
     return Source(readings, sum(counts), ends=torch.tensor(counts).cumsum(0) if windows.kind == "masked" else None)
 
 
-def _cut(ids: Tensor, windows: Windows) -> tuple[list[tuple[int, Tensor]], list[Tensor]]:
-    """Batches of windows with the number of positions at their start that were seen before, and the tokens that follow each."""
+def _cut(ids: Tensor, windows: Windows) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Batches of windows: the number of positions at their start that were seen before, the tokens, those that follow each."""
     length, stride = windows.context, windows.stride
     later = following(ids[None])[0]
-    blocks: list[tuple[int, Tensor]] = []
-    nexts: list[Tensor] = []
     whole = (len(ids) - length) // stride + 1 if len(ids) >= length else 0
     if whole:
         rows, after = ids.unfold(0, length, stride), later.unfold(0, length, stride)  # views
@@ -141,13 +146,10 @@ def _cut(ids: Tensor, windows: Windows) -> tuple[list[tuple[int, Tensor]], list[
         parts = [slice(0, firsts)] * bool(firsts)
         parts += [slice(i, min(i + windows.batch_size, whole)) for i in range(firsts, whole, windows.batch_size)]
         for part in parts:
-            blocks.append((0 if part.start == 0 else length - stride, rows[part]))
-            nexts.append(after[part])
+            yield 0 if part.start == 0 else length - stride, rows[part], after[part]
     rest, old = whole * stride, length - stride if whole else 0
     if len(ids) - rest > old:
-        blocks.append((old, ids[None, rest:]))
-        nexts.append(later[None, rest:])
-    return blocks, nexts
+        yield old, ids[None, rest:], later[None, rest:]
 
 
 def _causal(block: Tensor, after: Tensor, old: int, windows: Windows) -> Iterator[Reading]:
@@ -186,17 +188,6 @@ _SHOWN = {"causal": _causal, "masked": _masked, "encoder-decoder": _encoder_deco
 # Batches as the user has them, a call of the model each.
 
 
-#: Samples of inputs that are not tokens per forward pass.
-SAMPLES = 256
-
-
-def is_one_batch(data: Any) -> bool:
-    """A mapping, or a tuple (inputs, targets) of tensors."""
-    if isinstance(data, Mapping):
-        return True
-    return isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)
-
-
 def as_tensors(data: Any) -> Any:
     """Numbers in (nested) lists and arrays of NumPy as tensors, alone, in tuples and in mappings.
 
@@ -230,7 +221,9 @@ def from_batches(batches: Iterable[Any], model: nn.Module, windows: Windows, *, 
 
     def readings() -> Iterator[Reading]:
         for index, given in enumerate(batches):
-            raw = _unpacked(as_tensors(given))
+            raw = as_tensors(given)
+            if isinstance(raw, tuple | list) and len(raw) == 1:  # as a DataLoader wraps samples without targets
+                raw = raw[0]
             raw = _rows(raw, index) if isinstance(raw, Mapping) else raw
             if isinstance(raw, Tensor) and raw.ndim == 1 and not raw.is_floating_point():  # a text of its own
                 check_ids(raw, model)
@@ -245,11 +238,6 @@ def from_batches(batches: Iterable[Any], model: nn.Module, windows: Windows, *, 
         if not samples:
             raise ValueError("data is empty: give at least one batch.")
     return Source(readings, None, samples)
-
-
-def _unpacked(raw: Any) -> Any:
-    """What a DataLoader of a data set without targets wraps in a list of one."""
-    return raw[0] if isinstance(raw, tuple | list) and len(raw) == 1 else raw
 
 
 def _parts(raw: Any, windows: Windows) -> Iterator[Any]:
@@ -339,14 +327,6 @@ def _present(attention_mask: Tensor | None) -> Tensor | None:
 # Text, tokens or batches into what a model is called with: which kind of model it is, how long its windows are.
 
 
-#: The longest window by default (that of GPT-2), where the model allows more or does not say.
-CONTEXT = 1024
-#: Positions per forward pass, by default.
-POSITIONS = 2048
-#: Models that number their positions from the padding token on.
-SHIFTED_POSITIONS = ("roberta", "camembert", "mpnet", "longformer")
-
-
 def model_kind(model: nn.Module, mask_token: int | None = None) -> str:
     """Which of "encoder-decoder", "masked", "causal": by the configuration, the name of a Hugging Face class, or a mask token."""
     model = unwrap(model)
@@ -417,7 +397,8 @@ def read(model: nn.Module, data: Any, windows: Windows, tokenizer: Any = None) -
             raise ValueError(f"Token ids must be (N,), which is cut into windows, or (B, T). Got shape {tuple(data.shape)}.")
         check_ids(data, model)
         return from_ids(data, windows)
-    if isinstance(data, Tensor) or is_one_batch(data):
+    pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor)  # (inputs, targets)
+    if pair or isinstance(data, Tensor | Mapping):
         return from_batches([data], model, windows, cut=True)
     if not isinstance(data, Iterable) or isinstance(data, bytes):
         raise TypeError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
 from theodolite.measures.anchors.probing.inputs import Reading, Source, read, windows_for
-from theodolite.measures.anchors.probing.probe import AnchorProbe, new_stream, summarise
+from theodolite.measures.anchors.probing.probe import AnchorProbe, summarise
 from theodolite.measures.anchors.probing.streams import ProbeStream
 from theodolite.problem.calling import unwrap
 from theodolite.problem.state_guard import left_as_found
@@ -108,11 +108,13 @@ def anchor_probe(
         _check_tokenizer(tokenizer, layer)
         layer = layer.restricted(restrict_vocab)
         caught = states_of(model, layer.module, first.args, first.kwargs, layer.call)
-        total = _least(_length(source, first, math.prod(caught.shape[:-1])), max_positions)
+        total = _length(source, first, math.prod(caught.shape[:-1]))
+        if total is not None and max_positions is not None:
+            total = min(total, max_positions)
         _check_places(first, caught, drop_first)
-        stream = new_stream(
-            layer.weight, layer.bias, top, exclude, held_out, chunk, sample, seed, total=total, ends=source.ends, cap=layer.cap
-        )
+        known: dict[str, Any] = {"total": total, "ends": source.ends, "cap": layer.cap}
+        given: dict[str, Any] = {"held_out": held_out, "chunk": chunk, "sample": sample, "seed": seed}
+        stream = ProbeStream(layer.weight, layer.bias, top, exclude, **given, **known)
         with counting("positions", progress=progress, total=total) as advance:
             for reading, entered in _passes(model, layer, first, caught, readings):
                 states, targets, places = _wanted(layer, reading, entered, _room(stream, max_positions))
@@ -210,10 +212,6 @@ def _check_places(reading: Reading, caught: Tensor, drop_first: int) -> None:
 def _aligned(tensor: Tensor | None, shape: torch.Size) -> Tensor | None:
     """One entry per position, flat; None where the tensor is about something else."""
     return tensor.reshape(-1) if tensor is not None and tensor.numel() == math.prod(shape) else None
-
-
-def _least(total: int | None, limit: int | None) -> int | None:
-    return total if total is None or limit is None else min(total, limit)
 
 
 def _check_tokenizer(tokenizer: Any, layer: OutputHead) -> None:

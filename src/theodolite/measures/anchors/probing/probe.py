@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NumericalWarning
-from theodolite.measures.anchors.probing.bulk import check_excluded, check_top
 from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
 from theodolite.measures.anchors.probing.streams import NormalEquations, ProbeStream
 from theodolite.results import Cost, Outcome, Result, Row
@@ -191,7 +190,7 @@ def probe_states(
         raise ValueError(f"states must be (N, d), or an iterable of such chunks. Got shape {tuple(states.shape)}.")
     total = len(states) if isinstance(states, Tensor) else None
     words = _words_that_came(targets, total)
-    stream = new_stream(weight, bias, top, exclude, held_out, chunk, sample, seed, total=total)
+    stream = ProbeStream(weight, bias, top, exclude, held_out=held_out, chunk=chunk, sample=sample, seed=seed, total=total)
     with torch.no_grad():
         for part in [states] if isinstance(states, Tensor) else states:
             if not isinstance(part, Tensor) or part.ndim != 2 or part.shape[1] != weight.shape[1]:
@@ -226,42 +225,6 @@ def _output_layer(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor |
     return weight.detach().to(exact), None if bias is None else bias.detach().to(weight.device, exact)
 
 
-def new_stream(
-    weight: Tensor,
-    bias: Tensor | None,
-    top: int | Iterable[int] | None,
-    exclude: int | Iterable[int] | Tensor | None,
-    held_out: float,
-    chunk: int | None,
-    sample: int | None,
-    seed: int,
-    *,
-    total: int | None,
-    ends: Tensor | None = None,
-    cap: float | None = None,
-) -> ProbeStream:
-    """An empty stream for these settings; what is held out begins at one of the positions `ends`, where they are given."""
-    if not 0 <= held_out < 1:
-        raise ValueError(f"held_out is a share of the positions in [0, 1). Got {held_out}.")
-    if any(value is not None and value < 1 for value in (chunk, sample)):
-        raise ValueError(f"chunk and sample must be 1 or more. Got {chunk} and {sample}.")
-    words = check_excluded(exclude, len(weight))
-    tops = check_top(top, len(weight), 0 if words is None else len(words))
-    cut = None if total is None else _border(held_out, total, ends)
-    return ProbeStream(
-        weight, bias, tops, exclude=words, held_out=held_out, cut=cut, chunk=chunk, sample=sample, seed=seed, cap=cap
-    )
-
-
-def _border(held_out: float, total: int, ends: Tensor | None) -> int:
-    """The number of the first position held out, one of `ends` if there are any within."""
-    cut = math.ceil((1 - held_out) * total)
-    inner = None if ends is None else ends[(ends > 0) & (ends < total)]
-    if inner is None or not len(inner) or not held_out:
-        return cut
-    return int(inner[(inner - cut).abs().argmin()])
-
-
 class _Sample(NamedTuple):
     """The positions that a stream has kept, a row each; `later` marks those held out."""
 
@@ -288,7 +251,7 @@ def summarise(stream: ProbeStream, anchors: int, geometry: bool, seed: int, bega
         held_out_positions=stream.test.rows,
         hidden=stream.weight.shape[1],
         vocabulary=len(stream.weight),
-        excluded=_excluded(stream),
+        excluded=stream.excluded,
         perplexity=math.exp(min(stream.loss_sum / stream.predicted, 700.0)) if stream.predicted else None,
         split=_split(stream),
         sampled_values=sample.values,
@@ -346,7 +309,7 @@ def _errors(stream: ProbeStream, sample: _Sample) -> dict[str, Any]:
 def _values(stream: ProbeStream, sample: _Sample) -> dict[str, Any]:
     """What the log bulk partition functions and the bulk masses are like."""
     sums, mass = stream.train + stream.test, (sample.values - sample.log_z[:, None]).exp()
-    words = len(stream.weight) - _excluded(stream)
+    words = len(stream.weight) - stream.excluded
     alike = torch.tensor([math.log(words - k) for k in stream.top], dtype=torch.float64)
     return {
         "variance": _floats(sums.variance),
@@ -381,10 +344,6 @@ def _residuals(states: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     d = states.shape[1]
     found = values - torch.cat([part.double() @ vectors[:d] for part in states.split(1024)])
     return found if len(vectors) == d else found - vectors[d]
-
-
-def _excluded(stream: ProbeStream) -> int:
-    return 0 if stream.exclude is None else len(stream.exclude)
 
 
 def _split(stream: ProbeStream) -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError
-from theodolite.measures.anchors.probing.bulk import log_bulk_partition
-
-# Least squares over a stream: the Gram matrix and its right-hand sides, in float64, whatever the number of rows.
-
+from theodolite.measures.anchors.probing.bulk import check_excluded, check_top, log_bulk_partition
 
 #: Directions whose eigenvalue is below this fraction of the largest, after scaling the columns, are left out of a solution:
 #: those along which the scaled columns are a millionth of their largest.
@@ -21,6 +18,14 @@ CUTOFF = 1e-12
 SAFE_PIVOT = 1e-9
 #: Rows widened to float64 at a time.
 ROWS_AT_ONCE = 1024
+#: Numbers a sample of states may hold, and rows at most.
+NUMBERS, SAMPLE_ROWS = 2**25, 8192
+#: Numbers of logits held at a time (one large product is faster), of those sorted at a time (which should fit into the cache),
+#: and states added to the sums at a time.
+LOGITS, SORTED, ROWS = 2**24, 2**21, 4096
+
+
+# Least squares over a stream: the Gram matrix and its right-hand sides, in float64, whatever the number of rows.
 
 
 @dataclass(eq=False)
@@ -177,10 +182,6 @@ def _inverse(gram: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 # A uniform sample of bounded size from a stream of unknown length.
 
 
-#: Numbers a sample of states may hold, and rows at most.
-NUMBERS, SAMPLE_ROWS = 2**25, 8192
-
-
 def rows_within_budget(dim: int) -> int:
     """How many states (d,) a sample holds.
 
@@ -253,43 +254,55 @@ class Reservoir:
 # States in, sums out: what an anchor probe keeps of a stream of hidden states, whose size does not grow with it.
 
 
-#: Numbers of logits held at a time (one large product is faster), of those sorted at a time (which should fit into the cache),
-#: and states added to the sums at a time.
-LOGITS, SORTED, ROWS = 2**24, 2**21, 4096
+def _border(held_out: float, total: int, ends: Tensor | None) -> int:
+    """The number of the first position held out, one of `ends` if there are any within."""
+    cut = math.ceil((1 - held_out) * total)
+    inner = None if ends is None else ends[(ends > 0) & (ends < total)]
+    if inner is None or not len(inner) or not held_out:
+        return cut
+    return int(inner[(inner - cut).abs().argmin()])
 
 
 class ProbeStream:
     """Takes states (N, d) chunk by chunk; holds normal equations of two parts, running extremes and a sample of positions.
 
-    `cut` is the number of the first held-out position. Where the length of the stream is not known (`cut` None), the last
-    share `held_out` of the positions of every call is held out. `cap` c is for the perplexity only, where the model says
-    c · tanh(z/c) instead of its logits z.
+    `cut` is the number of the first held-out position, one of `ends` if there are any within. Where the length `total` of the
+    stream is not known (`cut` None), the last share `held_out` of the positions of every call is held out. `cap` c is for the
+    perplexity only, where the model says c · tanh(z/c) instead of its logits z.
     """
 
     def __init__(
         self,
         weight: Tensor,
         bias: Tensor | None,
-        top: Sequence[int],
+        top: int | Iterable[int] | None,
+        exclude: int | Iterable[int] | Tensor | None = None,
         *,
-        exclude: Tensor | None = None,
         held_out: float = 0.2,
-        cut: int | None = None,
         chunk: int | None = None,
         sample: int | None = None,
         seed: int = 0,
+        total: int | None = None,
+        ends: Tensor | None = None,
         cap: float | None = None,
     ) -> None:
+        if not 0 <= held_out < 1:
+            raise ValueError(f"held_out is a share of the positions in [0, 1). Got {held_out}.")
+        if any(value is not None and value < 1 for value in (chunk, sample)):
+            raise ValueError(f"chunk and sample must be 1 or more. Got {chunk} and {sample}.")
         n, d = weight.shape
-        self.weight, self.bias, self.top, self.exclude = weight, bias, tuple(top), exclude
-        self.held_out, self.cut, self.cap = held_out, cut, cap
+        self.weight, self.bias, self.exclude = weight, bias, check_excluded(exclude, n)
+        self.excluded = 0 if self.exclude is None else len(self.exclude)
+        self.top = check_top(top, n, self.excluded)
+        self.held_out, self.cap = held_out, cap
+        self.cut = None if total is None else _border(held_out, total, ends)
         self.chunk = min(ROWS, max(1, LOGITS // n)) if chunk is None else chunk
         self._logits = weight.new_empty(0, n)  # one buffer for all chunks: fresh memory costs as much as the product
-        self.train, self.test = NormalEquations(d, len(top)), NormalEquations(d, len(top))
+        self.train, self.test = NormalEquations(d, len(self.top)), NormalEquations(d, len(self.top))
         self.sample = Reservoir(rows_within_budget(d) if sample is None else sample, seed)
         self.positions = 0
-        self.mass_sum = torch.zeros(len(top), dtype=torch.float64)
-        self.mass_low = torch.ones(len(top), dtype=torch.float64)
+        self.mass_sum = torch.zeros(len(self.top), dtype=torch.float64)
+        self.mass_low = torch.ones(len(self.top), dtype=torch.float64)
         self.loss_sum, self.predicted = 0.0, 0
 
     def add(self, states: Tensor, targets: Tensor | None = None, places: Tensor | None = None) -> None:

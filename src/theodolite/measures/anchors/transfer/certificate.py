@@ -28,6 +28,7 @@ from theodolite.measures.anchors.transfer.readout import anchored_logits, label_
 from theodolite.results import Result, Row
 
 Number = float | Tensor
+Over = Literal["all", "downstream"]
 
 
 class Disagreement(NamedTuple):
@@ -139,10 +140,7 @@ def _headroom(Gamma: Number, eps_b: Number) -> Tensor:
 # The transfer certificate: how large the downstream error of a student can be, given its pre-training divergence.
 #
 # Where both models have an anchor vector (⟨h, v0⟩ ≈ log Z_bulk), the share of downstream contexts whose class the student gets
-# wrong is at most ε_KL / (μ · least KL at such a context). The least KL comes from `lemmas`; every quantity in it is measured.
-
-
-Over = Literal["all", "downstream"]
+# wrong is at most ε_KL / (μ · least KL at such a context). The least KL comes from `kl_floors`; every quantity in it is measured.
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

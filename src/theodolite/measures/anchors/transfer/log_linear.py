@@ -19,6 +19,8 @@ from theodolite.problem.calling import copy_model, unwrap
 RANK_CUTOFF = 1e-10
 #: Logits held at once.
 CHUNK_ELEMENTS = 1 << 22
+#: A number for every context, or a function of the states (..., dim) that gives one number each (...).
+Shift = float | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,10 +144,6 @@ def same_vocabulary(teacher: Tensor, student: Tensor) -> None:
 # adds one number to all logits of a context: the loss does not change at all, a thresholded read-out falls silent. Anchored
 # logits ⟨h, v_j − v0⟩ are blind to the shift. Both are here on logits, on states and weights, and as an edited copy of a
 # module, to test a downstream read-out with; what the user passes in is never changed.
-
-
-#: A number for every context, or a function of the states (..., dim) that gives one number each (...).
-Shift = float | Callable[[Tensor], Tensor]
 
 
 def rare_word_logits(logits: Tensor, word: int, strength: float) -> Tensor:

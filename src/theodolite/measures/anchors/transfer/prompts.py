@@ -146,16 +146,10 @@ def compare_prompts(
     if not models:
         raise ValueError("models must hold at least one prompt with its LogLinear model. Got none.")
     reports = [_report(model, labels, a, b, anchor, top) for model in models.values()]
-    active, undecided, least, median, mass, error, error_99 = zip(*reports, strict=True)
+    columns: dict[str, Any] = {name: tuple(report[name] for report in reports) for name in reports[0]}
     return PromptComparison(
         prompts=tuple(models),
-        active=active,
-        undecided=undecided,
-        Gamma=least,
-        Gamma_median=median,
-        p_b=mass,
-        eps_b=error,
-        eps_b_99=error_99,
+        **columns,
         mu=tuple((mu or {}).get(prompt, math.nan) for prompt in models),
         texts=next(iter(models.values())).contexts,
     )
@@ -168,8 +162,8 @@ def _report(
     b: Sequence[float] | Tensor,
     anchor: Tensor | None,
     top: int,
-) -> tuple[float, ...]:
-    """Of one prompt: active, undecided, Gamma, Gamma_median, p_b, eps_b, eps_b_99."""
+) -> dict[str, Any]:
+    """Of one prompt, by the names of `PromptComparison`."""
     ids = label_ids(labels, model.words)
     a_, b_ = check_coefficients(a, b, len(ids))
     tops = (check_one_top(top, model.words, len(ids)),)
@@ -180,12 +174,12 @@ def _report(
     score = thresholded_score(u, a_, b_).abs()
     margins = normalized_margin(score[score > 0], a_) if bool((score > 0).any()) else torch.zeros(1)
     errors = (model.states @ vector - bulk).abs()
-    return (
-        float((u > b_).double().mean()),
-        float((score == 0).double().mean()),
-        float(margins.min()),
-        float(margins.median()),
-        float((bulk - total).exp().min()),
-        float(errors.max()),
-        float(errors.quantile(0.99)),
-    )
+    return {
+        "active": float((u > b_).double().mean()),
+        "undecided": float((score == 0).double().mean()),
+        "Gamma": float(margins.min()),
+        "Gamma_median": float(margins.median()),
+        "p_b": float((bulk - total).exp().min()),
+        "eps_b": float(errors.max()),
+        "eps_b_99": float(errors.quantile(0.99)),
+    }
