@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -149,17 +148,13 @@ class Column:
         """The distance of each ratio from 1."""
         return self.map(lambda value: abs(value - 1))
 
-    def steps(self, function: Callable[[Any, Any], Any]) -> Column:
-        """A function of each value and the next."""
-        return Column(lambda rows: list(itertools.starmap(function, itertools.pairwise(self(rows)))))
-
     def reduce(self, function: Callable[[list[Any]], Any]) -> Value:
         """Any function of the list of values."""
         return Value(lambda rows: function(self(rows)))
 
-    def steps(self) -> Column:
-        """The change from each value to the next."""
-        return Column(lambda rows: [later - earlier for earlier, later in pairwise(self(rows))])
+    def steps(self, function: Callable[[Any, Any], Any] = lambda earlier, later: later - earlier) -> Column:
+        """The change from each value to the next, or another function of both."""
+        return Column(lambda rows: [function(earlier, later) for earlier, later in pairwise(self(rows))])
 
     def max(self) -> Value:
         """The largest; NaN where one of them is."""

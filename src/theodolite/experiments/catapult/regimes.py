@@ -14,8 +14,8 @@ from torch import Tensor
 
 from theodolite import data
 from theodolite.data.generators import two_class_images
-from theodolite.experiments import Claim, Experiment, Reported, at_least, at_most, equal, relative, rows, sizes, within
-from theodolite.experiments.claims import ReadFrom
+from theodolite.experiments import Claim, Experiment, at_least, at_most, equal, relative, rows, sizes, within
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.datasets import Source, features, load_or
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.jobs import grid
@@ -38,11 +38,6 @@ from theodolite.results import Row
 
 #: Target of the one example.
 TARGET = 1.0
-
-
-def zhu(value: Any, place: str, read_from: ReadFrom = "text") -> dict[str, Any]:
-    """What the source reports in another place than the figure itself."""
-    return {"reported": Reported(value, f"Zhu 2024, {place}", read_from)}
 
 
 class Start(NamedTuple):
@@ -193,7 +188,7 @@ class Figure31(Experiment):
 # General quadratic models beside networks
 
 starts, networks = rows(part="quadratic"), rows(part="network")
-ends = starts(rate=2.8).by("gamma").each(rows.median("end"))
+ends, scaled_peaks = (starts(rate=2.8).by("gamma").each(rows.median(column)) for column in ("end", "scaled_peak"))
 
 
 def smallest_factor(values: Column) -> Value:
@@ -253,10 +248,7 @@ class FigureB4(Experiment):
                 1.0, starts(rate=2.8).share(word="catapult"), says="catapult"
             ),
             "(a) peak of the loss times γ² at η = 2.8, median, of the γ farthest off": relative(
-                0.25,
-                0.032,
-                starts(rate=2.8).by("gamma").each(rows.median("scaled_peak")).reduce(farthest(0.032)),
-                says="smaller γ, larger peak",
+                0.25, 0.032, scaled_peaks.reduce(farthest(0.032)), says="smaller γ, larger peak"
             ),
             "(a) kernel at the end at η = 2.8, median, of the γ farthest off": within(
                 0.05, 0.26, ends.reduce(farthest(0.26)), says="no effect of γ"
@@ -402,30 +394,24 @@ class Window(Experiment):
         laptop={"widths": (100, 1000, 10_000, 100_000)},
         paper={"widths": (100, 1000, 10_000, 100_000, 1_000_000), "together": 10},
     )
-    claims = (
-        {
-            "F17: the upper end of the window, ηλ₀, smallest over the widths": at_least(
-                3.90, upper_ends.min(), **zhu("4 − Θ(log m/√m)", "Theorem 3.3.1")
-            ),
-            "F17: the same, largest": at_most(4.05, upper_ends.max(), says="4", where="Zhu 2024, Theorems 3.3.1 and B.7.1"),
-        },
-        within(
-            *(0.1, 0.5, "F17: within the window the weights travel by m^(1/2) (exponent)", travel(2.2, 2.5, 3.0)),
-            **zhu("outside any ball of fixed radius", "Figure 3.2", "theory"),
+    claims = {
+        "F17: the upper end of the window, ηλ₀, smallest over the widths": at_least(
+            3.90, upper_ends.min(), **zhu("4 − Θ(log m/√m)", "Theorem 3.3.1")
         ),
-        within(
-            *(0.1, 0.0, "F17: below it they travel as far at every width (exponent)", travel(1.0, 1.5)),
-            **zhu("inside a ball of fixed radius", "Figure 3.2", "theory"),
+        "F17: the same, largest": at_most(4.05, upper_ends.max(), says="4", where="Zhu 2024, Theorems 3.3.1 and B.7.1"),
+        "F17: within the window the weights travel by m^(1/2) (exponent)": within(
+            0.1, 0.5, travel(2.2, 2.5, 3.0), **zhu("outside any ball of fixed radius", "Figure 3.2", "theory")
         ),
-        {
-            "at m = 1000 and ηλ₀ = 3.95 the starts converge (share)": at_least(
-                0.95, rows(kind="edge", m=1000, ratio=3.95).only("share"), **zhu("catapult", "Theorem 3.3.1")
-            ),
-            "at m = 1000 and ηλ₀ = 4.05 none does (share)": equal(
-                0.0, rows(kind="edge", m=1000, ratio=4.05).only("share"), **zhu("divergence", "Theorem B.7.1")
-            ),
-        },
-    )
+        "F17: below it they travel as far at every width (exponent)": within(
+            0.1, 0.0, travel(1.0, 1.5), **zhu("inside a ball of fixed radius", "Figure 3.2", "theory")
+        ),
+        "at m = 1000 and ηλ₀ = 3.95 the starts converge (share)": at_least(
+            0.95, rows(kind="edge", m=1000, ratio=3.95).only("share"), **zhu("catapult", "Theorem 3.3.1")
+        ),
+        "at m = 1000 and ηλ₀ = 4.05 none does (share)": equal(
+            0.0, rows(kind="edge", m=1000, ratio=4.05).only("share"), **zhu("divergence", "Theorem B.7.1")
+        ),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         return grid(p, "draws", "together", "steps", "ratios", "edge", m=p.widths, seed=[0])

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from theodolite.data.generators import mixture_1d
 from theodolite.experiments import Experiment, at_least, at_most, equal, relative, rows, sizes, within
-from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words, zhu
+from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select
@@ -235,9 +236,11 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
 
 CATAPULTS = (2.2, 2.5, 3.0, 3.5, 3.9)
 catapults = rows(part="regimes", ratio=CATAPULTS)
+at_ten_thousand = rows(part="regimes", m=10_000)
 peaks = rows(part="regimes", ratio=2.5).by("m").each(rows.median("peak"))
 on_the_line = rows(part="line", ratio=lambda ratio: ratio > 0)
-known_equilibria = rows(part="equilibria", v=lambda v: not math.isnan(v))
+apart = on_the_line(shrink=0.6, gap=lambda gap: gap > 2)
+as_predicted = rows(part="equilibria", v=lambda v: not math.isnan(v)).column(lambda row: row["stable"] == (row["v"] < 2))
 
 
 def share(part: str, word: str, *ratios: float) -> Value:
@@ -359,10 +362,7 @@ class Theorems(Experiment):
         },
         {
             f"F7: ηλ at the end of a catapult at ηλ₀ = {ratio:g}, m = 10000": within(
-                0.05,
-                value,
-                rows(part="regimes", ratio=ratio, m=10_000).median("end"),
-                **zhu("between 0 and 2", "Theorem 3.3.4"),
+                0.05, value, at_ten_thousand(ratio=ratio).median("end"), **zhu("between 0 and 2", "Theorem 3.3.4")
             )
             for ratio, value in ((2.2, 1.77), (2.5, 1.28))
         },
@@ -375,9 +375,7 @@ class Theorems(Experiment):
         ),
         {
             "F7: equilibria are stable below v* = 2 and unstable above (algebra: a check of the code)": equal(
-                True,
-                known_equilibria.column(lambda row: row["stable"] == (row["v"] < 2)).reduce(all),
-                **zhu("λ in [ε, 2/η − ε]", "Theorem 3.3.4"),
+                True, as_predicted.reduce(all), **zhu("λ in [ε, 2/η − ε]", "Theorem 3.3.4")
             ),
             "F8: at ηλ₀ = 4.2 all runs diverge (smallest share)": equal(
                 1.0, share("regimes", "divergent", 4.2), **zhu("divergence", "Theorem B.7.1")
@@ -389,9 +387,7 @@ class Theorems(Experiment):
                 1.0, on_the_line(place="above").share(word_1="catapult", word_2="catapult"), **zhu("p₁ and p₂", "Theorem 3.3.6")
             ),
             "F9: where 2/λ₂ > 4/λ₁ it is never along p₂ (share of runs along p₁ only)": equal(
-                1.0,
-                on_the_line(shrink=0.6, gap=lambda gap: gap > 2).share(word_1="catapult", word_2="monotone"),
-                **zhu("only p₁", "before Theorem 3.3.6", "theory"),
+                1.0, apart.share(word_1="catapult", word_2="monotone"), **zhu("only p₁", "before Theorem 3.3.6", "theory")
             ),
             "F10: p₁ and p₂ stay eigenvectors of the kernel (largest residual)": at_most(
                 1e-10, rows(part="rank").max("eigen_gap"), **zhu("eigenvectors for all t", "Proposition B.11.1")

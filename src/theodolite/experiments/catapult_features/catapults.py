@@ -15,6 +15,7 @@ from torch import nn, optim
 from theodolite.experiments import Experiment, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, TINY, Rate, constant, descend, network, points
 from theodolite.experiments.claims import Claims
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel as Drawing
 from theodolite.experiments.lab.panels import curves, draw_columns, draw_panels, melted, split, titled
@@ -245,7 +246,7 @@ def rises_without_reason(run: list[Row]) -> int:
     )
 
 
-NONE_BELOW: Any = {"says": "no catapult below the critical rate", "where": "Zhu 2024, section 4.2", "read_from": "theory"}
+NONE_BELOW = zhu("no catapult below the critical rate", "section 4.2", "theory")
 GROWS = "the kernel grows until the rate crosses the edge of its own weights; below that edge no step raises the loss"
 
 
@@ -373,20 +374,15 @@ class Figure44(Experiment):
         "the final rate is above the critical one of the start (smallest ratio)": at_least(
             1.0,
             runs(raises).each(lambda events: events[-1]["raised_to"] / events[0]["first_critical"]).min(),
-            says="15 against 3.6 and 20 against 4.5",
-            where="Zhu 2024, Figure 4.4 and appendix C.6",
+            **zhu("15 against 3.6 and 20 against 4.5", "Figure 4.4 and appendix C.6"),
         ),
         "the spikes lie in the top ten directions (smallest share)": at_least(
-            0.9,
-            runs().each(shares_in_top).reduce(lambda found: min(itertools.chain(*found))),
-            says="spikes in the top ten directions",
-            where="Zhu 2024, Figure C.6",
+            0.9, runs().each(lambda run: min(shares_in_top(run))).min(), **zhu("spikes in the top ten directions", "Figure C.6")
         ),
         "a run that starts with the final rate diverges, or stays above its start": equal(
             True,
             runs(rows(part="restart")).each(lambda run: run[-1]["diverged"] or run[-1]["loss"] > run[0]["loss"]).reduce(all),
-            says="gradient descent diverges",
-            where="Zhu 2024, Figure C.7",
+            **zhu("gradient descent diverges", "Figure C.7"),
         ),
     }
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from theodolite.experiments import Figure, at_least, at_most, rows, sizes
 from theodolite.experiments.catapult_features import tasks
 from theodolite.experiments.catapult_features.stacked_training import Raises, critical_rate, descend_with_raises
-from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, judged, prepare, score_of
+from theodolite.experiments.catapult_features.tasks import LOWEST, Setting, TaskStudy, judged, prepare, score_of
 from theodolite.experiments.claims import Claim, Claims
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, matrix, split, titled
 from theodolite.experiments.query import Column, Value, select, values_of
@@ -131,10 +132,6 @@ def ahead_of_all(panel: str, column: str, *, larger: bool = False) -> Value:
     return small - means.max() if larger else means.min() - small
 
 
-#: The lowest validation loss, of the checks that are numbers.
-LOWEST = rows(validation=lambda loss: not math.isnan(loss)).min("validation")
-
-
 def block_distance(rows: list[Row], raises: int) -> float:
     """Root mean square distance of a scaled AGOP block from the target's."""
     target = {(row["row"], row["column"]): row["value"] for row in select(rows, raises=-1)}
@@ -216,8 +213,7 @@ class Figure48(RaisedFigure):
                 1.0,
                 by_seed("rank-2", "spikes").mean() / by_seed("rank-2", "raises").max(),
                 tolerance=0.1,
-                says="one catapult for each raise",
-                where="Zhu 2024, section 4.3",
+                **zhu("one catapult for each raise", "section 4.3"),
             ),
         },
     )

@@ -8,8 +8,9 @@ from operator import ge, le
 from typing import Any, NamedTuple
 
 from theodolite.experiments import Figure, Params, at_least, at_most, equal, rows, within
+from theodolite.experiments.catapult_features import tasks
 from theodolite.experiments.catapult_features.stacked_training import critical_rate, train
-from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, alignments, judged, prepare, score_of, setting_of
+from theodolite.experiments.catapult_features.tasks import LOWEST, Setting, TaskStudy, judged, prepare, score_of, setting_of
 from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel as Drawing
@@ -62,7 +63,7 @@ class BatchSizes(TaskStudy):
         )
         mark = {"panel": setting.title, "data": start.origin, "ratio": ratio}
         mark |= {"batch": min(batch, setting.n), "all": batch >= setting.n}
-        at_end = alignments(start.networks, points.x, start.target)
+        at_end = tasks.alignments(start.networks, points.x, start.target)
         for r, row in enumerate(judged(start, history)):
             to_best, in_all = history.catapults(r)
             early = sum(bool(flags[r]) for flags in history.exceeded[:EARLY])
@@ -140,7 +141,7 @@ def by_batch(panel: str, measure: str | Value, **where: Any) -> Column:
 
 def lowest(panel: str) -> Column:
     """Lowest validation loss of each run, mean over the seeds, by batch size."""
-    return by_batch(panel, rows.by("seed").each(rows.min("validation")).mean())
+    return by_batch(panel, rows.by("seed").each(LOWEST).mean())
 
 
 def monotone(values: Column, *, falling: bool = True) -> Value:

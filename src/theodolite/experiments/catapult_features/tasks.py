@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from theodolite import data, training
 from theodolite.data.generators import rank_k_targets, two_class_images
-from theodolite.experiments import Study
+from theodolite.experiments import Study, rows
 from theodolite.experiments.catapult_features.runs import plain_network
 from theodolite.experiments.catapult_features.stacked_networks import StackedNetworks
 from theodolite.experiments.catapult_features.stacked_training import History, Points, Splits
@@ -55,6 +56,10 @@ TASKS = {
     "usps": Task("USPS", 4, images=True),
     "fashion": Task("Fashion-MNIST", 4, images=True),
 }
+
+
+#: The lowest validation loss of a run, of the checks that are numbers.
+LOWEST = rows(validation=lambda loss: not math.isnan(loss)).min("validation")
 
 
 def score_of(title: str) -> tuple[str, str]:
