@@ -143,13 +143,10 @@ def plain_network(
     shape: tuple[int, ...], widths: Sequence[int], outputs: int, convolutional: bool, init: str, seed: int
 ) -> nn.Sequential:
     """Dense or convolutional ReLU layers: in the NTK form without biases, or as torch makes them for init "torch"."""
+    if convolutional and init != "torch":
+        return ntk_cnn(shape, widths, None, outputs, init=init, seed=seed)
     if init != "torch":
-        made = {"init": init, "seed": seed}
-        return (
-            ntk_cnn(shape, widths, None, outputs, **made)
-            if convolutional
-            else ntk_fcn(math.prod(shape), widths, None, outputs, **made)
-        )
+        return ntk_fcn(math.prod(shape), widths, None, outputs, init=init, seed=seed)
     if not convolutional:
         return fcn(math.prod(shape), widths, outputs, init="torch", seed=seed)
 
