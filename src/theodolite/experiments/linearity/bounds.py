@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import torch
@@ -60,12 +61,10 @@ class Taylor(Experiment):
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for seed in range(p.seeds):
-            for name, activation in (*((name, "tanh") for name in NETWORKS), ("fully connected", "relu")):
-                for m in p.widths:
-                    for radius in p.radii:
-                        measure = {"radius": radius, "directions": p.directions, "segments": p.segments}
-                        yield {"network": name, "activation": activation, "m": m, **measure, "seed": seed}
+        kinds = (*((name, "tanh") for name in NETWORKS), ("fully connected", "relu"))
+        for seed, (name, activation), m, radius in product(range(p.seeds), kinds, p.widths, p.radii):
+            measure = {"radius": radius, "directions": p.directions, "segments": p.segments}
+            yield {"network": name, "activation": activation, "m": m, **measure, "seed": seed}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         x = gaussian_inputs([job["seed"]], 1, INPUTS)[0]
