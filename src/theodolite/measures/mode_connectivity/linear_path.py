@@ -24,7 +24,6 @@ from theodolite.measures.mode_connectivity.points import (
     end_tensors,
     in_parts,
     interpolate_states,
-    loss_for,
     problem_of,
     recompute_statistics,
     statistics_of,
@@ -304,9 +303,8 @@ def linear_path(
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
     _check_words(batchnorm, batch_size)
-    found = loss_for(model, loss)
-    problem = problem_of(model, found, train, batch_size, "train", inferred=loss is None)
-    other = None if test is None else problem_of(model, found, test, batch_size, "test", inferred=loss is None)
+    problem = problem_of(model, loss, train, batch_size, "train")
+    other = None if test is None else problem_of(model, loss, test, batch_size, "test")
     return path_between(
         problem,
         state_a,
