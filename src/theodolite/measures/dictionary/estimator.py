@@ -255,18 +255,9 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         return decode(signals[None], atoms[None], settings.sparsity, seen, self.decoder, self.selection, self.penalty)
 
     def _hidden_error(self, signals: Tensor, observed: Tensor | None, atoms: Tensor, settings: LearningSettings) -> HiddenError:
-        return hidden_error(
-            signals,
-            atoms,
-            settings.sparsity,
-            hidden_fraction=self.hidden_fraction,
-            masks=self.score_masks,
-            decoder=self.decoder,
-            selection=self.selection,
-            penalty=self.penalty,
-            observed=observed,
-            seed=self._seeds[0],
-        )
+        given = {name: getattr(self, name) for name in ("hidden_fraction", "decoder", "selection", "penalty")}
+        masks, seed = self.score_masks, self._seeds[0]
+        return hidden_error(signals, atoms, settings.sparsity, masks=masks, observed=observed, seed=seed, **given)
 
 
 # Choosing the number of atoms and the sparsity by what they predict of held-out signals.
