@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -105,25 +104,26 @@ def train(
     return run.trace(seed, final, time.perf_counter() - began)
 
 
-@dataclass(eq=False)
 class _Run:
     """The state of a run: where it is, and what it saw."""
 
-    model: nn.Module
-    call: ModelCall
-    optimizer: Optimizer
-    rates: Any  # a schedule as the user gave it
-    until: float | None
-    clip: float | None
-    measure: dict[str, Callable[[nn.Module], float]]
-    every: int
-    observe: Observer | None
-    generator: torch.Generator | None
-
-    def __post_init__(self) -> None:
-        optimizer = self.optimizer
-        self.scheduler = _own_scheduler(self.rates, optimizer)
-        self.schedule = None if self.scheduler else as_schedule(self.rates)
+    def __init__(
+        self,
+        model: nn.Module,
+        call: ModelCall,
+        optimizer: Optimizer,
+        schedule: Any,
+        until: float | None,
+        clip: float | None,
+        measure: dict[str, Callable[[nn.Module], float]],
+        every: int,
+        observe: Observer | None,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.model, self.call, self.optimizer = model, call, optimizer
+        self.scheduler = _own_scheduler(schedule, optimizer)
+        self.schedule = None if self.scheduler else as_schedule(schedule)
+        self.until, self.clip, self.measure, self.every, self.observe = until, clip, measure, every, observe
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         closure_of = inspect.signature(optimizer.step).parameters.get("closure")
         self.needs_closure = closure_of is not None and closure_of.default is inspect.Parameter.empty
@@ -132,10 +132,10 @@ class _Run:
         self.shares = [float(group.get("lr", 1.0)) / first if first else 1.0 for group in optimizer.param_groups]
         self.device = self.parameters[0].device
         self.step = self.epoch = self.place = 0
-        self.random = RandomState(self.generator)
+        self.random = RandomState(generator)
         self.epoch_random = self.random.state()
         self.columns: dict[str, list[Any]] = {"loss": [], "rate": [], "epoch": []}
-        self.measured: dict[str, list[float | None]] = {name: [] for name in self.measure}
+        self.measured: dict[str, list[float | None]] = {name: [] for name in measure}
         self.stopped = "all steps were taken"
         self.ended = False
 
@@ -300,11 +300,11 @@ def _training(model: nn.Module, seed: int) -> Iterator[None]:
                 module.training = training
 
 
-@dataclass(frozen=True)
 class RandomState:
     """torch's random state, and that of a loader's own generator."""
 
-    generator: torch.Generator | None
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
 
     def state(self) -> list[Tensor | None]:
         return [torch.get_rng_state(), None if self.generator is None else self.generator.get_state()]
