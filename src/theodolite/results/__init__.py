@@ -1,6 +1,6 @@
 """L0: frozen results with their error, cost, outcome and seed."""
 
-from theodolite.results.base import Result, ResultMapping, Row, html_table
+from theodolite.results.base import Result, ResultMapping, Row, fields_of, html_table
 from theodolite.results.findings import Finding, Severity, worst_first
 from theodolite.results.provenance import Cost, Outcome, Provenance
 from theodolite.results.storage import load, save
@@ -15,6 +15,7 @@ __all__ = [
     "ResultMapping",
     "Row",
     "Severity",
+    "fields_of",
     "html_table",
     "load",
     "number",

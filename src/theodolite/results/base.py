@@ -28,6 +28,15 @@ def type_key(name: str, module: str) -> str:
     return key if package == "theodolite" else f"{package}:{key}"
 
 
+def fields_of(thing: object, names: str) -> Row:
+    """A row, or a part of one, from attributes of the same names.
+
+    >>> fields_of(3 + 4j, "real imag")
+    {'real': 3.0, 'imag': 4.0}
+    """
+    return {name: getattr(thing, name) for name in names.split()}
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
     """Parent of all results.

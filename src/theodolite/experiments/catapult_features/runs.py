@@ -19,7 +19,7 @@ from theodolite.experiments.lab.datasets import Source, features, load_or
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import split_loss
 from theodolite.models import myrtle5, ntk_cnn, ntk_fcn, vision_transformer, wrn
-from theodolite.models.fully_connected import fcn
+from theodolite.models.feedforward import fcn
 from theodolite.models.initialisation import construct
 from theodolite.operators import as_operator, tangent_kernel
 from theodolite.problem import Problem

@@ -248,9 +248,6 @@ def _pick(problem: Problem, rows: Tensor) -> list[Batch]:
         if len(mine):
             found.append(batch.part(mine))
         before += batch.size
-    return found if len(found) == 1 else _joined(found)
-
-
-def _joined(parts: list[Batch]) -> list[Batch]:
-    singles = [part.part(slice(i, i + 1)) for part in parts for i in range(part.size)]
-    return merge(singles)
+    if len(found) == 1:
+        return found
+    return merge([part.part(slice(i, i + 1)) for part in found for i in range(part.size)])

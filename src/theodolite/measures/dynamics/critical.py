@@ -28,7 +28,7 @@ from theodolite.operators import (
 from theodolite.operators.algebra import DiagonalOperator
 from theodolite.operators.matrices import MATRICES, ON_PARAMETERS, MatrixName
 from theodolite.problem import Problem
-from theodolite.results import Cost, Result, Row
+from theodolite.results import Cost, Result, Row, fields_of
 
 #: Rates tried on a copy, in units of the critical one, and how many steps each gets.
 TRIALS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
@@ -66,21 +66,8 @@ class CriticalRate(Result):
 
     def rows(self) -> list[Row]:
         low, high = self.window if self.window else (None, None)
-        return [
-            {
-                "rate": self.value,
-                "error": self.error,
-                "sharpness": self.sharpness,
-                "window_low": low,
-                "window_high": high,
-                "window_by": self.window_by,
-                "predicted_maximum": self.predicted_maximum,
-                "rule": self.rule,
-                "by": self.by,
-                "optimizer": self.optimizer,
-                "seed": self.seed,
-            }
-        ]
+        place = {"rate": self.value, **fields_of(self, "error sharpness"), "window_low": low, "window_high": high}
+        return [{**place, **fields_of(self, "window_by predicted_maximum rule by optimizer seed")}]
 
     def sentence(self) -> str:
         if math.isinf(self.value):
@@ -146,7 +133,10 @@ def critical_learning_rate(
     op, rule = _edge(problem, by, law, operator)
     pairs = top_eigenpairs(op, 1, tol=tol, start=start, max_matvecs=max_matvecs, seed=seed, progress=progress)
     sharpness, residual = float(pairs.values[0]), float(pairs.residuals[0])
-    value, error = _rate(law, sharpness, residual, tol * pairs.scale)
+    value, error = math.inf, 0.0  # where no direction curves upwards
+    if not sharpness <= tol * pairs.scale:
+        value = law.rate(sharpness)
+        error = value - law.rate(sharpness + residual)
     if population is not None and math.isfinite(value):
         error = math.hypot(error, _sampling_error(problem, by, optimizer, population, pairs, tol, seed))
     quadratic = is_quadratic(problem)
@@ -214,14 +204,6 @@ def _kernel(problem: Problem, operator: LinearOperator, metric: Tensor | None) -
             "built as the optimizer needs it."
         )
     return operator
-
-
-def _rate(law: StabilityLaw, sharpness: float, residual: float, resolution: float) -> tuple[float, float]:
-    """The rate and what the residual leaves open; infinite where no direction curves upwards."""
-    if sharpness <= resolution:
-        return math.inf, 0.0
-    value = law.rate(sharpness)
-    return value, value - law.rate(sharpness + residual)
 
 
 def _on_the_floor(law: StabilityLaw, pairs: Eigenpairs) -> str:
@@ -316,7 +298,6 @@ def _away(problem: Problem, seed: int, steps: int = 1) -> Problem:
 
 
 def _first_output(problem: Problem) -> Tensor:
-    """The outputs for the first batch."""
     with problem.session(second=False), torch.no_grad():
         batch = problem.placed(next(iter(problem.data)))
         return problem.output(problem.tensors(problem.leaves(grad=False)), batch, 0)

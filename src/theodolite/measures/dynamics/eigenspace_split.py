@@ -32,15 +32,12 @@ class LossSplit(Result):
         return [{"rank": s, "total": self.total, "top": self.top[s], "rest": self.rest[s]} for s in self.top]
 
     def sentence(self) -> str:
-        shares = ", ".join(f"{_share(part, self.total)} in the top {s * self.outputs}" for s, part in self.top.items())
+        parts = {s: f"{100 * part / self.total:.3g} %" if self.total else "nothing" for s, part in self.top.items()}
+        shares = ", ".join(f"{part} in the top {s * self.outputs}" for s, part in parts.items())
         return f"Loss {self.total:.4g}: {shares} eigendirections of the {_MATRIX[self.by]}."
 
 
 _MATRIX = {"kernel": "tangent kernel", "curvature": "Gauss-Newton matrix"}
-
-
-def _share(part: float, total: float) -> str:
-    return f"{100 * part / total:.3g} %" if total else "nothing"
 
 
 def split_loss(

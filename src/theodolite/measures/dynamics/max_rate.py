@@ -107,7 +107,8 @@ def find_max_learning_rate(
         )
     _refuse_minimum(problem, critical)
     search = _Search(problem, steps, blown_up)
-    with counting("rounds of trials", progress=progress, total=_rounds(bottom, top, tol)) as advance:
+    rounds = max(1, math.ceil(math.log((top - bottom) / (tol * bottom)) / math.log(AT_ONCE + 1)))
+    with counting("rounds of trials", progress=progress, total=rounds) as advance:
         bottom, top = search.bracket(bottom, top)
         while math.isfinite(top) and top - bottom > tol * bottom:
             inner = [bottom + (top - bottom) * (i + 1) / (AT_ONCE + 1) for i in range(AT_ONCE)]
@@ -211,7 +212,3 @@ def _refuse_minimum(problem: Problem, critical: float) -> None:
             f"The loss is already at its minimum ({loss:.4g}; a step at the critical rate would lower it by {fall:.1g}), so no "
             "run can show whether it converges. Start from other weights or other data."
         )
-
-
-def _rounds(bottom: float, top: float, tol: float) -> int:
-    return max(1, math.ceil(math.log((top - bottom) / (tol * bottom)) / math.log(AT_ONCE + 1)))

@@ -125,9 +125,7 @@ class _Statistics:
 
 def _jackknife(values: list[float]) -> float:
     """Standard error from leave-one-out values; infinite where one of them is."""
-    if len(values) < 2:
-        return math.inf
-    if not all(math.isfinite(v) for v in values):
+    if len(values) < 2 or not all(map(math.isfinite, values)):
         return math.inf
     mean = sum(values) / len(values)
     return math.sqrt((len(values) - 1) / len(values) * sum((v - mean) ** 2 for v in values))
@@ -155,14 +153,14 @@ def _random_groups(batches: list[Batch], groups: int, seed: int) -> list[Batch]:
         start += batch.size
         for group in mine.unique().tolist():
             found[group].append(batch.part(torch.nonzero(mine == group).flatten()))
-    return [part for parts in found for part in _joined(parts)]
+    return [part for parts in found for part in joined_parts(parts)]
 
 
-def _joined(parts: list[Batch]) -> list[Batch]:
+def joined_parts(parts: list[Batch]) -> list[Batch]:
     """Parts of several batches as one, if their shapes allow it."""
     try:
         return [reduce(Batch.joined, parts)] if parts else []
-    except (RuntimeError, StopIteration):
+    except (RuntimeError, StopIteration, TypeError):
         return parts
 
 

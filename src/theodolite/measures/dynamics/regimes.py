@@ -183,9 +183,8 @@ def expected_regime(
 
 def has_momentum(optimizer: Optimizer | None) -> bool:
     """Whether a stable run may oscillate on its way down."""
-    if optimizer is None:
-        return False
-    return any(group.get("momentum") or group.get("betas") for group in optimizer.param_groups)
+    groups = [] if optimizer is None else optimizer.param_groups
+    return any(group.get("momentum") or group.get("betas") for group in groups)
 
 
 def _by_theory(ratio: float, exact: bool, momentum: bool) -> str:

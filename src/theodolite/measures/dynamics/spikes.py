@@ -219,7 +219,8 @@ def match_table(
                 f"losses must hold the loss before every step and after the last, {len(exceeded) + 1} numbers for "
                 f"{len(exceeded)} steps. Got {len(losses)}."
             )
-        up = [_rose(a, b, slack) for a, b in itertools.pairwise(losses)]
+        pairs_of_losses = itertools.pairwise(losses)
+        up = [None if a is None or b is None else not b <= a * (1.0 + slack) for a, b in pairs_of_losses]  # NaN has risen
     assert up is not None
     if len(up) != len(exceeded):
         raise ValueError(f"up must have one entry per step, {len(exceeded)}. Got {len(up)}.")
@@ -231,13 +232,6 @@ def match_table(
         neither=pairs.count((False, False)),
         unsampled=len(exceeded) - len(pairs),
     )
-
-
-def _rose(before: float | None, after: float | None, slack: float) -> bool | None:
-    """Whether a loss rose; one that is no number any more did."""
-    if before is None or after is None:
-        return None
-    return not after <= before * (1.0 + slack)
 
 
 def catapult_count(exceeded: Iterable[bool | None], best_step: int | None = None) -> int:

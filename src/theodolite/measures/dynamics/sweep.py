@@ -25,6 +25,7 @@ from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 from theodolite.problem import Problem
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.text import quoted
 from theodolite.training import Fleet, FleetTrace
 
 Kind = Literal["network", "linear", "quadratic"]
@@ -112,7 +113,9 @@ def catapult_sweep(
     ['monotone', 'divergent']
     """
     require_problem(problem, "catapult_sweep")
-    _check_models(models)
+    unknown = [kind for kind in models if kind not in _TWINS]
+    if unknown or not models:
+        raise ValueError(f"models must be some of {quoted(_TWINS)}. Got {unknown or list(models)!r}.")
     if problem.loss_function is None and set(models) != {"network"}:
         raise ValueError(
             "The twins of a model that returns its own loss expand its outputs and return no loss. Give the Problem a loss "
@@ -167,21 +170,16 @@ def catapult_sweep(
 
 def _once_a_seed(make: Factory, twin: Callable[[nn.Module], nn.Module], problem: Problem) -> Factory:
     """The twins' factory; the rates of a seed, which come in a row, start from copies of one model."""
-    return lru_cache(maxsize=1)(lambda seed: _prepared(twin(make(seed)), problem))
 
+    @lru_cache(maxsize=1)
+    def factory(seed: int) -> nn.Module:
+        model = twin(make(seed))
+        if isinstance(model, TaylorTwin):  # it learns its cheapest form before the fleet calls it inside a transform
+            batch = problem.placed(next(iter(problem.data))).part(slice(0, 8))
+            model.prepare(*batch.args, **batch.kwargs)
+        return model
 
-def _prepared(model: nn.Module, problem: Problem) -> nn.Module:
-    """A twin that knows its cheapest form before the fleet calls it inside a transform."""
-    if isinstance(model, TaylorTwin):
-        batch = problem.placed(next(iter(problem.data))).part(slice(0, 8))
-        model.prepare(*batch.args, **batch.kwargs)
-    return model
-
-
-def _check_models(models: Sequence[str]) -> None:
-    unknown = [kind for kind in models if kind not in _TWINS]
-    if unknown or not models:
-        raise ValueError(f"models must be some of {', '.join(map(repr, _TWINS))}. Got {unknown or list(models)!r}.")
+    return factory
 
 
 class _Start:
@@ -205,7 +203,7 @@ class _Start:
 def _row(fleet: Fleet, trace: FleetTrace, i: int, kind: str, start: _Start, rate: float) -> Row:
     losses = trace.loss[i]
     diverged = trace.diverged_at[i]
-    best_loss, best_accuracy = (None, None) if diverged is not None else _best(trace, i)
+    test_loss, test_accuracy = (None, None) if diverged is not None else (trace.test_loss, trace.test_accuracy)
     return {
         "model": kind,
         "seed": start.seed,
@@ -216,19 +214,13 @@ def _row(fleet: Fleet, trace: FleetTrace, i: int, kind: str, start: _Start, rate
         "peak_loss": float(losses.max()),
         "final_loss": math.inf if diverged is not None or trace.final_loss is None else float(trace.final_loss[i]),
         "diverged_at": diverged,
-        "best_test_loss": best_loss,
-        "best_test_accuracy": best_accuracy,
+        "best_test_loss": None if test_loss is None else float(test_loss[i].nan_to_num(math.inf).min()),
+        "best_test_accuracy": None if test_accuracy is None else float(test_accuracy[i].nan_to_num(0.0).max()),
     }
 
 
-def _best(trace: FleetTrace, i: int) -> tuple[float | None, float | None]:
-    loss = None if trace.test_loss is None else float(trace.test_loss[i].nan_to_num(math.inf).min())
-    accuracy = None if trace.test_accuracy is None else float(trace.test_accuracy[i].nan_to_num(0.0).max())
-    return loss, accuracy
-
-
 def _regime(fleet: Fleet, trace: FleetTrace, i: int, kind: str, start: _Start) -> Word:
-    """MatrixName the losses; what looks like a catapult must also have lowered the kernel, which all three models start with."""
+    """A word for the losses; what looks like a catapult must also have lowered the kernel, which all three models start with."""
     quadratic = kind == "quadratic"
     word = classify_run(trace[i], quadratic=quadratic)
     if word != "catapult":

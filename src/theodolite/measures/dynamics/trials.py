@@ -20,7 +20,6 @@ from theodolite.progress import Advance
 
 # Short training runs on a copy: what would happen at this learning rate?
 
-
 #: A loss this many times the first one has diverged.
 BLOWN_UP = 1e8
 
@@ -100,7 +99,6 @@ def copy_optimizer(optimizer: Optimizer | None, problem: Problem, trial: Problem
 
 
 # A problem as replicas of a fleet: its data as one batch, its model under other seeds.
-
 
 Factory = Callable[[int], nn.Module]
 

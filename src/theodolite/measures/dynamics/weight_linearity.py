@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from theodolite.arguments import also_called
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.trials import descend
-from theodolite.measures.kernel.drift import relative_drift
+from theodolite.measures.kernel.drift import kernel_of, relative_drift
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, random_directions, unit
 from theodolite.measures.linearity.in_degree import InDegrees, in_degree_report
-from theodolite.operators import jacobian, tangent_kernel
+from theodolite.operators import jacobian
 from theodolite.problem import Problem, split_like
 from theodolite.results import Cost, Result, Row, number
 
@@ -139,7 +139,8 @@ def weight_linearity(
     outputs = outputs_per_sample(problem)
     chosen = sorted({round(i * (outputs - 1) / (OUTPUTS - 1)) for i in range(OUTPUTS)}) if outputs > OUTPUTS else None
     twin = _Twin(problem)
-    trial = _run(problem, rate, optimizer, steps, twin, _Gram(kernel_on or problem, chosen))
+    kernel_on = kernel_on or problem
+    trial = _run(problem, rate, optimizer, steps, twin, kernel_on, chosen)
     directions = {"descent": unit(-problem.gradient()), "trial": unit(trial.away)}
     named = {name: d for name, d in directions.items() if d is not None}
     if not named:
@@ -147,13 +148,13 @@ def weight_linearity(
     named["random"] = random_directions(problem, 1, seed)[0]
     tried = {name: [twin.missed(radius * twin.scale * d) for radius in RADII] for name, d in named.items()}
     misses = tuple(
-        {"direction": name, "radius": radius, "missed": missed.share}
+        {"direction": name, "radius": radius, "missed": missed.share()}
         for name, found in tried.items()
         for radius, missed in zip(RADII, found, strict=True)
     )
     return WeightLinearity(
         samples=problem.samples,
-        kernel_samples=(kernel_on or problem).samples,
+        kernel_samples=kernel_on.samples,
         outputs=outputs,
         weight_norm=twin.scale,
         misses=misses,
@@ -176,19 +177,12 @@ class _Missed:
     deviation: Tensor
     change: Tensor
 
-    @property
-    def share(self) -> float:
-        return _share(self.deviation, self.change)
-
-    def without(self, kept: Tensor) -> float:
-        return _share(self.deviation[kept], self.change[kept])
-
-
-def _share(deviation: Tensor, change: Tensor) -> float:
-    total = float(change.sum())
-    if not math.isfinite(total):
-        return math.inf
-    return math.sqrt(float(deviation.sum()) / total) if total > 0 else 0.0
+    def share(self, kept: Tensor | slice = slice(None)) -> float:
+        """The share of the change that the twin misses, over the samples `kept`."""
+        total = float(self.change[kept].sum())
+        if not math.isfinite(total):
+            return math.inf
+        return math.sqrt(float(self.deviation[kept].sum()) / total) if total > 0 else 0.0
 
 
 class _Twin:
@@ -230,11 +224,11 @@ class _Twin:
 
 def _trusted(found: list[_Missed]) -> tuple[float, float]:
     """The radius at which the missed share first passes 10 %, and its jackknife error over groups of samples."""
-    radius = _crossing([missed.share for missed in found])
+    radius = _crossing([missed.share() for missed in found])
     samples = len(found[0].change)
     if not 0 < radius < math.inf or samples < 2 * GROUPS:
         return radius, 0.0
-    return radius, _jackknife([_crossing([m.without(kept) for m in found]) for kept in _groups(samples)])
+    return radius, _jackknife([_crossing([m.share(kept) for m in found]) for kept in _groups(samples)])
 
 
 def _crossing(shares: list[float]) -> float:
@@ -272,21 +266,21 @@ class _Trial:
     missed_error: float
 
 
-@dataclass(frozen=True)
-class _Gram:
-    """The tangent kernel on given samples and outputs, for the weights of any copy."""
-
-    problem: Problem
-    outputs: list[int] | None
-
-    def __call__(self, copy: Problem) -> Tensor:
-        here = self.problem.in_float64() if copy.dtype != self.problem.dtype else self.problem
-        kernel = tangent_kernel(here.with_model(copy.model), outputs=self.outputs).double()
-        return 0.5 * (kernel + kernel.T)
-
-
-def _run(problem: Problem, rate: float, optimizer: Optimizer | None, steps: int, twin: _Twin, gram: _Gram) -> _Trial:
+def _run(
+    problem: Problem,
+    rate: float,
+    optimizer: Optimizer | None,
+    steps: int,
+    twin: _Twin,
+    kernel_on: Problem,
+    outputs: list[int] | None,
+) -> _Trial:
     """A trial run with a look at kernel and twin now and then."""
+
+    def gram(copy: Problem) -> Tensor:
+        here = kernel_on.in_float64() if copy.dtype != kernel_on.dtype else kernel_on
+        return kernel_of(here.with_model(copy.model), outputs)
+
     looks = {round(i * steps / LOOKS) for i in range(LOOKS + 1)}
     first = last = gram(problem)
     if not float(first.trace()) > 0:
@@ -303,12 +297,12 @@ def _run(problem: Problem, rate: float, optimizer: Optimizer | None, steps: int,
             break
         last, here, gone = now, there, away
         far = float(away.norm()) / twin.scale
-        path.append({"step": step, "loss": loss, "drift": relative_drift(last, first), "distance": far, "missed": here.share})
+        path.append({"step": step, "loss": loss, "drift": relative_drift(last, first), "distance": far, "missed": here.share()})
     if here is None:
         raise NonFiniteError("The loss or the tangent kernel is not finite before the first step.")
     many = problem.samples >= 2 * GROUPS
-    missed = [here.without(kept) for kept in _groups(problem.samples)] if many else []
-    return _Trial(path, gone, _drift_error(last, first, gram.problem.samples), _jackknife(missed) if missed else 0.0)
+    missed = [here.share(kept) for kept in _groups(problem.samples)] if many else []
+    return _Trial(path, gone, _drift_error(last, first, kernel_on.samples), _jackknife(missed) if missed else 0.0)
 
 
 def _drift_error(last: Tensor, first: Tensor, samples: int) -> float:

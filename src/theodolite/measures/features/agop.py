@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -141,7 +141,6 @@ def _mirrored(matrix: Tensor) -> Tensor:
 
 # How alike two average gradient outer products are: the cosine between them as vectors.
 
-
 #: Rows of a Gram matrix made at once.
 ROWS = 4096
 
@@ -187,9 +186,7 @@ def inner(a: Tensor | InputGradients, b: Tensor | InputGradients) -> float:
 
 def _smaller(a: Tensor | InputGradients) -> Tensor | InputGradients:
     """The matrix where there are more gradients than coordinates."""
-    if isinstance(a, Tensor) or len(a.rows) <= a.dim:
-        return a
-    return a.matrix()
+    return a if isinstance(a, Tensor) or len(a.rows) <= a.dim else a.matrix()
 
 
 def require_same_inputs(*matrices: Tensor | InputGradients) -> None:
@@ -209,9 +206,7 @@ def require_same_inputs(*matrices: Tensor | InputGradients) -> None:
 
 # A regulariser on the average gradient outer product: fewer or weaker directions of the input that the output depends on.
 
-
 Norm = Literal["frobenius", "trace", "nuclear", "spectral"]
-_NORMS = ("frobenius", "trace", "nuclear", "spectral")
 
 
 def agop_penalty(
@@ -241,7 +236,7 @@ def agop_penalty(
     >>> round(penalty.item(), 6), model.weight.grad
     (25.0, tensor([[6., 8.]], dtype=torch.float64))
     """
-    choice("norm", norm, _NORMS)
+    choice("norm", norm, get_args(Norm))
     problem = as_source(model_or_problem, inputs, check=False)
     rows, count = _rows(problem, inputs, Settings(at, None, projections, seed))
     if norm in ("trace", "nuclear"):

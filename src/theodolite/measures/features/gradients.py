@@ -23,7 +23,6 @@ from theodolite.text import nearest
 
 # What is differentiated with respect to what: the model behind a `Problem`, its inputs or the value of one of its layers.
 
-
 QUANTITY = "An average gradient outer product"
 
 #: How far the output of a sample taken alone may be from that in a batch, relative to the largest output.
@@ -50,7 +49,13 @@ def as_source(model_or_problem: Any, inputs: Any, *, check: bool = True) -> Prob
         raise TypeError(f"Expected a torch.nn.Module, a function of a batch or a Problem. Got {type(model_or_problem).__name__}.")
     if inputs is None:
         raise ValueError("inputs is missing: only a Problem brings inputs of its own.")
-    problem = Problem(_module(model_or_problem, inputs), _no_loss, [(inputs, torch.zeros(1))], batch_weight=_size, check=False)
+    problem = Problem(
+        _module(model_or_problem, inputs),
+        lambda output, target: output.sum(),
+        [(inputs, torch.zeros(1))],
+        batch_weight=lambda batch: float(batch.size),
+        check=False,
+    )
     if check:
         batch = next(iter(problem.data))
         problem.with_batches([batch.part(slice(0, CHECKED))] if batch.size > CHECKED else [batch]).check_repeatable()
@@ -63,14 +68,6 @@ def _module(model: Any, inputs: Any) -> nn.Module:
     own = list(model.parameters()) if isinstance(model, nn.Module) else []
     floating = [t for _, t in named_tensors([own, inputs]) if t.is_floating_point()]
     return Function(model, floating[0].dtype if floating else torch.float32)
-
-
-def _no_loss(output: Tensor, target: Any) -> Tensor:
-    return output.sum()
-
-
-def _size(batch: Batch) -> float:
-    return float(batch.size)
 
 
 def batches_of(problem: Problem, inputs: Any) -> Iterator[Batch]:
@@ -191,7 +188,6 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
 
 
 # Gradients of all outputs with respect to the inputs, sample by sample: the factor of the average gradient outer product.
-
 
 #: Numbers in the gradients that are held at once, and samples at once: enough to keep matrix products busy.
 NUMBERS, SAMPLES = 2**21, 4096

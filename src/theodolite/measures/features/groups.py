@@ -69,7 +69,8 @@ def gather(source: Iterable[Chunk], seed: int) -> Gathered:
     outputs, start = 0, 0
     for chunk in source:
         if chunk.first:
-            order = _dealt(start, chunk.samples, generator)
+            turn = (torch.arange(chunk.samples) + start) % GROUPS
+            order = turn[torch.randperm(chunk.samples, generator=generator)]  # a group for each sample
             start += chunk.samples
             values.append(chunk.values)
             outputs = chunk.outputs
@@ -78,12 +79,6 @@ def gather(source: Iterable[Chunk], seed: int) -> Gathered:
             rows = chunk.gradients[:, place == i]
             groups[i].add(rows.reshape(-1, rows.shape[-1]), rows.shape[1] if chunk.first else 0)
     return Gathered(groups, torch.cat(values), outputs)
-
-
-def _dealt(start: int, samples: int, generator: torch.Generator) -> Tensor:
-    """A group for each sample, in turn but in random order."""
-    turn = (torch.arange(samples) + start) % GROUPS
-    return turn[torch.randperm(samples, generator=generator)]
 
 
 def weighted_mean(parts: list[Tensor], weights: list[float]) -> Tensor:

@@ -140,6 +140,10 @@ def feature_report(
     share, share_error = jackknife(moments.top_share)
     aligned, aligned_error = (None, 0.0) if reference is None else jackknife(moments.alignment)
     whole = [w / sum(weights) for w in weights]
+    chance = None
+    if reference is not None:
+        used = diagonal_of(reference).double()
+        chance = min(1.0, float(used.sum()) / math.sqrt(len(used) * inner(reference, reference)))
     return FeatureReport(
         values=values,
         vectors=vectors,
@@ -153,7 +157,7 @@ def feature_report(
         covariance=_with_covariance(matrices, whole, gathered.values, moments),
         reference=aligned,
         reference_error=aligned_error,
-        chance=None if reference is None else _with_identity(reference),
+        chance=chance,
         samples=int(sum(weights)),
         outputs=gathered.outputs,
         at=at,
@@ -182,11 +186,6 @@ def _largest(matrix: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(matrix.double())
     r = min(TOP, size)
     return values[-r:].flip(0).clamp_min(0).to(matrix.dtype), vectors[:, -r:].flip(1).to(matrix.dtype)
-
-
-def _with_identity(matrix: Matrix) -> float:
-    diagonal = diagonal_of(matrix).double()
-    return min(1.0, float(diagonal.sum()) / math.sqrt(len(diagonal) * inner(matrix, matrix)))
 
 
 def _with_covariance(matrices: list[Matrix], weights: list[float], values: Tensor, moments: Moments) -> float | None:

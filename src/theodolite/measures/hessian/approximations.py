@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Literal
 
@@ -33,12 +34,8 @@ def weight_product(weights: Sequence[Tensor], rates: Sequence[Tensor] | None = N
     """
     if not weights:
         raise ValueError("There is no layer above: the last layer's output directions are those orthogonal to the ones vector.")
-    product: Tensor | None = None
-    for place, weight in enumerate(weights):
-        step = weight if rates is None else weight * rates[place]
-        product = step if product is None else step @ product
-    assert product is not None
-    return product
+    steps = weights if rates is None else [weight * rates[place] for place, weight in enumerate(weights)]
+    return reduce(lambda product, step: step @ product, steps)
 
 
 def sharp_subspace(product: Tensor, *, definition: str = "A") -> Tensor:
@@ -98,7 +95,6 @@ def _refuse_unchained(seen: Capture, recipes: list[AffineLayer]) -> None:
 
 
 # The sharpest directions of the whole network from the joint output Hessian and the mean inputs of its layers.
-
 
 Variant = Literal["paper", "whitened"]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 from theodolite.text import nearest
 
 # States of one architecture, one after the other: modules, state dicts or flat vectors, put into a copy of the model.
-
 
 Checkpoint = nn.Module | Mapping[str, Tensor] | Tensor
 Label = int | float | str
@@ -176,54 +175,6 @@ class EigenTrajectory(Result):
         )
 
 
-@overload
-def track_eigenpairs(
-    problem: Problem,
-    checkpoints: Iterable[Checkpoint],
-    k: int = ...,
-    *,
-    labels: Iterable[Label] | None = ...,
-    layers: None = ...,
-    matrix: None = ...,
-    which: Which = ...,
-    tol: float = ...,
-    verify: Literal["auto", "full"] = ...,
-    start: EigenTrajectory | None = ...,
-    seed: int = ...,
-    progress: bool | None = ...,
-) -> EigenTrajectory: ...
-@overload
-def track_eigenpairs(
-    problem: Problem,
-    checkpoints: Iterable[Checkpoint],
-    k: int = ...,
-    *,
-    labels: Iterable[Label] | None = ...,
-    layers: str | Iterable[str],
-    matrix: None = ...,
-    which: Which = ...,
-    tol: float = ...,
-    verify: Literal["auto", "full"] = ...,
-    start: ResultMapping | None = ...,
-    seed: int = ...,
-    progress: bool | None = ...,
-) -> ResultMapping: ...
-@overload
-def track_eigenpairs(
-    problem: Problem,
-    checkpoints: Iterable[Checkpoint],
-    k: int = ...,
-    *,
-    labels: Iterable[Label] | None = ...,
-    layers: None = ...,
-    matrix: Matrix | MatrixName,
-    which: Which = ...,
-    tol: float = ...,
-    verify: Literal["auto", "full"] = ...,
-    start: EigenTrajectory | ResultMapping | None = ...,
-    seed: int = ...,
-    progress: bool | None = ...,
-) -> Any: ...
 def track_eigenpairs(
     problem: Problem,
     checkpoints: Iterable[Checkpoint],
@@ -238,7 +189,7 @@ def track_eigenpairs(
     start: Any = None,
     seed: int = 0,
     progress: bool | None = None,
-) -> EigenTrajectory | ResultMapping:
+) -> Any:
     """The k extreme eigenpairs at every checkpoint of a run, each look warm-started from the one before.
 
     Everything is measured on a copy of the problem's model: the model itself is never written to.
@@ -257,7 +208,8 @@ def track_eigenpairs(
         start: what an earlier call returned; its looks come first, and the next one starts from its last.
         progress: show a bar; None shows it on a terminal only.
 
-    With `layers`, or a `matrix` that gives a mapping, the result maps each name to its trajectory.
+    Returns:
+        An `EigenTrajectory`; with `layers`, or a `matrix` that gives a mapping, a `ResultMapping` of them by name.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> data = torch.diag(torch.tensor([1.0, 3.0]).double()), torch.zeros(2, 1).double()
@@ -284,17 +236,18 @@ def track_eigenpairs(
     if layers is not None and matrix is not None:
         raise ValueError("Give layers or matrix, one of them: a matrix of yours chooses its layers itself.")
     chosen = entry("matrix", matrix, MATRICES) if isinstance(matrix, str) else matrix
-    pairs_at = _solver(chosen or _matrix_of(layers), k, which=which, tol=tol, verify=verify, seed=seed)
+    at = chosen or _matrix_of(layers)
+    settings: dict[str, Any] = {"which": which, "tol": tol, "verify": verify, "seed": seed, "progress": False}
     tracks, single = _opened(start)
     began = time.perf_counter()
     total = len(checkpoints) if isinstance(checkpoints, Sized) else None
     here = problem.copied()
     with counting("tracking", progress=progress, total=total) as count:
-        for label, checkpoint in labelled(checkpoints, labels, first=_length(tracks)):
+        for label, checkpoint in labelled(checkpoints, labels, first=max(map(len, tracks.values()), default=0)):
             load(checkpoint, here, problem, label)
             with telling(label):
                 loss = here.loss()
-                found, single = pairs_at(here, tracks, single)
+                found, single = _pairs(at(here), tracks, single, k, settings)
             tracks = {name: _extended(tracks.get(name), pairs, label, loss) for name, pairs in found.items()}
             count(1)
     if not tracks:
@@ -315,23 +268,18 @@ def _matrix_of(layers: str | Iterable[str] | None) -> Matrix:
     return lambda problem: layer_hessians(problem, chosen)
 
 
-def _solver(matrix: Matrix, k: int, *, which: Which, tol: float, verify: Any, seed: int) -> Callable[..., Any]:
-    """A function of (problem, tracks so far): eigenpairs by name there, and whether there is but one matrix."""
-    settings: dict[str, Any] = {"which": which, "tol": tol, "verify": verify, "seed": seed, "progress": False}
-
-    def pairs_at(problem: Problem, tracks: Mapping[str, EigenTrajectory], single: bool) -> tuple[dict[str, Eigenpairs], bool]:
-        op = matrix(problem)
-        several = isinstance(op, Mapping)
-        if tracks and single == several:
-            now, before = ("a mapping", "one matrix") if several else ("one matrix", "a mapping")
-            raise ValueError(f"Here there is {now} to track, but what was tracked so far is {before}. Ask for the same.")
-        if not several:
-            last = _last(tracks.get(_WHOLE), k, which, op)
-            return {_WHOLE: top_eigenpairs(op, k, start=last, **settings)}, True
-        starts = {name: _last(tracks[name], k, which, op[name]) for name in op if name in tracks}
-        return dict(top_eigenpairs(cast(Mapping[str, LinearOperator], op), k, start=starts, **settings)), False
-
-    return pairs_at
+def _pairs(
+    op: Any, tracks: Mapping[str, EigenTrajectory], single: bool, k: int, settings: dict[str, Any]
+) -> tuple[dict[str, Eigenpairs], bool]:
+    """Eigenpairs by name, and whether there is but one matrix; `single` says so of what was tracked so far."""
+    several, which = isinstance(op, Mapping), settings["which"]
+    if tracks and single == several:
+        now, before = ("a mapping", "one matrix") if several else ("one matrix", "a mapping")
+        raise ValueError(f"Here there is {now} to track, but what was tracked so far is {before}. Ask for the same.")
+    if not several:
+        return {_WHOLE: top_eigenpairs(op, k, start=_last(tracks.get(_WHOLE), k, which, op), **settings)}, True
+    starts = {name: _last(tracks[name], k, which, op[name]) for name in op if name in tracks}
+    return dict(top_eigenpairs(cast(Mapping[str, LinearOperator], op), k, start=starts, **settings)), False
 
 
 def _last(track: EigenTrajectory | None, k: int, which: str, op: Any) -> Eigenpairs | None:
@@ -393,7 +341,3 @@ def _opened(start: Any) -> tuple[dict[str, EigenTrajectory], bool]:
     if isinstance(start, Mapping) and all(isinstance(track, EigenTrajectory) for track in start.values()):
         return dict(start), False
     raise ValueError(f"start must be what an earlier track_eigenpairs returned. Got {type(start).__name__}.")
-
-
-def _length(tracks: Mapping[str, EigenTrajectory]) -> int:
-    return max((len(track) for track in tracks.values()), default=0)

@@ -114,9 +114,9 @@ def refuse_zero_kernel(kernel: Tensor) -> None:
         )
 
 
-def kernel_of(problem: Problem) -> Tensor:
-    """The tangent kernel in float64, symmetric to the last bit."""
-    kernel = tangent_kernel(problem).double()
+def kernel_of(problem: Problem, outputs: list[int] | None = None) -> Tensor:
+    """The tangent kernel in float64, symmetric to the last bit; of all outputs, or of some."""
+    kernel = tangent_kernel(problem, outputs=outputs).double()
     return 0.5 * (kernel + kernel.T)
 
 

@@ -101,7 +101,6 @@ def _pull(function: Callable[..., tuple[Tensor, Tensor]], *points: Named) -> tup
 # With its gates frozen a ReLU network is a polynomial in its weights of the degree of its depth. For two weight layers that
 # is a quadratic, so it is its own second order Taylor model, at the price of the network itself.
 
-
 _IN_PLACE = {torch.relu_, Tensor.relu_}
 _RELU = {torch.relu, Tensor.relu, F.relu, *_IN_PLACE}
 
@@ -140,7 +139,6 @@ def _input(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor:
 
 
 # The Taylor expansion of one network: which tensors move, and by which route value and gradient are cheapest.
-
 
 #: Samples that the choice of a route is tried on, at least.
 PROBED = 32

@@ -48,24 +48,9 @@ def _operator(name: str) -> Callable[..., Any]:
     return lambda self, *args: Jet.__torch_function__(found, (), (self, *args), {})
 
 
-for _name in (
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "matmul",
-    "rmatmul",
-    "pow",
-    "rpow",
-    "neg",
-    "getitem",
-):
-    setattr(Jet, f"__{_name}__", _operator(f"__{_name}__"))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+_TWO_SIDED = ("add", "sub", "mul", "truediv", "matmul", "pow")
+_OTHERS = ("neg", "getitem", "lt", "le", "gt", "ge", "eq", "ne")
+for _name in (*_TWO_SIDED, *(f"r{name}" for name in _TWO_SIDED), *_OTHERS):
     setattr(Jet, f"__{_name}__", _operator(f"__{_name}__"))
 
 
@@ -187,8 +172,7 @@ def _bilinear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`mul` and `matmul`, by function or operator."""
     if kwargs or len(args) != 2:
         return _by_forward_mode(func, args, kwargs)
-    a, b = (_as_jet(arg) for arg in args)
-    return _product(func, a, b)
+    return _product(func, *map(_as_jet, args))
 
 
 def _affine(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -264,24 +248,8 @@ def _elementwise(jet: Jet, value: Tensor, first: Tensor, half_second: Callable[[
     return Jet(value, slope, bend, jet.aside)
 
 
-_MOVES = [
-    "reshape",
-    "flatten",
-    "unflatten",
-    "transpose",
-    "permute",
-    "movedim",
-    "squeeze",
-    "unsqueeze",
-    "sum",
-    "mean",
-    "neg",
-    "chunk",
-    "split",
-    "unbind",
-    "clone",
-    "t",
-]
+_SHAPES = ["reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "squeeze", "unsqueeze", "t"]
+_MOVES = [*_SHAPES, "sum", "mean", "neg", "chunk", "split", "unbind", "clone"]
 _MOVES_TORCH = [getattr(torch, name) for name in _MOVES]
 _MOVES_TENSOR = [getattr(Tensor, name) for name in [*_MOVES, "view", "view_as", "expand", "contiguous", "__getitem__", "__neg__"]]
 _AVERAGES = [F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d]

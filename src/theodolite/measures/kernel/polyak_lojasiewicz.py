@@ -113,9 +113,11 @@ def pl_report(
     began = time.perf_counter()
     curvature = squared_loss_curvature(problem)
     if curvature is None:
+        loss = problem.loss_function
+        name = "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
             "pl_report needs a squared loss, (c/2) Σ (f − y)² such as MSELoss or ½ Σ r²: the constant μ follows from the tangent "
-            f"kernel only there. The loss of this problem, {_name(problem)}, is none."
+            f"kernel only there. The loss of this problem, {name}, is none."
         )
     if kernels is None:
         kernels = kernels_on_ball(problem, radius=radius, probes=probes, displacement=displacement, seed=seed, progress=progress)
@@ -139,8 +141,3 @@ def pl_report(
         seed=seed,
         cost=Cost(time.perf_counter() - began, "tangent kernels", 8 * kernels.here.numel(), problem.notes),
     )
-
-
-def _name(problem: Problem) -> str:
-    loss = problem.loss_function
-    return "the model's own" if loss is None else getattr(loss, "__name__", type(loss).__name__)

@@ -12,7 +12,6 @@ from theodolite.problem import Problem
 
 # Third differences along a random line: zero where a function of the weights is a quadratic.
 
-
 #: Seeds of the two trial directions. Small seeds are what people draw their weights with, and a step parallel to the weights
 #: would tell a function that is homogeneous in them (a ReLU network, say) for a quadratic.
 TRIAL_SEEDS = (0x7E0D, 0x7E0E)

@@ -119,12 +119,8 @@ def kinks_of(problem: Problem) -> tuple[str, ...]:
     batch = problem.placed(next(iter(problem.data)))
     with problem.session(second=False):  # the session for second derivatives has a ReLU of its own
         output = problem.evaluate(problem.tensors(problem.leaves()), batch, 0).output
-    names = {_plain(node) for node in _history(output)}
+    names = {type(node).__name__.rstrip("0123456789").removesuffix("Backward") for node in _history(output)}
     return tuple(sorted(name for name in names if name in KINKS or name.startswith(("MaxPool", "AdaptiveMaxPool"))))
-
-
-def _plain(node: Any) -> str:
-    return str(type(node).__name__).rstrip("0123456789").removesuffix("Backward")
 
 
 def _history(output: Tensor) -> Iterator[Any]:

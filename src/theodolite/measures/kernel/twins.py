@@ -15,8 +15,6 @@ from theodolite.problem.calling import copy_model, unwrap
 from theodolite.problem.derivatives.exact_derivatives import inside_transform
 from theodolite.problem.tensors import named_tensors
 
-_COUPLED = (nn.modules.batchnorm._BatchNorm,)
-
 
 class TaylorTwin(nn.Module):
     """The expansion of a network to first or second order at the weights w₀ it had when the twin was made.
@@ -183,7 +181,7 @@ def _expandable(model: nn.Module | Problem, who: str) -> nn.Module:
     if not any(p.requires_grad for p in network.parameters()):
         raise ValueError(f"{who}: no parameter requires a gradient, so there is nothing to expand in.")
     for name, module in network.named_modules():
-        if module.training and isinstance(module, _COUPLED):
+        if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise BatchCoupledError(
                 f"{who}: {name or type(module).__name__} is BatchNorm in train mode, where outputs depend on the whole batch. "
                 "Remedy: model.eval(); the twin then expands the network with its running statistics."

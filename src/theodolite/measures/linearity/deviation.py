@@ -127,7 +127,6 @@ def top_hessian_pair(
 
 # An output along a straight way through the weights: whether its second derivatives explain how it changes there.
 
-
 #: Pieces a segment is cut into at first, and at most.
 PIECES, MOST_PIECES = 8, 64
 
@@ -236,7 +235,8 @@ class Deviation(Result):
     def violations(self) -> int:
         """Directions in which the deviation exceeds its bound; only a smooth model must have none."""
         columns = zip(self.deviations, self.certificates, self.distances, strict=True)
-        return sum(deviation > bound * (1 + SLACK) + self._rounding(distance) for deviation, bound, distance in columns)
+        scale = max(1.0, abs(self.value))
+        return sum(v > bound * (1 + SLACK) + 1e-12 * max(scale, r * self.gradient_norm) for v, bound, r in columns)
 
     @property
     def nonlinearity(self) -> float:
@@ -244,9 +244,6 @@ class Deviation(Result):
         if not self.gradient_norm > 0:
             return math.inf
         return max(d / (r * self.gradient_norm) for d, r in zip(self.deviations, self.distances, strict=True))
-
-    def _rounding(self, distance: float) -> float:
-        return 1e-12 * max(1.0, abs(self.value), distance * self.gradient_norm)
 
     def rows(self) -> list[Row]:
         shared = {"radius": self.radius, "certified": self.certified, "seed": self.seed}

@@ -66,7 +66,7 @@ class Graph:
             edges, skips = _table(pairs), skips if isinstance(skips, Tensor) else _table(more)
         skips = skips if isinstance(skips, Tensor) else _table([_pair(s) for s in skips])
         count = 1 + max((int(part.max()) for part in (edges, skips) if len(part)), default=-1)
-        graph = cls(
+        return cls(
             count if vertices is None else vertices,
             edges,
             skips,
@@ -76,21 +76,18 @@ class Graph:
             _vector(_numbers("outputs", outputs, labels)),
             labels,
         )
-        check_graph(graph)
-        return graph
+
+    def __post_init__(self) -> None:
+        check_graph(self)
 
     def with_edges(self, edges: Tensor) -> Graph:
         """The same vertices, inputs, outputs and skips with other trainable edges, none of them sharing a weight."""
-        graph = replace(self, edges=edges, weight_of=None, fan_in=None, given_inputs=self.inputs, given_outputs=self.outputs)
-        check_graph(graph)
-        return graph
+        return replace(self, edges=edges, weight_of=None, fan_in=None, given_inputs=self.inputs, given_outputs=self.outputs)
 
     def with_skips(self, skips: Tensor) -> Graph:
         """The same graph with these skips added."""
         every = torch.cat([self.skips, skips])
-        graph = replace(self, skips=every, given_inputs=self.inputs, given_outputs=self.outputs)
-        check_graph(graph)
-        return graph
+        return replace(self, skips=every, given_inputs=self.inputs, given_outputs=self.outputs)
 
     @cached_property
     def layers(self) -> Tensor:
@@ -110,18 +107,17 @@ class Graph:
     @cached_property
     def inputs(self) -> Tensor:
         """Vertices that take the input, ascending unless given."""
-        if self.given_inputs is not None:
-            return self.given_inputs
-        arriving = torch.bincount(torch.cat([self.edges[:, 1], self.skips[:, 1]]), minlength=self.vertices)
-        return (arriving == 0).nonzero()[:, 0]
+        return self._without_ends(1) if self.given_inputs is None else self.given_inputs
 
     @cached_property
     def outputs(self) -> Tensor:
         """Vertices that are read out."""
-        if self.given_outputs is not None:
-            return self.given_outputs
-        leaving = torch.bincount(torch.cat([self.edges[:, 0], self.skips[:, 0]]), minlength=self.vertices)
-        return (leaving == 0).nonzero()[:, 0]
+        return self._without_ends(0) if self.given_outputs is None else self.given_outputs
+
+    def _without_ends(self, side: int) -> Tensor:
+        """Vertices that no edge or skip begins (side 0) or ends (side 1) in, ascending."""
+        ends = torch.bincount(torch.cat([self.edges[:, side], self.skips[:, side]]), minlength=self.vertices)
+        return (ends == 0).nonzero()[:, 0]
 
     @property
     def depth(self) -> int:

@@ -99,8 +99,6 @@ def dag_width(graph: Graph, *, beta: float = 0.1, safe_share: float = 0.05) -> W
 
 # How many inputs the units of any model's layers sum over, which bounds how linear the model can become.
 
-
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _MEASURE = "the theorem does not cover it: measure hessian_norm against its width"
 
@@ -208,7 +206,7 @@ def _of_layer(module: nn.Module) -> tuple[int | None, str]:
         return None, "scale and shift of each channel alone"
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return None, "depends on the place in a transposed convolution"
-    if isinstance(module, _RECURRENT):
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return None, _MEASURE
     if getattr(module, "in_features", None) is not None and len(shape) == 2:
         return shape[1], ""

@@ -20,7 +20,7 @@ from theodolite.monitors.rates.critical_rate import KERNEL_ROWS
 from theodolite.operators import LinearOperator, tangent_kernel
 from theodolite.operators.matrices import ON_PARAMETERS, MatrixName
 from theodolite.problem import Problem
-from theodolite.results import Row
+from theodolite.results import Row, fields_of
 
 #: Products of one measurement, and at most where it matters most.
 PRODUCTS, THOROUGH = 5, 40
@@ -75,11 +75,8 @@ class CurvatureSample:
         return None if self.top_loss is None or not self.loss > 0 else self.top_loss / self.loss
 
     def row(self) -> Row:
-        names = (
-            "step", "on", "why", "loss", "rate", "sharpness", "error", "critical_rate", "ratio", "exceeded", "by", "converged",
-            "matvecs", "seconds", "kernel_norm", "top", "top_loss", "top_share", "agop_alignment",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        found = fields_of(self, "step on why loss rate sharpness error critical_rate ratio exceeded by converged matvecs seconds")
+        return found | fields_of(self, "kernel_norm top top_loss top_share agop_alignment")
 
 
 @dataclass

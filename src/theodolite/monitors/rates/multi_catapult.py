@@ -19,7 +19,7 @@ from theodolite.monitors.rates.critical_rate import EdgeProbe
 from theodolite.operators.matrices import MatrixName
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss
-from theodolite.results import Outcome, Result, Row
+from theodolite.results import Outcome, Result, Row, fields_of
 
 #: Failed tries of one raise, each with half the excess of the one before, after which no more raises are tried.
 TRIES = 5
@@ -47,17 +47,8 @@ class RaiseEvent:
     rolled_back: bool = False
 
     def row(self) -> Row:
-        return {
-            "step": self.step,
-            "raised_to": self.rate,
-            "ratio": self.ratio,
-            "loss_before": self.loss_before,
-            "kernel_before": self.kernel_before,
-            "kernel_after": self.kernel_after,
-            "spike_height": self.height,
-            "end": self.end,
-            "rolled_back": self.rolled_back,
-        }
+        raised = {"step": self.step, "raised_to": self.rate, **fields_of(self, "ratio loss_before kernel_before kernel_after")}
+        return {**raised, "spike_height": self.height, "end": self.end, "rolled_back": self.rolled_back}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -272,8 +263,8 @@ class MultiCatapult:
         failed = itertools.takewhile(lambda past: past.rolled_back, reversed(self._events))
         if len(list(failed)) >= TRIES:
             self._gave_up, self._saved = True, None
-            return
-        self._raise(self._loss())
+        else:
+            self._raise(self._loss())
 
     def _set(self, rate: float) -> None:
         """The rate of the first group; the others keep their ratio to it."""

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from theodolite.results import Finding, Row, Severity
+from theodolite.results import Finding, Row, Severity, fields_of
 from theodolite.text import plural
 
 SOURCE = "003, sections 4.2 and 4.3 (catapults in SGD)"
@@ -108,9 +108,8 @@ class Spike:
         return self.end is not None
 
     def row(self) -> Row:
-        names = ("rate", "ratio", "top_share", "sharpness_before", "sharpness_after", "batch")
-        place = {"start": self.start, "peak": self.peak, "end": self.end, "height": self.height, "cause": self.cause.value}
-        return {**place, **{name: getattr(self, name) for name in names}}
+        place = {**fields_of(self, "start peak end height"), "cause": self.cause.value}
+        return place | fields_of(self, "rate ratio top_share sharpness_before sharpness_after batch")
 
     @property
     def fall(self) -> float | None:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.state_guard import being_measured
 from theodolite.problem.tensors import named_tensors
-from theodolite.results import Row
+from theodolite.results import Row, fields_of
 
 #: The argument by which a trainer asks for a loss that is to be summed over the batches of a step; it is not data.
 _SUMMED = "num_items_in_batch"
@@ -118,8 +118,7 @@ class StepStats:
 
     def row(self) -> Row:
         """What the log keeps of every step."""
-        names = ("step", "loss", "gradient_norm", "update_norm", "rate")
-        return {name: getattr(self, name) for name in names}
+        return fields_of(self, "step loss gradient_norm update_norm rate")
 
 
 def norm_of(tensors: Sequence[Tensor]) -> float:
@@ -150,10 +149,7 @@ def input_size(inputs: Any) -> float | None:
 
 def first_bad_gradient(named: Mapping[str, Tensor]) -> str | None:
     """The first parameter whose gradient holds NaN or infinity."""
-    for name, p in named.items():
-        if p.grad is not None and not bool(torch.isfinite(p.grad).all()):
-            return name
-    return None
+    return next((name for name, p in named.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())), None)
 
 
 def second_moment(optimizer: Optimizer, gradient_norm: float) -> tuple[float | None, float | None]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError
+from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.features import InputGradients, agop_alignment, input_gradients
 from theodolite.monitors.watching.recorder import (
     ForwardRecorder,
@@ -75,7 +76,7 @@ class ProbeSet:
             self.input_size = input_size([b.inputs for b in self._gathered])
             self.data = list(self._gathered)
             if have + part.size >= wanted or len(self._gathered) >= PROBE_BATCHES:
-                self.complete, self.data = True, _joined(self._gathered)
+                self.complete, self.data = True, joined_parts(self._gathered)
                 return
 
     def compare(self, batch_loss: float, probe_loss: float | None) -> None:
@@ -115,7 +116,9 @@ class WatchedModel:
     def __init__(
         self, model: nn.Module, loss: Any, optimizer: Optimizer, probe: Any, target: str, other: WatchedModel | None = None
     ) -> None:
-        self.model, self.loss, self.optimizer = model, _as_trained(loss), optimizer
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss) or loss is nn.functional.cross_entropy:
+            self.loss = TokenLoss(loss)
         self.inner = unwrap(model)
         moved = {id(p) for p in trained(optimizer)}
         self.named = {name: p for name, p in self.inner.named_parameters() if id(p) in moved}
@@ -139,7 +142,13 @@ class WatchedModel:
     def record(self, step: int, batch: Any, value: Any) -> StepRecord:
         """The step under way, from what its loop has computed; `batch` and `value` are the recorded ones where they are None."""
         self.recorder.trains_in_train_mode = self.model.training
-        batches, size, bad_data = self._parsed(self._recorded_batch() if batch is None else batch)
+        batch = self.recorder.batch() if batch is None else batch
+        if batch is None:
+            raise ValueError(
+                "No batch passed through the model and the loss before this step: give observe the batch, or call the model and "
+                "the loss module that the monitor knows."
+            )
+        batches, size, bad_data = self._parsed(batch)
         loss = self._loss_of_step(batches) if value is None else float(value)
         if value is not None:
             self.recorder.take()
@@ -165,18 +174,10 @@ class WatchedModel:
     def close(self) -> None:
         self.recorder.close()
 
-    def _recorded_batch(self) -> Any:
-        batch = self.recorder.batch()
-        if batch is None:
-            raise ValueError(
-                "No batch passed through the model and the loss before this step: give observe the batch, or call the model and "
-                "the loss module that the monitor knows."
-            )
-        return batch
-
     def _parsed(self, batch: Any) -> tuple[list[Batch], float | None, str]:
         """The batches of a step and the size of their inputs; none where they hold NaN or infinity, with words that say where."""
-        parts = _micro_batches(batch)
+        several = isinstance(batch, list) and batch and all(isinstance(part, tuple | list | Mapping | Batch) for part in batch)
+        parts = batch if several else [batch]
         found = [b if isinstance(b, Batch) else self._parse_unchecked(b, i) for i, b in enumerate(parts)]
         size = input_size([b.inputs for b in found])
         if size is None or math.isfinite(size):
@@ -283,17 +284,6 @@ def quiet_training_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _as_trained(loss: Any) -> Any:
-    """The loss as a language model's loop uses it; others as they are."""
-    return TokenLoss(loss) if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss) or loss is nn.functional.cross_entropy else loss
-
-
-def _micro_batches(batch: Any) -> list[Any]:
-    """The batches of one step: a list of pairs or mappings, or one of them alone."""
-    several = isinstance(batch, list) and bool(batch) and all(isinstance(part, tuple | list | Mapping | Batch) for part in batch)
-    return list(batch) if several else [batch]
-
-
 def _embedding(model: nn.Module, problem: Problem) -> str | None:
     """Where features begin for a model of whole numbers: what its first embedding returns."""
     batch = next(iter(problem.data))
@@ -301,17 +291,6 @@ def _embedding(model: nn.Module, problem: Problem) -> str | None:
     if floats:
         return None
     return next((name for name, m in model.named_modules() if isinstance(m, nn.Embedding)), None)
-
-
-def _joined(batches: list[Batch]) -> list[Batch]:
-    """The batches joined to one where their shapes allow it."""
-    whole = batches[0]
-    try:
-        for batch in batches[1:]:
-            whole = whole.joined(batch)
-    except (RuntimeError, StopIteration, TypeError):
-        return batches
-    return [whole]
 
 
 def _raw(batch: Batch, target: str, *, own_loss: bool) -> Any:
