@@ -40,10 +40,7 @@ class KroneckerIdentity(Experiment):
         "Wu, Zhu et al. 2020, eigenvalues of a Kronecker product",
         {
             "products of the Hessian equal products of I ⊗ E[xxᵀ] (largest relative distance)": at_most(
-                1e-10,
-                layers.max("distance"),
-                says="equal",
-                where="Wu, Zhu et al. 2020, decoupling for a constant output Hessian",
+                1e-10, layers.max("distance"), says="equal", where="Wu, Zhu et al. 2020, decoupling for a constant output Hessian"
             ),
             "every eigenvalue of E[xxᵀ] appears once per output: layers where the top one's copies are miscounted": equal(
                 0, (layers["copies"] - layers["outputs"]).count(lambda more: more != 0), says="m copies"

@@ -74,21 +74,13 @@ class AttentionAndRecurrence(Experiment):
 
     id, where = "linearity/attention-and-recurrence", "Zhu 2024, section 2.5 (discussion)"
     sizes = sizes(
-        tiny={"widths": (16, 64), "seeds": 3, "kernel_widths": (32, 128), "samples": (5, 10, 20), "kernel_seeds": 3},
-        laptop={
-            "widths": (16, 32, 64, 128, 256),
-            "seeds": 5,
-            "kernel_widths": (16, 32, 64, 128, 256, 512),
-            "samples": (5, 10, 20, 40, 80),
-            "kernel_seeds": 5,
-        },
-        paper={
-            "widths": (16, 32, 64, 128, 256, 512, 1024),
-            "seeds": 10,
-            "kernel_widths": (16, 64, 256, 1024),
-            "samples": (5, 10, 20, 40, 80, 160),
-            "kernel_seeds": 10,
-        },
+        {
+            "widths": ((16, 64), (16, 32, 64, 128, 256), (16, 32, 64, 128, 256, 512, 1024)),
+            "seeds": (3, 5, 10),
+            "kernel_widths": ((32, 128), (16, 32, 64, 128, 256, 512), (16, 64, 256, 1024)),
+            "samples": ((5, 10, 20), (5, 10, 20, 40, 80), (5, 10, 20, 40, 80, 160)),
+            "kernel_seeds": (3, 5, 10),
+        }
     )
     claims = {
         **{

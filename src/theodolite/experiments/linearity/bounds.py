@@ -51,9 +51,7 @@ class Taylor(Experiment):
                 says="at most ½R² sup‖H‖",
             ),
             "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)": at_most(
-                -0.2,
-                smooth(radius=1.0).by("network").each(power_of(rows, "m", "deviation", max)).max(),
-                says="−1/2 up to logs",
+                -0.2, smooth(radius=1.0).by("network").each(power_of(rows, "m", "deviation", max)).max(), says="−1/2 up to logs"
             ),
             "ReLU, where the bound is not valid: the largest deviation over the bound": measured(
                 (kinked["deviation"] / kinked["certificate"]).max()
@@ -178,10 +176,7 @@ class Lemmas(Experiment):
         ),
         {
             "T15: matrix Gaussian series: frequency above its bound (in standard errors)": at_most(
-                3.0,
-                above_bound("series"),
-                says="below (d₁ + d₂) exp(−t²/2ν)",
-                where="Zhu 2024, Lemma A.11.8, corrected: R√ν",
+                3.0, above_bound("series"), says="below (d₁ + d₂) exp(−t²/2ν)", where="Zhu 2024, Lemma A.11.8, corrected: R√ν"
             ),
             "T16: Gaussian vector: frequency above its bound (in standard errors)": at_most(
                 3.0, above_bound("vector"), says="below 2 exp(−t²/2‖b‖²)", where="Zhu 2024, Lemma A.11.4"
@@ -193,10 +188,7 @@ class Lemmas(Experiment):
                 1.0, norm_ratio("product"), says="a Gaussian tail in units of ‖B‖", where="Zhu 2024, Lemma A.11.7"
             ),
             "T18: the largest |pre-activation| grows at most like log m (widest over narrowest)": at_most(
-                1.0,
-                largest_by_width.last() / largest_by_width.first(),
-                says="bounded up to logs",
-                where="Zhu 2024, Lemma A.11.2",
+                1.0, largest_by_width.last() / largest_by_width.first(), says="bounded up to logs", where="Zhu 2024, Lemma A.11.2"
             ),
             "T18: norm of a layer's values over √m (power of m)": between(
                 -0.1, 0.1, growth("normalised"), says="bounded up to logs", where="Zhu 2024, Lemma A.11.3"

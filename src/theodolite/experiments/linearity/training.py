@@ -163,7 +163,7 @@ class Figure22(Experiment):
                 rows["final"].count(lambda final: not final <= 1e-4),
                 says="converges for all widths",
                 where="Zhu 2024, section 2.3",
-            ),
+            )
         },
     )
     departs = (
@@ -378,21 +378,18 @@ class PolyakLojasiewicz(Experiment):
     id, where = "linearity/pl", "Zhu 2024, section 2.4: (2.16), Proposition 2.4.4 and the remarks after it"
     #: `deep` are the widths of three-layer networks that are trained.
     sizes = sizes(
+        {
+            "ball_widths": ((32, 128), (32, 128, 512), (32, 128, 512, 2048)),
+            "ball_seeds": (3, 5, 10),
+            "widths": ((128, 1024), (128, 256, 512, 1024), (128, 256, 512, 1024, 2048)),
+            "seeds": (1, 3, 5),
+            "networks": (8, 16, 32),
+            "deep": ((256,), (1024,), (1024,)),
+            "draws": (100, 100, 1000),
+        },
         depths=(2, 3, 4),
         samples=10,
         steps=3000,
-        deep=(1024,),
-        draws=100,
-        tiny={"ball_widths": (32, 128), "ball_seeds": 3, "widths": (128, 1024), "seeds": 1, "networks": 8, "deep": (256,)},
-        laptop={"ball_widths": (32, 128, 512), "ball_seeds": 5, "widths": (128, 256, 512, 1024), "seeds": 3, "networks": 16},
-        paper={
-            "ball_widths": (32, 128, 512, 2048),
-            "ball_seeds": 10,
-            "widths": (128, 256, 512, 1024, 2048),
-            "seeds": 5,
-            "networks": 32,
-            "draws": 1000,
-        },
     )
     departs = (
         "Proposition 2.4.4 is proved for the mean of ‖∇f‖² and stated for the mean of ‖∇f‖, which does not follow; the squared "
@@ -478,11 +475,9 @@ class PolyakLojasiewicz(Experiment):
 
     def draw(self, rows: list[Row]) -> Any:
         paths = select(rows, part="path", hidden=1)
-        ends = [choose(row["m"] for row in paths) for choose in (min, max)]
         both = {"loss": "network", "predicted": "frozen kernel"}
-        lines = labelled(
-            melted(select(paths, m=ends, output="identity", seed=0), both, "part of the start"), which="m = {m}, {of}"
-        )
+        runs = [select(paths, m=choose(row["m"] for row in paths), output="identity", seed=0) for choose in (min, max)]
+        lines = labelled([row for run in runs for row in melted(run, both, "part of the start")], which="m = {m}, {of}")
         drifts = {"change": "|Δλ_min|", "kernel_change": "‖ΔK‖", "jacobian_bound": "R √n max‖H‖, bounds ‖ΔJ‖"}
         moves = melted(select(rows, part="ball"), drifts, "change", "which")
         return draw_panels(

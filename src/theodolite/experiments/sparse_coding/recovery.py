@@ -214,7 +214,7 @@ def _claims_21() -> Claims:
         {
             "(b) at p' = p, where nothing is over-realized, the baseline is better (masking less baseline)": at_least(
                 0.0, (0 - gaps("b", rows(place=1))).only(), reported=0.027, **READ
-            ),
+            )
         },
         cited(
             "Wu 2023, section 2.4.1",

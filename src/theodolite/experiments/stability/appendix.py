@@ -340,7 +340,7 @@ class StoppingRules(Figure):
         {
             "after T updates: stability falls more slowly than the gap (Δb)": at_least(
                 0.05, delta(rule="updates"), reported=0.09, where="Karp 2024, section 2.3.2"
-            ),
+            )
         },
         *_rule_claims("epochs"),
         *_rule_claims("train_loss"),
