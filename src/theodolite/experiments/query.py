@@ -152,9 +152,9 @@ class Column:
         """Any function of the list of values."""
         return Value(lambda rows: function(self(rows)))
 
-    def steps(self) -> Column:
-        """The change from each value to the next."""
-        return Column(lambda rows: [later - earlier for earlier, later in pairwise(self(rows))])
+    def steps(self, function: Callable[[Any, Any], Any] = lambda earlier, later: later - earlier) -> Column:
+        """The change from each value to the next, or another function of both."""
+        return Column(lambda rows: [function(earlier, later) for earlier, later in pairwise(self(rows))])
 
     def max(self) -> Value:
         """The largest; NaN where one of them is."""

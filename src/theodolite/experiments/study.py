@@ -50,14 +50,24 @@ class Params(Mapping[str, Any]):
         return Params(**{**self._values, **changes})
 
 
-def sizes(*, tiny: Mapping[str, Any], laptop: Mapping[str, Any], paper: Mapping[str, Any], **shared: Any) -> dict[str, Params]:
-    """The three sizes: what they share, and what each has of its own.
+def sizes(
+    table: Mapping[str, tuple[Any, Any, Any]] | None = None,
+    *,
+    tiny: Mapping[str, Any] | None = None,
+    laptop: Mapping[str, Any] | None = None,
+    paper: Mapping[str, Any] | None = None,
+    **shared: Any,
+) -> dict[str, Params]:
+    """The three sizes: what they share, and what each has of its own, by parameter (a table of three values each) or by size.
 
     >>> sizes(width=5, tiny={"steps": 1}, laptop={"steps": 9}, paper={"steps": 99, "width": 50})["paper"]
     Params(width=50, steps=99)
+    >>> sizes({"steps": (1, 9, 99)}, width=5)["laptop"]
+    Params(width=5, steps=9)
     """
     own = {"tiny": tiny, "laptop": laptop, "paper": paper}
-    return {size: Params(**{**shared, **values}) for size, values in own.items()}
+    columns = {size: {name: values[i] for name, values in (table or {}).items()} for i, size in enumerate(own)}
+    return {size: Params(**{**shared, **columns[size], **(values or {})}) for size, values in own.items()}
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite.models.convolutional import cnn as cnn
-    from theodolite.models.convolutional import lenet5 as lenet5
-    from theodolite.models.convolutional import lenet_mini as lenet_mini
-    from theodolite.models.convolutional import myrtle5 as myrtle5
-    from theodolite.models.convolutional import vgg11 as vgg11
     from theodolite.models.dag import cnn_graph as cnn_graph
     from theodolite.models.dag import densenet_graph as densenet_graph
     from theodolite.models.dag import fcn_graph as fcn_graph
@@ -24,13 +19,16 @@ if TYPE_CHECKING:
     from theodolite.models.dag import with_connections as with_connections
     from theodolite.models.dag import with_drops as with_drops
     from theodolite.models.dag import with_skips as with_skips
-    from theodolite.models.fully_connected import f_network as f_network
-    from theodolite.models.fully_connected import fcn as fcn
+    from theodolite.models.feedforward import cnn as cnn
+    from theodolite.models.feedforward import f_network as f_network
+    from theodolite.models.feedforward import fcn as fcn
+    from theodolite.models.feedforward import lenet5 as lenet5
+    from theodolite.models.feedforward import lenet_mini as lenet_mini
+    from theodolite.models.feedforward import myrtle5 as myrtle5
+    from theodolite.models.feedforward import vgg11 as vgg11
     from theodolite.models.initialisation import count_parameters as count_parameters
     from theodolite.models.initialisation import initialise as initialise
     from theodolite.models.initialisation import ntk_parameterise as ntk_parameterise
-    from theodolite.models.llama import llama_decoder as llama_decoder
-    from theodolite.models.llama import llama_from_config as llama_from_config
     from theodolite.models.ntk import ntk_cnn as ntk_cnn
     from theodolite.models.ntk import ntk_fcn as ntk_fcn
     from theodolite.models.pretrained import load_weights as load_weights
@@ -44,17 +42,17 @@ if TYPE_CHECKING:
     from theodolite.models.resnet import wrn as wrn
     from theodolite.models.transformers import bert as bert
     from theodolite.models.transformers import gpt as gpt
+    from theodolite.models.transformers import llama_decoder as llama_decoder
+    from theodolite.models.transformers import llama_from_config as llama_from_config
     from theodolite.models.transformers import vision_transformer as vision_transformer
 
 # By file; imported on first use, so listing the names does not load torch. No function may be called like a file: the
 # module would hide it.
 _CONTENTS = {
     "registry": ["build", "names"],
-    "fully_connected": ["fcn", "f_network"],
-    "convolutional": ["cnn", "lenet5", "lenet_mini", "myrtle5", "vgg11"],
+    "feedforward": ["fcn", "f_network", "cnn", "lenet5", "lenet_mini", "myrtle5", "vgg11"],
     "resnet": ["resnet18", "resnet20", "cifar_resnet", "wrn"],
-    "transformers": ["gpt", "bert", "vision_transformer"],
-    "llama": ["llama_decoder", "llama_from_config"],
+    "transformers": ["gpt", "bert", "vision_transformer", "llama_decoder", "llama_from_config"],
     "ntk": ["ntk_fcn", "ntk_cnn"],
     "dag": ["fcn_graph", "densenet_graph", "cnn_graph", "with_drops", "with_skips", "with_bottlenecks", "with_connections"],
     "initialisation": ["count_parameters", "initialise", "ntk_parameterise"],

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.models.initialisation import named
-from theodolite.models.llama import Llama, llama_from_config
 from theodolite.models.resnet import CifarResNet, resnet20
+from theodolite.models.transformers import Llama, llama_from_config
 from theodolite.text import listed, nearest
 
 # Language models in GGUF files: read by transformers, which takes the weights out of their quantised form.

@@ -8,7 +8,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite import models
-from theodolite.models.fully_connected import hidden_widths
+from theodolite.models.feedforward import hidden_widths
 from theodolite.problem.parameters import select_parameters
 
 IMAGE = (2, 3, 32, 32)

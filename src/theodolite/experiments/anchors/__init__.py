@@ -1,4 +1,4 @@
-"""Anchor vectors of language models, and what follows from them downstream: source 000, chapter 3 and appendix B."""
+"""Anchor vectors of language models, and what follows from them downstream: Wu 2023, chapter 3 and appendix B."""
 
 #: How ids name the chapter.
 CHAPTER = "anchor"

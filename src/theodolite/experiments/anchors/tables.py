@@ -246,7 +246,7 @@ class TableB1(ProbeFigure):
         {
             "local GPT: it has learned more than how frequent words are (perplexity over that of frequencies)": at_most(
                 0.7, learned, says="trained models"
-            ),
+            )
         },
         described("size and perplexity", _size_and_perplexity),
         *map(_model_claims, FOLDERS),

@@ -388,9 +388,7 @@ class Theorems(Experiment):
         ),
         "closed-form example: every bound is respected": equal(True, example_respected, reported=theory("yes", "Theorem 3.5.7")),
         "exact anchor: wrong and undecided contexts less the bound, at every perturbation (largest)": at_most(
-            0.0,
-            (certificates["failed"] - certificates["bound"]).max(),
-            reported=theory("at most 0", "Theorem 3.5.7"),
+            0.0, (certificates["failed"] - certificates["bound"]).max(), reported=theory("at most 0", "Theorem 3.5.7")
         ),
         "exact anchor: bounds (3.10) and tight for the closest student, anchored logits of spread 1 and 0.5": measured(
             closest_bounds

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
+from operator import truediv
 from statistics import fmean
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, Figure, Study, at_least, at_most, measured, rows, sizes
 from theodolite.experiments.catapult.sweeps import NAMES, network, panel, panel_title
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.datasets import two_classes
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, log_log, melted, split, titled
@@ -28,7 +29,7 @@ from theodolite.results import Row
 
 #: |ratio − 1| at each width, mean over the starts, narrowest first.
 distances = rows.by("width").each(rows.change("ratio").mean())
-NEARLY = {"says": "λ_max(H) ≈ λ_max(K) for wide networks", "where": "Zhu 2024, section 3.2, after Definition 3.2.2"}
+NEARLY = zhu("λ_max(H) ≈ λ_max(K) for wide networks", "section 3.2, after Definition 3.2.2")
 
 
 class CriticalRate(Experiment):
@@ -52,7 +53,7 @@ class CriticalRate(Experiment):
             0.1, rows(width=2048).change("ratio").mean(), **NEARLY
         ),
         "their distance falls from each width to the next (smallest factor)": at_least(
-            1.0, distances.reduce(lambda found: min(before / after for before, after in itertools.pairwise(found))), **NEARLY
+            1.0, distances.steps(truediv).min(), **NEARLY
         ),
     }
 
@@ -299,17 +300,15 @@ class TopEigenvectorFigure(Figure):
         "where the files are not there, generated images stand in."
     )
     claims = (
-        *(
-            {
-                f"{name} is positive while the loss is above 0.3 of its peak (smallest value)": at_least(
-                    0.0, while_large(column), says="remains positive when the loss is large", where="Zhu 2024, appendix B.14"
-                )
-            }
+        {
+            f"{name} is positive while the loss is above 0.3 of its peak (smallest value)": at_least(
+                0.0, while_large(column), **zhu("remains positive when the loss is large", "appendix B.14")
+            )
             for name, column in QUANTITIES.items()
-        ),
+        },
         {
             "the loss along the top eigenvector is nearly all of the loss at its peak (smallest share)": at_least(
-                0.9, share_at_peak, says="almost captures the spike", where="Zhu 2024, appendix B.14"
+                0.9, share_at_peak, **zhu("almost captures the spike", "appendix B.14")
             ),
             "the loss rises first (peak over first loss, smallest)": at_least(
                 1.05, runs.each(rows.max("loss") / first_loss).min(), says="a spike", read_from="plot"

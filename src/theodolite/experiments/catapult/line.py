@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from theodolite.data.generators import mixture_1d
-from theodolite.experiments import Figure, Reported, Study, at_least, at_most, between, equal, measured, rows, sizes
+from theodolite.experiments import Figure, Study, at_least, at_most, between, equal, measured, rows, sizes
 from theodolite.experiments.claims import Claims
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, melted
 from theodolite.experiments.query import select
@@ -140,7 +141,7 @@ EXACT = at_most(
     1e-8,
     "two effective examples stand for all points (largest relative distance of loss and kernel)",
     rows(kind="direct").max("gap"),
-    reported=Reported("equality", "Zhu 2024, Proposition B.11.1", "theory"),
+    **zhu("equality", "Proposition B.11.1", "theory"),
 )
 
 
@@ -202,7 +203,7 @@ class Figure33(LineFigure):
                 1.0, runs(at=["1.1", "1.3", "1.6", "1.9"]).share(word="catapult"), says="catapult"
             ),
             "at 2.1 times the first threshold the model diverges (share)": equal(
-                1.0, runs(at="2.1").share(word="divergent"), reported=Reported("divergence above 4/λ₁", "Zhu 2024, appendix B.11")
+                1.0, runs(at="2.1").share(word="divergent"), **zhu("divergence above 4/λ₁", "appendix B.11")
             ),
         },
         EXACT,

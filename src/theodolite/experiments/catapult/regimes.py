@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import sub
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from theodolite import data
 from theodolite.data.generators import two_class_images
-from theodolite.experiments import Claim, Experiment, Reported, at_least, at_most, equal, relative, rows, sizes, within
-from theodolite.experiments.claims import ReadFrom
+from theodolite.experiments import Claim, Experiment, at_least, at_most, equal, relative, rows, sizes, within
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.datasets import Source, features, load_or
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, labelled, log_log
-from theodolite.experiments.query import Value, select, values_of
+from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
     Orbit,
@@ -38,11 +38,6 @@ from theodolite.results import Row
 
 #: Target of the one example.
 TARGET = 1.0
-
-
-def zhu(value: Any, place: str, read_from: ReadFrom = "text") -> dict[str, Any]:
-    """What the source reports in another place than the figure itself."""
-    return {"reported": Reported(value, f"Zhu 2024, {place}", read_from)}
 
 
 class Start(NamedTuple):
@@ -193,34 +188,32 @@ class Figure31(Experiment):
 # General quadratic models beside networks
 
 starts, networks = rows(part="quadratic"), rows(part="network")
-ends = starts(rate=2.8).by("gamma").each(rows.median("end"))
+ends, scaled_peaks = (starts(rate=2.8).by("gamma").each(rows.median(column)) for column in ("end", "scaled_peak"))
 
 
-def smallest_factor(values: list[float]) -> float:
+def smallest_factor(values: Column) -> Value:
     """From one value to the next."""
-    return min(after / before for before, after in itertools.pairwise(values))
+    return values.steps(lambda before, after: after / before).min()
 
 
-def smallest_fall(values: list[float]) -> float:
+def smallest_fall(values: Column) -> Value:
     """From one value to the next."""
-    return min(before - after for before, after in itertools.pairwise(values))
+    return values.steps(sub).min()
 
 
 def farthest(target: float) -> Callable[[list[float]], float]:
     return lambda values: max(values, key=lambda value: abs(value - target))
 
 
-def along_rates(rates: list[float], column: str, measure: Callable[[list[float]], float]) -> Value:
+def along_rates(rates: list[float], column: str, measure: Callable[[Column], Value]) -> Value:
     """Part (a): what becomes of the median over the starts from one rate to the next, the smallest of the γ."""
-    return starts(rate=rates).by("gamma").each(rows.by("rate").each(rows.median(column)).reduce(measure)).min()
+    return starts(rate=rates).by("gamma").each(measure(rows.by("rate").each(rows.median(column)))).min()
 
 
 #: Part (b): means over the starts by width at each rate, and by rate at each width, from small to large.
-peaks_by_width = networks.by("ratio").each(rows.by("width").each(rows.mean("peak")).reduce(smallest_factor))
-peaks_by_rate = networks.by("width").each(rows.by("ratio").each(rows.mean("peak")).reduce(smallest_factor))
-ends_by_width = networks.by("ratio").each(
-    rows.by("width").each(rows.mean("end")).reduce(lambda found: abs(found[-1] - found[-2]))
-)
+peaks_by_width = networks.by("ratio").each(smallest_factor(rows.by("width").each(rows.mean("peak"))))
+peaks_by_rate = networks.by("width").each(smallest_factor(rows.by("ratio").each(rows.mean("peak"))))
+ends_by_width = networks.by("ratio").each(abs(rows.by("width").each(rows.mean("end")).steps(sub).last()))
 
 
 class FigureB4(Experiment):
@@ -255,10 +248,7 @@ class FigureB4(Experiment):
                 1.0, starts(rate=2.8).share(word="catapult"), says="catapult"
             ),
             "(a) peak of the loss times γ² at η = 2.8, median, of the γ farthest off": relative(
-                0.25,
-                0.032,
-                starts(rate=2.8).by("gamma").each(rows.median("scaled_peak")).reduce(farthest(0.032)),
-                says="smaller γ, larger peak",
+                0.25, 0.032, scaled_peaks.reduce(farthest(0.032)), says="smaller γ, larger peak"
             ),
             "(a) kernel at the end at η = 2.8, median, of the γ farthest off": within(
                 0.05, 0.26, ends.reduce(farthest(0.26)), says="no effect of γ"
@@ -285,7 +275,7 @@ class FigureB4(Experiment):
                 1.0, peaks_by_rate.min(), says="larger"
             ),
             "(b) larger rates, smaller kernel at the end: smallest fall of λ₁(end)/λ₁(0) from one rate to the next": at_least(
-                0.0, networks.by("ratio").each(rows.mean("end")).reduce(smallest_fall), says="decreases more"
+                0.0, smallest_fall(networks.by("ratio").each(rows.mean("end"))), says="decreases more"
             ),
         },
         at_most(
@@ -404,30 +394,24 @@ class Window(Experiment):
         laptop={"widths": (100, 1000, 10_000, 100_000)},
         paper={"widths": (100, 1000, 10_000, 100_000, 1_000_000), "together": 10},
     )
-    claims = (
-        {
-            "F17: the upper end of the window, ηλ₀, smallest over the widths": at_least(
-                3.90, upper_ends.min(), **zhu("4 − Θ(log m/√m)", "Theorem 3.3.1")
-            ),
-            "F17: the same, largest": at_most(4.05, upper_ends.max(), says="4", where="Zhu 2024, Theorems 3.3.1 and B.7.1"),
-        },
-        within(
-            *(0.1, 0.5, "F17: within the window the weights travel by m^(1/2) (exponent)", travel(2.2, 2.5, 3.0)),
-            **zhu("outside any ball of fixed radius", "Figure 3.2", "theory"),
+    claims = {
+        "F17: the upper end of the window, ηλ₀, smallest over the widths": at_least(
+            3.90, upper_ends.min(), **zhu("4 − Θ(log m/√m)", "Theorem 3.3.1")
         ),
-        within(
-            *(0.1, 0.0, "F17: below it they travel as far at every width (exponent)", travel(1.0, 1.5)),
-            **zhu("inside a ball of fixed radius", "Figure 3.2", "theory"),
+        "F17: the same, largest": at_most(4.05, upper_ends.max(), says="4", where="Zhu 2024, Theorems 3.3.1 and B.7.1"),
+        "F17: within the window the weights travel by m^(1/2) (exponent)": within(
+            0.1, 0.5, travel(2.2, 2.5, 3.0), **zhu("outside any ball of fixed radius", "Figure 3.2", "theory")
         ),
-        {
-            "at m = 1000 and ηλ₀ = 3.95 the starts converge (share)": at_least(
-                0.95, rows(kind="edge", m=1000, ratio=3.95).only("share"), **zhu("catapult", "Theorem 3.3.1")
-            ),
-            "at m = 1000 and ηλ₀ = 4.05 none does (share)": equal(
-                0.0, rows(kind="edge", m=1000, ratio=4.05).only("share"), **zhu("divergence", "Theorem B.7.1")
-            ),
-        },
-    )
+        "F17: below it they travel as far at every width (exponent)": within(
+            0.1, 0.0, travel(1.0, 1.5), **zhu("inside a ball of fixed radius", "Figure 3.2", "theory")
+        ),
+        "at m = 1000 and ηλ₀ = 3.95 the starts converge (share)": at_least(
+            0.95, rows(kind="edge", m=1000, ratio=3.95).only("share"), **zhu("catapult", "Theorem 3.3.1")
+        ),
+        "at m = 1000 and ηλ₀ = 4.05 none does (share)": equal(
+            0.0, rows(kind="edge", m=1000, ratio=4.05).only("share"), **zhu("divergence", "Theorem B.7.1")
+        ),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         return grid(p, "draws", "together", "steps", "ratios", "edge", m=p.widths, seed=[0])

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from theodolite.data.generators import mixture_1d
 from theodolite.experiments import Experiment, at_least, at_most, equal, relative, rows, sizes, within
-from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words, zhu
+from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select
@@ -235,9 +236,11 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
 
 CATAPULTS = (2.2, 2.5, 3.0, 3.5, 3.9)
 catapults = rows(part="regimes", ratio=CATAPULTS)
+at_ten_thousand = rows(part="regimes", m=10_000)
 peaks = rows(part="regimes", ratio=2.5).by("m").each(rows.median("peak"))
 on_the_line = rows(part="line", ratio=lambda ratio: ratio > 0)
-known_equilibria = rows(part="equilibria", v=lambda v: not math.isnan(v))
+apart = on_the_line(shrink=0.6, gap=lambda gap: gap > 2)
+as_predicted = rows(part="equilibria", v=lambda v: not math.isnan(v)).column(lambda row: row["stable"] == (row["v"] < 2))
 
 
 def share(part: str, word: str, *ratios: float) -> Value:
@@ -312,14 +315,12 @@ class Theorems(Experiment):
         {
             "F2: the same, kernel": at_most(1e-10, rows(part="exact").max("kernel_gap"), **zhu("equality", "(3.12)")),
         },
-        *(
-            {
-                f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}": within(
-                    0.1, -1.0, power_of(rows(part="drift", ratio=ratio), "m", "moved"), **zhu("O(1/(mδ))", "Theorem B.3.1")
-                )
-            }
+        {
+            f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}": within(
+                0.1, -1.0, power_of(rows(part="drift", ratio=ratio), "m", "moved"), **zhu("O(1/(mδ))", "Theorem B.3.1")
+            )
             for ratio in (0.5, 1.0, 1.5)
-        ),
+        },
         {
             "F3: a step contracts the residual by 1 − δ + O(1/(mδ)) (largest excess times mδ, medians)": at_most(
                 4.0, rows(part="drift").max("excess"), **zhu("O(1)", "Theorem B.3.1", "theory")
@@ -331,14 +332,12 @@ class Theorems(Experiment):
                 1.0, share("regimes", "catapult", *CATAPULTS), **zhu("catapult", "Theorem 3.3.1")
             ),
         },
-        *(
-            {
-                f"F4: peak of the loss over m at ηλ₀ = 2.5, m = {m}": relative(
-                    0.2, 0.0134, rows(part="regimes", ratio=2.5, m=m).median("peak"), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
-                )
-            }
+        {
+            f"F4: peak of the loss over m at ηλ₀ = 2.5, m = {m}": relative(
+                0.2, 0.0134, rows(part="regimes", ratio=2.5, m=m).median("peak"), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
+            )
             for m in (1000, 10_000, 100_000)
-        ),
+        },
         {
             "F4: the peak is proportional to m: largest peak/m over smallest, ηλ₀ = 2.5": at_most(
                 1.25, peaks.max() / peaks.min(), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
@@ -361,17 +360,12 @@ class Theorems(Experiment):
                 2.0, catapults.max("end"), **zhu("below 2", "Theorem 3.3.4")
             ),
         },
-        *(
-            {
-                f"F7: ηλ at the end of a catapult at ηλ₀ = {ratio:g}, m = 10000": within(
-                    0.05,
-                    value,
-                    rows(part="regimes", ratio=ratio, m=10_000).median("end"),
-                    **zhu("between 0 and 2", "Theorem 3.3.4"),
-                )
-            }
+        {
+            f"F7: ηλ at the end of a catapult at ηλ₀ = {ratio:g}, m = 10000": within(
+                0.05, value, at_ten_thousand(ratio=ratio).median("end"), **zhu("between 0 and 2", "Theorem 3.3.4")
+            )
             for ratio, value in ((2.2, 1.77), (2.5, 1.28))
-        ),
+        },
         at_most(
             1e-12,
             "F7: the map linearised at (0, v*) has the eigenvalues 1 and (1 − v*)² "
@@ -381,9 +375,7 @@ class Theorems(Experiment):
         ),
         {
             "F7: equilibria are stable below v* = 2 and unstable above (algebra: a check of the code)": equal(
-                True,
-                known_equilibria.column(lambda row: row["stable"] == (row["v"] < 2)).reduce(all),
-                **zhu("λ in [ε, 2/η − ε]", "Theorem 3.3.4"),
+                True, as_predicted.reduce(all), **zhu("λ in [ε, 2/η − ε]", "Theorem 3.3.4")
             ),
             "F8: at ηλ₀ = 4.2 all runs diverge (smallest share)": equal(
                 1.0, share("regimes", "divergent", 4.2), **zhu("divergence", "Theorem B.7.1")
@@ -395,9 +387,7 @@ class Theorems(Experiment):
                 1.0, on_the_line(place="above").share(word_1="catapult", word_2="catapult"), **zhu("p₁ and p₂", "Theorem 3.3.6")
             ),
             "F9: where 2/λ₂ > 4/λ₁ it is never along p₂ (share of runs along p₁ only)": equal(
-                1.0,
-                on_the_line(shrink=0.6, gap=lambda gap: gap > 2).share(word_1="catapult", word_2="monotone"),
-                **zhu("only p₁", "before Theorem 3.3.6", "theory"),
+                1.0, apart.share(word_1="catapult", word_2="monotone"), **zhu("only p₁", "before Theorem 3.3.6", "theory")
             ),
             "F10: p₁ and p₂ stay eigenvectors of the kernel (largest residual)": at_most(
                 1e-10, rows(part="rank").max("eigen_gap"), **zhu("eigenvectors for all t", "Proposition B.11.1")

@@ -13,6 +13,7 @@ from theodolite.experiments import Experiment, Measured, Params, at_least, at_mo
 from theodolite.experiments.catapult_features import runs
 from theodolite.experiments.catapult_features.catapults import DEPARTS, RATIOS, parts, share_of_spikes, spikes
 from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, Rate, constant, squared_error
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels
 from theodolite.experiments.query import Value, select, values_of
@@ -57,14 +58,12 @@ class Figure45(Experiment):
             0.1,
             0.25,
             rows["critical_steep"].first() / rows["critical_others"].first(),
-            says="four times smaller",
-            where="Zhu 2024, appendix C.6",
+            **zhu("four times smaller", "appendix C.6"),
         ),
         "visits of other samples whose critical rate was exceeded": equal(
             0,
             rows(steep=False).column(lambda row: not row["critical"] >= row["rate"]).sum(),
-            says="no catapult on the other samples",
-            where="Zhu 2024, appendix C.6",
+            **zhu("no catapult on the other samples", "appendix C.6"),
         ),
         "visits of the doubled sample that raise the loss (share)": measured(
             rows(steep=True).column(lambda row: row["after"] > row["loss"]).mean()
@@ -288,9 +287,7 @@ class Table42(Experiment):
             "critical rates by Hessian and kernel agree (median distance, relative)": at_most(
                 0.1,
                 (compared["by_kernel"] / compared["by_hessian"]).change().median(),
-                says="close to the diagonal",
-                where="Zhu 2024, Figure C.1",
-                read_from="plot",
+                **zhu("close to the diagonal", "Figure C.1", "plot"),
             ),
         },
     )

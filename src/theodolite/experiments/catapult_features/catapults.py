@@ -15,6 +15,7 @@ from torch import nn, optim
 from theodolite.experiments import Experiment, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, TINY, Rate, constant, descend, network, points
 from theodolite.experiments.claims import Claims
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel as Drawing
 from theodolite.experiments.lab.panels import curves, draw_columns, draw_panels, melted, split, titled
@@ -157,12 +158,16 @@ def spikes(run: list[Row]) -> tuple[SpikeEvent, ...]:
     return spike_events([row["loss"] for row in finished(run)], kernel=[row["kernel"] for row in run])
 
 
-def share_of_rise(run: list[Row], rank: int) -> float:
-    """The part of the rise that lies in the top eigenspace, from the lowest loss before the peak."""
-    peak = max(range(len(finished(run))), key=lambda i: run[i]["loss"])
-    low = min(run[: peak + 1], key=lambda row: row["loss"])
-    top, rise = run[peak][f"top_{rank}"] - low[f"top_{rank}"], run[peak]["loss"] - low["loss"]
+def share_in_top(low: Row, high: Row, rank: int) -> float:
+    """The part of a rise from one row to another that lies in the top eigenspace, 0 if there is none."""
+    top, rise = high[f"top_{rank}"] - low[f"top_{rank}"], high["loss"] - low["loss"]
     return float(top / rise) if rise > 0 else 0.0
+
+
+def share_of_rise(run: list[Row], rank: int) -> float:
+    """That part from the lowest loss before the peak."""
+    peak = max(range(len(finished(run))), key=lambda i: run[i]["loss"])
+    return share_in_top(min(run[: peak + 1], key=lambda row: row["loss"]), run[peak], rank)
 
 
 def rises_of_rest(run: list[Row], rank: int) -> int:
@@ -241,7 +246,7 @@ def rises_without_reason(run: list[Row]) -> int:
     )
 
 
-NONE_BELOW: Any = {"says": "no catapult below the critical rate", "where": "Zhu 2024, section 4.2", "read_from": "theory"}
+NONE_BELOW = zhu("no catapult below the critical rate", "section 4.2", "theory")
 GROWS = "the kernel grows until the rate crosses the edge of its own weights; below that edge no step raises the loss"
 
 
@@ -330,8 +335,7 @@ def shares_in_top(mine: list[Row]) -> list[float]:
     for event in raises.of(mine):
         # The row of the raise itself may show the state that was undone.
         flight = [row for row in run if event["step"] < row["step"] <= (event["end"] or run[-1]["step"])]
-        low, peak = flight[0], max(flight, key=lambda row: row["loss"])
-        shares.append((peak[f"top_{RANK}"] - low[f"top_{RANK}"]) / (peak["loss"] - low["loss"]))
+        shares.append(share_in_top(flight[0], max(flight, key=lambda row: row["loss"]), RANK))
     return shares
 
 
@@ -370,20 +374,15 @@ class Figure44(Experiment):
         "the final rate is above the critical one of the start (smallest ratio)": at_least(
             1.0,
             runs(raises).each(lambda events: events[-1]["raised_to"] / events[0]["first_critical"]).min(),
-            says="15 against 3.6 and 20 against 4.5",
-            where="Zhu 2024, Figure 4.4 and appendix C.6",
+            **zhu("15 against 3.6 and 20 against 4.5", "Figure 4.4 and appendix C.6"),
         ),
         "the spikes lie in the top ten directions (smallest share)": at_least(
-            0.9,
-            runs().each(shares_in_top).reduce(lambda found: min(itertools.chain(*found))),
-            says="spikes in the top ten directions",
-            where="Zhu 2024, Figure C.6",
+            0.9, runs().each(lambda run: min(shares_in_top(run))).min(), **zhu("spikes in the top ten directions", "Figure C.6")
         ),
         "a run that starts with the final rate diverges, or stays above its start": equal(
             True,
             runs(rows(part="restart")).each(lambda run: run[-1]["diverged"] or run[-1]["loss"] > run[0]["loss"]).reduce(all),
-            says="gradient descent diverges",
-            where="Zhu 2024, Figure C.7",
+            **zhu("gradient descent diverges", "Figure C.7"),
         ),
     }
 
@@ -443,8 +442,7 @@ def share_of_spikes(rank: int, query: Query = rows) -> Value:
 
     def shares(run: list[Row]) -> list[float]:
         pairs = [(run[spike.start - 1], run[spike.peak]) for spike in spikes(run)]
-        name = f"top_{rank}"
-        return [(b[name] - a[name]) / (b["loss"] - a["loss"]) for a, b in pairs if b["loss"] > a["loss"]]
+        return [share_in_top(a, b, rank) for a, b in pairs if b["loss"] > a["loss"]]
 
     return runs(query).each(shares).reduce(lambda found: float(median(itertools.chain(*found))))
 

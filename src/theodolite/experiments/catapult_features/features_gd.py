@@ -13,8 +13,9 @@ from torch import Tensor
 from theodolite.experiments import Figure, at_least, at_most, rows, sizes
 from theodolite.experiments.catapult_features import tasks
 from theodolite.experiments.catapult_features.stacked_training import Raises, critical_rate, descend_with_raises
-from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, judged, prepare, score_of
+from theodolite.experiments.catapult_features.tasks import LOWEST, Setting, TaskStudy, judged, prepare, score_of
 from theodolite.experiments.claims import Claim, Claims
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, matrix, split, titled
 from theodolite.experiments.query import Column, Value, select, values_of
@@ -106,20 +107,21 @@ def _entries(matrix: Tensor, mark: Row) -> Iterator[Row]:
 # What the rows say
 
 
-def by_seed(panel: str, column: str, raises: int | None = None, start: str = "ntk") -> Column:
-    """A column of the runs of a panel with one number of raises (the largest if None), seed by seed."""
+def by_seed(panel: str, measure: str | Value, raises: int | None = None, start: str = "ntk") -> Column:
+    """A column (or another measure) of the runs of a panel with one number of raises, the largest if None, seed by seed."""
+    measure = rows.only(measure) if isinstance(measure, str) else measure
 
     def compute(table: list[Row]) -> list[Any]:
         mine = rows(panel=panel, start=start).found(table)
         most = max(row["raises"] for row in mine) if raises is None else raises
-        return [row[column] for row in rows(raises=most).found(mine)]
+        return rows(raises=most).by("seed").each(measure)(mine)
 
     return Column(compute)
 
 
-def seeds_better(panel: str, column: str, *, larger: bool = False) -> Value:
+def seeds_better(panel: str, measure: str | Value, *, larger: bool = False) -> Value:
     """Share of the seeds for which a column is better (smaller, or larger) with the most raises than without."""
-    change = by_seed(panel, column) - by_seed(panel, column, 0)
+    change = by_seed(panel, measure) - by_seed(panel, measure, 0)
     return change.share(lambda difference: difference > 0 if larger else difference < 0)
 
 
@@ -128,22 +130,6 @@ def ahead_of_all(panel: str, column: str, *, larger: bool = False) -> Value:
     small = by_seed(panel, column, 0, "ntk_small").mean()
     means = rows(panel=panel, start="ntk").by("raises").each(rows.mean(column))
     return small - means.max() if larger else means.min() - small
-
-
-def lowest_better(panel: str) -> Value:
-    """Share of the seeds whose lowest validation loss is smaller with the most raises than with none."""
-
-    def lowest(raises: int | None) -> Column:
-        """By seed, of the checks that are numbers."""
-
-        def compute(table: list[Row]) -> list[float]:
-            seeds, losses = (by_seed(panel, column, raises)(table) for column in ("seed", "validation"))
-            known = [(seed, loss) for seed, loss in zip(seeds, losses, strict=True) if not math.isnan(loss)]
-            return [min(loss for other, loss in known if other == seed) for seed in sorted(set(seeds))]
-
-        return Column(compute)
-
-    return (lowest(None) - lowest(0)).share(lambda difference: difference < 0)
 
 
 def block_distance(rows: list[Row], raises: int) -> float:
@@ -227,8 +213,7 @@ class Figure48(RaisedFigure):
                 1.0,
                 by_seed("rank-2", "spikes").mean() / by_seed("rank-2", "raises").max(),
                 tolerance=0.1,
-                says="one catapult for each raise",
-                where="Zhu 2024, section 4.3",
+                **zhu("one catapult for each raise", "section 4.3"),
             ),
         },
     )
@@ -244,7 +229,7 @@ class FigureC13(RaisedFigure):
     view = rows(kind="curve")
     claims = {
         f"{panel}: the lowest validation loss is smaller with the most raises than with none (share of the seeds)": two_of_three(
-            lowest_better(panel), "falls with the number of catapults"
+            seeds_better(panel, LOWEST), "falls with the number of catapults"
         )
         for panel in PANELS
     }

@@ -16,6 +16,7 @@ from theodolite.experiments import Experiment, Figure, Measured, Params, at_most
 from theodolite.experiments.catapult_features.runs import squared_error
 from theodolite.experiments.catapult_features.stacked_training import UNTIL, Feed, History, critical_rate, train
 from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, judged, prepare, score_of, setting_of, settings
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, heatmap, scatter, split, titled
 from theodolite.experiments.query import Value, select, values_of
@@ -38,12 +39,7 @@ UNKNOWN_RATIO = 0.3
 MOMENTUM, CAREFUL = 0.9, 0.5
 CHECK = 20
 
-_ADAPTIVE: dict[str, Callable[..., Optimizer]] = {
-    "Adadelta": torch.optim.Adadelta,
-    "Adagrad": torch.optim.Adagrad,
-    "RMSprop": torch.optim.RMSprop,
-    "Adam": torch.optim.Adam,
-}
+_ADAPTIVE: dict[str, Callable[..., Optimizer]] = {name: getattr(torch.optim, name) for name in OPTIMIZERS[3:]}
 
 FOUR = ("rank-2", "rank-4", "svhn", "celeba")
 SMALL = {"n": {"rank-3": 100, "rank-4": 100}, "width": {"rank-3": 32, "rank-4": 32, "celeba": 32}}
@@ -194,9 +190,7 @@ class TableC1(Figure):
         "pairs of task and optimizer whose training loss ends below the first one (share)": equal(
             1.0,
             pairs.each(lambda runs: all(not r["diverged"] and r["final_loss"] < r["first_loss"] for r in runs)).mean(),
-            says="training loss below 10⁻³",
-            where="Zhu 2024, appendix C.6",
-            read_from="theory",
+            **zhu("training loss below 10⁻³", "appendix C.6", "theory"),
             since="laptop",
         ),
         "largest rate of SGD over the critical one": measured(rows(optimizer="SGD").max("ratio")),

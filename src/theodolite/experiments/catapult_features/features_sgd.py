@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from statistics import fmean
+from operator import ge, le
 from typing import Any, NamedTuple
 
 from theodolite.experiments import Figure, Params, at_least, at_most, equal, rows, within
+from theodolite.experiments.catapult_features import tasks
 from theodolite.experiments.catapult_features.stacked_training import critical_rate, train
-from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, alignments, judged, prepare, score_of, setting_of
+from theodolite.experiments.catapult_features.tasks import LOWEST, Setting, TaskStudy, judged, prepare, score_of, setting_of
 from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel as Drawing
@@ -63,7 +63,7 @@ class BatchSizes(TaskStudy):
         )
         mark = {"panel": setting.title, "data": start.origin, "ratio": ratio}
         mark |= {"batch": min(batch, setting.n), "all": batch >= setting.n}
-        at_end = alignments(start.networks, points.x, start.target)
+        at_end = tasks.alignments(start.networks, points.x, start.target)
         for r, row in enumerate(judged(start, history)):
             to_best, in_all = history.catapults(r)
             early = sum(bool(flags[r]) for flags in history.exceeded[:EARLY])
@@ -126,36 +126,27 @@ TWO_RATES = {size: FOUR[size].but(panels=found, ratios=(LARGE, SMALL)) for size,
 # What the rows say
 
 
-def by_batch(panel: str, column: str, **where: Any) -> Column:
-    """Mean of a column over the seeds, by batch size, smallest first."""
+def by_batch(panel: str, measure: str | Value, **where: Any) -> Column:
+    """Mean of a column over the seeds, or another measure, by batch size, smallest first."""
+    measure = rows.mean(measure) if isinstance(measure, str) else measure
 
     def compute(table: list[Row]) -> list[float]:
-        mine = select(table, panel=panel, **where)
-        batches = sorted(values_of(mine, "batch"))
-        if len(batches) < 2:
+        mine = sorted(select(table, panel=panel, **where), key=lambda row: row["batch"])
+        if len(values_of(mine, "batch")) < 2:
             raise ValueError(f"no two batch sizes of {panel}")
-        return [fmean(row[column] for row in select(mine, batch=batch)) for batch in batches]
+        return rows.by("batch").each(measure)(mine)
 
     return Column(compute)
 
 
 def lowest(panel: str) -> Column:
     """Lowest validation loss of each run, mean over the seeds, by batch size."""
-
-    def compute(table: list[Row]) -> list[float]:
-        losses: dict[tuple[int, int], float] = {}
-        for row in select(table, panel=panel):
-            run = (row["batch"], row["seed"])
-            losses[run] = min(losses.get(run, row["validation"]), row["validation"])
-        best = [{"panel": panel, "batch": batch, "validation": loss} for (batch, _), loss in losses.items()]
-        return by_batch(panel, "validation")(best)
-
-    return Column(compute)
+    return by_batch(panel, rows.by("seed").each(LOWEST).mean())
 
 
 def monotone(values: Column, *, falling: bool = True) -> Value:
     """Share of the steps from one batch size to the next in which the mean falls (or rises), or stays."""
-    return values.reduce(lambda means: fmean(bool(a >= b if falling else a <= b) for a, b in itertools.pairwise(means)))
+    return values.steps(ge if falling else le).mean()
 
 
 def gain(panel: str, column: str) -> Value:

@@ -15,11 +15,11 @@ from theodolite import data
 from theodolite.data import Dataset
 from theodolite.data.generators import rank_k_targets, two_class_images
 from theodolite.experiments import Params
-from theodolite.experiments.lab.datasets import Source, features, load_or
+from theodolite.experiments.lab.datasets import Source, joined, load_or
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import split_loss
 from theodolite.models import myrtle5, ntk_cnn, ntk_fcn, vision_transformer, wrn
-from theodolite.models.fully_connected import fcn
+from theodolite.models.feedforward import fcn
 from theodolite.models.initialisation import construct
 from theodolite.operators import as_operator, tangent_kernel
 from theodolite.problem import Problem
@@ -79,9 +79,7 @@ def points(name: str, n: int, *, side: int = 8, dim: int = 100, classes: int = 2
 
 def _drawn(found: Dataset, classes: tuple[int, ...], n: int, side: int, seed: int) -> tuple[Tensor, Tensor]:
     """`n` images of these classes, as many of each as that allows, and their labels 0, 1, ..., in random order."""
-    chosen = found.classes_only(classes)
-    x = torch.cat([chosen.x_train, chosen.x_test])
-    label = torch.cat([chosen.y_train, chosen.y_test])
+    x, label = joined(found, classes, side)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=generator)
     # The i-th image of every class before the (i+1)-th of any.
@@ -93,8 +91,7 @@ def _drawn(found: Dataset, classes: tuple[int, ...], n: int, side: int, seed: in
         raise ValueError(f"There are {len(x)} images of the classes {classes}: too few to draw {n}.")
     keep = turn.argsort()[:n]
     keep = keep[torch.randperm(n, generator=generator)]
-    images = features(x[keep].float() / chosen.peak, side)
-    return images * (RMS / images.square().mean().sqrt()), label[keep]
+    return x[keep] * (RMS / x[keep].square().mean().sqrt()), label[keep]
 
 
 # Networks
@@ -117,19 +114,12 @@ def network(
 
 
 def _made(kind: str, shape: tuple[int, ...], outputs: int, widths: Mapping[str, int], *, default: bool, seed: int) -> nn.Module:
-    hidden = {"2-FCN": [widths["shallow"]], "4-FCN": [widths["four"]] * 3, "5-FCN": [widths["fcn"]] * 4}.get(kind)
-    if hidden is not None and default:
-        return fcn(math.prod(shape), hidden, outputs, init="torch", seed=seed)
-    if hidden is not None:
-        return ntk_fcn(math.prod(shape), hidden, None, outputs, seed=seed)
-    channels = shape[0]
-    if kind == "5-CNN":
-        convolutions = [widths["cnn"]] * 4
-        if default:
-            return torch_cnn(shape, convolutions, outputs, seed=seed)
-        return ntk_cnn(shape, convolutions, None, outputs, seed=seed)
+    init, channels = "torch" if default else "ntk", shape[0]
+    hidden = {"2-FCN": [widths["shallow"]], "4-FCN": [widths["four"]] * 3, "5-FCN": [widths["fcn"]] * 4}
+    hidden["5-CNN"] = [widths["cnn"]] * 4
+    if kind in hidden:
+        return plain_network(shape, hidden[kind], outputs, kind == "5-CNN", init, seed)
     if kind == "WRN":
-        init = "torch" if default else "ntk"
         residual = wrn(10, widths["wrn"], outputs, channels, norm=None, bias=default, init=init, seed=seed)
         return residual if default else _without_output_bias(residual, residual.fc1)
     if kind == "Myrtle-5":
@@ -149,8 +139,16 @@ def _without_output_bias(model: nn.Module, last: nn.Linear) -> nn.Module:
     return model
 
 
-def torch_cnn(shape: tuple[int, ...], widths: Sequence[int], outputs: int, *, seed: int) -> nn.Sequential:
-    """Convolutions, flatten and a linear layer as torch makes them."""
+def plain_network(
+    shape: tuple[int, ...], widths: Sequence[int], outputs: int, convolutional: bool, init: str, seed: int
+) -> nn.Sequential:
+    """Dense or convolutional ReLU layers: in the NTK form without biases, or as torch makes them for init "torch"."""
+    if convolutional and init != "torch":
+        return ntk_cnn(shape, widths, None, outputs, init=init, seed=seed)
+    if init != "torch":
+        return ntk_fcn(math.prod(shape), widths, None, outputs, init=init, seed=seed)
+    if not convolutional:
+        return fcn(math.prod(shape), widths, outputs, init="torch", seed=seed)
 
     def make() -> nn.Sequential:
         layers: list[nn.Module] = []

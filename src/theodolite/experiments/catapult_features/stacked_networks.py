@@ -26,8 +26,8 @@ SAMPLES, NUMBERS = 250, 2**17
 
 
 @dataclass
-class Dense:
-    """`scale · W h + b`: weight (R, out, in), bias (R, out) or None."""
+class Weights:
+    """What a layer of all networks has: weight (R, out, ...), bias (R, out) or None, and the factor of the weights."""
 
     weight: Tensor
     bias: Tensor | None
@@ -36,6 +36,11 @@ class Dense:
     @property
     def tensors(self) -> list[Tensor]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+@dataclass
+class Dense(Weights):
+    """`scale · W h + b`: weight (R, out, in), bias (R, out) or None."""
 
     def read(self, h: Tensor) -> Tensor:
         """What the products below take as the layer's input."""
@@ -74,20 +79,13 @@ class Dense:
 
 
 @dataclass
-class Conv:
+class Conv(Weights):
     """A convolution with zero padding to equal size: weight (R, out, C, s, s), bias (R, out) or None, on `image` (C, H, W).
 
     The networks are the groups of one grouped convolution, so between layers the sample comes first: (n, R·C, H, W).
     """
 
-    weight: Tensor
-    bias: Tensor | None
-    scale: float
     image: tuple[int, int, int]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     @property
     def padding(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -10,14 +11,15 @@ from torch import Tensor, nn
 
 from theodolite import data, training
 from theodolite.data.generators import rank_k_targets, two_class_images
-from theodolite.experiments import Study
-from theodolite.experiments.catapult_features.runs import torch_cnn
+from theodolite.experiments import Study, rows
+from theodolite.experiments.catapult_features.runs import plain_network
 from theodolite.experiments.catapult_features.stacked_networks import StackedNetworks
 from theodolite.experiments.catapult_features.stacked_training import History, Points, Splits
-from theodolite.experiments.lab.datasets import Source, features, load_or
+from theodolite.experiments.claims import SIZES
+from theodolite.experiments.lab.datasets import Source, joined, load_or
 from theodolite.experiments.study import Computation
 from theodolite.measures.features import agop, agop_alignment
-from theodolite.models import fcn, myrtle5, ntk_cnn, ntk_fcn
+from theodolite.models import myrtle5
 from theodolite.results import Row
 
 Init = Literal["ntk", "ntk_small", "torch"]
@@ -56,6 +58,10 @@ TASKS = {
 }
 
 
+#: The lowest validation loss of a run, of the checks that are numbers.
+LOWEST = rows(validation=lambda loss: not math.isnan(loss)).min("validation")
+
+
 def score_of(title: str) -> tuple[str, str]:
     """What a task is judged by: a column and its name."""
     images = next(task.images for task in TASKS.values() if task.title == title)
@@ -81,38 +87,16 @@ class Setting(NamedTuple):
         return TASKS[self.task].title
 
 
-#: The tasks by size; figures that need more points or fewer say so.
+#: Training points, points held out, dimension and width of the tasks, at each size; figures that need others say so.
 SETTINGS = {
-    "tiny": (
-        Setting("rank-2", 80, 500, 20, 128),
-        Setting("rank-3", 150, 500, 20, 64),
-        Setting("rank-4", 150, 500, 20, 64),
-        Setting("full", 60, 500, 20, 128),
-        Setting("svhn", 20, 60, 4, 4, "stand-in"),
-        Setting("celeba", 60, 100, 6, 64, "stand-in"),
-        Setting("usps", 60, 100, 8, 64, "stand-in"),
-        Setting("fashion", 60, 100, 6, 64, "stand-in"),
-    ),
-    "laptop": (
-        Setting("rank-2", 500, 2000, 50, 512),
-        Setting("rank-3", 500, 2000, 50, 256),
-        Setting("rank-4", 500, 2000, 50, 256),
-        Setting("full", 128, 2000, 100, 1024),
-        Setting("svhn", 200, 500, 8, 16),
-        Setting("celeba", 300, 500, 8, 256),
-        Setting("usps", 100, 100, 8, 256),
-        Setting("fashion", 500, 2000, 14, 256),
-    ),
-    "paper": (
-        Setting("rank-2", 2000, 5000, 100, 1024),
-        Setting("rank-3", 1000, 5000, 100, 256),
-        Setting("rank-4", 1000, 5000, 100, 256),
-        Setting("full", 128, 2000, 100, 1024),
-        Setting("svhn", 1000, 5000, 32, 256, "files"),
-        Setting("celeba", 1000, 5000, 32, 256),
-        Setting("usps", 100, 100, 8, 256),
-        Setting("fashion", 1000, 5000, 28, 256, "files"),
-    ),
+    "rank-2": ((80, 500, 20, 128), (500, 2000, 50, 512), (2000, 5000, 100, 1024)),
+    "rank-3": ((150, 500, 20, 64), (500, 2000, 50, 256), (1000, 5000, 100, 256)),
+    "rank-4": ((150, 500, 20, 64), (500, 2000, 50, 256), (1000, 5000, 100, 256)),
+    "full": ((60, 500, 20, 128), (128, 2000, 100, 1024), (128, 2000, 100, 1024)),
+    "svhn": ((20, 60, 4, 4), (200, 500, 8, 16), (1000, 5000, 32, 256)),
+    "celeba": ((60, 100, 6, 64), (300, 500, 8, 256), (1000, 5000, 32, 256)),
+    "usps": ((60, 100, 8, 64), (100, 100, 8, 256), (100, 100, 8, 256)),
+    "fashion": ((60, 100, 6, 64), (500, 2000, 14, 256), (1000, 5000, 28, 256)),
 }
 
 
@@ -122,7 +106,10 @@ def setting_of(size: str, task: str, **changes: Any) -> Setting:
     >>> setting_of("laptop", "rank-3", n=1000)
     Setting(task='rank-3', n=1000, held_out=2000, dim=50, width=256, source='either', noise=0.0)
     """
-    return next(setting for setting in SETTINGS[size] if setting.task == task)._replace(**changes)
+    sources: dict[str, Source] = {"tiny": "stand-in"} if TASKS[task].images else {}
+    if READ.get(task) in REAL:
+        sources["paper"] = "files"
+    return Setting(task, *SETTINGS[task][SIZES.index(size)], sources.get(size, "either"))._replace(**changes)
 
 
 def settings(size: str, *tasks: str, **changes: Mapping[str, Any]) -> list[Setting]:
@@ -170,17 +157,9 @@ def prepare(
 
 
 def network(setting: Setting, init: Init, seed: int, image: tuple[int, int, int] | None) -> nn.Sequential:
-    """The network of a task: without biases in the NTK form, with torch's biases and scales for init "torch"."""
+    """The network of a task."""
     task = TASKS[setting.task]
-    if task.convolutional:
-        assert image is not None
-        if init == "torch":
-            return torch_cnn(image, [setting.width] * (task.depth - 1), 1, seed=seed)
-        return ntk_cnn(image, setting.width, task.depth, init=init, seed=seed)
-    inputs = setting.dim if image is None else int(torch.Size(image).numel())
-    if init == "torch":
-        return fcn(inputs, [setting.width] * (task.depth - 1), 1, init="torch", seed=seed)
-    return ntk_fcn(inputs, setting.width, task.depth, init=init, seed=seed)
+    return plain_network(image or (setting.dim,), [setting.width] * (task.depth - 1), 1, task.convolutional, init, seed)
 
 
 def alignments(networks: StackedNetworks, x: Tensor, target: Tensor) -> list[float]:
@@ -263,10 +242,8 @@ def _pool(setting: Setting) -> tuple[Tensor, Tensor, str]:
     name = READ.get(setting.task, "")
 
     def from_files() -> tuple[Tensor, Tensor, str]:
-        pair = data.load(name).classes_only(CLASSES)
-        x = torch.cat([pair.x_train, pair.x_test]).float() / pair.peak
-        y = torch.cat([pair.y_train, pair.y_test]).float() * 2 - 1
-        return features(x, setting.dim), y, "digits of scikit-learn" if name == "digits" else name
+        x, label = joined(data.load(name), CLASSES, setting.dim)
+        return x, label.float() * 2 - 1, "digits of scikit-learn" if name == "digits" else name
 
     def generated() -> tuple[Tensor, Tensor, str]:
         count, channels = setting.n + 2 * setting.held_out, 1 if setting.task == "fashion" else 3

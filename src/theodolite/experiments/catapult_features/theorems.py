@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, at_least, at_most, between, equal, rows, sizes
+from theodolite.experiments.lab.citations import zhu
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
@@ -129,11 +130,6 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
 lemma, identity, by_width, by_batch = (rows(part=part) for part in ("lemma", "identities", "widths", "batches"))
 
 
-def theory(value: Any, place: str) -> dict[str, Any]:
-    """What follows from the source."""
-    return {"reported": value, "where": f"Zhu 2024, {place}", "read_from": "theory"}
-
-
 def falls_with_size(rows: list[Row]) -> bool:
     """Whether the spread, mean over the seeds, falls from each batch size to the next."""
     means = [fmean(row["spread"] for row in select(rows, size=size)) for size in sorted(values_of(rows, "size"))]
@@ -163,33 +159,33 @@ class Theorems(Experiment):
     claims = (
         {
             "descent lemma: what is left over, relative to the loss (smallest)": at_least(
-                0.0, lemma(case="network").min("left"), **theory("not negative", "Lemma 4.2.2")
+                0.0, lemma(case="network").min("left"), **zhu("not negative", "Lemma 4.2.2", "theory")
             ),
             "nothing is left over for a quadratic loss along its sharpest direction (largest)": at_most(
-                1e-9, abs(lemma(case="equality")["left"]).max(), **theory("equality", "Lemma 4.2.2")
+                1e-9, abs(lemma(case="equality")["left"]).max(), **zhu("equality", "Lemma 4.2.2", "theory")
             ),
             "the parts of the loss sum to it (largest relative distance)": at_most(
-                1e-10, identity.max("split"), **theory("identity", "(4.2)")
+                1e-10, identity.max("split"), **zhu("identity", "(4.2)", "theory")
             ),
             "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)": at_most(
-                1e-8, identity.max("edge"), **theory("identity", "appendix C.1")
+                1e-8, identity.max("edge"), **zhu("identity", "appendix C.1", "theory")
             ),
         },
         {
             f"distance of Hessian and kernel rate by width, {depth} layers (exponent)": at_most(
-                -0.3, power_of(by_width(depth=depth), "m", "gap"), **theory(-0.5, "appendix C.1: Õ(1/√m)")
+                -0.3, power_of(by_width(depth=depth), "m", "gap"), **zhu(-0.5, "appendix C.1: Õ(1/√m)", "theory")
             )
             for depth in (2, 3)
         },
         {
             f"what the linear recursion leaves over by width, {depth} layers (exponent)": at_most(
-                bound, power_of(by_width(depth=depth), "m", "remainder"), **theory("-1/2 or faster", "section 4.3")
+                bound, power_of(by_width(depth=depth), "m", "remainder"), **zhu("-1/2 or faster", "section 4.3", "theory")
             )
             for depth, bound in ((2, -0.5), (3, -0.3))
         },
         {
             "the spread of λ₁(K)/b falls with the batch size": equal(
-                True, by_batch.measure(falls_with_size), **theory("smaller batches, more catapults", "section 4.4")
+                True, by_batch.measure(falls_with_size), **zhu("smaller batches, more catapults", "section 4.4", "theory")
             ),
             "share of batches of five below half the critical rate of all points": between(
                 0.5, 0.8, by_batch(size=5).mean("exceeded")

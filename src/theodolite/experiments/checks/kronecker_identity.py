@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from theodolite.experiments import Experiment, at_most, equal, rows, sizes
+from theodolite.experiments import Experiment, at_most, cited, equal, rows, sizes
+from theodolite.experiments.lab.panels import draw_panels, scatter
 from theodolite.experiments.query import select
 from theodolite.linalg import top_eigenpairs
 from theodolite.operators import DenseOperator, hessian
@@ -35,29 +36,21 @@ class KroneckerIdentity(Experiment):
         laptop={"shapes": ((5, 20), (10, 64), (10, 100)), "samples": 1000, "seeds": 5},
         paper={"shapes": ((10, 784), (200, 200)), "samples": 10000, "seeds": 5},
     )
-    claims = {
-        "products of the Hessian equal products of I ⊗ E[xxᵀ] (largest relative distance)": at_most(
-            1e-10,
-            layers.max("distance"),
-            says="equal",
-            where="Wu, Zhu et al. 2020, decoupling for a constant output Hessian",
-            read_from="theory",
-        ),
-        "every eigenvalue of E[xxᵀ] appears once per output: layers where the top one's copies are miscounted": equal(
-            0,
-            (layers["copies"] - layers["outputs"]).count(lambda more: more != 0),
-            says="m copies",
-            where="Wu, Zhu et al. 2020, eigenvalues of a Kronecker product",
-            read_from="theory",
-        ),
-        "the eigenvalues of the Hessian are those of E[xxᵀ] (largest relative distance)": at_most(
-            1e-3,
-            layers.max("eigenvalue_distance"),
-            says="equal",
-            where="Wu, Zhu et al. 2020, eigenvalues of a Kronecker product",
-            read_from="theory",
-        ),
-    }
+    claims = cited(
+        "Wu, Zhu et al. 2020, eigenvalues of a Kronecker product",
+        {
+            "products of the Hessian equal products of I ⊗ E[xxᵀ] (largest relative distance)": at_most(
+                1e-10, layers.max("distance"), says="equal", where="Wu, Zhu et al. 2020, decoupling for a constant output Hessian"
+            ),
+            "every eigenvalue of E[xxᵀ] appears once per output: layers where the top one's copies are miscounted": equal(
+                0, (layers["copies"] - layers["outputs"]).count(lambda more: more != 0), says="m copies"
+            ),
+            "the eigenvalues of the Hessian are those of E[xxᵀ] (largest relative distance)": at_most(
+                1e-3, layers.max("eigenvalue_distance"), says="equal"
+            ),
+        },
+        read_from="theory",
+    )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for outputs, inputs in p.shapes:
@@ -95,14 +88,13 @@ class KroneckerIdentity(Experiment):
             yield {"kind": "eigenvalue", "layer": layer, "seed": job["seed"], **values}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, (left, right) = plots.panels(2)
         values, labels = select(rows, kind="eigenvalue"), ("eigenvalue of I ⊗ E[xxᵀ]", "eigenvalue of the Hessian")
-        look: dict[str, Any] = {"by": "layer", "identity": True}
-        plots.scatter(values, "predicted", "hessian", **look, xlabel=labels[0], ylabel=labels[1], ax=left)
-        plots.scatter(layers.of(rows), "outputs", "copies", **look, xlabel="outputs", ylabel="copies found", ax=right)
-        return figure
+        return draw_panels(
+            scatter(values, "predicted", "hessian", xlabel=labels[0], ylabel=labels[1]),
+            scatter(layers.of(rows), "outputs", "copies", xlabel="outputs", ylabel="copies found"),
+            by="layer",
+            identity=True,
+        )
 
 
 def _layer(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, at_most, rows, sizes
+from theodolite.experiments.lab.panels import curves, draw_panels, scatter
 from theodolite.experiments.query import Value, select
 from theodolite.linalg import top_eigenpairs
 from theodolite.operators import hessian
@@ -93,16 +94,11 @@ class StabilityEdge(Experiment):
             yield {"kind": "growth", **shared, "ratio": ratio, "growth": growth, "predicted": (1.0 - 2.0 * ratio) ** 2}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, (left, right) = plots.panels(2)
         growth, labels = select(rows, kind="growth"), ("learning rate / (2/λ)", "growth of the loss per step")
-        plots.curves(growth, "ratio", "growth", by="loss", xlabel=labels[0], ylabel=labels[1], ax=left)
-        plots.reference(left, x=1.0, label="edge 2/λ")
-        plots.reference(left, y=1.0)
-        look: dict[str, Any] = {"by": "loss", "log": "xy", "identity": True}
-        plots.scatter(edges.of(rows), "hessian_edge", "bisected", **look, xlabel="2/λ", ylabel="bisected", ax=right)
-        return figure
+        grows = curves(growth, "ratio", "growth", by="loss", xlabel=labels[0], ylabel=labels[1])
+        look: dict[str, Any] = {"by": "loss", "log": "xy", "identity": True, "xlabel": "2/λ", "ylabel": "bisected"}
+        found = scatter(edges.of(rows), "hessian_edge", "bisected", **look)
+        return draw_panels(grows.line(x=1.0, label="edge 2/λ").line(y=1.0), found)
 
 
 def _data(job: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

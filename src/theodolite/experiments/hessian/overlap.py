@@ -36,7 +36,7 @@ from theodolite.experiments.query import Column, Query, select, values_of
 from theodolite.experiments.study import Computation
 from theodolite.linalg import Eigenpairs, overlap_curve
 from theodolite.measures.hessian import autocorrelation, predicted_overlap, rank_one_count
-from theodolite.measures.hessian.kronecker_structure import matricised
+from theodolite.measures.hessian.structure import matricised
 from theodolite.operators import KroneckerFactors
 from theodolite.operators.kronecker import factors_of
 from theodolite.problem import Problem

@@ -91,7 +91,7 @@ def _points(name: str, count: int, side: int, source: Source, seed: int) -> tupl
         raise ValueError(f"name must be one of {', '.join(CLASSES)}. Got {name!r}.")
 
     def from_files() -> tuple[Tensor, Tensor, str]:
-        return *_joined(_read(name), CLASSES[name], side), name
+        return *joined(_read(name), CLASSES[name], side), name
 
     return load_or(from_files, lambda: _stand_in(name, count, side, seed), source)
 
@@ -99,7 +99,7 @@ def _points(name: str, count: int, side: int, source: Source, seed: int) -> tupl
 def _stand_in(name: str, count: int, side: int, seed: int) -> tuple[Tensor, Tensor, str]:
     stand_in = STAND_INS[name]
     if stand_in == "digits":
-        return *_joined(data.load("digits"), CLASSES[name], side), "digits of scikit-learn"
+        return *joined(data.load("digits"), CLASSES[name], side), "digits of scikit-learn"
     channels, shift = _IMAGES[stand_in]
     made = two_class_images(count, side, channels, label_noise=LABEL_NOISE, seed=seed + shift)
     return made.x, (made.y > 0).long(), "generated images"
@@ -111,7 +111,8 @@ def _read(name: str) -> Dataset:
     return data.load("fsdd", length=SAMPLES) if name == "fsdd" else data.load(name)
 
 
-def _joined(found: Dataset, classes: tuple[int, int], side: int) -> tuple[Tensor, Tensor]:
+def joined(found: Dataset, classes: tuple[int, ...], side: int) -> tuple[Tensor, Tensor]:
+    """All points of some classes, training and test part together: values from 0 to 1 as `features`, and labels 0, 1, ..."""
     pair = found.classes_only(classes)
     x = torch.cat([pair.x_train, pair.x_test]).float() / pair.peak
     return features(x, side), torch.cat([pair.y_train, pair.y_test])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, measured, rows, sizes
 from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.lab.panels import curves, draw_panels, log_log
 from theodolite.experiments.linearity.ensembles import fully_connected, gaussian_inputs
 from theodolite.experiments.query import select
 from theodolite.measures.linearity import hessian_norm
@@ -72,46 +74,29 @@ class AttentionAndRecurrence(Experiment):
 
     id, where = "linearity/attention-and-recurrence", "Zhu 2024, section 2.5 (discussion)"
     sizes = sizes(
-        tiny={"widths": (16, 64), "seeds": 3, "kernel_widths": (32, 128), "samples": (5, 10, 20), "kernel_seeds": 3},
-        laptop={
-            "widths": (16, 32, 64, 128, 256),
-            "seeds": 5,
-            "kernel_widths": (16, 32, 64, 128, 256, 512),
-            "samples": (5, 10, 20, 40, 80),
-            "kernel_seeds": 5,
-        },
-        paper={
-            "widths": (16, 32, 64, 128, 256, 512, 1024),
-            "seeds": 10,
-            "kernel_widths": (16, 64, 256, 1024),
-            "samples": (5, 10, 20, 40, 80, 160),
-            "kernel_seeds": 10,
-        },
-    )
-    claims = (
-        *(
-            {
-                f"{name}: slope of ‖H‖ against the width": measured(
-                    power_of(rows(part="hessian", network=name), "m", "norm", median)
-                )
-            }
-            for name in NETWORKS
-        ),
         {
-            "λ_min of the tangent kernel, most samples, widest network": measured(
-                rows(part="kernel").by("m", "samples").each(rows.median("lambda_min")).last()
-            ),
-        },
+            "widths": ((16, 64), (16, 32, 64, 128, 256), (16, 32, 64, 128, 256, 512, 1024)),
+            "seeds": (3, 5, 10),
+            "kernel_widths": ((32, 128), (16, 32, 64, 128, 256, 512), (16, 64, 256, 1024)),
+            "samples": ((5, 10, 20), (5, 10, 20, 40, 80), (5, 10, 20, 40, 80, 160)),
+            "kernel_seeds": (3, 5, 10),
+        }
     )
+    claims = {
+        **{
+            f"{name}: slope of ‖H‖ against the width": measured(power_of(rows(part="hessian", network=name), "m", "norm", median))
+            for name in NETWORKS
+        },
+        "λ_min of the tangent kernel, most samples, widest network": measured(
+            rows(part="kernel").by("m", "samples").each(rows.median("lambda_min")).last()
+        ),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for name in NETWORKS:
-            for m in p.widths:
-                for seed in range(p.seeds):
-                    yield {"part": "hessian", "network": name, "m": m, "seed": seed}
-        for m in p.kernel_widths:
-            for n in p.samples:
-                yield {"part": "kernel", "m": m, "samples": n, "seeds": p.kernel_seeds, "seed": 0}
+        for name, m, seed in product(NETWORKS, p.widths, range(p.seeds)):
+            yield {"part": "hessian", "network": name, "m": m, "seed": seed}
+        for m, n in product(p.kernel_widths, p.samples):
+            yield {"part": "kernel", "m": m, "samples": n, "seeds": p.kernel_seeds, "seed": 0}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         if job["part"] == "kernel":
@@ -127,15 +112,13 @@ class AttentionAndRecurrence(Experiment):
         yield {**shared, "norm": found.value, "gradient": float(problem.gradient().norm())}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, (left, right) = plots.panels(2, size=(4.6, 3.6))
         hessians, kernels = (select(rows, part=part) for part in ("hessian", "kernel"))
-        plots.log_log(hessians, "m", "norm", by="network", guides=(-0.5,), xlabel="width m", ylabel="‖H‖ of the output", ax=left)
-        plots.curves(
-            kernels, "samples", "lambda_min", by="m", log="xy", xlabel="samples n", ylabel="λ_min of the tangent kernel", ax=right
+        names = {"xlabel": "samples n", "ylabel": "λ_min of the tangent kernel"}
+        return draw_panels(
+            log_log(hessians, "m", "norm", by="network", guides=(-0.5,), xlabel="width m", ylabel="‖H‖ of the output"),
+            curves(kernels, "samples", "lambda_min", by="m", log="xy", **names),
+            size=(4.6, 3.6),
         )
-        return figure
 
 
 def _kernel(job: Mapping[str, Any]) -> Iterator[Row]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments import Experiment, Reported, at_most, between, equal, measured, rows, sizes, within
+from theodolite.experiments import Experiment, at_most, between, cited, equal, measured, rows, sizes, within
 from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.lab.panels import curves, draw_panels, log_log, melted, scatter
 from theodolite.experiments.linearity.ensembles import INPUTS, added, fully_connected, gaussian_inputs
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.measures.linearity import linearity_deviation
@@ -41,49 +43,40 @@ class Taylor(Experiment):
         laptop={"widths": (16, 64, 256), "directions": 2, "segments": 4},
         paper={"widths": (16, 64, 256, 1024), "directions": 8, "segments": 5, "seeds": 5},
     )
-    claims = {
-        "T2: smooth networks never exceed the bound (violations)": equal(
-            0,
-            smooth.column(lambda row: not row["deviation"] <= row["certificate"] * (1 + 1e-3) + 1e-12).sum(),
-            reported=Reported("at most ½R² sup‖H‖", "Zhu 2024, Corollary 2.3.7"),
-        ),
-        "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)": at_most(
-            -0.2,
-            smooth(radius=1.0).by("network").each(power_of(rows, "m", "deviation", max)).max(),
-            reported=Reported("−1/2 up to logs", "Zhu 2024, Corollary 2.3.7"),
-        ),
-        "ReLU, where the bound is not valid: the largest deviation over the bound": measured(
-            (kinked["deviation"] / kinked["certificate"]).max()
-        ),
-    }
+    claims = cited(
+        "Zhu 2024, Corollary 2.3.7",
+        {
+            "T2: smooth networks never exceed the bound (violations)": equal(
+                0,
+                smooth.column(lambda row: not row["deviation"] <= row["certificate"] * (1 + 1e-3) + 1e-12).sum(),
+                says="at most ½R² sup‖H‖",
+            ),
+            "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)": at_most(
+                -0.2, smooth(radius=1.0).by("network").each(power_of(rows, "m", "deviation", max)).max(), says="−1/2 up to logs"
+            ),
+            "ReLU, where the bound is not valid: the largest deviation over the bound": measured(
+                (kinked["deviation"] / kinked["certificate"]).max()
+            ),
+        },
+    )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for seed in range(p.seeds):
-            for name, activation in (*((name, "tanh") for name in NETWORKS), ("fully connected", "relu")):
-                for m in p.widths:
-                    for radius in p.radii:
-                        measure = {"radius": radius, "directions": p.directions, "segments": p.segments}
-                        yield {"network": name, "activation": activation, "m": m, **measure, "seed": seed}
+        kinds = (*((name, "tanh") for name in NETWORKS), ("fully connected", "relu"))
+        for seed, (name, activation), m, radius in product(range(p.seeds), kinds, p.widths, p.radii):
+            measure = {"radius": radius, "directions": p.directions, "segments": p.segments}
+            yield {"network": name, "activation": activation, "m": m, **measure, "seed": seed}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         x = gaussian_inputs([job["seed"]], 1, INPUTS)[0]
         model = network(job["network"], job["m"], job["activation"], job["seed"])
         inputs = x[:, None] if job["network"] == "convolution" else x
-        found = linearity_deviation(
-            Problem(model, nn.MSELoss(), (inputs, torch.zeros(1, 1, dtype=torch.float64))),
-            radius=job["radius"],
-            directions=job["directions"],
-            segments=job["segments"],
-            tol=1e-3,
-            seed=job["seed"],
-            progress=False,
-        )
+        problem = Problem(model, nn.MSELoss(), (inputs, torch.zeros(1, 1, dtype=torch.float64)))
+        asked = {name: job[name] for name in ("radius", "directions", "segments", "seed")}
+        found = linearity_deviation(problem, tol=1e-3, progress=False, **asked)
         for row in found.rows():
             yield {"network": job["network"], "activation": job["activation"], "m": job["m"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         named = [
             {
                 **row,
@@ -93,18 +86,18 @@ class Taylor(Experiment):
             }
             for row in rows
         ]
-        figure, (left, right) = plots.panels(2, size=(4.8, 4.0))
-        bound: dict[str, Any] = {"xlabel": "Taylor's bound ½R² max‖H‖", "ylabel": "deviation / bound"}
-        plots.scatter(named, "certificate", "share", by="along", log="xy", **bound, ax=left)
-        plots.reference(left, y=1.0, label="the bound")
         near = select(named, radius=1.0)
         worst = [
             {"which": name, "m": m, "deviation": max(row["deviation"] for row in select(near, which=name, m=m))}
             for name, m in values_of(near, "which", "m")
         ]
+        bound: dict[str, Any] = {"xlabel": "Taylor's bound ½R² max‖H‖", "ylabel": "deviation / bound"}
         slopes: dict[str, Any] = {"xlabel": "width m", "ylabel": "worst deviation at distance 1"}
-        plots.log_log(worst, "m", "deviation", by="which", guides=(-0.5,), **slopes, ax=right)
-        return figure
+        return draw_panels(
+            scatter(named, "certificate", "share", by="along", log="xy", **bound).line(y=1.0, label="the bound"),
+            log_log(worst, "m", "deviation", by="which", guides=(-0.5,), **slopes),
+            size=(4.8, 4.0),
+        )
 
 
 def network(name: str, m: int, activation: str, seed: int) -> nn.Module:
@@ -139,6 +132,11 @@ def above_bound(lemma: str) -> Value:
     return ((tail["frequency"] - tail["bound"]) / tail["error"]).max()
 
 
+def norm_ratio(lemma: str) -> Value:
+    """The largest norm over its bound."""
+    return rows(part="norm", lemma=lemma).max("ratio")
+
+
 def growth(column: str) -> Value:
     """The power of the width that the mean over the seeds of a column follows."""
     return power_of(rows(part="network"), "m", column)
@@ -161,48 +159,40 @@ class Lemmas(Experiment):
         paper={"widths": (16, 32, 64, 128, 256, 512, 1024, 2048)},
     )
     claims = (
-        {
-            "T9: spectral norm of ∂f/∂w of the second layer's neurons, by the first layer's weights (power of m)": between(
-                *(-0.15, 0.15), growth("spectral_1"), reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.2.1")
-            ),
-        },
-        between(
-            *(-0.15, 0.15, "T9: the same by their own weights (power of m)", growth("spectral_2")),
-            reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.2.1"),
-        ),
-        within(
-            *(0.1, 0.5, "T9: Frobenius norm by the first layer's weights (power of m)", growth("frobenius_1")),
-            reported=Reported("1/2 up to logs", "Zhu 2024, Lemma A.2.1"),
+        cited(
+            "Zhu 2024, Lemma A.2.1",
+            {
+                "T9: spectral norm of ∂f/∂w of the second layer's neurons, by the first layer's weights (power of m)": between(
+                    -0.15, 0.15, growth("spectral_1"), says="bounded up to logs"
+                ),
+                "T9: the same by their own weights (power of m)": between(
+                    -0.15, 0.15, growth("spectral_2"), says="bounded up to logs"
+                ),
+                "T9: Frobenius norm by the first layer's weights (power of m)": within(
+                    0.1, 0.5, growth("frobenius_1"), says="1/2 up to logs"
+                ),
+            },
         ),
         {
             "T15: matrix Gaussian series: frequency above its bound (in standard errors)": at_most(
-                3.0,
-                above_bound("series"),
-                reported=Reported("below (d₁ + d₂) exp(−t²/2ν)", "Zhu 2024, Lemma A.11.8, corrected: R√ν"),
+                3.0, above_bound("series"), says="below (d₁ + d₂) exp(−t²/2ν)", where="Zhu 2024, Lemma A.11.8, corrected: R√ν"
             ),
             "T16: Gaussian vector: frequency above its bound (in standard errors)": at_most(
-                3.0, above_bound("vector"), reported=Reported("below 2 exp(−t²/2‖b‖²)", "Zhu 2024, Lemma A.11.4")
+                3.0, above_bound("vector"), says="below 2 exp(−t²/2‖b‖²)", where="Zhu 2024, Lemma A.11.4"
             ),
             "T17: ‖[B_i a_i]‖ over max‖B‖(√n + R + 1) + max‖B‖_F, largest of all draws (the constant C)": at_most(
-                3.0,
-                rows(part="norm", lemma="columns").max("ratio"),
-                reported=Reported("an absolute constant", "Zhu 2024, Lemmas A.11.5 and A.11.6"),
+                3.0, norm_ratio("columns"), says="an absolute constant", where="Zhu 2024, Lemmas A.11.5 and A.11.6"
             ),
             "T17: ‖Ba‖ − ‖B‖_F − ‖B‖R over 4‖B‖ (largest of all draws)": at_most(
-                1.0,
-                rows(part="norm", lemma="product").max("ratio"),
-                reported=Reported("a Gaussian tail in units of ‖B‖", "Zhu 2024, Lemma A.11.7"),
+                1.0, norm_ratio("product"), says="a Gaussian tail in units of ‖B‖", where="Zhu 2024, Lemma A.11.7"
             ),
             "T18: the largest |pre-activation| grows at most like log m (widest over narrowest)": at_most(
-                1.0,
-                largest_by_width.last() / largest_by_width.first(),
-                reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.11.2"),
+                1.0, largest_by_width.last() / largest_by_width.first(), says="bounded up to logs", where="Zhu 2024, Lemma A.11.2"
+            ),
+            "T18: norm of a layer's values over √m (power of m)": between(
+                -0.1, 0.1, growth("normalised"), says="bounded up to logs", where="Zhu 2024, Lemma A.11.3"
             ),
         },
-        between(
-            *(-0.1, 0.1, "T18: norm of a layer's values over √m (power of m)", growth("normalised")),
-            reported=Reported("bounded up to logs", "Zhu 2024, Lemma A.11.3"),
-        ),
     )
     departs = "Lemma A.11.8 prints R·ν; its proof and all its uses have R·√ν, which is tested."
 
@@ -216,23 +206,16 @@ class Lemmas(Experiment):
         yield from {"series": _series, "vectors": _vectors, "network": _network}[job["part"]](job)
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        tail = [
-            {"t": row["t"], "probability": row[column], "which": f"{_SERIES[row['lemma']]}: {name}"}
-            for row in select(rows, part="tail")
-            for column, name in (("frequency", "observed"), ("bound", "bound"))
-        ]
-        network = [
-            {"m": row["m"], "value": row[column], "which": name}
-            for row in select(rows, part="network")
-            for column, name in _COLUMNS.items()
-        ]
-        figure, (left, right) = plots.panels(2, size=(4.8, 4.0))
+        tail = melted(select(rows, part="tail"), {"frequency": "observed", "bound": "bound"}, "probability")
+        tail = [{**row, "which": f"{_SERIES[row['lemma']]}: {row['of']}"} for row in tail]
+        network = melted(select(rows, part="network"), _COLUMNS, by="which")
         names: dict[str, Any] = {"xlabel": "t, in units of its scale", "ylabel": "P(norm beyond t)"}
-        plots.curves(tail, "t", "probability", by="which", log="y", labels="legend", **names, ax=left)
-        plots.log_log(network, "m", "value", by="which", guides=(0.5,), xlabel="width m", ylabel="norm at distance 1", ax=right)
-        return figure
+        return draw_panels(
+            curves(tail, "t", "probability", log="y", labels="legend", **names),
+            log_log(network, "m", "value", guides=(0.5,), xlabel="width m", ylabel="norm at distance 1"),
+            size=(4.8, 4.0),
+            by="which",
+        )
 
 
 def _tail(lemma: str, t: float, excess: Tensor, bound: float) -> Row:

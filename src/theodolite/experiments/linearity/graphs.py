@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from theodolite.experiments import Experiment, Reported, equal, rows, sizes
+from theodolite.experiments import Experiment, equal, rows, sizes
 from theodolite.experiments.query import Value, select
 from theodolite.measures.linearity import Graph, dag_width
 from theodolite.results import Row
@@ -58,7 +58,7 @@ class Figure21(Experiment):
         "the neuron with a path of one edge and one of three stands in layer 3": equal(
             3, layer_of("g"), says="the longest path decides"
         ),
-        "inputs stand in layer 0": equal(0, layer_of("x3"), reported=Reported(0, "Zhu 2024, Definition 2.2.1")),
+        "inputs stand in layer 0": equal(0, layer_of("x3"), reported=0, where="Zhu 2024, Definition 2.2.1"),
         "layers and widths of random graphs that differ from the definition": equal(0, rows(kind="random")["wrong"].sum()),
     }
 

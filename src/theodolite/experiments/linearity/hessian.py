@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments import Claim, Figure, Reported, Study, at_least, at_most, between, equal, measured, rows, sizes
+from theodolite.experiments import Claim, Figure, Reported, Study, at_least, at_most, between, cited, equal, measured, rows, sizes
 from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.lab.panels import Panel, draw_panels, log_log
 from theodolite.experiments.linearity.ensembles import (
     INPUTS,
     Convolutions,
@@ -210,21 +211,19 @@ without_law = medians("three layers", lambda m: math.sqrt(m) / math.log(m))
 narrow_over_plain = medians("narrow first").last() / medians("three layers").last()
 
 
-def decays(text: str, name: str, bound: float, where: str, since: str = "tiny") -> Claim:
-    return at_most(bound, text, slope(name), says="−1/2 up to logs", where=f"Zhu 2024, {where}", since=since)
+def decays(name: str, bound: float, where: str = "", since: str = "tiny") -> Claim:
+    return at_most(bound, slope(name), reported=Reported("−1/2 up to logs", where and f"Zhu 2024, {where}"), since=since)
 
 
-def draw_norms(rows: list[Row], names: Sequence[str], ax: Any) -> None:
+def norms_of(rows: list[Row], names: Sequence[str]) -> Panel:
     """Medians over the seeds against the width."""
-    from theodolite import plots
-
-    found = [row for row in rows if row["family"] in names and row["distance"] == 0.0]
+    found = select(rows, family=names, distance=0.0)
     shown = [
         {"family": name, "m": m, "norm": median(row["norm"] for row in select(found, family=name, m=m))}
         for name, m in values_of(found, "family", "m")
     ]
     labels: dict[str, Any] = {"xlabel": "width m", "ylabel": "‖H‖ of the output, median over seeds"}
-    plots.log_log(shown, "m", "norm", by="family", order=names, guides=(-0.5,), **labels, ax=ax)
+    return log_log(shown, "m", "norm", by="family", order=names, guides=(-0.5,), **labels)
 
 
 class HessianScaling(Figure):
@@ -243,79 +242,70 @@ class HessianScaling(Figure):
         "are harmless is sufficient and not necessary: half of the neurons with in-degree 1 but different sources is shown too."
     )
     claims = (
-        between(
-            *(-0.65, -0.33, "T1: three layers: slope of ‖H‖ against the width at the initialisation", slope("three layers")),
-            reported=Reported("−1/2 up to logs", "Zhu 2024, Theorem 2.3.6"),
+        cited(
+            "Zhu 2024, Theorem 2.3.6",
+            {
+                "T1: three layers: slope of ‖H‖ against the width at the initialisation": between(
+                    -0.65, -0.33, slope("three layers"), says="−1/2 up to logs"
+                ),
+                "T1: its value at m = 512 (at the largest width, times √(m/512))": between(0.08, 0.16, at_512),
+                "T1: ‖H‖√m / log m stays bounded (widest over narrowest)": at_most(
+                    1.25, without_law.last() / without_law.first(), says="bounded up to logs"
+                ),
+                "T1: the same slope at a random point at distance 1": between(  # calibrated: −0.446 from 16 to 512, ten seeds
+                    -0.65, -0.30, slope("three layers", 1.0), says="−1/2 up to logs"
+                ),
+                "T1: the smallest in-degree rules: hidden layers m and m²": between(
+                    -0.65, -0.20, slope(SQUARED), says="−1/2 in the smallest in-degree"
+                ),
+                "T1 and T8: two layers, output linear": decays("two layers", -0.3),
+                "T1: densely connected": decays("dense", -0.25),
+                # With ten inputs read by every layer in-degrees hardly grow below m = 100: −0.14 from 16 to 100, −0.30 to 512.
+                "T1: half of the edges dropped": decays("dropped edges", -0.25, since="laptop"),
+                "T3: pre-activation of a neuron in the second layer": decays("hidden pre-activation", -0.25, "Theorem 2.3.8"),
+                "T3: the Hessian of a first-layer pre-activation is zero (largest norm)": at_most(
+                    1e-12, rows(family="first pre-activation").max("norm"), reported=0, where="Zhu 2024, Remark 2.3.9"
+                ),
+                "T4: three outputs, the largest of them": decays("three outputs", -0.25, "Corollary A.3.1"),
+            },
         ),
-        {
-            "T1: its value at m = 512 (at the largest width, times √(m/512))": between(0.08, 0.16, at_512),
-            "T1: ‖H‖√m / log m stays bounded (widest over narrowest)": at_most(
-                1.25, without_law.last() / without_law.first(), reported=Reported("bounded up to logs", "Zhu 2024, Theorem 2.3.6")
-            ),
-        },
-        between(  # calibrated: −0.446 from 16 to 512, ten seeds
-            *(-0.65, -0.30, "T1: the same slope at a random point at distance 1", slope("three layers", 1.0)),
-            reported=Reported("−1/2 up to logs", "Zhu 2024, Theorem 2.3.6"),
-        ),
-        between(
-            *(-0.65, -0.20, "T1: the smallest in-degree rules: hidden layers m and m²", slope(SQUARED)),
-            reported=Reported("−1/2 in the smallest in-degree", "Zhu 2024, Theorem 2.3.6"),
-        ),
-        decays("T1 and T8: two layers, output linear", "two layers", -0.3, "Theorem 2.3.6"),
-        decays("T1: densely connected", "dense", -0.25, "Theorem 2.3.6"),
-        # With ten inputs read by every layer in-degrees hardly grow below m = 100: −0.14 from 16 to 100, −0.30 from 16 to 512.
-        decays("T1: half of the edges dropped", "dropped edges", -0.25, "Theorem 2.3.6", since="laptop"),
-        decays("T3: pre-activation of a neuron in the second layer", "hidden pre-activation", -0.25, "Theorem 2.3.8"),
-        {
-            "T3: the Hessian of a first-layer pre-activation is zero (largest norm)": at_most(
-                1e-12, rows(family="first pre-activation").max("norm"), reported=Reported(0, "Zhu 2024, Remark 2.3.9")
-            ),
-        },
-        decays("T4: three outputs, the largest of them", "three outputs", -0.25, "Corollary A.3.1"),
         at_most(
             1.0,
             "T4: the norm of the third-order tensor over its bound d_L max‖H_k‖ "
             "(largest; triangle inequality: a check of the code)",
             rows(family="three outputs").column(lambda row: row["tensor_norm"] / (3 * row["norm"])).max(),
-            reported=Reported("at most 1", "Zhu 2024, section A.3, before Corollary A.3.1"),
+            says="at most 1",
+            where="Zhu 2024, section A.3, before Corollary A.3.1",
         ),
-        decays("T5: with skip connections", "skip", -0.25, "Theorem A.4.1"),
-        decays("T6: convolutional, weights shared", "convolution", -0.25, "Theorem A.5.1"),
-        decays("T7: two neurons of in-degree 1", "two bottlenecks", -0.3, "section A.6"),
-        between(
-            *(-0.15, 0.15, "T7: a narrow first layer keeps ‖H‖ from shrinking (slope)", slope("narrow first")),
-            reported=Reported("no decay", "Zhu 2024, section A.6"),
+        cited(
+            "Zhu 2024, section A.6",
+            {
+                "T5: with skip connections": decays("skip", -0.25, "Theorem A.4.1"),
+                "T6: convolutional, weights shared": decays("convolution", -0.25, "Theorem A.5.1"),
+                "T7: two neurons of in-degree 1": decays("two bottlenecks", -0.3),
+                "T7: a narrow first layer keeps ‖H‖ from shrinking (slope)": between(
+                    -0.15, 0.15, slope("narrow first"), says="no decay"
+                ),
+                "T7: a narrow second layer too (slope)": between(-0.15, 0.15, slope("narrow second"), says="no decay"),
+                "T7: ‖H‖ with a narrow first layer over that of the plain network, at the largest width": at_least(
+                    4.0, narrow_over_plain, since="laptop"
+                ),
+                "T10: narrow first layer: the blocks above it shrink": decays("narrow first, upper blocks", -0.25, "Lemma A.2.2"),
+                "T10: the block of the output layer is zero (largest norm)": at_most(
+                    1e-12, rows(family="output block").max("norm"), reported=Reported.theory(0, "Zhu 2024, (2.13)")
+                ),
+                "T8: an activation on the output keeps ‖H‖ from shrinking (slope)": at_least(
+                    -0.2, slope("tanh output"), says="no decay", where="Zhu 2024, section 2.3"
+                ),
+                "half of the neurons of in-degree 1 with different sources (slope)": measured(slope("half bottlenecks")),
+            },
         ),
-        between(
-            *(-0.15, 0.15, "T7: a narrow second layer too (slope)", slope("narrow second")),
-            reported=Reported("no decay", "Zhu 2024, section A.6"),
-        ),
-        {
-            "T7: ‖H‖ with a narrow first layer over that of the plain network, at the largest width": at_least(
-                4.0, narrow_over_plain, since="laptop"
-            ),
-        },
-        decays("T10: narrow first layer: the blocks above it shrink", "narrow first, upper blocks", -0.25, "Lemma A.2.2"),
-        {
-            "T10: the block of the output layer is zero (largest norm)": at_most(
-                1e-12, rows(family="output block").max("norm"), reported=Reported(0, "Zhu 2024, (2.13)", "theory")
-            ),
-            "T8: an activation on the output keeps ‖H‖ from shrinking (slope)": at_least(
-                -0.2, slope("tanh output"), reported=Reported("no decay", "Zhu 2024, section 2.3")
-            ),
-            "half of the neurons of in-degree 1 with different sources (slope)": measured(slope("half bottlenecks")),
-        },
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         decaying = ("three layers", "m, m²", "skip", "dense", "dropped edges", "convolution", "two bottlenecks")
         staying = ("narrow first", "narrow second", "tanh output", "narrow first, upper blocks", "half bottlenecks", "two layers")
-        figure, axes = plots.panels(2, columns=1, size=(7.6, 3.6))
-        for ax, names in zip(axes, (decaying, staying), strict=True):
-            draw_norms(rows, names, ax)
-        return figure
+        return draw_panels(norms_of(rows, decaying), norms_of(rows, staying), columns=1, size=(7.6, 3.6))
 
 
 def reports_agree(rows: list[Row]) -> bool:
@@ -345,33 +335,21 @@ class Figure23(Figure):
         )
     )
     item, where = "zhu-2024 Figure 2.3", "section A.6"
-    claims = (
-        {
-            "two neurons of in-degree 1: ‖H‖ shrinks with the width (slope)": at_most(
-                -0.3, slope("two bottlenecks"), says="transitions to linearity"
-            ),
-        },
-        between(
-            *(-0.15, 0.15, "a narrow layer: it does not (slope)", slope("narrow first")),
-            reported=Reported("does not", "Zhu 2024, section A.6"),
+    claims = {
+        "two neurons of in-degree 1: ‖H‖ shrinks with the width (slope)": at_most(
+            -0.3, slope("two bottlenecks"), says="transitions to linearity"
         ),
-        between(
-            *(-0.15, 0.15, "a narrow layer between wide ones: it does not (slope)", slope("m, 2, m")),
-            reported=Reported("does not", "Zhu 2024, section A.6"),
-        ),
-        {
-            "trainable edges around the narrow layer restore it (slope)": at_most(
-                -0.3, slope("m, 2, m restored"), reported=Reported("transitions to linearity", "Zhu 2024, section A.6")
-            ),
-            "the in-degree report tells safe wirings from those at risk, at the largest width": equal(
-                True, rows.measure(reports_agree)
-            ),
+        **{
+            f"{layer}: it does not (slope)": between(-0.15, 0.15, slope(name), says="does not", where="Zhu 2024, section A.6")
+            for layer, name in (("a narrow layer", "narrow first"), ("a narrow layer between wide ones", "m, 2, m"))
         },
-    )
+        "trainable edges around the narrow layer restore it (slope)": at_most(
+            -0.3, slope("m, 2, m restored"), says="transitions to linearity", where="Zhu 2024, section A.6"
+        ),
+        "the in-degree report tells safe wirings from those at risk, at the largest width": equal(
+            True, rows.measure(reports_agree)
+        ),
+    }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, (ax,) = plots.panels(1, size=(6.4, 4.4), letters=False)
-        draw_norms(rows, BOTTLENECKS, ax)
-        return figure
+        return draw_panels(norms_of(rows, BOTTLENECKS), size=(6.4, 4.4))

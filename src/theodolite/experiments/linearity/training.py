@@ -13,9 +13,10 @@ from torch import Tensor
 
 from theodolite.data import load
 from theodolite.data.generators import two_class_images
-from theodolite.experiments import Experiment, Reported, at_least, at_most, between, equal, rows, sizes
+from theodolite.experiments import Experiment, Reported, at_least, at_most, between, cited, equal, rows, sizes
 from theodolite.experiments.lab.datasets import load_or
 from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log, melted
 from theodolite.experiments.linearity.ensembles import (
     INPUTS,
     Ensemble,
@@ -146,26 +147,23 @@ class Figure22(Experiment):
     )
     claims = (
         *(
-            claim
-            for activation in ("tanh", "relu")
-            for claim in (
-                {
-                    f"{activation}: the drift falls with the width (Spearman correlation)": at_most(
-                        -0.9, spearman(activation), says="falls throughout", read_from="plot"
-                    ),
-                },
-                between(  # calibrated: tanh −0.69, ReLU −0.63
-                    *(-1.2, -0.35, f"{activation}: slope of the drift against the hidden width", drift_slope(activation)),
-                    says="follows 1/√m",
+            {
+                f"{activation}: the drift falls with the width (Spearman correlation)": at_most(
+                    -0.9, spearman(activation), says="falls throughout", read_from="plot"
                 ),
-            )
+                f"{activation}: slope of the drift against the hidden width": between(  # calibrated: tanh −0.69, ReLU −0.63
+                    -1.2, -0.35, drift_slope(activation), says="follows 1/√m"
+                ),
+            }
+            for activation in ("tanh", "relu")
         ),
         {
             "the loss converges at every width (runs that did not reach 1e-4 of their start)": equal(
                 0,
                 rows["final"].count(lambda final: not final <= 1e-4),
-                reported=Reported("converges for all widths", "Zhu 2024, section 2.3"),
-            ),
+                says="converges for all widths",
+                where="Zhu 2024, section 2.3",
+            )
         },
     )
     departs = (
@@ -201,15 +199,13 @@ class Figure22(Experiment):
             }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(2, size=(4.6, 3.8))
-        names = (("m", "hidden width"), ("width", "smallest in-degree behind the first layer"))
-        for ax, (column, label) in zip(axes, names, strict=True):
-            plots.log_log(
-                rows, column, "drift", by="activation", guides=(-0.5,), xlabel=label, ylabel="largest ‖K_t − K₀‖ / ‖K₀‖", ax=ax
-            )
-        return figure
+        look: dict[str, Any] = {"by": "activation", "guides": (-0.5,), "ylabel": "largest ‖K_t − K₀‖ / ‖K₀‖"}
+        return draw_panels(
+            log_log(rows, "m", "drift", xlabel="hidden width"),
+            log_log(rows, "width", "drift", xlabel="smallest in-degree behind the first layer"),
+            size=(4.6, 3.8),
+            **look,
+        )
 
 
 def points(data: str, samples: int, features: int, seeds: range) -> tuple[Tensor, Tensor, str]:
@@ -365,6 +361,7 @@ ways = two_layers.by("m").each(rows.mean("moved"))
 spread_of_ways = ways.max() / ways.min()
 #: The largest distance from the frozen kernel over the seeds of the widest network that was trained.
 widest_gap = two_layers.by("m").each(rows.max("gap")).last()
+FROZEN = Reported.theory("½‖(I − ηK₀)ᵗ r₀‖²", "Zhu 2024, section 2.4")
 #: Largest relative distance of the last layer's mean squared gradient from 2^−(L−1).
 last_layer = gradients.column(lambda row: abs(row["last"] * 2 ** (row["depth"] - 1) - 1)).max()
 
@@ -381,91 +378,84 @@ class PolyakLojasiewicz(Experiment):
     id, where = "linearity/pl", "Zhu 2024, section 2.4: (2.16), Proposition 2.4.4 and the remarks after it"
     #: `deep` are the widths of three-layer networks that are trained.
     sizes = sizes(
+        {
+            "ball_widths": ((32, 128), (32, 128, 512), (32, 128, 512, 2048)),
+            "ball_seeds": (3, 5, 10),
+            "widths": ((128, 1024), (128, 256, 512, 1024), (128, 256, 512, 1024, 2048)),
+            "seeds": (1, 3, 5),
+            "networks": (8, 16, 32),
+            "deep": ((256,), (1024,), (1024,)),
+            "draws": (100, 100, 1000),
+        },
         depths=(2, 3, 4),
         samples=10,
         steps=3000,
-        deep=(1024,),
-        draws=100,
-        tiny={"ball_widths": (32, 128), "ball_seeds": 3, "widths": (128, 1024), "seeds": 1, "networks": 8, "deep": (256,)},
-        laptop={"ball_widths": (32, 128, 512), "ball_seeds": 5, "widths": (128, 256, 512, 1024), "seeds": 3, "networks": 16},
-        paper={
-            "ball_widths": (32, 128, 512, 2048),
-            "ball_seeds": 10,
-            "widths": (128, 256, 512, 1024, 2048),
-            "seeds": 5,
-            "networks": 32,
-            "draws": 1000,
-        },
     )
     departs = (
         "Proposition 2.4.4 is proved for the mean of ‖∇f‖² and stated for the mean of ‖∇f‖, which does not follow; the squared "
         "form is tested. The source gives no constant for the radius R = O(1/μ), and none is assumed."
     )
     claims = (
-        {
-            "T11: ‖∇L‖² − 2λ_min L at random weights and data, over ‖∇L‖² (smallest)": at_least(
-                -1e-9,
-                rows(part="inequality", residual="random").min("slack"),
-                reported=Reported("at least 0", "Zhu 2024, (2.16)"),
-            ),
-            "T11: the same along the bottom eigenvector, where equality holds (largest)": at_most(
-                1e-8,
-                abs(rows(part="inequality", residual="bottom")["slack"]).max(),
-                reported=Reported(0, "Zhu 2024, (2.16)", "theory"),
-            ),
-            "T12: |Δλ_min| over ‖ΔK‖ at distance 1 (largest; Weyl's inequality: a check of the code)": at_most(
-                1.0 + 1e-9,
-                (balls["change"] / balls["kernel_change"]).max(),
-                reported=Reported("at most 1", "Zhu 2024, section 2.4", "theory"),
-            ),
-            "T12: ‖ΔJ‖_F over R√n max‖H‖ (largest)": at_most(
-                1.0,
-                (balls["jacobian_change"] / balls["jacobian_bound"]).max(),
-                reported=Reported("at most 1", "Zhu 2024, section 2.4", "theory"),
-            ),
-            "T12: the change of λ_min shrinks with the width (slope)": at_most(
-                -0.3, power_of(balls, "m", "change"), reported=Reported("of the order of sup‖H‖", "Zhu 2024, section 2.4")
-            ),
-            "T13: mean ‖∇f‖² of ReLU networks over its bound 2^−L (smallest over the depths)": at_least(
-                1.0,
-                gradients.column(lambda row: row["squared"] / 2.0 ** -row["depth"]).min(),
-                reported=Reported("at least 2^−L", "Zhu 2024, Proposition 2.4.4"),
-            ),
-            "T13: mean squared gradient of the last layer against 2^−(L−1) (largest relative distance)": at_most(
-                0.1, last_layer, reported=Reported("2^−(L−1)", "Zhu 2024, Proposition 2.4.4", "theory")
-            ),
-        },
+        cited(
+            "Zhu 2024, section 2.4",
+            {
+                "T11: ‖∇L‖² − 2λ_min L at random weights and data, over ‖∇L‖² (smallest)": at_least(
+                    -1e-9, rows(part="inequality", residual="random").min("slack"), says="at least 0", where="Zhu 2024, (2.16)"
+                ),
+                "T11: the same along the bottom eigenvector, where equality holds (largest)": at_most(
+                    1e-8,
+                    abs(rows(part="inequality", residual="bottom")["slack"]).max(),
+                    reported=Reported.theory(0, "Zhu 2024, (2.16)"),
+                ),
+                "T12: |Δλ_min| over ‖ΔK‖ at distance 1 (largest; Weyl's inequality: a check of the code)": at_most(
+                    1.0 + 1e-9, (balls["change"] / balls["kernel_change"]).max(), says="at most 1", read_from="theory"
+                ),
+                "T12: ‖ΔJ‖_F over R√n max‖H‖ (largest)": at_most(
+                    1.0, (balls["jacobian_change"] / balls["jacobian_bound"]).max(), says="at most 1", read_from="theory"
+                ),
+                "T12: the change of λ_min shrinks with the width (slope)": at_most(
+                    -0.3, power_of(balls, "m", "change"), says="of the order of sup‖H‖"
+                ),
+                "T13: mean ‖∇f‖² of ReLU networks over its bound 2^−L (smallest over the depths)": at_least(
+                    1.0,
+                    gradients.column(lambda row: row["squared"] / 2.0 ** -row["depth"]).min(),
+                    says="at least 2^−L",
+                    where="Zhu 2024, Proposition 2.4.4",
+                ),
+                "T13: mean squared gradient of the last layer against 2^−(L−1) (largest relative distance)": at_most(
+                    0.1, last_layer, reported=Reported.theory("2^−(L−1)", "Zhu 2024, Proposition 2.4.4")
+                ),
+            },
+        ),
         at_most(
             0.1,  # calibrated, m = 1024, seeds 0 to 2: 0.076, 0.020, 0.013
             "T14: two layers: loss of descent against the frozen kernel, until it has fallen by 1000 (largest relative distance)",
             widest_gap,
-            reported=Reported("½‖(I − ηK₀)ᵗ r₀‖²", "Zhu 2024, section 2.4", "theory"),
+            reported=FROZEN,
         ),
-        {
-            "T14: the same for three layers, at the largest width trained": at_most(
-                0.1,
-                three_layers.by("m").each(rows.max("gap")).last(),
-                reported=Reported("½‖(I − ηK₀)ᵗ r₀‖²", "Zhu 2024, section 2.4", "theory"),
-                since="laptop",
-            ),
-            "T14: loss ratio of a step over (1 − ηλ_min)², widest network (largest)": at_most(
-                1.05,
-                two_layers.by("m").each((rows["contraction"] / rows["slowest"]).max()).last(),
-                reported=Reported("at most 1", "Zhu 2024, section 2.4"),
-            ),
-            "T14: the way gone does not grow with the width (longest over shortest)": at_most(
-                2.0, spread_of_ways, reported=Reported("bounded", "Zhu 2024, section 2.4")
-            ),
-            "T8, second half: tanh on the output: λ_min of the kernel on the way (smallest)": at_least(
-                1e-4, with_tanh.min("lambda_min"), reported=Reported("PL* holds", "Zhu 2024, section 2.4")
-            ),
-            "T8, second half: tanh on the output: the loss still falls to 1e-6 (largest final loss)": at_most(
-                1e-6, with_tanh.max("final"), reported=Reported("converges", "Zhu 2024, section 2.4")
-            ),
-            "T8, second half: and geometrically: the largest loss ratio of a step": at_most(
-                1.0 - 1e-4, with_tanh.max("contraction"), reported=Reported("exponentially fast", "Zhu 2024, section 2.4")
-            ),
-        },
+        cited(
+            "Zhu 2024, section 2.4",
+            {
+                "T14: the same for three layers, at the largest width trained": at_most(
+                    0.1, three_layers.by("m").each(rows.max("gap")).last(), reported=FROZEN, since="laptop"
+                ),
+                "T14: loss ratio of a step over (1 − ηλ_min)², widest network (largest)": at_most(
+                    1.05, two_layers.by("m").each((rows["contraction"] / rows["slowest"]).max()).last(), says="at most 1"
+                ),
+                "T14: the way gone does not grow with the width (longest over shortest)": at_most(
+                    2.0, spread_of_ways, says="bounded"
+                ),
+                "T8, second half: tanh on the output: λ_min of the kernel on the way (smallest)": at_least(
+                    1e-4, with_tanh.min("lambda_min"), says="PL* holds"
+                ),
+                "T8, second half: tanh on the output: the loss still falls to 1e-6 (largest final loss)": at_most(
+                    1e-6, with_tanh.max("final"), says="converges"
+                ),
+                "T8, second half: and geometrically: the largest loss ratio of a step": at_most(
+                    1.0 - 1e-4, with_tanh.max("contraction"), says="exponentially fast"
+                ),
+            },
+        ),
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
@@ -484,29 +474,15 @@ class PolyakLojasiewicz(Experiment):
             yield {"part": job["part"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         paths = select(rows, part="path", hidden=1)
-        ends = [choose(row["m"] for row in paths) for choose in (min, max)]
-        steps = [
-            {"step": row["step"], "loss": row[column], "which": f"m = {row['m']}, {name}"}
-            for row in select(paths, m=ends, output="identity", seed=0)
-            for column, name in (("loss", "network"), ("predicted", "frozen kernel"))
-        ]
-        figure, (left, right) = plots.panels(2, size=(5.2, 4.2))
-        plots.curves(
-            steps, "step", "loss", by="which", log="y", labels="legend", xlabel="step", ylabel="loss / loss at the start", ax=left
+        both = {"loss": "network", "predicted": "frozen kernel"}
+        runs = [select(paths, m=choose(row["m"] for row in paths), output="identity", seed=0) for choose in (min, max)]
+        lines = labelled([row for run in runs for row in melted(run, both, "part of the start")], which="m = {m}, {of}")
+        drifts = {"change": "|Δλ_min|", "kernel_change": "‖ΔK‖", "jacobian_bound": "R √n max‖H‖, bounds ‖ΔJ‖"}
+        moves = melted(select(rows, part="ball"), drifts, "change", "which")
+        return draw_panels(
+            curves(lines, "step", "part of the start", log="y", labels="legend", ylabel="loss / loss at the start"),
+            log_log(moves, "m", "change", guides=(-0.5,), xlabel="width m", ylabel="change at distance 1"),
+            size=(5.2, 4.2),
+            by="which",
         )
-        drifts = [
-            {"m": row["m"], "change": row[column], "which": name}
-            for row in select(rows, part="ball")
-            for column, name in (
-                ("change", "|Δλ_min|"),
-                ("kernel_change", "‖ΔK‖"),
-                ("jacobian_bound", "R √n max‖H‖, bounds ‖ΔJ‖"),
-            )
-        ]
-        plots.log_log(
-            drifts, "m", "change", by="which", guides=(-0.5,), xlabel="width m", ylabel="change at distance 1", ax=right
-        )
-        return figure

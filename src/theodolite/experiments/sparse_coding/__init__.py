@@ -1,1 +1,1 @@
-"""Dictionaries learned by predicting hidden coordinates: source 000, chapter 2 and appendix A."""
+"""Dictionaries learned by predicting hidden coordinates: Wu 2023, chapter 2 and appendix A."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -133,11 +134,8 @@ class Patches(Experiment):
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for noise in (CLEAN, NOISY):
-            for size in p.atoms:
-                for method in METHODS:
-                    for seed in range(p.seeds):
-                        yield {"study": asdict(replace(p.study, learned=size, noise=noise)), "method": method, "seed": seed}
+        for noise, size, method, seed in product((CLEAN, NOISY), p.atoms, METHODS, range(p.seeds)):
+            yield {"study": asdict(replace(p.study, learned=size, noise=noise)), "method": method, "seed": seed}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         study, method, seed = Patching(**job["study"]), job["method"], job["seed"]

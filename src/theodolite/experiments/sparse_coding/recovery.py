@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,10 +46,8 @@ class Recovery(OnTrained):
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         pairs = [tuple((init, seed) for init in PANELS.values()) for seed in range(p.seeds)]
         fleets = pairs if p.get("fleet") else [(run,) for pair in pairs for run in pair]
-        for place, setting in p.settings:
-            for fleet in fleets:
-                for objective in OBJECTIVES:
-                    yield job_of(setting, objective, fleet, place=place)
+        for (place, setting), fleet, objective in product(p.settings, fleets, OBJECTIVES):
+            yield job_of(setting, objective, fleet, place=place)
 
     def run(self, job: Mapping[str, Any], trained: list[Row]) -> Iterator[Row]:
         setting = Setting(**job["setting"])
@@ -214,7 +213,7 @@ def _claims_21() -> Claims:
         {
             "(b) at p' = p, where nothing is over-realized, the baseline is better (masking less baseline)": at_least(
                 0.0, (0 - gaps("b", rows(place=1))).only(), reported=0.027, **READ
-            ),
+            )
         },
         cited(
             "Wu 2023, section 2.4.1",

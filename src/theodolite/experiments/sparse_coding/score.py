@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from theodolite.experiments import Experiment, Params, Reported, at_least, at_most, equal, measured, rows
+from theodolite.experiments import Experiment, Reported, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.lab.panels import curves, draw_panels, scatter
 from theodolite.experiments.query import Column, Value, chosen
 from theodolite.experiments.sparse_coding.baselines import TINY_FLEET
@@ -27,6 +27,13 @@ def preferred(rows: list[Row]) -> Row:
     return min(chosen(rows, part="search"), key=lambda row: row["hidden_error"])
 
 
+SEARCH = Setting(noise=0.03, samples=4000, learning_rate=1e-2)
+
+
+def _fleets(seeds: int) -> tuple[Any, ...]:
+    return tuple(((init, seed),) for init in ("samples", "local") for seed in range(seeds))
+
+
 def extreme(rows: list[Row]) -> bool:
     """Whether the reconstruction of the training signals is best with most atoms and most of them per signal."""
     table = chosen(rows, part="search")
@@ -44,29 +51,19 @@ class Score(OnTrained, Experiment):
 
     id = "sparse-coding/score"
     where = "beside Wu 2023, Figure 2.1 at p' = n"
-    sizes = {
-        "tiny": Params(
-            setting=replace(TINY, learned=FULL * TINY.atoms),
-            fleets=(TINY_FLEET,),
-            search=Setting(dim=32, atoms=40, sparsity=3, noise=0.06, samples=500, batch=100, epochs=40, learning_rate=1e-2),
-            atoms=(20, 40, 80),
-            sparsities=(1, 2, 3, 4),
-        ),
-        "laptop": Params(
-            setting=Setting(),
-            fleets=tuple(((init, 0),) for init in ("samples", "local")),
-            search=Setting(noise=0.03, samples=4000, epochs=100, learning_rate=1e-2),
-            atoms=(100, 200, 400),
-            sparsities=(3, 4, 5, 6, 8),
-        ),
-        "paper": Params(
-            setting=Setting(),
-            fleets=tuple(((init, seed),) for init in ("samples", "local") for seed in range(5)),
-            search=Setting(noise=0.03, samples=4000, epochs=200, learning_rate=1e-2),
-            atoms=(100, 150, 200, 300, 400, 800),
-            sparsities=(3, 4, 5, 6, 7, 8),
-        ),
-    }
+    sizes = sizes(
+        {
+            "setting": (replace(TINY, learned=FULL * TINY.atoms), Setting(), Setting()),
+            "fleets": ((TINY_FLEET,), _fleets(1), _fleets(5)),
+            "search": (
+                Setting(dim=32, atoms=40, sparsity=3, noise=0.06, samples=500, batch=100, epochs=40, learning_rate=1e-2),
+                replace(SEARCH, epochs=100),
+                replace(SEARCH, epochs=200),
+            ),
+            "atoms": ((20, 40, 80), (100, 200, 400), (100, 150, 200, 300, 400, 800)),
+            "sparsities": ((1, 2, 3, 4), (3, 4, 5, 6, 8), (3, 4, 5, 6, 7, 8)),
+        }
+    )
     departs = (
         "Not in the source. Sizes and sparsities are compared on signals with less noise than the figures' and with a larger "
         "learning rate. At tiny size 100 atoms in 50 dimensions and 100 passes; the search has 40 atoms in 32 dimensions."

@@ -329,7 +329,7 @@ CLAIMS = (
             1.0,
             rows(part="T10").column(lambda row: max(row["independent"], row["equal"]) / row["bound"]).max(),
             reported=_theory("at most 1", "Lemma A.1.2"),
-        ),
+        )
     },
 )
 
@@ -350,27 +350,17 @@ class Theorems(Experiment):
     where = "Wu 2023, section 2.3, Theorems 2.3.2 and 2.3.6, appendix A.1"
     #: Draws of each theorem.
     sizes = sizes(
+        {
+            "signals": (1500, 8000, 20_000),
+            "needed": (800, 2000, 4000),
+            "noisy": (6000, 10_000, 20_000),
+            "dictionaries": (3, 6, 6),
+            "ranked": (500, 2000, 8000),
+            "masks": (2, 4, 10),
+            "dims": ((10, 20, 40), (10, 20, 40, 80), (10, 20, 40, 80, 160)),
+        },
         matrices=200,
         consistent=4000,
-        tiny={"signals": 1500, "needed": 800, "noisy": 6000, "dictionaries": 3, "ranked": 500, "masks": 2, "dims": (10, 20, 40)},
-        laptop={
-            "signals": 8000,
-            "needed": 2000,
-            "noisy": 10_000,
-            "dictionaries": 6,
-            "ranked": 2000,
-            "masks": 4,
-            "dims": (10, 20, 40, 80),
-        },
-        paper={
-            "signals": 20_000,
-            "needed": 4000,
-            "noisy": 20_000,
-            "dictionaries": 6,
-            "ranked": 8000,
-            "masks": 10,
-            "dims": (10, 20, 40, 80, 160),
-        },
     )
     departs = (
         "Mixtures are directions in the plane of two atoms, one parameter each, where the source covers a ball. The ridge of the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from statistics import fmean
 from typing import Any, get_args
 
@@ -128,9 +129,8 @@ class Ablations(OnTrained, Experiment):
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for name, variant in VARIANTS.items():
             setting = variant.applied(p.setting)
-            for seed in range(p.seeds):
-                for objective in variant.objectives:
-                    yield job_of(setting, objective, ((variant.init, seed),), part="training", variant=name)
+            for seed, objective in product(range(p.seeds), variant.objectives):
+                yield job_of(setting, objective, ((variant.init, seed),), part="training", variant=name)
         for seed in range(p.seeds):
             yield {"part": "gradients", "setting": asdict(p.setting), "seed": seed}
 
@@ -217,10 +217,8 @@ class Codes(OnTrained, Experiment):
         runs: list[tuple[Init, int]] = [("samples", seed) for seed in range(p.seeds)]
         cases: dict[str, Setting] = {law: replace(p.setting, law=law) for law in LAWS}
         cases[LASSO] = replace(p.lasso, decoder="lasso", penalty=PENALTY)
-        for case, setting in cases.items():
-            for run in runs:
-                for objective in OBJECTIVES:
-                    yield job_of(setting, objective, (run,), case=case)
+        for (case, setting), run, objective in product(cases.items(), runs, OBJECTIVES):
+            yield job_of(setting, objective, (run,), case=case)
 
     def run(self, job: Mapping[str, Any], *trained: list[Row]) -> Iterator[Row]:
         for row in trained[0]:

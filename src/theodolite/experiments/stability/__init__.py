@@ -1,1 +1,1 @@
-"""Stability of training to one example, and linear mode connectivity: source 004, chapter 2 and appendix A."""
+"""Stability of training to one example, and linear mode connectivity: Karp 2024, chapter 2 and appendix A."""

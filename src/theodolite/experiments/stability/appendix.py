@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
 
-from theodolite.experiments import Claim, Figure, at_least, at_most, between, rows
-from theodolite.experiments.claims import Claims, Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments import Claim, Figure, Reported, at_least, at_most, between, cited, rows
+from theodolite.experiments.claims import Claims
+from theodolite.experiments.lab.panels import Panel
+from theodolite.experiments.query import Value, chosen
 from theodolite.experiments.stability.configurations import DEEP
-from theodolite.experiments.stability.laws import delta, gain, law, over_trials, reading, unexplained
-from theodolite.experiments.stability.main_text import DEPARTS, REPORTED, Cell, PairFigure, grid, named
+from theodolite.experiments.stability.laws import delta, fitted, gain, over_trials, unexplained
+from theodolite.experiments.stability.main_text import DEPARTS, REPORTED, PairFigure, grid, named, pairs
 from theodolite.experiments.stability.pairs import DEEP_SIZES, TRIALS, Pairs, Stopped
 from theodolite.measures.stability import SlopeWindows, slope_windows
 from theodolite.measures.stability.config import STOPPING
@@ -26,39 +26,36 @@ TIMES = ("T/2", "3T/2")
 ROUGHLY = 0.2
 
 
-def windows(rows: list[Row], time: str) -> SlopeWindows:
+def windows(time: str) -> Value:
     """Local slopes of the largest gaps."""
-    fit = law(rows, "gap_loss", time=time)
-    return slope_windows(fit.ms, fit.g, spread=ROUGHLY)
+    return fitted("gap_loss", time=time).then(lambda fit: slope_windows(fit.ms, fit.g, spread=ROUGHLY))
 
 
-def spread(time: str) -> Measure:
+def spread(time: str) -> Value:
     """How much the local slopes vary over the whole range, as a share of their mean."""
 
-    def measure(rows: list[Row]) -> float:
-        slopes = np.array(windows(rows, time).slopes)
+    def measure(found: SlopeWindows) -> float:
+        slopes = np.array(found.slopes)
         slopes = slopes[np.isfinite(slopes)]  # others touch a gap that is not positive
         return float(np.ptp(slopes) / abs(slopes.mean()))
 
-    return measure
+    return windows(time).then(measure)
 
 
-def sizes_in_window(time: str) -> Measure:
+def sizes_in_window(time: str) -> Value:
     """Sizes in the widest window of roughly constant slope."""
-    return lambda rows: 1 + sum(row["in_widest"] for row in windows(rows, time).rows())
+    return windows(time).then(lambda found: 1 + sum(row["in_widest"] for row in found.rows()))
 
 
-def _range_claims(time: str) -> Claims:
-    return (
-        {
-            f"{time}: regions of m with different slopes (spread of the local slopes of the gap over their mean)": at_least(
-                ROUGHLY, spread(time), says="different regions of decrease"
-            ),
-            f"{time}: a window of at least three sizes in which the slope is roughly constant (sizes in the widest)": at_least(
-                3, sizes_in_window(time), says="8 sizes, 15,000 to 50,000", where="Karp 2024, appendix A.1", since="laptop"
-            ),
-        },
-    )
+def _range_claims(time: str) -> dict[str, Claim]:
+    return {
+        f"{time}: regions of m with different slopes (spread of the local slopes of the gap over their mean)": at_least(
+            ROUGHLY, spread(time), says="different regions of decrease"
+        ),
+        f"{time}: a window of at least three sizes in which the slope is roughly constant (sizes in the widest)": at_least(
+            3, sizes_in_window(time), says="8 sizes, 15,000 to 50,000", where="Karp 2024, appendix A.1", since="laptop"
+        ),
+    }
 
 
 class FigureA1(PairFigure):
@@ -79,13 +76,12 @@ class FigureA1(PairFigure):
     only: Mapping[str, Any] = {"configuration": "1a", "trial": 0}
     view = rows(time=TIMES)
     departs = f"{DEPARTS} The source does not list its sizes below 15,000."
-    claims = tuple(claim for time in TIMES for claim in _range_claims(time))
+    claims = tuple(map(_range_claims, TIMES))
 
     def draw(self, rows: list[Row]) -> Any:
-        def cell(time: str, log: bool) -> Cell:
-            return Cell(chosen(rows, time=time), "gap_loss", f"{named('1a', rows)} at {time}", log, window=log)
-
-        return grid([[cell(time, log) for time in TIMES] for log in (False, True)])
+        columns = {f"{named('1a', rows)} at {time}": chosen(rows, time=time) for time in TIMES}
+        look = [{"log": log, "window": log} for log in (False, True)]
+        return grid([[pairs(mine, "gap_loss", title, **line) for title, mine in columns.items()] for line in look])
 
 
 # A.2 to A.10: further seeds of start and data order, and other stopping times
@@ -141,8 +137,8 @@ class TrialsFigure(PairFigure):
     view = rows(time="T", compared=True)
 
     def draw(self, rows: list[Row]) -> Any:
-        columns = [(f"{named(self.only['configuration'][0], rows)}, trial {t + 1}", t) for t in TRIALS]
-        return grid([[Cell(chosen(rows, trial=t), q, title) for title, t in columns] for q in self.quantities])
+        columns = {f"{named(self.only['configuration'][0], rows)}, trial {t + 1}": chosen(rows, trial=t) for t in TRIALS}
+        return grid([[pairs(mine, q, title) for title, mine in columns.items()] for q in self.quantities])
 
 
 class FigureA2(TrialsFigure):
@@ -230,46 +226,43 @@ class ParametersFigure(PairFigure):
     quantity: ClassVar[str]
 
     def draw(self, rows: list[Row]) -> Any:
-        def cell(name: str, trial: int) -> Cell:
-            return Cell(chosen(rows, configuration=name, trial=trial), self.quantity, f"{named(name, rows)}, trial {trial + 1}")
+        def panel(name: str, trial: int) -> Panel:
+            mine = chosen(rows, configuration=name, trial=trial)
+            return pairs(mine, self.quantity, f"{named(name, mine)}, trial {trial + 1}")
 
-        return grid([[cell(name, trial) for trial in TRIALS] for name in DEEP])
+        return grid([[panel(name, trial) for trial in TRIALS] for name in DEEP])
 
 
 class FigureA11(ParametersFigure):
     """Distance of the parameters of a pair against m, three seeds."""
 
     item, quantity = "karp-2024 Figure A.11", "dist"
-    claims = tuple(
-        {
-            f"{name}: the distance hardly falls (exponent, smallest of the seed-trials)": at_least(
-                FALLS,
-                over_trials(min, "dist", configuration=name),
-                says="does not fall fast enough, and rises in places",
-                where="Karp 2024, section 2.4.1 and Figure A.11",
-                since="laptop",
-            )
-        }
+    claims = {
+        f"{name}: the distance hardly falls (exponent, smallest of the seed-trials)": at_least(
+            FALLS,
+            over_trials(min, "dist", configuration=name),
+            says="does not fall fast enough, and rises in places",
+            where="Karp 2024, section 2.4.1 and Figure A.11",
+            since="laptop",
+        )
         for name in DEEP
-    )
+    }
 
 
 class FigureA12(ParametersFigure):
     """Norm of the parameters against m, three seeds."""
 
     item, quantity = "karp-2024 Figure A.12", "norm_S"
-    claims = tuple(
-        {
-            f"{name}: the norm grows with m (exponent, smallest of the seed-trials)": at_least(
-                0.0,
-                over_trials(min, "norm_S", configuration=name),
-                says="norms grow with m",
-                where="Karp 2024, Figures A.12 and A.13",
-                since="laptop",
-            )
-        }
+    claims = {
+        f"{name}: the norm grows with m (exponent, smallest of the seed-trials)": at_least(
+            0.0,
+            over_trials(min, "norm_S", configuration=name),
+            says="norms grow with m",
+            where="Karp 2024, Figures A.12 and A.13",
+            since="laptop",
+        )
         for name in DEEP
-    )
+    }
 
 
 def _normalised_claims(name: str) -> Claims:
@@ -289,9 +282,7 @@ def _normalised_claims(name: str) -> Claims:
                 0.0,
                 2.0,
                 rows(configuration=name).max("ndist"),
-                reported=(0.0, 2.0),
-                where="Karp 2024, Figure A.13: D over the mean of the norms",
-                read_from="theory",
+                reported=Reported.theory((0.0, 2.0), "Karp 2024, Figure A.13: D over the mean of the norms"),
             ),
         },
     )
@@ -301,41 +292,35 @@ class FigureA13(ParametersFigure):
     """Distance over the mean norm of the two solutions against m, three seeds."""
 
     item, quantity = "karp-2024 Figure A.13", "ndist"
-    claims = tuple(claim for name in DEEP for claim in _normalised_claims(name))
+    claims = tuple(map(_normalised_claims, DEEP))
 
 
 # Stopping
 
-WHERE = "Karp 2024, appendix A.1, on stopping criteria"
 #: In words.
 RULES = {"updates": "after T updates", "epochs": "after a number of epochs", "train_loss": "at a training loss"}
 
 
-def harder(rule: str) -> Measure:
+def harder(rule: str) -> Value:
     """Δb under a rule minus Δb after a number of updates."""
-    return lambda rows: reading(rows, rule=rule).delta_b - reading(rows, rule="updates").delta_b
+    return delta(rule=rule) - delta(rule="updates")
 
 
-def longer(rule: str) -> Measure:
+def longer(rule: str) -> Value:
     """Updates at the largest size over those at the smallest, means over the pairs."""
-
-    def measure(rows: list[Row]) -> float:
-        table = chosen(rows, rule=rule)
-        sizes = sorted({row["m"] for row in table})
-        ends = [[row["steps_taken"] for row in table if row["m"] == m] for m in (sizes[0], sizes[-1])]
-        return fmean(ends[1]) / fmean(ends[0])
-
-    return measure
+    updates = rows(rule=rule).by("m").each(rows.mean("steps_taken"))
+    return updates.last() / updates.first()
 
 
-def _rule_claims(rule: str) -> Claims:
-    return (
+def _rule_claims(rule: str) -> tuple[Claim, ...]:
+    return cited(
+        "Karp 2024, appendix A.1, on stopping criteria",
         {
             f"{RULES[rule]}: larger sets take more updates (largest over smallest m)": at_least(
-                1.0, longer(rule), says="larger sets take more steps", where=WHERE
+                1.0, longer(rule), says="larger sets take more steps"
             ),
             f"{RULES[rule]}: stability explains less than with a fixed number of updates (difference of Δb)": at_least(
-                0.0, harder(rule), says="easier to fail", where=WHERE, since="laptop"
+                0.0, harder(rule), says="easier to fail", since="laptop"
             ),
         },
     )
@@ -355,16 +340,13 @@ class StoppingRules(Figure):
         {
             "after T updates: stability falls more slowly than the gap (Δb)": at_least(
                 0.05, delta(rule="updates"), reported=0.09, where="Karp 2024, section 2.3.2"
-            ),
+            )
         },
         *_rule_claims("epochs"),
         *_rule_claims("train_loss"),
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        def line(rule: str) -> list[Cell]:
-            mine = chosen(rows, rule=rule)
-            title = f"by {rule.replace('_', ' ')} ({mine[0]['data']})"
-            return [Cell(mine, quantity, title) for quantity in ("gap_loss", "stab")]
-
-        return grid([line(rule) for rule in STOPPING])
+        lines = {rule: chosen(rows, rule=rule) for rule in STOPPING}
+        titles = {rule: f"by {rule.replace('_', ' ')} ({mine[0]['data']})" for rule, mine in lines.items()}
+        return grid([[pairs(mine, q, titles[rule]) for q in ("gap_loss", "stab")] for rule, mine in lines.items()])

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from statistics import fmean, median
 from typing import Any
 
-from theodolite.experiments import Claim, Figure, at_least, at_most
-from theodolite.experiments.claims import Claims, Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments import Claim, Figure, at_least, at_most, rows
+from theodolite.experiments.claims import Claims
+from theodolite.experiments.lab.panels import Panel, draw_panels
+from theodolite.experiments.query import Column, Value, chosen
 from theodolite.experiments.stability.configurations import DEEP
 from theodolite.experiments.stability.main_text import DEPARTS, named
 from theodolite.experiments.stability.pairs import Paths
 from theodolite.results import Row
 
+ENDS = ("smallest", "largest")
 #: Accuracy may be so much below that of the weaker end.
 ALLOWED = 0.02
 #: Share of the pairs of 1a that must be connected.
@@ -23,25 +24,19 @@ MOST = 0.8
 MORE = 1e-6
 
 
-def barriers(rows: list[Row], name: str, end: str, column: str = "barrier_train") -> list[float]:
-    """Of all pairs of a configuration at the "smallest" or "largest" size, one each."""
-    table = chosen(rows, configuration=name, size=end)
-    return list({(row["trial"], row["pair"]): row[column] for row in table}.values())
+def barriers(name: str, end: str) -> Column:
+    """In train accuracy, of all pairs of a configuration at the "smallest" or "largest" size, one each."""
+    return rows(configuration=name, size=end).by("trial", "pair").each(rows["barrier_train"].first())
 
 
-def connected(name: str, end: str) -> Measure:
-    """Share of the pairs whose barrier in train accuracy is at most two points."""
-    return lambda rows: fmean(barrier <= ALLOWED for barrier in barriers(rows, name, end))
+def connected(name: str, end: str) -> Value:
+    """Share of the pairs whose barrier is at most two points."""
+    return barriers(name, end).share(lambda barrier: barrier <= ALLOWED)
 
 
-def middle(name: str, end: str) -> Measure:
-    """Median barrier in train accuracy."""
-    return lambda rows: median(barriers(rows, name, end))
-
-
-def higher(name: str, other: str, end: str) -> Measure:
+def higher(name: str, other: str, end: str) -> Value:
     """The median barrier of one configuration minus that of another."""
-    return lambda rows: median(barriers(rows, name, end)) - median(barriers(rows, other, end))
+    return barriers(name, end).median() - barriers(other, end).median()
 
 
 def _connected_claim(name: str, end: str, said: str) -> Claim:
@@ -56,14 +51,12 @@ def _connected_claim(name: str, end: str, said: str) -> Claim:
 def _main_claims(end: str) -> Claims:
     return (
         _connected_claim("1a", end, "accuracy does not decrease"),
-        *(
-            {
-                f"2b, {end} m: a larger barrier than {other} (difference of the median train barriers)": at_least(
-                    MORE, higher("2b", other, end), says=f"significant decrease in 2b, {said} in {other}", since="laptop"
-                )
-            }
+        {
+            f"2b, {end} m: a larger barrier than {other} (difference of the median train barriers)": at_least(
+                MORE, higher("2b", other, end), says=f"significant decrease in 2b, {said} in {other}", since="laptop"
+            )
             for other, said in (("1a", "none"), ("2a", "slight decrease"))
-        ),
+        },
     )
 
 
@@ -78,23 +71,22 @@ class Connectivity(Figure):
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         columns = list(product(self.only["configuration"], self.only["trial"]))
-        figure, axes = plots.panels(2 * len(columns), columns=len(columns), size=(4.2, 3.1))
-        for ax, (end, (name, trial)) in zip(axes, product(("smallest", "largest"), columns), strict=True):
-            mine = chosen(rows, configuration=name, trial=trial, size=end)
-            seeds = f", trial {trial + 1}" if len(self.only["trial"]) > 1 else ""
-            title = f"{named(name, rows)}{seeds}, m = {mine[0]['m']}"
-            plots.linear_path(mine, "accuracy", ends=("S", "S'"), title=title, ax=ax)
-        return figure
+        panels = [self._panel(rows, end, *column) for end, column in product(ENDS, columns)]
+        return draw_panels(*panels, columns=len(columns), size=(4.2, 3.1))
+
+    def _panel(self, rows: list[Row], end: str, name: str, trial: int) -> Panel:
+        mine = chosen(rows, configuration=name, trial=trial, size=end)
+        seeds = f", trial {trial + 1}" if len(self.only["trial"]) > 1 else ""
+        title = f"{named(name, rows)}{seeds}, m = {mine[0]['m']}"
+        return Panel("linear_path", mine, "accuracy", ends=("S", "S'"), title=title)
 
 
 class Figure24(Connectivity):
     """Linear mode connectivity: no barrier in 1a, a slight one in 2a, a large one in 2b."""
 
     item, where = "karp-2024 Figure 2.4", "section 2.4.2"
-    claims = tuple(claim for end in ("smallest", "largest") for claim in _main_claims(end))
+    claims = tuple(map(_main_claims, ENDS))
 
 
 class FigureA14(Connectivity):
@@ -102,7 +94,7 @@ class FigureA14(Connectivity):
 
     item, where = "karp-2024 Figure A.14", "appendix A.3"
     only: Mapping[str, Any] = {"configuration": ("1a",), "trial": (1, 2)}
-    claims = tuple(_connected_claim("1a", end, "roughly nondecreasing accuracy") for end in ("smallest", "largest"))
+    claims = tuple(_connected_claim("1a", end, "roughly nondecreasing accuracy") for end in ENDS)
 
 
 class FigureA15(Connectivity):
@@ -110,11 +102,9 @@ class FigureA15(Connectivity):
 
     item, where = "karp-2024 Figure A.15", "appendix A.3"
     only: Mapping[str, Any] = {"configuration": ("2a",), "trial": (1, 2)}
-    claims = tuple(
-        {
-            f"2a, {end} m: accuracy falls only slightly between the ends (median train barrier)": at_most(
-                ALLOWED, middle("2a", end), says="slightly decreasing accuracy"
-            )
-        }
-        for end in ("smallest", "largest")
-    )
+    claims = {
+        f"2a, {end} m: accuracy falls only slightly between the ends (median train barrier)": at_most(
+            ALLOWED, barriers("2a", end).median(), says="slightly decreasing accuracy"
+        )
+        for end in ENDS
+    }

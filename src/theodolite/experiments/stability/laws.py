@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable
 from typing import Any
 
-from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import Measured, chosen
-from theodolite.measures.stability import Explanation, PowerFit, explains, fit_power_law
+from theodolite.experiments import rows
+from theodolite.experiments.query import Column, Measured, Value
+from theodolite.measures.stability import PowerFit, explains, fit_power_law
 from theodolite.results import Row
 
 #: Sizes from which an exponent is read.
 LEAST = 3
 
 
-def law(rows: list[Row], quantity: str, **where: Any) -> PowerFit:
-    """The power law of the maxima over pairs, of the rows with these values."""
-    table = chosen(rows, **where)
-    sizes = sorted({row["m"] for row in table})
+def law(rows: list[Row], quantity: str) -> PowerFit:
+    """The power law of the maxima over pairs."""
+    sizes = sorted({row["m"] for row in rows})
     if len(sizes) < LEAST:
         raise ValueError(f"an exponent needs {LEAST} sizes. There are {len(sizes)}")
-    return fit_power_law(sizes, [[row[quantity] for row in table if row["m"] == m] for m in sizes])
-
-
-def reading(rows: list[Row], **where: Any) -> Explanation:
-    """Gap and stability side by side, of the rows with these values."""
-    return explains(chosen(rows, **where))
+    return fit_power_law(sizes, [[row[quantity] for row in rows if row["m"] == m] for m in sizes])
 
 
 def half(low: float, high: float) -> float:
@@ -34,70 +27,61 @@ def half(low: float, high: float) -> float:
     return (high - low) / 2
 
 
-def exponent(quantity: str, **where: Any) -> Measure:
+def fitted(quantity: str, **where: Any) -> Value:
+    """The law of the rows with these values."""
+    return rows(**where).measure(law, quantity)
+
+
+def slope(quantity: str, **where: Any) -> Value:
+    """b, its exponent."""
+    return fitted(quantity, **where).then(lambda fit: fit.b)
+
+
+def exponent(quantity: str, **where: Any) -> Value:
     """b, with half its bootstrap interval."""
-
-    def measure(rows: list[Row]) -> Measured:
-        fit = law(rows, quantity, **where)
-        return Measured(fit.b, half(fit.b_low, fit.b_high))
-
-    return measure
+    return fitted(quantity, **where).then(lambda fit: Measured(fit.b, half(fit.b_low, fit.b_high)))
 
 
-def upper_end(quantity: str, **where: Any) -> Measure:
+def upper_end(quantity: str, **where: Any) -> Value:
     """The upper end of the interval of b."""
-    return lambda rows: law(rows, quantity, **where).b_high
+    return fitted(quantity, **where).then(lambda fit: fit.b_high)
 
 
-def difference(first: str, second: str, **where: Any) -> Measure:
+def difference(first: str, second: str, **where: Any) -> Value:
     """Distance between the exponents of two quantities."""
-    return lambda rows: abs(law(rows, first, **where).b - law(rows, second, **where).b)
+    return abs(slope(first, **where) - slope(second, **where))
 
 
-def delta(**where: Any) -> Measure:
+def delta(**where: Any) -> Value:
     """Δb, the exponent of stability minus that of the gap, with half its interval."""
-
-    def measure(rows: list[Row]) -> Measured:
-        found = reading(rows, **where)
-        return Measured(found.delta_b, half(found.delta_low, found.delta_high))
-
-    return measure
+    found = rows(**where).measure(explains)
+    return found.then(lambda reading: Measured(reading.delta_b, half(reading.delta_low, reading.delta_high)))
 
 
-def kept(quantity: str, **where: Any) -> Measure:
+def kept(quantity: str, **where: Any) -> Value:
     """The maximum at the largest size over that at the smallest."""
-
-    def measure(rows: list[Row]) -> float:
-        g = law(rows, quantity, **where).g
-        return g[-1] / g[0]
-
-    return measure
+    return fitted(quantity, **where).then(lambda fit: fit.g[-1] / fit.g[0])
 
 
 # Over seed-trials
 
 
-def trials_of(rows: list[Row]) -> Sequence[int]:
-    return sorted({row["trial"] for row in rows})
+def by_trial(measure: Value, **where: Any) -> Column:
+    """A value of each seed-trial."""
+    return rows(**where).by("trial").each(measure)
 
 
-def over_trials(reduce: Callable[[list[float]], float], quantity: str, **where: Any) -> Measure:
+def over_trials(reduce: Callable[[list[float]], float], quantity: str, **where: Any) -> Value:
     """The smallest, largest, ... exponent of the seed-trials, with half its distance to the other end as error."""
-
-    def measure(rows: list[Row]) -> Measured:
-        found = [law(rows, quantity, trial=trial, **where).b for trial in trials_of(rows)]
-        return Measured(reduce(found), half(min(found), max(found)))
-
-    return measure
+    found = by_trial(slope(quantity), **where)
+    return found.reduce(lambda slopes: Measured(reduce(slopes), half(min(slopes), max(slopes))))
 
 
-def unexplained(threshold: float, **where: Any) -> Measure:
+def unexplained(threshold: float, **where: Any) -> Value:
     """Seed-trials in which stability falls more slowly than the gap by at least so much."""
-    return lambda rows: sum(reading(rows, trial=t, **where).delta_b >= threshold for t in trials_of(rows))
+    return by_trial(delta(), **where).count(lambda difference: difference >= threshold)
 
 
-def gain(first: str, second: str, **where: Any) -> Measure:
+def gain(first: str, second: str, **where: Any) -> Value:
     """The exponent of one quantity minus that of another, median of the seed-trials."""
-    return lambda rows: median(
-        law(rows, first, trial=t, **where).b - law(rows, second, trial=t, **where).b for t in trials_of(rows)
-    )
+    return by_trial(slope(first) - slope(second), **where).median()

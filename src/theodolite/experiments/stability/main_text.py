@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from theodolite.experiments import Claim, Figure, Params, Reported, at_least, at_most, between, rows
-from theodolite.experiments.claims import Claims, Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments import Claim, Figure, Params, Reported, at_least, at_most, between, cited, rows
+from theodolite.experiments.lab.panels import Panel, draw_panels, split
+from theodolite.experiments.query import Column, Value, chosen, select
 from theodolite.experiments.stability.configurations import DEEP, LOGISTIC
-from theodolite.experiments.stability.laws import delta, difference, exponent, kept, law, upper_end
+from theodolite.experiments.stability.laws import delta, difference, exponent, kept, slope, upper_end
 from theodolite.experiments.stability.pairs import DEEP_SIZES, REGRESSION_SIZES, ConvexPairs, Pairs
 from theodolite.results import Row
 
@@ -20,32 +20,21 @@ DEPARTS = (
 )
 
 
-class Cell(NamedTuple):
-    """A panel: rows of one configuration, seed-trial and checkpoint, and the quantity drawn."""
-
-    rows: list[Row]
-    quantity: str
-    title: str
-    log: bool = True
-    window: bool = False
+def pairs(rows: list[Row], quantity: str, title: str, **look: Any) -> Panel:
+    """Pairs, maxima and the law through them, of one configuration, seed-trial and checkpoint."""
+    return Panel("pairs_and_maxima", rows, quantity, title=title, **look)
 
 
-def grid(lines: Sequence[Sequence[Cell]]) -> Any:
-    """Lines of panels with pairs, maxima and the law through them; the first has the key."""
-    from theodolite import plots
-
-    cells = [cell for line in lines for cell in line]
-    figure, axes = plots.panels(len(cells), columns=len(lines[0]), size=(3.7, 2.9))
-    for ax, cell in zip(axes, cells, strict=True):
-        plots.pairs_and_maxima(
-            cell.rows, cell.quantity, log=cell.log, window=cell.window, title=cell.title, key=ax is axes[0], ax=ax
-        )
-    return figure
+def grid(lines: Sequence[Sequence[Panel]]) -> Any:
+    """Lines of panels; the first has the key."""
+    first, *others = (panel for line in lines for panel in line)
+    first.look["key"] = True
+    return draw_panels(first, *others, columns=len(lines[0]), size=(3.7, 2.9), key=False)
 
 
 def named(configuration: str, rows: list[Row]) -> str:
     """A configuration with its data set."""
-    origin = next((row["data"] for row in rows if row["configuration"] == configuration), "")
+    origin = next((row["data"] for row in select(rows, configuration=configuration)), "")
     return f"{configuration} ({origin})"
 
 
@@ -59,11 +48,8 @@ class PairFigure(Figure):
     departs = DEPARTS
 
     def draw(self, rows: list[Row]) -> Any:
-        lines = [
-            [Cell(chosen(rows, configuration=name), quantity, named(name, rows)) for quantity in self.quantities]
-            for name in self.only["configuration"]
-        ]
-        return grid(lines)
+        columns = {name: chosen(rows, configuration=name) for name in self.only["configuration"]}
+        return grid([[pairs(mine, q, named(name, mine)) for q in self.quantities] for name, mine in columns.items()])
 
 
 # Logistic regression
@@ -76,13 +62,10 @@ _ALIKE = Reported("at most 0.08", "Karp 2024, section 2.3.1")
 _BOUND = Reported(1.0, "Karp 2024, section 2.4.1, after Hardt et al. 2016", read_from="theory")
 
 
-def farthest(*quantities: str) -> Measure:
+def farthest(*quantities: str) -> Value:
     """The exponent that lies farthest from −1.1."""
-    return lambda rows: max((law(rows, quantity, **END).b for quantity in quantities), key=lambda b: abs(b + 1.1))
-
-
-def _exponent_claim(quantity: str, name: str) -> Claim:
-    return between(-1.3, -0.85, f"exponent of the {name}", exponent(quantity, **END), reported=_THREE, since="laptop")
+    slopes = Column.of(*(slope(quantity, **END) for quantity in quantities))
+    return slopes.reduce(lambda found: max(found, key=lambda b: abs(b + 1.1)))
 
 
 class Figure21(Figure):
@@ -98,76 +81,73 @@ class Figure21(Figure):
         "at laptop size, 400 at tiny size, where two Gaussian classes in 50 dimensions stand for MNIST and m runs from 200 to "
         "3200. The smoothness of batches is computed for the first 500 of each pair."
     )
-    claims = (
-        _exponent_claim("gap_loss", "gap of the logistic loss"),
-        _exponent_claim("stab", "stability"),
-        _exponent_claim("dist", "distance of the parameters"),
-        {
-            "exponents of stability and distance, the one farther from −1.1": between(
-                -1.5, -0.7, farthest("stab", "dist"), reported=_THREE
-            ),
-            "exponent of the gap, in the wider range": between(-1.5, -0.7, exponent("gap_loss", **END), reported=_THREE),
-            "stability falls like the gap (difference of the exponents)": at_most(
-                0.3, difference("stab", "gap_loss", **END), reported=_ALIKE
-            ),
-            "the distance falls like stability (difference of the exponents)": at_most(
-                0.3, difference("dist", "stab", **END), reported=_ALIKE
-            ),
-            "the gap of the 0-1 loss falls (exponent)": at_most(
-                0.0, exponent("gap_01", **END), reported=-0.82, where="Karp 2024, section 2.3.1"
-            ),
-            "steps are non-expansive: the rate over 2/β of a batch (largest)": at_most(
-                1.0, rows.max("rate_share"), reported=_BOUND
-            ),
-            "distance over 2ηL/B times the visits of the exchanged example (largest of all pairs and checkpoints)": at_most(
-                1.0, rows.max("distance_share"), tolerance=ROUNDING, reported=_BOUND
-            ),
-            "stability over the distance times the largest test input (largest of all pairs and checkpoints)": at_most(
-                1.0, rows.max("stability_share"), tolerance=ROUNDING, reported=_BOUND
-            ),
+    claims = {
+        **{
+            f"exponent of the {name}": between(-1.3, -0.85, exponent(quantity, **END), reported=_THREE, since="laptop")
+            for quantity, name in (
+                ("gap_loss", "gap of the logistic loss"),
+                ("stab", "stability"),
+                ("dist", "distance of the parameters"),
+            )
         },
-    )
+        "exponents of stability and distance, the one farther from −1.1": between(
+            -1.5, -0.7, farthest("stab", "dist"), reported=_THREE
+        ),
+        "exponent of the gap, in the wider range": between(-1.5, -0.7, exponent("gap_loss", **END), reported=_THREE),
+        "stability falls like the gap (difference of the exponents)": at_most(
+            0.3, difference("stab", "gap_loss", **END), reported=_ALIKE
+        ),
+        "the distance falls like stability (difference of the exponents)": at_most(
+            0.3, difference("dist", "stab", **END), reported=_ALIKE
+        ),
+        "the gap of the 0-1 loss falls (exponent)": at_most(
+            0.0, exponent("gap_01", **END), reported=-0.82, where="Karp 2024, section 2.3.1"
+        ),
+        "steps are non-expansive: the rate over 2/β of a batch (largest)": at_most(1.0, rows.max("rate_share"), reported=_BOUND),
+        "distance over 2ηL/B times the visits of the exchanged example (largest of all pairs and checkpoints)": at_most(
+            1.0, rows.max("distance_share"), tolerance=ROUNDING, reported=_BOUND
+        ),
+        "stability over the distance times the largest test input (largest of all pairs and checkpoints)": at_most(
+            1.0, rows.max("stability_share"), tolerance=ROUNDING, reported=_BOUND
+        ),
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         end, title = chosen(rows, **END), named(LOGISTIC, rows)
-        return grid([[Cell(end, q, "" if i else title) for i, q in enumerate(("gap_loss", "stab", "dist", "gap_01"))]])
+        return grid([[pairs(end, q, "" if i else title) for i, q in enumerate(("gap_loss", "stab", "dist", "gap_01"))]])
 
 
 # Deep networks
 
 #: Exponents of the gap of the cross-entropy and of its stability.
 REPORTED: dict[str, tuple[float, Any]] = {"1a": (-0.18, -0.09), "2a": (-0.48, "does not fall"), "2b": (-0.35, -0.17)}
-_TEXT = "Karp 2024, section 2.3.2"
 
 
-def reported_delta(name: str) -> Reported:
+def reported_delta(name: str) -> Any:
     """Stability's exponent minus the gap's, from the two of the text."""
     gap, stab = REPORTED[name]
-    return Reported(round(stab - gap, 2) if isinstance(stab, float) else f"at least {-gap:g}", _TEXT)
+    return round(stab - gap, 2) if isinstance(stab, float) else f"at least {-gap:g}"
 
 
-def _deep_claims(name: str) -> Claims:
+def _deep_claims(name: str) -> dict[str, Claim]:
     gap, stab = REPORTED[name]
-    return (
-        {
-            f"{name}: stability falls more slowly than the gap of the cross-entropy (Δb)": at_least(
-                0.05, delta(configuration=name), reported=reported_delta(name)
-            ),
-            f"{name}: stability hardly falls (exponent)": at_least(
-                -0.4, exponent("stab", configuration=name), reported=Reported(stab, _TEXT), since="laptop"
-            ),
-            f"{name}: stability at the largest m over that at the smallest": at_least(
-                0.5,
-                kept("stab", configuration=name),
-                says=f"falls like m^{stab}" if isinstance(stab, float) else stab,
-                where=_TEXT,
-                since="laptop",
-            ),
-            f"{name}: the gap of the cross-entropy falls (upper end of the interval of its exponent)": at_most(
-                0.0, upper_end("gap_loss", configuration=name), reported=gap, where=_TEXT
-            ),
-        },
-    )
+    return {
+        f"{name}: stability falls more slowly than the gap of the cross-entropy (Δb)": at_least(
+            0.05, delta(configuration=name), reported=reported_delta(name)
+        ),
+        f"{name}: stability hardly falls (exponent)": at_least(
+            -0.4, exponent("stab", configuration=name), reported=stab, since="laptop"
+        ),
+        f"{name}: stability at the largest m over that at the smallest": at_least(
+            0.5,
+            kept("stab", configuration=name),
+            says=f"falls like m^{stab}" if isinstance(stab, float) else stab,
+            since="laptop",
+        ),
+        f"{name}: the gap of the cross-entropy falls (upper end of the interval of its exponent)": at_most(
+            0.0, upper_end("gap_loss", configuration=name), reported=gap
+        ),
+    }
 
 
 class Figure22(PairFigure):
@@ -177,34 +157,32 @@ class Figure22(PairFigure):
     """
 
     item, where = "karp-2024 Figure 2.2", "section 2.3.2"
-    claims = tuple(claim for name in DEEP for claim in _deep_claims(name))
+    claims = cited("Karp 2024, section 2.3.2", map(_deep_claims, DEEP))
 
 
-def contrast(name: str) -> Measure:
+def contrast(name: str) -> Value:
     """The exponent of the distance minus that of logistic regression."""
-    return lambda rows: law(rows, "dist", configuration=name).b - law(rows, "dist", configuration=LOGISTIC).b
+    return slope("dist", configuration=name) - slope("dist", configuration=LOGISTIC)
 
 
-def _distance_claims(name: str) -> Claims:
+def _distance_claims(name: str) -> dict[str, Claim]:
     uncertain = "0.256 for four pairs, which leave the exponent of 2a uncertain by 0.25"
-    return (
-        {
-            f"{name}: the distance hardly falls (exponent)": at_least(
-                -0.3,
-                exponent("dist", configuration=name),
-                says="does not fall fast enough, and rises in places",
-                where="Karp 2024, section 2.4.1, Figure 2.3",
-                since="laptop",
-            ),
-            f"{name}: in logistic regression the distance falls faster (difference of the exponents)": at_least(
-                0.3,
-                contrast(name),
-                says="−1.05 to −1.13 in logistic regression",
-                where="Karp 2024, sections 2.3.1 and 2.4.1",
-                fails={"tiny": uncertain} if name == "2a" else {},
-            ),
-        },
-    )
+    return {
+        f"{name}: the distance hardly falls (exponent)": at_least(
+            -0.3,
+            exponent("dist", configuration=name),
+            says="does not fall fast enough, and rises in places",
+            where="Karp 2024, section 2.4.1, Figure 2.3",
+            since="laptop",
+        ),
+        f"{name}: in logistic regression the distance falls faster (difference of the exponents)": at_least(
+            0.3,
+            contrast(name),
+            says="−1.05 to −1.13 in logistic regression",
+            where="Karp 2024, sections 2.3.1 and 2.4.1",
+            fails={"tiny": uncertain} if name == "2a" else {},
+        ),
+    }
 
 
 class Figure23(PairFigure):
@@ -216,7 +194,7 @@ class Figure23(PairFigure):
     study = Pairs(sizes={size: Params(parts=(deep, REGRESSION_SIZES[size])) for size, deep in DEEP_SIZES.items()})
     item, where = "karp-2024 Figure 2.3", "section 2.4.1"
     only: Mapping[str, Any] = {"configuration": (*DEEP, LOGISTIC), "trial": 0}
-    claims = tuple(claim for name in DEEP for claim in _distance_claims(name))
+    claims = tuple(map(_distance_claims, DEEP))
 
     def draw(self, rows: list[Row]) -> Any:
-        return grid([[Cell(chosen(rows, configuration=name), "dist", named(name, rows)) for name in self.only["configuration"]]])
+        return grid([[pairs(mine, "dist", named(name, rows)) for name, mine in split(rows, "configuration").items()]])

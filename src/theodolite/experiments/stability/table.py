@@ -9,7 +9,8 @@ from typing import Any
 
 from theodolite.experiments import Experiment, at_most, equal, relative, rows, sizes
 from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import chosen
+from theodolite.experiments.lab.panels import curves, draw_panels
+from theodolite.experiments.query import chosen, values_of
 from theodolite.experiments.stability.configurations import CONFIGURATIONS, DEEP, Setting
 from theodolite.experiments.stability.pairs import pair_rows
 from theodolite.models import count_parameters, resnet20
@@ -40,18 +41,9 @@ def differing(name: str) -> Measure:
     return measure
 
 
-def fallen(rows: list[Row]) -> float:
-    """Mean train loss at the end of a short run over that before it, the largest of the configurations."""
-    found = []
-    for name in DEEP:
-        table = chosen(rows, kind="run", configuration=name)
-        first, last = (chosen(table, step=pick(row["step"] for row in table)) for pick in (min, max))
-        found.append(_mean(last) / _mean(first))
-    return max(found)
-
-
-def _mean(rows: list[Row]) -> float:
-    return float(sum(row["train_loss"] for row in rows) / len(rows))
+#: Mean train loss by update in the short runs; at the end over that before, the largest of the configurations.
+losses = rows.by("step").each(rows.mean("train_loss"))
+fallen = rows(kind="run").by("configuration").each(losses.last() / losses.first()).max()
 
 
 class Table21(Experiment):
@@ -63,9 +55,7 @@ class Table21(Experiment):
     item, where = "karp-2024 Table 2.1", "section 2.2"
     #: A short run of each configuration: `steps` updates of the network with `width` channels, on `m` examples.
     sizes = sizes(
-        data=None,
         source="either",
-        batch=None,
         tiny={"width": 4, "steps": 16, "m": 64, "pairs": 1, "batch": 16, "tested": 64, "data": "digits"},
         laptop={"width": 16, "steps": 20, "m": 512, "pairs": 1, "tested": 500},
         paper={"width": 16, "steps": UPDATES, "m": 15_000, "pairs": 2, "tested": 10_000, "source": "files"},
@@ -75,41 +65,27 @@ class Table21(Experiment):
         "none of these. Below paper size runs are short; at tiny size they are of a narrow network on digits of scikit-learn, in "
         "batches of 16."
     )
-    claims = (
-        *(
-            {
-                f"{name}: entries of the table that differ from the definition": equal(
-                    0, differing(name), says=", ".join(f"{entry} {value}" for entry, value in TABLE[name].items())
-                )
-            }
+    claims = {
+        **{
+            f"{name}: entries of the table that differ from the definition": equal(
+                0, differing(name), says=", ".join(f"{entry} {value}" for entry, value in TABLE[name].items())
+            )
             for name in DEEP
-        ),
-        {
-            "ResNet-20 has about 0.27 million parameters": relative(
-                0.01,
-                0.27e6,
-                rows(kind="definition")["parameters"].first(),
-                reported=0.27e6,
-                where="He et al. 2016, named by Karp 2024, section 2.2",
-            ),
-            "all three train (mean train loss after the run over that before, largest)": at_most(
-                1.0, fallen, says="trained models"
-            ),
         },
-    )
+        "ResNet-20 has about 0.27 million parameters": relative(
+            0.01,
+            0.27e6,
+            rows(kind="definition")["parameters"].first(),
+            reported=0.27e6,
+            where="He et al. 2016, named by Karp 2024, section 2.2",
+        ),
+        "all three train (mean train loss after the run over that before, largest)": at_most(1.0, fallen, says="trained models"),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for name in DEEP:
-            own = CONFIGURATIONS[name]
-            short = replace(
-                own,
-                data=p.data or own.data,
-                width=p.width,
-                steps=p.steps,
-                batch=p.batch or own.batch,
-                tested=p.tested,
-                source=p.source,
-            )
+            own = {key: value for key, value in p.items() if key not in ("m", "pairs")}
+            short = replace(CONFIGURATIONS[name], **own)
             yield {"setting": asdict(short), "m": p.m, "pairs": p.pairs, "trial": 0, "seed": 0}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
@@ -126,33 +102,14 @@ class Table21(Experiment):
             yield {"kind": "run", **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, (left, right) = plots.panels(2, size=(4.6, 3.2))
         rates = [{**row, "thousands": row["update"] / 1000} for row in chosen(rows, kind="rate")]
-        plots.curves(
-            rates,
-            "thousands",
-            "rate",
-            by="configuration",
-            log="y",
-            labels="legend",
-            markers=False,
-            xlabel="thousand updates",
-            ylabel="learning rate",
-            ax=left,
-        )
         runs = chosen(rows, kind="run")
-        origins = ", ".join(dict.fromkeys(row["data"] for row in runs))
-        plots.curves(
-            runs,
-            "step",
-            "train_loss",
+        title = f"short runs ({', '.join(values_of(runs, 'data'))})"
+        scale: dict[str, Any] = {"log": "y", "markers": False, "xlabel": "thousand updates", "ylabel": "learning rate"}
+        return draw_panels(
+            curves(rates, "thousands", "rate", **scale),
+            curves(runs, "step", "train_loss", xlabel="updates", ylabel="train loss", title=title),
+            size=(4.6, 3.2),
             by="configuration",
             labels="legend",
-            xlabel="updates",
-            ylabel="train loss",
-            title=f"short runs ({origins})",
-            ax=right,
         )
-        return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -33,6 +33,7 @@ from theodolite.results import Outcome, Result, Row
 Floats = NDArray[np.floating[Any]]
 
 
+@dataclass(eq=False, repr=False)
 class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Learn atoms whose sparse combinations predict the coordinates of a signal that were hidden from it.
 
@@ -74,53 +75,29 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
     ((30, 16), (300, 30))
     """
 
-    loss_curve_: Floats
-    components_: Floats
-
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        sparsity: int | None = None,
-        hidden_fraction: float = 0.1,
-        objective: Objective = "masked",
-        masks: Masks = "batch",
-        init: Any = "samples",
-        n_init: int = 1,
-        max_iter: int = 500,
-        batch_size: int = 200,
-        learning_rate: float = 1e-3,
-        optimizer: Optimizer = "adam",
-        shuffle: bool = True,
-        decoder: Decoder = "omp",
-        selection: Selection = "raw",
-        penalty: float = 0.1,
-        missing: Literal["error", "mask"] = "error",
-        score_masks: int = 10,
-        warm_start: bool = False,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.n_components = n_components
-        self.sparsity = sparsity
-        self.hidden_fraction = hidden_fraction
-        self.objective = objective
-        self.masks = masks
-        self.init = init
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.shuffle = shuffle
-        self.decoder = decoder
-        self.selection = selection
-        self.penalty = penalty
-        self.missing = missing
-        self.score_masks = score_masks
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
+    n_components: int | None = None
+    _: KW_ONLY
+    sparsity: int | None = None
+    hidden_fraction: float = 0.1
+    objective: Objective = "masked"
+    masks: Masks = "batch"
+    init: Any = "samples"
+    n_init: int = 1
+    max_iter: int = 500
+    batch_size: int = 200
+    learning_rate: float = 1e-3
+    optimizer: Optimizer = "adam"
+    shuffle: bool = True
+    decoder: Decoder = "omp"
+    selection: Selection = "raw"
+    penalty: float = 0.1
+    missing: Literal["error", "mask"] = "error"
+    score_masks: int = 10
+    warm_start: bool = False
+    random_state: Any = None
+    verbose: bool = False
+    components_: Floats = field(init=False)
+    loss_curve_: Floats = field(init=False)
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from signals (n_samples, n_features). Ctrl-C keeps what was learned; `warm_start` goes on from there."""
@@ -237,7 +214,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         atoms = self._count(dim)
         visible = dim - hidden_count(dim, self.hidden_fraction) if self.objective == "masked" else dim
         chosen = min(max(1, dim // 10), atoms, visible) if self.sparsity is None else self.sparsity
-        given = {field.name: getattr(self, field.name) for field in fields(LearningSettings)}
+        given = {setting.name: getattr(self, setting.name) for setting in fields(LearningSettings)}
         return LearningSettings(**{**given, "sparsity": chosen})
 
     def _count(self, dim: int) -> int:
@@ -278,18 +255,9 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         return decode(signals[None], atoms[None], settings.sparsity, seen, self.decoder, self.selection, self.penalty)
 
     def _hidden_error(self, signals: Tensor, observed: Tensor | None, atoms: Tensor, settings: LearningSettings) -> HiddenError:
-        return hidden_error(
-            signals,
-            atoms,
-            settings.sparsity,
-            hidden_fraction=self.hidden_fraction,
-            masks=self.score_masks,
-            decoder=self.decoder,
-            selection=self.selection,
-            penalty=self.penalty,
-            observed=observed,
-            seed=self._seeds[0],
-        )
+        given = {name: getattr(self, name) for name in ("hidden_fraction", "decoder", "selection", "penalty")}
+        masks, seed = self.score_masks, self._seeds[0]
+        return hidden_error(signals, atoms, settings.sparsity, masks=masks, observed=observed, seed=seed, **given)
 
 
 # Choosing the number of atoms and the sparsity by what they predict of held-out signals.

@@ -104,7 +104,12 @@ def pursue(
         Y, D, seen = Y[:, seen], D[:, seen], None
     if k > Y.shape[1]:
         raise ValueError(f"k must be at most the number of (visible) coordinates, {Y.shape[1]}. Got {k}.")
-    _check_finite(Y if seen is None else Y[seen], D)
+    if not torch.isfinite(D).all():
+        raise ValueError("dictionary has NaN or infinite entries.")
+    if not torch.isfinite(Y if seen is None else Y[seen]).all():
+        raise ValueError(
+            "signals have NaN or infinite entries among the visible coordinates. Missing values: pass visible=~isnan(signals)."
+        )
     with torch.no_grad():
         codes = pursue_runs(Y[None], D[None], k, None if seen is None else seen[None], selection, tolerance)
     return SparseCodes(codes.support[0], codes.values[0])
@@ -261,12 +266,3 @@ def _chunks(n: int, per_signal: int) -> Iterator[slice]:
     parts = max(1, -(-n // size))
     size = -(-n // parts) if n else 1  # equal parts
     return (slice(start, start + size) for start in range(0, max(n, 1), size))
-
-
-def _check_finite(seen: Tensor, D: Tensor) -> None:
-    if not torch.isfinite(D).all():
-        raise ValueError("dictionary has NaN or infinite entries.")
-    if not torch.isfinite(seen).all():
-        raise ValueError(
-            "signals have NaN or infinite entries among the visible coordinates. Missing values: pass visible=~isnan(signals)."
-        )

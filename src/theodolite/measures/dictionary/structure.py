@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from theodolite.arguments import at_least
 from theodolite.measures.dictionary.arrays import Array, as_rows, as_visible, unit_rows
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
 from theodolite.results import Outcome, Result, Row
@@ -79,11 +80,10 @@ def restricted_isometry(dictionary: Array, s: int, *, samples: int | None = None
     p = len(atoms)
     if not 1 <= s <= p:
         raise ValueError(f"s must lie between 1 and {p}, the number of atoms. Got {s}.")
-    if samples is not None and samples < 1:
-        raise ValueError(f"samples must be at least 1. Got {samples}.")
     count = math.comb(p, s)
     exact = count <= (ENUMERABLE if samples is None else samples)
     drawn = DRAWN if samples is None else samples
+    at_least(1, samples=drawn)
     batches = all_supports(p, s) if exact else _random_supports(p, s, drawn, seed)
     value = 0.0
     for supports in batches:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.arguments import positive
+from theodolite.arguments import at_least, positive
 from theodolite.measures.dictionary.arrays import Array, as_pair, as_rows, as_visible, unit_rows
 from theodolite.measures.dictionary.losses import mean_and_error
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
@@ -124,8 +124,7 @@ def chi_square_max_bound(n: int) -> float:
     >>> round(chi_square_max_bound(10), 2)
     8.56
     """
-    if n < 1:
-        raise ValueError(f"n must be at least 1. Got {n}.")
+    at_least(1, n=n)
     return 3 * math.log(n) + 1.5 * math.log(3)
 
 
@@ -179,8 +178,7 @@ def overfitting_dictionary(true: Array, angles: int = 64, radius: float = 0.0) -
     atoms = unit_rows(as_rows("true", true))
     if len(atoms) < 2:
         raise ValueError(f"true must hold at least two atoms to mix. Got {len(atoms)}.")
-    if angles < 1:
-        raise ValueError(f"angles must be at least 1. Got {angles}.")
+    at_least(1, angles=angles)
     if not 0 <= radius < math.inf:
         raise ValueError(f"radius must be a finite number from 0 on. Got {radius}.")
     first, second = _planes(atoms)

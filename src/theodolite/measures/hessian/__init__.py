@@ -8,25 +8,23 @@ from theodolite.measures.hessian.approximations import (
     weight_product,
 )
 from theodolite.measures.hessian.clusters import Clusters, logit_clusters
-from theodolite.measures.hessian.kronecker_structure import (
+from theodolite.measures.hessian.spectrum import Alignment, Conditioning, conditioning, gradient_alignment
+from theodolite.measures.hessian.structure import (
     Autocorrelation,
     Correspondence,
+    LayerComparison,
+    LayerStructure,
+    StructureReport,
     autocorrelation,
+    compare_layers,
     correspondence,
     decoupling_error,
+    hessian_structure,
     kronecker_overlap,
     outlier_count,
     predicted_overlap,
     rank_one_count,
     rank_ratios,
-)
-from theodolite.measures.hessian.spectrum import Alignment, Conditioning, conditioning, gradient_alignment
-from theodolite.measures.hessian.structure import (
-    LayerComparison,
-    LayerStructure,
-    StructureReport,
-    compare_layers,
-    hessian_structure,
 )
 from theodolite.measures.hessian.tracking import EigenTrajectory, track_eigenpairs
 

@@ -24,7 +24,6 @@ from theodolite.measures.mode_connectivity.points import (
     end_tensors,
     in_parts,
     interpolate_states,
-    loss_for,
     problem_of,
     recompute_statistics,
     statistics_of,
@@ -304,9 +303,8 @@ def linear_path(
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
     _check_words(batchnorm, batch_size)
-    found = loss_for(model, loss)
-    problem = problem_of(model, found, train, batch_size, "train", inferred=loss is None)
-    other = None if test is None else problem_of(model, found, test, batch_size, "test", inferred=loss is None)
+    problem = problem_of(model, loss, train, batch_size, "train")
+    other = None if test is None else problem_of(model, loss, test, batch_size, "test")
     return path_between(
         problem,
         state_a,
@@ -358,11 +356,11 @@ def path_between(
                     )
             advance(1)
     passes = {name: meter.passes for name, meter in meters.items()}
-    columns = _columns("train", at, losses, right, twin)
+    columns = _columns("train", at, losses, right["train"], twin)
     return LinearPath(
         alphas=at,
         **columns,
-        **_columns("test", at, losses, right, problems.get("test")),
+        **_columns("test", at, losses, right.get("test", {}), problems.get("test")),
         batchnorm=batchnorm if statistics_of(twin.model) else "none in the model",
         forward_passes=sum(passes.values()),
         chance=None if columns["train_accuracy"] is None else meters["train"].chance(),
@@ -387,25 +385,17 @@ def _point(
 
 
 def _columns(
-    name: str,
-    alphas: Tensor,
-    losses: Mapping[str, Tensor],
-    right: Mapping[str, Mapping[int, Tensor | None]],
-    problem: Problem | None,
+    name: str, alphas: Tensor, losses: Mapping[str, Tensor], right: Mapping[int, Tensor | None], problem: Problem | None
 ) -> dict[str, Any]:
-    """The fields of one data set."""
-    if problem is None:
-        return {f"{name}_loss": None, f"{name}_accuracy": None, f"{name}_samples": 0, f"barrier_{name}_error": None}
-    found = [right[name][i] for i in range(len(alphas))]
-    bits = [b for b in found if b is not None]
-    if len(bits) < len(found):
-        accuracy, error, samples = None, None, problem.samples
-    else:
+    """The fields of one data set; nothing where there is no `problem`."""
+    accuracy, error, samples = None, None, 0 if problem is None else problem.samples
+    bits = [b for i in sorted(right) if (b := right[i]) is not None]
+    if len(bits) == len(alphas):
         accuracy, samples = torch.stack([b.double().mean() for b in bits]), len(bits[0])
         between = [b for b, alpha in zip(bits, alphas.tolist(), strict=True) if 0 <= alpha <= 1]
         error = accuracy_barrier(alphas, accuracy, between).error
     return {
-        f"{name}_loss": losses[name],
+        f"{name}_loss": losses.get(name),
         f"{name}_accuracy": accuracy,
         f"{name}_samples": samples,
         f"barrier_{name}_error": error,

@@ -39,24 +39,19 @@ _MAY_LACK = "num_batches_tracked"
 # The data along a path: whatever its form, as batches of bounded size, with the loss that fits them.
 
 
-def loss_for(model: nn.Module, loss: Loss) -> Loss:
-    """The loss to evaluate: the one given, None for a model that computes its own, else cross entropy."""
-    if loss is not None:
-        return loss
-    taken = inspect.signature(unwrap(model).forward).parameters.values()
-    own = any(p.name == "labels" or (p.kind is p.VAR_KEYWORD and hasattr(model, "config")) for p in taken)
-    return None if own else nn.CrossEntropyLoss()
-
-
-def problem_of(model: nn.Module, loss: Loss, data: Any, batch_size: int, name: str, *, inferred: bool) -> Problem:
-    """The data with the model; a `Dataset` is read in batches."""
+def problem_of(model: nn.Module, loss: Loss, data: Any, batch_size: int, name: str) -> Problem:
+    """The data with the model; a `Dataset` is read in batches. Without a loss it is the model's own, or cross entropy."""
+    inferred = loss is None
+    if inferred:
+        taken = inspect.signature(unwrap(model).forward).parameters.values()
+        inferred = not any(p.name == "labels" or (p.kind is p.VAR_KEYWORD and hasattr(model, "config")) for p in taken)
     if isinstance(data, TensorDataset):
         data = data.tensors
     elif isinstance(data, Dataset):
         data = DataLoader(data, batch_size=batch_size)
-    problem = Problem(model, loss, data, params="*", check=False)
+    problem = Problem(model, nn.CrossEntropyLoss() if inferred else loss, data, params="*", check=False)
     target = next(iter(problem.data)).target
-    if inferred and loss is not None and not (isinstance(target, Tensor) and not target.is_floating_point()):
+    if inferred and not (isinstance(target, Tensor) and not target.is_floating_point()):
         kind = f"of {target.dtype}" if isinstance(target, Tensor) else f"a {type(target).__name__}"
         raise ValueError(
             f"loss=None takes integer class labels as targets. Those of {name} are {kind}: name a loss, nn.MSELoss() say."

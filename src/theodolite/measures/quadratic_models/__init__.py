@@ -5,32 +5,30 @@ Convention of the formulas: loss ½ Σ (g − y)², tangent kernel K = J Jᵀ wi
 """
 
 from theodolite.measures.quadratic_models.models import (
+    CONVENTIONS,
     Descent,
     GatedBilinear,
     GeneralQuadratic,
-    QuadraticStep,
-    TopDirection,
-    descend,
-    gated_kernel,
-    gated_output,
-    quadratic_step,
-    top_direction,
-)
-from theodolite.measures.quadratic_models.recursions import (
-    CONVENTIONS,
     Orbit,
+    QuadraticStep,
     SignClasses,
+    TopDirection,
     class_eigenvalues,
     class_orbit,
     critical_rate,
+    descend,
     displacement,
+    gated_kernel,
+    gated_output,
     half_sum_rate,
     largest_rate,
     one_example,
     one_example_step,
     pure_quadratic,
+    quadratic_step,
     reduced_step,
     sign_classes,
+    top_direction,
     unit_sigma,
 )
 

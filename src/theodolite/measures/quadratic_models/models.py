@@ -1,9 +1,9 @@
-"""Quadratic models of networks: the gated one of a two-layer ReLU network, the general form, and what leaves linear dynamics."""
+"""Quadratic models whose gradient descent is known exactly: as maps of a few numbers, of two-layer networks, in general."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +11,286 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import also_called
-from theodolite.measures.quadratic_models.recursions import Orbit, all_over
+from theodolite.text import nearest
+
+# Squared losses differ by a factor, and with it every critical rate.
+
+#: Name of a loss -> its gradient in the outputs over the residual: 1 for ½ Σ r², whose step is r ← (I − ηK) r.
+CONVENTIONS: Mapping[str, Callable[[int], float]] = {
+    "half sum": lambda outputs: 1.0,
+    "mean": lambda outputs: 2.0 / outputs,
+    "half mean": lambda outputs: 1.0 / outputs,
+}
+
+
+@also_called(lr="rate")
+def half_sum_rate(rate: float, convention: str, outputs: int) -> float:
+    """The rate for ½ Σ r² that takes the steps which `rate` takes for another squared loss.
+
+    `outputs` counts all numbers that a mean runs over: samples, times outputs per sample.
+
+    >>> half_sum_rate(0.5, "mean", 10), half_sum_rate(0.5, "half mean", 10), half_sum_rate(0.5, "half sum", 10)
+    (0.1, 0.05, 0.5)
+    """
+    if convention not in CONVENTIONS:
+        known = ", ".join(map(repr, CONVENTIONS))
+        raise ValueError(
+            f"convention must be one of {known}; the nearest is {nearest(convention, CONVENTIONS, 1)[0]!r}. Got {convention!r}."
+        )
+    return rate * CONVENTIONS[convention](outputs)
+
+
+def critical_rate(lambda_1: float, convention: str, outputs: int) -> float:
+    """2/λ₁ in the given convention: n/λ₁ for a mean over n outputs; the quadratic model allows up to twice that.
+
+    >>> critical_rate(4.0, "half sum", 10), critical_rate(4.0, "mean", 10), critical_rate(4.0, "half mean", 10)
+    (0.5, 2.5, 5.0)
+    """
+    return 2.0 / (lambda_1 * half_sum_rate(1.0, convention, outputs))
+
+
+# The largest learning rate at which training still converges, by bisection.
+
+
+def largest_rate(converges: Callable[[float], bool], low: float, high: float, *, tol: float = 0.01, expansions: int = 3) -> float:
+    """The upper end of the rates that converge, to the share `tol`: the last one tried that did.
+
+    `converges` says of a rate whether all runs at it converge (let it look at several seeds: near the edge some do, some
+    do not). `low` must converge; where `high` does too it is doubled, at most `expansions` times.
+
+    >>> 0.99 * 3.0 <= largest_rate(lambda rate: rate < 3.0, 1.0, 8.0) < 3.0
+    True
+    """
+    if not 0 < low < high:
+        raise ValueError(f"low and high must be positive rates, the lower first. Got {low!r} and {high!r}.")
+    if not converges(low):
+        raise ValueError(f"Training must converge at low = {low:.4g}, and did not. Name a lower rate.")
+    while converges(high):
+        if expansions == 0:
+            raise ValueError(f"Training still converges at {high:.4g}. Name a higher rate, or allow more expansions.")
+        low, high, expansions = high, 2 * high, expansions - 1
+    while high - low > tol * low:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if converges(middle) else (low, middle)
+    return low
+
+
+# Many runs of gradient descent side by side.
+
+
+@dataclass(frozen=True, eq=False)
+class Orbit:
+    """Runs of gradient descent on ½ Σ (g − y)²: time first, then the axes of the runs, then the n examples.
+
+    `rate` (runs), `target` (n) or (runs, n), `output` (steps + 1, runs, n), `kernel` (steps + 1, runs, n, n). A run that
+    blows up goes on as infinity or NaN.
+    """
+
+    rate: Tensor
+    target: Tensor
+    output: Tensor
+    kernel: Tensor
+
+    @property
+    def residual(self) -> Tensor:
+        """g − y, shaped as the outputs."""
+        return self.output - self.target
+
+    @property
+    def loss(self) -> Tensor:
+        """½ Σ (g − y)²: (steps + 1, runs)."""
+        return 0.5 * self.residual.square().sum(-1)
+
+    @property
+    def kernel_norm(self) -> Tensor:
+        """Largest eigenvalue of the kernel: (steps + 1, runs); NaN where the run has blown up."""
+        if self.kernel.shape[-1] == 1:
+            return self.kernel[..., 0, 0]
+        finite = self.kernel.isfinite().all(-1).all(-1)
+        top = torch.full_like(self.kernel[..., 0, 0], torch.nan)
+        top[finite] = torch.linalg.eigvalsh(self.kernel[finite])[..., -1]
+        return top
+
+
+def scalar_orbit(rate: Tensor, target: Tensor, output: list[Tensor], kernel: list[Tensor]) -> Orbit:
+    """An orbit of one example from its outputs and kernels, step by step."""
+    return Orbit(rate, target[..., None], torch.stack(output)[..., None], torch.stack(kernel)[..., None, None])
+
+
+def all_over(loss: Tensor, until: float | None) -> bool:
+    """Whether every run has blown up or, with `until`, has come down to that loss."""
+    gone = ~loss.isfinite()
+    return bool((gone if until is None else gone | (loss <= until)).all())
+
+
+# One example: gradient descent on a quadratic model is a map of two numbers, output and kernel.
+#
+# All functions broadcast over starts and rates, in float64, and follow the loss ½ (g − y)².
+
+Number = Tensor | float
+
+
+@also_called(lr="rate")
+def one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Number) -> tuple[Tensor, Tensor]:
+    """Output and kernel of the gated network after one step, (3.11) and (3.12) without the division; c = ‖x‖²/(md)."""
+    r = g - y
+    mu = 1 - rate * kernel + c * rate**2 * r * g
+    return y + mu * r, kernel - rate * c * r * (4 * g - rate * kernel * r)
+
+
+@also_called(lr="rate")
+def one_example(
+    g: Number, kernel: Number, y: Number, c: Number, rate: Number, steps: int, *, until: float | None = None
+) -> Orbit:
+    """The gated network on one example from its first output and kernel; c = 0 is the linear model.
+
+    >>> float(one_example(1.0, 1.0, 0.0, 0.0, 0.5, 1).output[-1, 0])          # linear: r ← (1 − ηλ) r
+    0.5
+    """
+    g, kernel, y, c, rate = _together(g, kernel, y, c, rate)
+    outputs, kernels = [g], [kernel]
+    for _ in range(steps):
+        if all_over(0.5 * (g - y).square(), until):
+            break
+        g, kernel = one_example_step(g, kernel, y, c, rate)
+        outputs.append(g)
+        kernels.append(kernel)
+    return scalar_orbit(rate, y, outputs, kernels)
+
+
+def reduced_step(u: Tensor, v: Tensor, w: Number = 0.0) -> tuple[Tensor, Tensor]:
+    """One step in the variables u = cη²(g−y)², v = ηλ, w = cη²(g−y)y: (3.13) and (3.14).
+
+    w changes sign with g − y, so u and v alone make a map only for y = 0, where w is 0.
+    """
+    return (1 - v + u + w).square() * u, v - u * (4 - v) - 4 * w
+
+
+def displacement(orbit: Orbit, c: Number) -> Tensor:
+    """How far the weights of a gated network have moved since the start, ‖w(t) − w(0)‖: (steps + 1, runs).
+
+    Along x the weights of every active unit undergo the same 2×2 map: a step multiplies u·x/‖x‖ + v by 1 − b and
+    u·x/‖x‖ − v by 1 + b with b = η(g−y)√c, so two products and the first output and kernel hold the distance.
+    """
+    c = torch.as_tensor(c, dtype=torch.float64)
+    g, kernel = orbit.output[0, ..., 0], orbit.kernel[0, ..., 0, 0]
+    b = orbit.rate * orbit.residual[:-1, ..., 0] * c.sqrt()
+    start = torch.ones_like(g)[None]
+    plus, minus = (torch.cat([start, torch.cumprod(1 + sign * b, 0)]) for sign in (-1, 1))
+    cross = 2 * c.sqrt() * g
+    return (0.5 / c * ((plus - 1).square() * (kernel + cross) + (minus - 1).square() * (kernel - cross))).sqrt()
+
+
+@also_called(lr="rate")
+def unit_sigma(
+    g: Number, kernel: Number, y: Number, c0: Number, gamma: Number, rate: Number, steps: int, *, until: float | None = None
+) -> Orbit:
+    """`g = wᵀφ + ½γ wᵀΣw` with Σ² = I on one example; c0 = φᵀΣφ, first kernel ‖φ + γΣw‖²."""
+    g, kernel, y, c0, gamma, rate = _together(g, kernel, y, c0, gamma, rate)
+    outputs, kernels = [g], [kernel]
+    for _ in range(steps):
+        if all_over(0.5 * (g - y).square(), until):
+            break
+        r, bent = g - y, gamma * (c0 + 2 * gamma * g)
+        g, kernel = (
+            g - rate * r * kernel + 0.5 * rate**2 * r**2 * bent,
+            kernel - 2 * rate * r * bent + (rate * gamma * r) ** 2 * kernel,
+        )
+        outputs.append(g)
+        kernels.append(kernel)
+    return scalar_orbit(rate, y, outputs, kernels)
+
+
+@also_called(lr="rate")
+def pure_quadratic(
+    g: Number, kernel: Number, gamma: Number, norm: Number, rate: Number, steps: int, *, until: float | None = None
+) -> Orbit:
+    """The case φ = 0, y = 0, Σ² = ‖x‖² I (`norm` is ‖x‖), two-layer linear networks among them.
+
+    It is the map of the gated network with c = γ²‖x‖²: the source prints γ for γ² and leaves out one η.
+    """
+    gamma, norm = _together(gamma, norm)
+    return one_example(g, kernel, 0.0, (gamma * norm).square(), rate, steps, until=until)
+
+
+def _together(*numbers: Number) -> tuple[Tensor, ...]:
+    return tuple(torch.broadcast_tensors(*(torch.as_tensor(value, dtype=torch.float64) for value in numbers)))
+
+
+# Several examples on a line: two problems of one example each, exactly.
+#
+# With inputs of one dimension and no biases a two-layer ReLU network, and its quadratic model, is `a₊x` for x ≥ 0 and
+# `a₋x` for x < 0. Points of one sign therefore act as one example of size ‖p‖, p the vector of these inputs, and what of
+# the targets is orthogonal to both vectors is never fitted.
+
+
+@dataclass(frozen=True, eq=False)
+class SignClasses:
+    """Inputs on a line by sign, x ≥ 0 first.
+
+    `directions` (2, n) holds p₊ and p₋, the inputs of either sign by absolute value (the source has p₋ with the other
+    sign); `inputs` (2, 1) and `targets` (2) are the two effective examples, ±‖p‖ and ⟨p, y⟩/‖p‖; `floor` is the part of the
+    loss that no weights can remove.
+    """
+
+    directions: Tensor
+    inputs: Tensor
+    targets: Tensor
+    floor: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """‖p₊‖ and ‖p₋‖."""
+        return self.inputs[:, 0].abs()
+
+    def project(self, values: Tensor) -> Tensor:
+        """⟨p, values⟩/‖p‖ of outputs, targets or residuals (..., n): (..., 2)."""
+        return values @ self.directions.mT / self.norms
+
+    def rest(self, residual: Tensor) -> Tensor:
+        """½ ‖residual off both directions‖² of (..., n)."""
+        inside = self.project(residual) / self.norms @ self.directions
+        return 0.5 * (residual - inside).square().sum(-1)
+
+
+def sign_classes(x: Tensor, y: Tensor) -> SignClasses:
+    """The two effective examples of inputs (n) or (n, 1) and targets (n); both signs must occur."""
+    x = x.reshape(-1)
+    directions = torch.stack([x.clamp(min=0), (-x).clamp(min=0)])
+    norms = directions.norm(dim=1)
+    if not bool((norms > 0).all()):
+        raise ValueError("Inputs of both signs are needed. Got one sign only: the data are one example, use `one_example`.")
+    targets = directions @ y / norms
+    inputs = (norms * torch.tensor([1.0, -1.0], dtype=x.dtype))[:, None]
+    return SignClasses(directions, inputs, targets, 0.5 * (y.square().sum() - targets.square().sum()))
+
+
+def class_eigenvalues(u: Tensor, v: Tensor, u0: Tensor, classes: SignClasses) -> Tensor:
+    """Eigenvalues of the kernel along p₊ and p₋, `‖p‖² (1/m) Σ (u_k² + v_k²)` over units open there: (..., 2).
+
+    u, u0 (..., m, 1), v (..., m). With u for u0 they belong to the ReLU network, not to its quadratic model.
+    """
+    square = u[..., 0].square() + v.square()
+    open_units = torch.stack([u0[..., 0] >= 0, u0[..., 0] <= 0], -1).to(u.dtype)
+    return classes.norms.square() * (square[..., None, :] @ open_units)[..., 0, :] / u.shape[-2]
+
+
+@also_called(lr="rate")
+def class_orbit(
+    u: Tensor, v: Tensor, classes: SignClasses, rate: Tensor | float, steps: int, *, until: float | None = None
+) -> tuple[Orbit, Tensor]:
+    """The recursion of either class from weights (..., m, 1), (..., m): its last run axis is (p₊, p₋).
+
+    Also the constants c = ‖p‖²/m of the two. `rate` broadcasts against the leading axes.
+    """
+    c = classes.norms.square() / u.shape[-2]
+    kernel = class_eigenvalues(u, v, u, classes)
+    product = u[..., 0] * v
+    slopes = torch.stack([product * (u[..., 0] >= 0), product * (u[..., 0] <= 0)], -1).sum(-2) / u.shape[-2] ** 0.5
+    output = slopes * classes.inputs[:, 0]
+    rates = torch.as_tensor(rate, dtype=torch.float64)[..., None]
+    return one_example(output, kernel, classes.targets, c, rates, steps, until=until), c
+
 
 # The quadratic model of a two-layer ReLU network: the same network with the gates of its start.
 

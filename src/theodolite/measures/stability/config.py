@@ -142,22 +142,6 @@ def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "rate": float(rate)}
 
 
-def check_factory(factory: Any) -> None:
-    """Refuse a model where a function that builds one is needed."""
-    if isinstance(factory, nn.Module) or not callable(factory):
-        raise TypeError(
-            f"factory must be a function that builds a model, for every pair starts anew: give a function that builds one, such "
-            f"as lambda seed: Net(). Got a {type(factory).__name__}."
-        )
-
-
-def check_checkpoints(checkpoints: tuple[int, ...], longest: int) -> None:
-    """Refuse checkpoints after the end of the run."""
-    late = [step for step in checkpoints if step > longest]
-    if late:
-        raise ValueError(f"checkpoints must lie within the run, 0 to {longest} updates. Got {', '.join(map(str, late))}.")
-
-
 @torch.no_grad()
 def check_loss(recipe: Recipe, bench: Bench) -> None:
     """Raise where single examples have no losses of their own that average to the loss, tried on the first model."""

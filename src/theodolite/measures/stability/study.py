@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from theodolite.arguments import also_called
 from theodolite.measures.mode_connectivity.linear_path import LinearPath, linear_path
@@ -18,8 +19,6 @@ from theodolite.measures.mode_connectivity.points import BatchNormPolicy
 from theodolite.measures.stability.config import (
     StabilityConfig,
     Stopping,
-    check_checkpoints,
-    check_factory,
     check_loss,
     read_config,
     read_length,
@@ -199,7 +198,11 @@ def stability(
     """
     began = time.perf_counter()
     fix_matrix_products()  # before the factory multiplies anything
-    check_factory(factory)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise TypeError(
+            f"factory must be a function that builds a model, for every pair starts anew: give a function that builds one, such "
+            f"as lambda seed: Net(). Got a {type(factory).__name__}."
+        )
     steps, epochs, loss_target = read_length(stop, steps, epochs, loss_target)
     recipe = Recipe(
         factory,
@@ -219,11 +222,13 @@ def stability(
         len(bench.train), sizes=sizes, pairs=pairs, checkpoints=checkpoints, trials=trials, eval_size=eval_size,
         pair_seed=pair_seed, paths=paths, batchnorm=batchnorm, check_steps=check_steps,
     )  # fmt: skip
-    check_checkpoints(config.checkpoints, max(with_length(recipe, m, stop, steps, epochs).steps for m in config.sizes))
+    recipes = {m: with_length(recipe, m, stop, steps, epochs) for m in config.sizes}
+    longest = max(one.steps for one in recipes.values())
+    late = [step for step in config.checkpoints if step > longest]
+    if late:
+        raise ValueError(f"checkpoints must lie within the run, 0 to {longest} updates. Got {', '.join(map(str, late))}.")
     found = [
-        measure_size(with_length(recipe, m, stop, steps, epochs), bench, config, m, trial, progress=progress)
-        for trial in config.trials
-        for m in config.sizes
+        measure_size(one, bench, config, m, trial, progress=progress) for trial in config.trials for m, one in recipes.items()
     ]
     return joined(found, config, bench, recipe, stop=stop, epochs=epochs, seconds=time.perf_counter() - began)
 

@@ -12,7 +12,7 @@ from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors import anchor_probe, find_head
 from theodolite.measures.anchors.probing.heads import states_of
 from theodolite.models import bert, gpt
-from theodolite.models.llama import llama_decoder
+from theodolite.models.transformers import llama_decoder
 
 VOCABULARY = 97
 SMALL = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

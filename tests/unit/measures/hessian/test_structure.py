@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.measures.hessian.approximations import firing_rates, full_hessian_approximation, sharp_subspace, weight_product
 from theodolite.measures.hessian.clusters import logit_clusters
-from theodolite.measures.hessian.kronecker_structure import (
+from theodolite.measures.hessian.structure import (
     autocorrelation,
     correspondence,
     decoupling_error,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.measures.hessian.approximations import firing_rates, full_hessian_approximation
 from theodolite.measures.hessian.clusters import logit_clusters
-from theodolite.measures.hessian.kronecker_structure import (
+from theodolite.measures.hessian.structure import (
     autocorrelation,
     decoupling_error,
     matricised,

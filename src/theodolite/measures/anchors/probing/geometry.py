@@ -99,7 +99,8 @@ def anchor_clusters(
     h, y = states.double().cpu(), values.double().cpu()
     seen = y[:, None] if by == "value" else h
     members = torch.from_numpy(KMeans(anchors, n_init=5, random_state=seed).fit_predict(seen.numpy())).long()
-    members = _in_order(members, y, anchors)
+    means = torch.stack([y[members == i].mean() for i in range(anchors)])
+    members = means.argsort().argsort()[members]  # numbered by their mean value
     vectors, turn = _fit(h, y, members, anchors), 0
     while turn < rounds:
         nearest = (y[:, None] - h @ vectors.mT).square().argmin(1)
@@ -125,12 +126,6 @@ def anchor_clusters(
         seed=seed,
         cost=Cost(time.perf_counter() - began, "k-means and least squares"),
     )
-
-
-def _in_order(members: Tensor, values: Tensor, anchors: int) -> Tensor:
-    """Clusters numbered by their mean value."""
-    means = torch.stack([values[members == i].mean() for i in range(anchors)])
-    return means.argsort().argsort()[members]
 
 
 def _fit(states: Tensor, values: Tensor, members: Tensor, anchors: int) -> Tensor:

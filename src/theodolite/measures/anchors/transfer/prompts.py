@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import at_least
 from theodolite.measures.anchors.probing.bulk import check_one_top, log_bulk_partition
 from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
 from theodolite.measures.anchors.probing.inputs import check_ids, context_length, model_kind, tokenise
@@ -73,8 +74,7 @@ def prompted_states(
     """
     if isinstance(texts, str) or not len(texts):
         raise ValueError(f"texts must be a list of at least one text. Got {texts!r}.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1. Got {batch_size}.")
+    at_least(1, batch_size=batch_size)
     model = unwrap(model)
     kind = model_kind(model, mask_token)
     rows = _token_rows(texts, prompt, tokenizer, _end(kind, mask_token, tokenizer), context_length(model))
