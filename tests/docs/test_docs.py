@@ -153,15 +153,26 @@ def strings(node: ast.AST) -> set[str]:
 
 
 def labels_of_instruments() -> set[str]:
-    """All that is written as `label=` where a finding is made."""
+    """All that is written as `label=` where a finding is made, or that a variable `label` is set to before."""
     found: set[str] = set()
     for path in (SOURCE / "instruments").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in ("found", "Finding"):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("found", "Finding"):
                 found |= {s for keyword in node.keywords if keyword.arg == "label" for s in strings(keyword.value)}
+            if isinstance(node, ast.Assign):
+                found |= {s for value in values_of_label(node) for s in strings(value)}
+    return found
+
+
+def values_of_label(node: ast.Assign) -> list[ast.expr]:
+    """What an assignment sets `label` to, alone or among others."""
+    found = []
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=True))
+        else:
+            pairs = [(target, node.value)]
+        found += [part for name, value in pairs if getattr(name, "id", "") == "label" for part in branches(value)]
     return found
 
 

@@ -31,7 +31,12 @@ def package(tmp_path, monkeypatch):
 
     def write(title: str):
         name = re.sub(r"\W+", "_", title.lower())
-        (tmp_path / f"{name}.py").write_text("\n\n".join(recipe(title).values()), encoding="utf-8")
+        files = recipe(title)
+        module = next(path for path in files if path.startswith("src/"))
+        home = module.removeprefix("src/").removesuffix(".py").replace("/", ".")
+        text = "\n\n".join(files.values())
+        text = re.sub(rf"^from {re.escape(home)} import .*\n", "", text, flags=re.MULTILINE)  # both files are one module here
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
         made.append(name)
         return importlib.import_module(name)
 

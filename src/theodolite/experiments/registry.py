@@ -115,6 +115,8 @@ def _class_of(name: str) -> type[Figure]:
         check_declaration(found)
     except ValueError as error:
         raise UnknownExperimentError(f"{target!r} is not declared as it must be: {error}") from error
+    if target != name and found.id != name:
+        raise UnknownExperimentError(f"{target!r} has the id {found.id!r}. Its entry point must have the same name.")
     return found
 
 

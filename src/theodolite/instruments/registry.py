@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
@@ -38,8 +39,16 @@ def _classes() -> dict[str, type[Instrument]]:
 def _installed() -> dict[str, type[Instrument]]:
     """The classes in our sub-folders and those that other packages name."""
     ours = {kind.name: kind for module in _modules() for kind in _instruments_in(module)}
-    theirs: list[type[Instrument]] = [point.load() for point in entry_points(group=GROUP)]
-    return ours | {kind.name: kind for kind in theirs}
+    theirs: dict[str, type[Instrument]] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            kind: type[Instrument] = point.load()
+            theirs[kind.name] = kind
+        except Exception as error:  # of somebody else's package: no reason to measure nothing
+            package = point.dist.name if point.dist else "a package"
+            reason = f"{type(error).__name__}: {error}"
+            warnings.warn(f"The instrument {point.name!r} of {package} cannot be used: {reason}", UserWarning, stacklevel=2)
+    return ours | theirs
 
 
 def _modules() -> Iterator[ModuleType]:

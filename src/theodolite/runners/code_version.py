@@ -22,7 +22,10 @@ PACKAGE = Path(theodolite.__file__).resolve().parent
 
 #: Rooms and files of this package that decide no rows: how results are drawn, shown, judged and asked for.
 NO_ROWS = ("plots", "report", "instruments", "analyses", "cli", "testing")
-JUDGING = tuple(f"theodolite.experiments.{name}" for name in ("claims", "figure", "query", "registry", "running", "sources"))
+JUDGING = (
+    *(f"theodolite.experiments.{name}" for name in ("claims", "figure", "query", "registry", "running", "sources")),
+    "theodolite.runners.code_version",
+)
 
 
 def code_version(*owners: object) -> str:
@@ -43,6 +46,10 @@ def code_version(*owners: object) -> str:
             if module.__name__ not in modules and _is_installed(module):  # somebody's package: its own file at least
                 modules[module.__name__] = Path(str(module.__file__))
         parts += _byte_code(owner)
+    if "theodolite.data" in modules:  # stand-ins may take the place of what is missing
+        from theodolite import data
+
+        parts.append(",".join(listed.name for listed in data.listing() if listed.found).encode())
     return _digest([*parts, *(part for name in sorted(modules) for part in (name.encode(), _meaning_of(modules[name])))])
 
 

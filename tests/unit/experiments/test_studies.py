@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -386,3 +387,21 @@ print(th.experiments.run(Mine, computations=th.runners.Computations(sys.argv[1])
         command = [sys.executable, str(path), str(tmp_path / "shared")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == f"[{{'value': {value}}}]"
+
+
+def test_rows_made_before_a_data_set_arrived_are_marked(tmp_path, monkeypatch):
+    """What stands in for missing files decides rows as code does: `update` redoes them when the files are there."""
+    from theodolite.experiments.catapult.sweeps import Sweep
+    from theodolite.experiments.checks.kronecker_identity import KroneckerIdentity
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path))
+    before = code_version(Sweep), code_version(KroneckerIdentity)
+    files = {
+        f"{which}_{part}": numpy.zeros((4, 28, 28) if which == "x" else 4, "uint8")
+        for which in "xy"
+        for part in ("train", "test")
+    }
+    numpy.savez(tmp_path / "mnist.npz", **files)
+    assert code_version(Sweep) != before[0]
+    assert code_version(KroneckerIdentity) == before[1]

@@ -408,3 +408,19 @@ class TestTangentKernelContract(OperatorContract):
     def make(self) -> tuple[th.LinearOperator, Tensor]:
         model, x, kernel = made("mlp")
         return th.tangent_kernel_operator(model, x), kernel
+
+
+def test_a_scalar_parameter_counts_like_any_other():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scale = nn.Linear(3, 2), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x):
+            return self.scale * self.layer(x)
+
+    model, x = Scaled().double(), torch.randn(4, 3, dtype=torch.float64)
+    parameters = list(model.parameters())
+    grads = [torch.autograd.grad(output, parameters, retain_graph=True) for output in model(x).flatten()]
+    jacobian = torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in grads])
+    assert torch.allclose(th.tangent_kernel(model, x), jacobian @ jacobian.T)

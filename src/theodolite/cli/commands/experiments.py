@@ -66,6 +66,8 @@ def reproduce(
     from theodolite.report import write_gallery
     from theodolite.runners import Computations, Engine, kept_open
 
+    if fresh and (resume or update):
+        raise ValueError("--fresh does everything anew, --resume and --update go on: choose one of them.")
     runs = []
     computations = Computations(out / "computations", fresh=fresh)
     how: dict[str, Any] = {"resume": resume or update, "fresh": fresh, "update": update}

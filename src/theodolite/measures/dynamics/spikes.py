@@ -184,7 +184,8 @@ class MatchTable(Result):
 
     def sentence(self) -> str:
         if not self.match_rate.count:
-            return f"The loss never rose in {self.steps} steps; the critical rate was exceeded in {self.base_rate} steps."
+            exceeded = f"in {self.base_rate} steps" if self.base_rate.count else "in none"
+            return f"The loss never rose in {self.steps} steps; the critical rate was exceeded {exceeded}."
         return (
             f"Of the steps that raised the loss, {self.match_rate} exceeded the critical rate of their batch, against "
             f"{self.base_rate} steps overall; exceeding it raised the loss in {self.up_given_exceeded}, staying below it in "

@@ -273,7 +273,7 @@ def vectorised_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[
     def rows(sample: dict[str, Tensor]) -> Tensor:
         out, pull, *_ = vjp(lambda *some: outputs(some, sample), *(fixed[i] for i in which))
         parts = vmap(pull)(torch.eye(len(out), dtype=out.dtype, device=out.device))
-        return torch.cat([part.flatten(1) for part in parts], dim=1)
+        return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1)  # a scalar parameter has (samples,)
 
     size = sum(fixed[i].numel() for i in which) * len(chosen)
     dims = {name: 0 if name in own else None for name in fields}
