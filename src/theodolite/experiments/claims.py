@@ -262,6 +262,15 @@ def measured(*said: Any, **given: Any) -> Claim:
     return _verb("shown", None, said, **given)
 
 
+def quoted(source: str, value: Any, place: str, read_from: ReadFrom = "text") -> dict[str, Any]:
+    """Keywords of a claim on what a source reports elsewhere: `at_most(0.1, measure, **quoted("Zhu 2024", "small", "Lemma 3"))`.
+
+    >>> str(quoted("Zhu 2024", "small", "Theorem 3.3.1")["reported"])
+    'small (Zhu 2024, Theorem 3.3.1)'
+    """
+    return {"reported": Reported(value, f"{source}, {place}", read_from)}
+
+
 #: Claims, mappings of statements to claims, and sequences of both.
 Claims = Iterable[Any]
 

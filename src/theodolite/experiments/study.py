@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from abc import ABC, abstractmethod
@@ -68,6 +69,17 @@ def sizes(
     own = {"tiny": tiny, "laptop": laptop, "paper": paper}
     columns = {size: {name: values[i] for name, values in (table or {}).items()} for i, size in enumerate(own)}
     return {size: Params(**{**shared, **columns[size], **(values or {})}) for size, values in own.items()}
+
+
+def grid(p: Mapping[str, Any], *names: str, **lists: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """A job for each combination of the values in `lists`, the last changing fastest, with those parameters that are named.
+
+    >>> list(grid({"steps": 9, "width": 5}, "steps", rate=(0.1, 0.2), seed=range(1)))
+    [{'steps': 9, 'rate': 0.1, 'seed': 0}, {'steps': 9, 'rate': 0.2, 'seed': 0}]
+    """
+    shared = {name: p[name] for name in names}
+    for values in itertools.product(*lists.values()):
+        yield {**shared, **dict(zip(lists, values, strict=True))}
 
 
 @dataclass(frozen=True)

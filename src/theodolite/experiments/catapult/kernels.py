@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, Figure, Study, at_least, at_most, measured, rows, sizes
 from theodolite.experiments.catapult.sweeps import NAMES, network, panel, panel_title
-from theodolite.experiments.lab.citations import zhu
+from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.datasets import two_classes
-from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, log_log, melted, split, titled
 from theodolite.experiments.query import Column, Value, select
+from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import critical_learning_rate
 from theodolite.measures.kernel import quadratize
 from theodolite.measures.quadratic_models import descend, gated_kernel

@@ -12,10 +12,10 @@ from torch import Tensor
 from theodolite.data.generators import mixture_1d
 from theodolite.experiments import Figure, Study, at_least, at_most, between, equal, measured, rows, sizes
 from theodolite.experiments.claims import Claims
-from theodolite.experiments.lab.citations import zhu
-from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, melted
 from theodolite.experiments.query import select
+from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
     Descent,

@@ -15,12 +15,12 @@ from torch import Tensor
 from theodolite import data
 from theodolite.data.generators import two_class_images
 from theodolite.experiments import Claim, Experiment, at_least, at_most, equal, relative, rows, sizes, within
-from theodolite.experiments.lab.citations import zhu
+from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.datasets import Source, features, load_or
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Column, Value, select, values_of
+from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import classify_run
 from theodolite.measures.quadratic_models import (
     Orbit,

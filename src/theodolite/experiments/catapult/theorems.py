@@ -13,7 +13,7 @@ from torch import Tensor
 from theodolite.data.generators import mixture_1d
 from theodolite.experiments import Experiment, at_least, at_most, equal, relative, rows, sizes, within
 from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words
-from theodolite.experiments.lab.citations import zhu
+from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select

@@ -13,10 +13,10 @@ from theodolite.experiments import Experiment, Measured, Params, at_least, at_mo
 from theodolite.experiments.catapult_features import runs
 from theodolite.experiments.catapult_features.catapults import DEPARTS, RATIOS, parts, share_of_spikes, spikes
 from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, Rate, constant, squared_error
-from theodolite.experiments.lab.citations import zhu
-from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels
 from theodolite.experiments.query import Value, select, values_of
+from theodolite.experiments.study import grid
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table
 from theodolite.models import ntk_fcn

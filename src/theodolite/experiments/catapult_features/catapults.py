@@ -15,11 +15,11 @@ from torch import nn, optim
 from theodolite.experiments import Experiment, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, TINY, Rate, constant, descend, network, points
 from theodolite.experiments.claims import Claims
-from theodolite.experiments.lab.citations import zhu
-from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel as Drawing
 from theodolite.experiments.lab.panels import curves, draw_columns, draw_panels, melted, split, titled
 from theodolite.experiments.query import Groups, Query, Value, select
+from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import SpikeEvent, critical_learning_rate, spike_events
 from theodolite.monitors.rates.critical_rate import cyclical_rate
 from theodolite.monitors.rates.multi_catapult import MultiCatapult

@@ -15,10 +15,10 @@ from theodolite.experiments.catapult_features import tasks
 from theodolite.experiments.catapult_features.stacked_training import Raises, critical_rate, descend_with_raises
 from theodolite.experiments.catapult_features.tasks import LOWEST, Setting, TaskStudy, judged, prepare, score_of
 from theodolite.experiments.claims import Claim, Claims
-from theodolite.experiments.lab.citations import zhu
-from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, matrix, split, titled
 from theodolite.experiments.query import Column, Value, select, values_of
+from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import spike_events
 from theodolite.results import Row
 

@@ -16,10 +16,10 @@ from theodolite.experiments import Experiment, Figure, Measured, Params, at_most
 from theodolite.experiments.catapult_features.runs import squared_error
 from theodolite.experiments.catapult_features.stacked_training import UNTIL, Feed, History, critical_rate, train
 from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, judged, prepare, score_of, setting_of, settings
-from theodolite.experiments.lab.citations import zhu
-from theodolite.experiments.lab.jobs import grid
+from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, heatmap, scatter, split, titled
 from theodolite.experiments.query import Value, select, values_of
+from theodolite.experiments.study import grid
 from theodolite.measures.features import agop, agop_alignment, agop_penalty
 from theodolite.results import Row
 

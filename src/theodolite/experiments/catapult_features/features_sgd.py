@@ -12,10 +12,10 @@ from theodolite.experiments.catapult_features import tasks
 from theodolite.experiments.catapult_features.stacked_training import critical_rate, train
 from theodolite.experiments.catapult_features.tasks import LOWEST, Setting, TaskStudy, judged, prepare, score_of, setting_of
 from theodolite.experiments.claims import Claims
-from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import Panel as Drawing
 from theodolite.experiments.lab.panels import curves, draw_columns, draw_panels, split, titled
 from theodolite.experiments.query import Column, Value, select, values_of
+from theodolite.experiments.study import grid
 from theodolite.results import Row
 
 #: Losses on all points are taken once in an epoch, but not more often than every so many steps.

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, at_least, at_most, between, equal, rows, sizes
-from theodolite.experiments.lab.citations import zhu
+from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.lab.jobs import grid
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import select, values_of
+from theodolite.experiments.study import grid
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import batch_critical_rates, split_loss
 from theodolite.models import ntk_fcn
