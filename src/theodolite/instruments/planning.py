@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, SurveyContext
 from theodolite.instruments.timings import Work
 from theodolite.results import Result, Row
@@ -75,15 +76,22 @@ def price_steps(context: SurveyContext, instruments: Sequence[Instrument]) -> li
     steps = []
     missing: dict[str, str] = {}
     for instrument in instruments:
-        reason = instrument.applies(context)
+        works: list[tuple[Mapping[str, Any], Work]] = []
         lost = [name for name in instrument.needs if name in missing]
-        if not reason and lost:
-            reason = f"it needs {lost[0]}, which will not run"
+        try:
+            reason = instrument.applies(context)
+            if not reason and lost:
+                reason = f"it needs {lost[0]}, which will not run"
+            if not reason:
+                works = [(effort, instrument.cost(context, **effort)) for effort in instrument.efforts]
+        except (TheodoliteError, ValueError, OSError):
+            raise  # says what is wrong with the problem
+        except Exception as error:  # of this instrument alone
+            reason = f"its price could not be found: {type(error).__name__}: {error}"
         if reason:
             missing[instrument.name] = reason
             steps.append(Step(instrument, (), reason=reason))
             continue
-        works = [(effort, instrument.cost(context, **effort)) for effort in instrument.efforts]
         if context.timings.refused and any(work.products or work.block_products for _, work in works):
             missing[instrument.name] = context.timings.refused
             steps.append(Step(instrument, (), reason=f"there are no Hessian products here: {context.timings.refused}"))

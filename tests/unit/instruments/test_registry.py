@@ -65,3 +65,24 @@ def test_an_unknown_name_gets_the_nearest():
 
 def test_the_context_is_known_by_its_earlier_name_too():
     assert Site is SurveyContext
+
+
+def test_an_instrument_that_cannot_be_loaded_or_priced_ends_nothing_else(monkeypatch):
+    class Unpriced(Theirs):
+        name, title = "unpriced", "Unpriced"
+
+        def cost(self, context, **effort):
+            return [][1]
+
+    broken = EntryPoint("broken", f"{__name__}:Missing", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [broken] if group == registry.GROUP else [])
+    monkeypatch.setattr(registry, "_OWN", {"unpriced": Unpriced})
+    registry._installed.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"'broken' of a package cannot be used: AttributeError"):
+            assert registry.names()[-1] == "unpriced"
+        found = th.survey(bowl([1.0, 2.0]), only=["unpriced", "parameters"])
+    finally:
+        registry._installed.cache_clear()
+    assert "parameters" in found.results
+    assert "IndexError" in str([step for step in found.plan if step["instrument"] == "unpriced"])
