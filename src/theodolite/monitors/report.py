@@ -171,7 +171,7 @@ def _features(looks: Sequence[CurvatureSample]) -> Finding | None:
         f"The input directions the model uses {'have turned' if moved else 'have hardly moved'}: their average gradient "
         f"outer product at step {last} has a cosine of {alignment:.2f} with that at step {first}."
     )
-    label, source = "features moved" if moved else "features kept", "003, section 4.4 (AGOP)"
+    label, source = "features moved" if moved else "features kept", "Zhu 2024, section 4.4 (AGOP)"
     return _finding(sentence, label, "AGOP alignment with the first look", alignment, source=source)
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from theodolite.results import Finding, Row, Severity, fields_of
 from theodolite.text import plural
 
-SOURCE = "003, sections 4.2 and 4.3 (catapults in SGD)"
+SOURCE = "Zhu 2024, sections 4.2 and 4.3 (catapults in SGD)"
 
 #: A batch is bad where its loss exceeds that of the probe at the same weights this many times, over what is usual.
 BAD_BATCH = 1.5
