@@ -26,6 +26,15 @@ def theodolite(capsys, monkeypatch):
     return call
 
 
+def test_modules_are_searched_where_they_were_before_the_command(tmp_path, monkeypatch):
+    (tmp_path / "broken_module_of_the_user.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["survey", "--model", "broken_module_of_the_user:model"])
+    assert sys.path == before
+
+
 def test_reproduce_writes_the_page_and_succeeds(theodolite, tmp_path):
     code, out, _ = theodolite("reproduce", "checks/kronecker-identity", "--out", str(tmp_path))
     assert code == 0

@@ -18,7 +18,7 @@ from theodolite.cli.commands.path import path
 from theodolite.cli.commands.stability import stability
 from theodolite.cli.commands.survey import survey
 from theodolite.cli.commands.watch import watch
-from theodolite.cli.terminal import make_importable
+from theodolite.cli.terminal import make_importable, module_search_restored
 from theodolite.errors import TheodoliteError
 
 app = typer.Typer(
@@ -36,9 +36,10 @@ app.add_typer(data.app, name="data")
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: bad input becomes one line on stderr and exit code 2."""
-    make_importable(Path.cwd())  # for module:Class
     try:
-        app(args=arguments)
+        with module_search_restored():
+            make_importable(Path.cwd())  # for module:Class
+            app(args=arguments)
     except (TheodoliteError, ValueError, OSError) as error:
         own = isinstance(error, TheodoliteError) and getattr(error, "strerror", None)
         typer.echo(f"error: {own or error}", err=True)

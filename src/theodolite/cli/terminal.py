@@ -56,8 +56,18 @@ def check_folder(out: Path) -> None:
         raise ValueError(f"--out must be a folder. {out} is a file.")
 
 
+@contextmanager
+def module_search_restored() -> Iterator[None]:
+    """Folders that a command makes importable are forgotten when it ends."""
+    before = list(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 def make_importable(folder: Path) -> None:
-    """Let modules be found in a folder too: last of all, so that no file there hides a module of Python's."""
+    """Let modules be found in a folder too, until the command ends: last of all, so that no file there hides one of Python's."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

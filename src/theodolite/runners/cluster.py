@@ -139,10 +139,14 @@ def _bootstrap(threads: int, version: str) -> Callable[[bytes, int, bytes], byte
         # Here the order of the caller, in which the working folder does not hide modules of Python (Ray puts it first).
         here = (socket.gethostname(), sys.prefix) == home
         first, then = (path, sys.path) if here else (sys.path, path)
+        before = list(sys.path)
         sys.path[:] = [*first, *(folder for folder in then if folder not in first and os.path.isdir(folder))]
-        from theodolite.runners.cluster import perform_packed
+        try:
+            from theodolite.runners.cluster import perform_packed
 
-        return perform_packed(task, index, job, threads, None if here else version)
+            return perform_packed(task, index, job, threads, None if here else version)
+        finally:
+            sys.path[:] = before
 
     return perform_job
 

@@ -64,6 +64,20 @@ def test_a_module_that_only_the_caller_can_find(open_ray, outside_module):
     assert list(run_all(outside_module.Task(), [{"x": 2}], engine="ray", workers=1)) == [{"y": 20, "imported": True}]
 
 
+def test_a_worker_finds_the_modules_of_the_caller_for_as_long_as_the_job_takes(monkeypatch, tmp_path):
+    as_worker = list(sys.path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    perform_job = cluster._bootstrap(1, "any")
+    sys.path[:] = as_worker
+    finished = pickle.loads(perform_job(pickle.dumps(last_folder), 0, pickle.dumps({})))
+    assert finished.rows == [{"last": str(tmp_path)}]
+    assert sys.path == as_worker
+
+
+def last_folder(job):
+    return {"last": sys.path[-1]}
+
+
 def test_a_module_that_another_machine_cannot_find_travels_inside(open_ray, outside_module, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "_opened", [])  # as if the cluster were the user's
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
