@@ -31,12 +31,20 @@ class SymmetryError(TheodoliteError, ArithmeticError):
     """An operator that calls itself symmetric is not."""
 
 
+class DerivativeError(TheodoliteError, ArithmeticError):
+    """What autograd returns is not the derivative it stands for."""
+
+
 class ParameterSelectionError(TheodoliteError, ValueError):
     """No parameter, or no layer, fits the selection."""
 
 
 class WeightingError(TheodoliteError, ValueError):
     """What a batch weighs in the mean could not be established."""
+
+
+class DerivativeWarning(UserWarning):
+    """Autograd's gradient is not that of the loss (straight-through estimators, stopped gradients): it is measured as it is."""
 
 
 class NumericalWarning(UserWarning):

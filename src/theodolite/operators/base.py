@@ -111,6 +111,7 @@ class LinearOperator(ABC):
         """
         if not self._probe_pending:
             return
+        self._check_derivatives()
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(3, self.shape[1], generator=generator, dtype=torch.float32).T  # columns lie in one piece
         x = x.to(device=self.device, dtype=self.dtype)
@@ -129,6 +130,9 @@ class LinearOperator(ABC):
         return self
 
     # For subclasses
+
+    def _check_derivatives(self) -> None:
+        """Raise where products are symmetric but wrong; for operators that know what they are the derivative of."""
 
     def _confirm_asymmetry(self, x: Tensor, ax: Tensor) -> bool:
         """Last word before `SymmetryError`; an operator may find out here that it is all rounding."""

@@ -199,7 +199,7 @@ class JacobianOperator(AutogradOperator[OutputGraph]):
 
 def output_counts(problem: Problem) -> list[int]:
     """Number of output values of each batch."""
-    with problem.session(second=False), torch.no_grad():
+    with problem.session(second=False):
         tensors = problem.tensors(problem.leaves(grad=False))
         return [problem.evaluate(tensors, batch, i).output.numel() for i, _, batch in problem.iterate()]
 

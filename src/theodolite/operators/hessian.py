@@ -45,6 +45,9 @@ class HessianOperator(AutogradOperator[Gradients | StackPass]):
     def roots(self, graph: Gradients | StackPass) -> list[Tensor]:
         return graph.tensors() if isinstance(graph, StackPass) else [g for g in graph if g is not None]
 
+    def _check_derivatives(self) -> None:
+        self.problem.check_products()
+
     def _matmat(self, x: Tensor) -> Tensor:
         return self._summed(x, self._batch_product)
 

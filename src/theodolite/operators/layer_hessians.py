@@ -142,6 +142,9 @@ class LayerBlock(LinearOperator):
     def _matmat(self, x: Tensor) -> Tensor:
         return self.owner.multiply({self.name: x})[self.name]
 
+    def _check_derivatives(self) -> None:
+        self.owner.problem.check_products()
+
     def _confirm_asymmetry(self, x: Tensor, ax: Tensor) -> bool:
         def same(problem: Problem) -> LinearOperator:
             closed = self.owner.closed_form

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
@@ -10,11 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import NonFiniteError
+from theodolite.errors import DerivativeWarning, NonFiniteError
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
 from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
-from theodolite.problem.derivatives.second_order import first_order, refuse_special_gradients, second_order
+from theodolite.problem.calling.stand_ins import LossOfParameters, bound
+from theodolite.problem.derivatives.difference_probe import NOT_THE_GRADIENT, gradient_gap, refuse_wrong_products
+from theodolite.problem.derivatives.second_order import first_order, plain_second_order_errors, refuse_special_gradients, second_order
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.state_guard import left_as_found, random_states_kept
 from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
@@ -40,7 +43,8 @@ class Problem:
         mode: `"eval"`, `"train"` or None (as found), entered for each computation.
         batch_weight: overrides what a batch weighs: a function of the batch or one number per batch.
         target: key of the target in mapping batches.
-        check: probe that two evaluations agree before anything is measured.
+        check: probe before anything is measured that two evaluations agree and that autograd's derivatives are those of the loss:
+            on a few samples along one direction, or with `"full"` on every batch along several. False: measured as it is.
         hold_bytes: data up to this size is read once and held.
 
     >>> import torch
@@ -60,7 +64,7 @@ class Problem:
         mode: Mode = "eval",
         batch_weight: BatchWeight = None,
         target: str = "labels",
-        check: bool = True,
+        check: bool | Literal["full"] = True,
         hold_bytes: int = HOLD_BYTES,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -73,17 +77,19 @@ class Problem:
             raise ValueError(f"loss must be a callable (output, target) -> scalar, or None. Got {type(loss).__name__}.")
         if isinstance(loss, type):
             raise ValueError(f"loss is the class {loss.__name__}: pass an instance of it, {loss.__name__}().")
+        if check not in (True, False, "full"):
+            raise ValueError(f"check must be True, False or 'full'. Got {check!r}.")
         if mode not in ("eval", "train", None):
             raise ValueError(f"mode must be 'eval', 'train' or None (as found). Got {mode!r}.")
         self.model = unwrap(model)
         probe.refuse_self_changing_layers(self.model)
-        self.loss_function = loss
+        self.loss_function = bound(loss, self.model)
         self.mode = mode
         self.selection: Selection = select_parameters(self.model, params)
         refuse_special_gradients(self.model, self.parameters)
         self.device = self._one_device()
         self._set_precision()
-        self._call = ModelCall(self.model, loss)
+        self._call = ModelCall(self.model, self.loss_function)
         parse = BatchParser(own_loss=loss is None, target_key=target)
         self._parse, self._batch_weight = parse, batch_weight
         self._weighting: Weighting | None = None
@@ -92,8 +98,15 @@ class Problem:
         with random_states_kept(generators=generators_of(data)):
             self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
         probe.refuse_all_ignored(self)
+        self._check_products = bool(check)
+        self._gradient_note: str | None = None
         if check:
             self.check_repeatable()
+            self._compare_gradient(full=check == "full")
+            if check == "full":
+                self.check_products(full=True)
+            if isinstance(self.loss_function, LossOfParameters) and not self.loss_function.used:
+                self._set_loss(self.loss_function.loss)
 
     # Facts
 
@@ -119,8 +132,10 @@ class Problem:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the numbers should know about how they are computed."""
-        half = ("half-precision parameters are measured through a float32 copy",) if self.half_precision else ()
-        return half if self._call.note is None else (*half, self._call.note)
+        half = "half-precision parameters are measured through a float32 copy" if self.half_precision else None
+        reads = isinstance(self.loss_function, LossOfParameters) and self.loss_function.used
+        penalty = "the loss reads the model's parameters: that part is measured too" if reads else None
+        return tuple(note for note in (half, self._call.note, penalty, self._gradient_note) if note is not None)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -144,7 +159,7 @@ class Problem:
     def loss(self) -> float:
         """The objective at the current parameters."""
         total = 0.0
-        with self.session(second=False), torch.no_grad():
+        with self.session(second=False):
             tensors = self.tensors(self.leaves(grad=False))
             for i, share, batch in self.iterate():
                 total += share * float(self.evaluate(tensors, batch, i).loss.double())
@@ -259,6 +274,23 @@ class Problem:
         """Evaluate one batch twice; raise where the numbers differ."""
         probe.check_repeatable(self)
 
+    def _compare_gradient(self, *, full: bool) -> None:
+        """Say so, once and in the notes of every result, where autograd's gradient is not the slope of the loss."""
+        gap = gradient_gap(self, full=full)
+        if gap is not None:
+            self._gradient_note = NOT_THE_GRADIENT.format(derivative=gap.derivative, difference=gap.difference)
+            warnings.warn(f"{self._gradient_note[0].upper()}{self._gradient_note[1:]}.", DerivativeWarning, stacklevel=4)
+
+    def check_products(self, *, full: bool = False) -> None:
+        """Raise where double backward is not the derivative of the gradient; looked at once.
+
+        Not where autograd's gradient is known to be another thing than the slope of the loss.
+        """
+        if self._check_products and self._gradient_note is None:
+            with plain_second_order_errors():
+                refuse_wrong_products(self, full=full)
+        self._check_products = False
+
     def refuse_batch_coupling(self, quantity: str) -> None:
         """Raise if outputs of one sample depend on the others (BatchNorm in train mode)."""
         probe.refuse_batch_coupling(self, quantity)
@@ -293,8 +325,7 @@ class Problem:
         other = self._copy()
         other.model = unwrap(model)
         other.elsewhere = self.elsewhere if other.model is self.model else {}
-        other.loss_function = loss or self.loss_function
-        other._call = ModelCall(other.model, other.loss_function)
+        other._set_loss(loss or self.loss_function)
         other._set_precision()
         return other
 
@@ -316,15 +347,18 @@ class Problem:
         other._weighting, other._constant = None, set()
         return other
 
-    def in_float64(self) -> Problem:
-        """The same problem on a float64 copy of the model and the data."""
+    def in_float64(self, batches: list[Batch] | None = None) -> Problem:
+        """The same problem on a float64 copy of the model and the data, or of some batches."""
         loss = self.loss_function
         wide = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else None
         double = self.with_model(self._copied_model().double(), wide)
-        double.data = Data([batch.in_float64() for batch in self.data], None, self._parse)
+        double.data = Data([batch.in_float64() for batch in batches or self.data], None, self._parse)
         return double
 
     # Inner parts
+
+    def _set_loss(self, loss: Loss) -> None:
+        self.loss_function, self._call = loss, ModelCall(self.model, loss)
 
     def _set_precision(self) -> None:
         measured = {p.dtype for p in self.parameters}

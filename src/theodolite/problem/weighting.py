@@ -245,7 +245,7 @@ def _recognise(problem: Problem) -> Weighting:
 
 def _refuse_non_finite_losses(problem: Problem, ignored: int) -> None:
     """Raise for the first batch whose loss is NaN or inf: no rule explains such a loss, so that is what to say."""
-    with problem.session(second=False), torch.no_grad():
+    with problem.session(second=False):
         tensors = problem.tensors(problem.leaves(grad=False))
         for i, batch in enumerate(problem.data):
             if counts(batch, ignored):
@@ -266,7 +266,7 @@ def _fitting_rules(problem: Problem, rules: dict[str, Weigher]) -> list[str] | N
     fitting: list[str] | None = None
     tolerance = 1e-9 if problem.dtype == torch.float64 else 3e-5
     ignored = ignored_label(problem.loss_function)
-    with problem.session(second=False), torch.no_grad():
+    with problem.session(second=False):
         tensors = problem.tensors(problem.leaves(grad=False))
         anchor: Batch | None = None
         for batch in problem.data:

@@ -195,7 +195,7 @@ class WatchedModel:
             return math.nan if recorded is None else recorded
         with torch.no_grad():
             if raw is not None and len(batches) == 1:
-                return float(self._call._apply_loss(raw, main_output(raw), batches[0].target))
+                return float(self._call._apply_loss(raw, main_output(raw), batches[0].target, {}))
             with self.measuring():
                 problem = self.problem(batches)
                 tensors = problem.tensors(problem.leaves(grad=False))

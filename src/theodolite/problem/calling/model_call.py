@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from theodolite.errors import TheodoliteError
 from theodolite.problem.batches import Batch
+from theodolite.problem.calling.stand_ins import LossOfParameters, StandIns, tensors_of
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import ELEMENTWISE
 
@@ -57,6 +58,7 @@ class ModelCall:
         self.model, self.loss = model, loss
         self._raw_output: bool | None = False if isinstance(loss, nn.modules.loss._Loss) else None
         self._extra = _quiet_arguments(model) if loss is None else {}
+        self._holds_tensors: bool | None = None  # whether the model reads its parameters by other ways than its modules'
         self.note: str | None = None  # which of several outputs the loss is given
 
     def __call__(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Evaluation:
@@ -67,7 +69,7 @@ class ModelCall:
         else:
             _check_elementwise(self.loss, output, batch.target, index)
             with _plain_errors("loss", batch, index):
-                loss = self._apply_loss(raw, output, batch.target)
+                loss = self._apply_loss(raw, output, batch.target, tensors)
             if not self._raw_output and self.note is None:
                 self.note = _chosen_output(raw, output)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -87,15 +89,24 @@ class ModelCall:
         return raw if self._raw_output else main_output(raw)
 
     def _forward(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
+        arguments = (self.model, dict(tensors), batch.args, {**batch.kwargs, **self._extra})
         with _plain_errors("model", batch, index):
-            return functional_call(self.model, dict(tensors), batch.args, {**batch.kwargs, **self._extra})
+            if self._holds_tensors is False or not tensors:
+                return functional_call(*arguments)
+            with StandIns(tensors_of(self.model), tensors) as mode:
+                raw = functional_call(*arguments)
+        self._holds_tensors = bool(self._holds_tensors) or mode.used
+        return raw
 
-    def _apply_loss(self, raw: Any, output: Tensor, target: Any) -> Tensor:
+    def _apply_loss(self, raw: Any, output: Tensor, target: Any, tensors: Mapping[str, Tensor]) -> Tensor:
         assert self.loss is not None
         if self._raw_output is None:
             self._raw_output = self._wants_raw(raw, target)
+        given = raw if self._raw_output else output
         with _NoAccidentalBroadcast():
-            return self.loss(raw if self._raw_output else output, target)
+            if isinstance(self.loss, LossOfParameters):
+                return self.loss.at(tensors or dict(tensors_of(self.model)), given, target)
+            return self.loss(given, target)
 
     def _wants_raw(self, raw: Any, target: Any) -> bool:
         """Whether a loss function wants the model's tuple or `ModelOutput` itself, found out by trying."""

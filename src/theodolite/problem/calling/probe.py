@@ -38,12 +38,13 @@ def check_repeatable(problem: Problem) -> None:
     ignored = ignored_label(problem.loss_function)
     index, found = next(((i, b) for i, b in enumerate(problem.data) if counts(b, ignored)), (0, next(iter(problem.data))))
     batch = problem.placed(found)
-    with problem.session(second=False), torch.no_grad():
+    with problem.session(second=False):
 
         def evaluate() -> Evaluation:
             return problem.evaluate(problem.tensors(problem.leaves(grad=False)), batch, index)
 
         first = evaluate()
+        refuse_unreached_parameters(problem, first.loss)
         before = _random_state(problem.device)
         _compare(problem, first, evaluate())
         if torch.equal(before, _random_state(problem.device)):
@@ -90,6 +91,25 @@ def refuse_self_changing_layers(model: nn.Module) -> None:
                 f"{name or 'the model'} is an embedding with max_norm, which rescales its own weight in every forward pass. "
                 "Apply the bound once and set max_norm=None before measuring."
             )
+
+
+def refuse_unreached_parameters(problem: Problem, loss: Tensor) -> None:
+    """Raise if a loss of stand-ins that ask for no gradient has one in the model's own parameters: nothing told it of the stand-ins."""
+    names = {id(p): name for name, p in problem.model.named_parameters()}
+    stack, seen = [loss.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = names.get(id(getattr(node, "variable", None)))
+        if name is not None:
+            raise ValueError(
+                f"The model or the loss reads {name} in a way that other values cannot be put in for (a custom autograd.Function "
+                "given a parameter that was kept aside), so that part would be missing from every derivative. Pass the parameter "
+                "through an ordinary torch operation first (1.0 * weight), or take it from the module that owns it."
+            )
+        stack.extend(child for child, _ in node.next_functions)
 
 
 def _active_parts(problem: Problem) -> list[str]:
@@ -152,9 +172,8 @@ def refuse_unseen_dependence(problem: Problem, batch: Batch, index: int) -> None
     One that stays the same is constant in them (a batch may not use them all): its derivatives are truly zero.
     """
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        leaves = problem.leaves(grad=False)
-        here, there = (problem.raw_loss(problem.tensors(at), batch) for at in (leaves, [_shaken(p, generator) for p in leaves]))
+    leaves = problem.leaves(grad=False)
+    here, there = (problem.raw_loss(problem.tensors(at), batch) for at in (leaves, [_shaken(p, generator) for p in leaves]))
     if not abs(there - here) <= 1e-5 * max(abs(here), 1e-30):
         raise ValueError(
             f"{UNSEEN} (Batch {index}: the loss moves from {here:.4g} to {there:.4g} when the parameters are shaken.)"
