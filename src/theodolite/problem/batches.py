@@ -41,22 +41,16 @@ class Batch:
             half = half_to is not None and t.dtype in (torch.bfloat16, torch.float16)
             return t.to(device=device, dtype=half_to if half else t.dtype)
 
-        return replace(
-            self, args=map_tensors(move, self.args), kwargs=map_tensors(move, self.kwargs), target=map_tensors(move, self.target)
-        )
+        return self.mapped(move)
 
     def in_float64(self) -> Batch:
         """Floating tensors widened."""
+        return self.mapped(lambda t: t.double() if t.is_floating_point() else t)
 
-        def widen(t: Tensor) -> Tensor:
-            return t.double() if t.is_floating_point() else t
-
-        return replace(
-            self,
-            args=map_tensors(widen, self.args),
-            kwargs=map_tensors(widen, self.kwargs),
-            target=map_tensors(widen, self.target),
-        )
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Each tensor as `change` makes it."""
+        args, kwargs, target = (map_tensors(change, part) for part in (self.args, self.kwargs, self.target))
+        return replace(self, args=args, kwargs=kwargs, target=target)
 
     def joined(self, other: Batch) -> Batch:
         """Both batches as one, where their shapes allow it."""
@@ -108,7 +102,7 @@ class BatchParser:
             )
         if self.check:
             _check_batch(batch, index)
-        return batch
+        return batch.mapped(lambda t: t.clone() if t.is_inference() else t)  # such tensors have no derivatives
 
     def _from_mapping(self, raw: Mapping[str, Any], index: int) -> Batch:
         fields = dict(raw)
@@ -159,7 +153,7 @@ class Data:
         self._batches, self._source, self._parse = batches, source, parse
         self._fingerprints: list[float] = []
         if batches is None:
-            self._fingerprints = [_fingerprint(b) for b in self._read()]
+            self._fingerprints = [fingerprint(b) for b in self._read()]
             for _ in self:  # the probe: a second pass must equal the first
                 pass
 
@@ -176,7 +170,7 @@ class Data:
             return
         count = 0
         for i, batch in enumerate(self._read()):
-            if i >= len(self._fingerprints) or _fingerprint(batch) != self._fingerprints[i]:
+            if i >= len(self._fingerprints) or fingerprint(batch) != self._fingerprints[i]:
                 raise NotRepeatableError(
                     f"data: batch {i} changed between two passes over a loader too large to hold. Usual causes: shuffle=True, "
                     "random augmentation. Remedy: shuffle=False and fixed transforms, or a smaller subset of the data."
@@ -194,7 +188,7 @@ class Data:
             yield self._parse(raw, i)
 
 
-def _fingerprint(batch: Batch) -> float:
+def fingerprint(batch: Batch) -> float:
     """A number that changes when the batch does; the position of each value counts."""
     total = 0.0
     for _, t in named_tensors({**batch.inputs, "target": batch.target}):

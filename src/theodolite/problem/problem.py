@@ -15,9 +15,14 @@ from theodolite.errors import DerivativeWarning, NonFiniteError
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
 from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
-from theodolite.problem.calling.stand_ins import LossOfParameters, bound
+from theodolite.problem.calling.stand_ins import LossOfParameters, bound, users_own
 from theodolite.problem.derivatives.difference_probe import NOT_THE_GRADIENT, gradient_gap, refuse_wrong_products
-from theodolite.problem.derivatives.second_order import first_order, plain_second_order_errors, refuse_special_gradients, second_order
+from theodolite.problem.derivatives.second_order import (
+    first_order,
+    plain_second_order_errors,
+    refuse_special_gradients,
+    second_order,
+)
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.state_guard import left_as_found, random_states_kept
 from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
@@ -162,7 +167,7 @@ class Problem:
         with self.session(second=False):
             tensors = self.tensors(self.leaves(grad=False))
             for i, share, batch in self.iterate():
-                total += share * float(self.evaluate(tensors, batch, i).loss.double())
+                total += share * float(self.evaluate(tensors, batch, i).loss.detach().double())
         return total
 
     def gradient(self) -> Tensor:
@@ -222,7 +227,7 @@ class Problem:
 
     def raw_loss(self, tensors: dict[str, Tensor], batch: Batch) -> float:
         """The loss of one batch as it comes, NaN included."""
-        return float(self._call(tensors, self.placed(batch), 0).loss)
+        return float(self._call(tensors, self.placed(batch), 0).loss.detach())
 
     def raw_output(self, tensors: dict[str, Tensor], batch: Batch) -> Any:
         """What the loss function is given for one batch."""
@@ -233,13 +238,13 @@ class Problem:
         assert self.loss_function is not None
         targets = [self.placed(b).target for b in batches]
         pairs = [(joint, join_trees(*targets)), *zip(alone, targets, strict=True)]
-        return [float(self.loss_function(output, target)) for output, target in pairs]
+        return [float(self.loss_function(output, target).detach()) for output, target in pairs]
 
     @contextmanager
     def session(self, *, second: bool = True) -> Iterator[None]:
         """The state in which the model is called: its mode, exact arithmetic, twice differentiable if `second`."""
         with ExitStack() as stack:
-            stack.enter_context(left_as_found(self.model, self.mode, self.loss_function))
+            stack.enter_context(left_as_found(self.model, self.mode, users_own(self.loss_function)))
             stack.enter_context(torch.autocast(self.device.type, enabled=False))
             stack.enter_context(second_order() if second else first_order())
             if self._all_float64:
@@ -368,7 +373,7 @@ class Problem:
         self._all_float64 = every == {torch.float64}
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
+        tensor = tensor.clone() if tensor.is_inference() else tensor.detach()
         return tensor.float() if self.half_precision and tensor.dtype in _HALF else tensor
 
     def _one_device(self) -> torch.device:

@@ -332,7 +332,8 @@ def test_layers_that_take_no_part():
 
     names = {"i": nn.Linear(6, 4), "aux": nn.Linear(4, 2), "t": nn.Linear(6, 4), "o": nn.Linear(4, 3), "gone": nn.Linear(2, 2)}
     x, y = data()
-    problem = th.Problem(Net(forward, **names), LOSS, (x, y))
+    with pytest.warns(th.errors.DerivativeWarning, match="not that of the loss"):  # it moves with the weights of `t`
+        problem = th.Problem(Net(forward, **names), LOSS, (x, y))
     for mode in ("ggn", "exact"):
         found = kronecker_factors(problem, mode=mode)
         assert set(found) == {"i", "aux", "o"}

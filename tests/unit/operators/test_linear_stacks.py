@@ -353,7 +353,8 @@ def test_backward_hooks_are_traced(register):
     model = stack(nn.Tanh())
     scale = (lambda m, gi, go: (0.5 * gi[0],)) if "pre" not in register else (lambda m, go: (0.5 * go[0],))
     getattr(model[2], register)(scale)
-    problem = th.Problem(model, nn.CrossEntropyLoss(), batches(8))
+    with pytest.warns(th.errors.DerivativeWarning, match="not that of the loss"):
+        problem = th.Problem(model, nn.CrossEntropyLoss(), batches(8))
     op = th.hessian(problem).trusted()
     op @ torch.ones(problem.size, dtype=torch.float64)
     assert op.cost().route == f"{TRACED}, kept graph"

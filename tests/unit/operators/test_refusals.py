@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import theodolite as th
-from theodolite.errors import SymmetryError
+from theodolite.errors import StaleOperatorError, SymmetryError
 from theodolite.operators import LinearOperator
 
 
@@ -72,3 +73,23 @@ def test_gauss_newton_needs_the_output_beside_the_loss(form):
         return
     with pytest.raises(ValueError, match="returns only its loss"):
         op.to_dense()
+
+
+@pytest.mark.parametrize("keep", ["auto", "always", "never"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_data_written_into_makes_an_operator_stale(keep, shared):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)).double()
+    memory = np.random.default_rng(0).normal(size=(6, 1, 8))
+    x = torch.from_numpy(memory) if shared else torch.from_numpy(memory).clone()
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (x, torch.arange(6) % 2))
+    op = th.hessian(problem, keep=keep)
+    op.to_dense()
+    torch.testing.assert_close(op.to_dense(), op.to_dense())
+    if shared:
+        memory *= 2  # torch sees no new version
+    else:
+        x.mul_(2)
+    for _ in range(2):
+        with pytest.raises(StaleOperatorError, match="data"):
+            op.to_dense()

@@ -10,6 +10,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.errors import (
+    DerivativeError,
     BatchCoupledError,
     NotRepeatableError,
     NumericalWarning,
@@ -263,7 +264,7 @@ class HalfDifferentiable(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_wrong_custom_derivative_is_caught_by_the_symmetry_probe(dtype):
+def test_a_wrong_custom_derivative_is_caught(dtype):
     class Custom(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -273,8 +274,11 @@ def test_a_wrong_custom_derivative_is_caught_by_the_symmetry_probe(dtype):
             return self.b(HalfDifferentiable.apply(self.a(x)))
 
     problem = th.Problem(Custom().to(dtype), LOSS, (X.to(dtype), Y))
-    with pytest.raises(SymmetryError, match=r"custom autograd\.Function"):
+    with pytest.raises(DerivativeError, match=r"custom autograd\.Function"):
         th.hessian(problem) @ torch.ones(problem.size, dtype=dtype)
+    unchecked = th.Problem(Custom().to(dtype), LOSS, (X.to(dtype), Y), check=False)
+    with pytest.raises(SymmetryError, match=r"custom autograd\.Function"):
+        th.hessian(unchecked) @ torch.ones(problem.size, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

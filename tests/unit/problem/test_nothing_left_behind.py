@@ -177,3 +177,15 @@ def test_streamed_passes_leave_the_random_state():
     before = torch.get_rng_state()
     th.hessian(problem, keep="never") @ torch.ones(problem.size, dtype=torch.float64)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_module_used_twice_holds_its_own_weight_between_two_calls():
+    shared = nn.PReLU()
+    model = nn.Sequential(nn.Linear(3, 4), shared, nn.Linear(4, 4), shared, nn.Linear(4, 3)).double()
+    problem = th.Problem(model, CE, (X, Y))
+    doubled = problem.at({"1.weight": 2 * shared.weight.detach()})
+    with doubled.session():
+        doubled.evaluate(doubled.tensors(doubled.leaves()), doubled.placed(next(iter(doubled.data))), 0)
+        assert model[1].weight is model[3].weight
+        assert isinstance(shared.weight, nn.Parameter)
+        assert float(shared.weight.detach()) == 0.25

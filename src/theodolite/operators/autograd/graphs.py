@@ -15,12 +15,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from theodolite.arguments import either
+from theodolite.errors import StaleOperatorError
 from theodolite.problem import Batch, Problem
+from theodolite.problem.batches import fingerprint
 from theodolite.problem.derivatives.second_order import plain_second_order_errors, refuse_first_order_layers
 
 Keep = Literal["auto", "always", "never"]
 Graph = TypeVar("Graph")
 
+DATA_CHANGED = (
+    "The data were changed in place after this operator was built. An operator is a snapshot: give the Problem a copy of the data, "
+    "or build a new Problem."
+)
 _CONVOLUTIONAL = (nn.modules.conv._ConvNd,)
 
 
@@ -47,6 +53,7 @@ class GraphStore(Generic[Graph]):
         self.leaves = problem.leaves()
         self._kept: dict[int, tuple[float, Graph]] = {}
         self._full = keep == "never"
+        self._fingerprints: dict[int, float] = {}
         self.bytes = 0
 
     @property
@@ -80,6 +87,8 @@ class GraphStore(Generic[Graph]):
             yield share, graph
 
     def _evaluate(self, batch: Batch, index: int) -> Graph:
+        if self._full and self._fingerprints.setdefault(index, found := fingerprint(batch)) != found:
+            raise StaleOperatorError(DATA_CHANGED)
         with plain_second_order_errors(), self.problem.session():
             return self._build(self.leaves, self.problem.tensors(self.leaves), batch, index)
 

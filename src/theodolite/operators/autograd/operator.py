@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Generic
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from theodolite.errors import NumericalWarning, StaleOperatorError, TheodoliteError
-from theodolite.operators.autograd.graphs import Graph, GraphStore, Keep, batching_may_pay
+from theodolite.operators.autograd.graphs import DATA_CHANGED, Graph, GraphStore, Keep, batching_may_pay
 from theodolite.operators.base import SYMMETRY_TOLERANCE, LinearOperator, rows_of, symmetry_gap
 from theodolite.problem import Batch, Problem
+from theodolite.problem.tensors import named_tensors
 from theodolite.results import Cost
 
 #: Vectors sent through one graph at a time.
@@ -107,7 +108,7 @@ class AutogradOperator(LinearOperator, Generic[Graph]):
         self.problem = problem
         self.keep, self.memory_budget = keep, memory_budget
         self.graphs: GraphStore[Graph] = GraphStore(problem, self.build, self.roots, keep=keep, budget=memory_budget)
-        self.snapshot = Snapshot(problem.model)
+        self.snapshot = Snapshot(problem)
         self.block_route = BlockRoute(problem, batched=batched)
 
     @abstractmethod
@@ -150,30 +151,43 @@ SAMPLE = 128
 
 
 class Snapshot:
-    """Remembers versions, places and sampled values of a model's parameters and buffers."""
+    """Raises once a problem's model, or the data it holds, is no longer what an operator was built from."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, problem: Problem) -> None:
         # The dictionaries rather than the tensors: a replaced parameter must be noticed too.
-        self._places = [
-            (owner, name) for module in model.modules() for owner in (module._parameters, module._buffers) for name in owner
-        ]
-        tensors = self._tensors()
-        self._stamps = [(t._version, t.data_ptr()) for t in tensors]
-        self._samples = _grouped([_sample(t) for t in tensors if t.is_floating_point() and t.numel()])
-        self._values = [_bits(group) for group in self._samples]
+        owners = [owner for module in problem.model.modules() for owner in (module._parameters, module._buffers)]
+        self._model = Watch(lambda: [t for owner in owners for t in owner.values() if t is not None])
+        held = problem.data if problem.data.held else ()
+        data = [t for batch in held for _, t in named_tensors({**batch.inputs, "target": batch.target})]
+        self._data = Watch(lambda: data)
 
     def check(self) -> None:
         """Raise if anything changed."""
-        stamps = [(t._version, t.data_ptr()) for t in self._tensors()]
-        if stamps != self._stamps or not all(map(torch.equal, map(_bits, self._samples), self._values)):
+        if self._model.changed():
             raise StaleOperatorError(
                 "The model's parameters or buffers changed after this operator was built (an optimizer step, load_state_dict, "
                 "a move to another device). An operator is a snapshot: build a new one from the same Problem."
             )
+        if self._data.changed():
+            raise StaleOperatorError(DATA_CHANGED)
 
-    def _tensors(self) -> list[Tensor]:
-        found = (owner.get(name) for owner, name in self._places)
-        return [t for t in found if t is not None]
+
+class Watch:
+    """Remembers versions, places and sampled values of the tensors that a function names."""
+
+    def __init__(self, named: Callable[[], list[Tensor]]) -> None:
+        self._named = named
+        tensors = named()
+        self._stamps = _stamps(tensors)
+        self._samples = _grouped([_sample(t) for t in tensors if t.is_floating_point() and t.numel() and not t.is_sparse])
+        self._values = [_bits(group) for group in self._samples]
+
+    def changed(self) -> bool:
+        return _stamps(self._named()) != self._stamps or not all(map(torch.equal, map(_bits, self._samples), self._values))
+
+
+def _stamps(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    return [(t._version, 0 if t.is_sparse else t.data_ptr()) for t in tensors]
 
 
 def _sample(t: Tensor) -> Tensor:

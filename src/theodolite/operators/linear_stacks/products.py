@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.errors import StaleOperatorError
 from theodolite.operators.linear_stacks.recognition import StackLayer, StackRun
 
 #: Numbers that the tangents of a lockstep pass may hold at once, all layers together.
@@ -39,7 +38,6 @@ class StackPass:
     slopes: list[Tensor | None]
     bends: list[Tensor | None]
     curvature: Tensor
-    version: int  # of the first input, which is the user's own tensor
 
     @classmethod
     @torch.no_grad()
@@ -52,8 +50,7 @@ class StackPass:
             slope, second = run.slopes[i - 1], run.seconds[i - 1]
             deltas.insert(0, pulled if slope is None else pulled * slope)
             bends.insert(0, None if second is None else pulled * second)
-        first = run.inputs[0].clone() if run.inputs[0].is_inference() else run.inputs[0]  # the former has no version
-        return cls(run.layers, [first, *run.inputs[1:]], deltas, run.slopes, bends, run.curvature, first._version)
+        return cls(run.layers, run.inputs, deltas, run.slopes, bends, run.curvature)
 
     def tensors(self) -> list[Tensor]:
         return [t for t in (*self.inputs, *self.deltas, *self.slopes, *self.bends, self.curvature) if t is not None]
@@ -61,7 +58,6 @@ class StackPass:
     @torch.no_grad()
     def product(self, rows: Tensor) -> Tensor:
         """Rows (k, p) of vectors -> rows of their products with the Hessian; all tangents have shape (k, B, width)."""
-        self._refuse_changed_data()
         tangents, pre = self._tangents(rows)
         out = torch.empty_like(rows)
         dot = self._at_outputs(pre[-1])
@@ -76,7 +72,6 @@ class StackPass:
     @torch.no_grad()
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rows (k, m·n) per layer name -> rows of the products with that layer's diagonal block."""
-        self._refuse_changed_data()
         rows = {i: blocks[layer.name] for i, layer in enumerate(self.layers) if layer.name in blocks}
         images: dict[int, list[Tensor]] = {i: [] for i in rows}
         most = max(1, LOCKSTEP_ROOM // max(1, sum(delta.numel() for delta in self.deltas)))
@@ -84,13 +79,6 @@ class StackPass:
             for i, image in self._lockstep(some).items():
                 images[i].append(image)
         return {self.layers[i].name: torch.cat(found) for i, found in images.items()}
-
-    def _refuse_changed_data(self) -> None:
-        if self.inputs[0]._version != self.version:
-            raise StaleOperatorError(
-                "The data were changed in place after this operator was built. An operator is a snapshot: give the Problem "
-                "a copy of the data, or build a new Problem."
-            )
 
     def _tangents(self, rows: Tensor) -> tuple[list[Tensor | None], list[Tensor]]:
         """ẋ of every layer's input (None: the data does not move) and ż."""

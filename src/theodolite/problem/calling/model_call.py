@@ -89,12 +89,13 @@ class ModelCall:
         return raw if self._raw_output else main_output(raw)
 
     def _forward(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
-        arguments = (self.model, dict(tensors), batch.args, {**batch.kwargs, **self._extra})
+        places = _by_place(self.model, tensors)
+        arguments = (self.model, places, batch.args, {**batch.kwargs, **self._extra})
         with _plain_errors("model", batch, index):
             if self._holds_tensors is False or not tensors:
-                return functional_call(*arguments)
+                return functional_call(*arguments, tie_weights=False)
             with StandIns(tensors_of(self.model), tensors) as mode:
-                raw = functional_call(*arguments)
+                raw = functional_call(*arguments, tie_weights=False)
         self._holds_tensors = bool(self._holds_tensors) or mode.used
         return raw
 
@@ -118,6 +119,22 @@ class ModelCall:
         except (TypeError, AttributeError, KeyError, IndexError, ValueError, RuntimeError):
             return False
         return True
+
+
+def _by_place(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors for every place of a module that holds them: a tied weight has several, a module used twice is one place.
+
+    torch's own tying names such a module twice and then fails to take the tensors out again.
+    """
+    names = {id(t): name for name, t in tensors_of(model)}
+    found = {}
+    for prefix, module in model.named_modules():
+        for own in (module._parameters, module._buffers):
+            for name, t in own.items():
+                key = names.get(id(t))
+                if key in tensors:
+                    found[f"{prefix}.{name}" if prefix else name] = tensors[key]
+    return found
 
 
 def main_output(raw: Any) -> Tensor:

@@ -76,6 +76,11 @@ class LossOfParameters:
         return getattr(self.loss, name)
 
 
+def users_own(loss: object) -> object:
+    """The loss as the user gave it."""
+    return loss.loss if isinstance(loss, LossOfParameters) else loss
+
+
 def bound(loss: Callable[[Any, Any], Tensor] | None, model: nn.Module) -> Callable[[Any, Any], Tensor] | None:
     """A loss that may read the parameters of `model`, made to read what stands in for them; torch's own losses cannot."""
     if loss is None or isinstance(loss, LossOfParameters):

@@ -146,7 +146,8 @@ def _moved(problem: Problem, seed: int, distance: float, *, shaken: bool, grad: 
     """The parameters, or ones beside them, moved along a direction."""
     leaves = problem.leaves(grad=False)
     if shaken:
-        leaves = [p + 0.03 * v for p, v in zip(leaves, _direction(leaves, 1000), strict=True)]
+        # Smaller, so that a loss that is all but zero is curved again, and off any kink that they lie on.
+        leaves = [0.3 * p + 0.1 * v for p, v in zip(leaves, _direction(leaves, 1000), strict=True)]
     if distance:
         leaves = [p + distance * v for p, v in zip(leaves, _direction(leaves, seed), strict=True)]
     return [p.detach().requires_grad_(grad) for p in leaves]
@@ -155,16 +156,18 @@ def _moved(problem: Problem, seed: int, distance: float, *, shaken: bool, grad: 
 def _slope_gap(problem: Problem, batch: Batch, index: int, seed: int, distance: float, *, shaken: bool) -> Gap:
     with problem.session(second=False):
         leaves = _moved(problem, seed, 0.0, shaken=shaken, grad=True)
-        loss = problem.evaluate(problem.tensors(leaves), batch, index).loss
-        if not loss.requires_grad:  # constant, or cut off: who asks for a gradient is told
+        found = problem.evaluate(problem.tensors(leaves), batch, index)
+        grads = torch.autograd.grad(found.loss, leaves, allow_unused=True) if found.loss.requires_grad else ()
+        if all(g is None for g in grads):  # constant, or cut off: who asks for a gradient is told
             return Gap(0.0, 0.0, 0.0, 0.0)
-        slope = _dot(torch.autograd.grad(loss, leaves, allow_unused=True), _direction(leaves, seed))
+        slope = _dot(grads, _direction(leaves, seed))
         ends = [
-            float(problem.evaluate(problem.tensors(_moved(problem, seed, side, shaken=shaken)), batch, index).loss.double())
+            float(problem.evaluate(problem.tensors(_moved(problem, seed, side, shaken=shaken)), batch, index).loss.detach())
             for side in (distance, -distance)
         ]
+        scale = max(abs(ends[0]), abs(ends[1]), float(found.output.detach().abs().max()) if found.output.numel() else 0.0)
     difference = (ends[0] - ends[1]) / (2 * distance)
-    rounding = 8 * torch.finfo(problem.dtype).eps * max(map(abs, ends)) / distance
+    rounding = 8 * torch.finfo(problem.dtype).eps * scale / distance
     return Gap(slope, difference, abs(slope - difference), rounding)
 
 
