@@ -131,7 +131,7 @@ class LinearOperator(ABC):
 
     # For subclasses
 
-    def _check_derivatives(self) -> None:
+    def _check_derivatives(self) -> None:  # noqa: B027 - most operators are no derivative of anything
         """Raise where products are symmetric but wrong; for operators that know what they are the derivative of."""
 
     def _confirm_asymmetry(self, x: Tensor, ax: Tensor) -> bool:

@@ -10,8 +10,8 @@ from torch import nn
 
 import theodolite as th
 from theodolite.errors import (
-    DerivativeError,
     BatchCoupledError,
+    DerivativeError,
     NotRepeatableError,
     NumericalWarning,
     SecondOrderError,

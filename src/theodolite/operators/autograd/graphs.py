@@ -24,8 +24,8 @@ Keep = Literal["auto", "always", "never"]
 Graph = TypeVar("Graph")
 
 DATA_CHANGED = (
-    "The data were changed in place after this operator was built. An operator is a snapshot: give the Problem a copy of the data, "
-    "or build a new Problem."
+    "The data were changed in place after this operator was built. An operator is a snapshot: give the Problem "
+    "a copy of the data, or build a new Problem."
 )
 _CONVOLUTIONAL = (nn.modules.conv._ConvNd,)
 

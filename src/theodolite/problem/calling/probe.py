@@ -95,7 +95,7 @@ def refuse_self_changing_layers(model: nn.Module) -> None:
 
 
 def refuse_unreached_parameters(problem: Problem, loss: Tensor) -> None:
-    """Raise if a loss of stand-ins that ask for no gradient has one in the model's own parameters: nothing told it of the stand-ins."""
+    """Raise if a loss of stand-ins that ask for no gradient has one in the model's own parameters: they were not reached."""
     names = {id(p): name for name, p in problem.model.named_parameters()}
     stack, seen = [loss.grad_fn], set()
     while stack:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -52,8 +51,8 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 class LossOfParameters:
     """A loss that reads the parameters of `model` besides the output, told what stands in for them.
 
-    It is called and asked for its attributes like the loss inside. It knows the tensors by name, so that it can also be the loss of
-    a copy of the model.
+    It is called and asked for its attributes like the loss inside. It knows the tensors by name, so that it can also be the
+    loss of a copy of the model.
     """
 
     def __init__(self, loss: Callable[[Any, Any], Tensor], model: nn.Module) -> None:

@@ -1,9 +1,10 @@
 """The difference probe: what autograd returns is compared with differences of the loss and of its gradient.
 
 A straight-through estimator, a reversed or stopped gradient, or a custom function with a wrong backward are seen by no other
-probe. One random direction and a few samples tell: a right derivative agrees with the difference at every place. The first look is
-in the model's own precision; what looks wrong there may be rounding or a kink (ReLU, max-pooling), so it is looked at again in float64,
-beside the current parameters, in several directions and at several distances, and believed only if it is wrong in all of them.
+probe. One random direction and a few samples tell: a right derivative agrees with the difference at every place. The first look
+is in the model's own precision; what looks wrong there may be rounding or a kink (ReLU, max-pooling), so it is looked at again
+in float64, beside the current parameters, in several directions and at several distances, and believed only if it is wrong in
+all of them.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ NOT_THE_GRADIENT = (
     "parameters to the loss. What is measured describes what the optimizer follows, not the loss itself"
 )
 NOT_ITS_DERIVATIVE = (
-    "Products with the Hessian are not the derivative of the gradient: they are off by {gap:.0%} along a random direction, and the gradient "
-    "itself is right. Usual cause: a custom autograd.Function whose backward is not differentiable or is differentiated "
+    "Products with the Hessian are not the derivative of the gradient: they are off by {gap:.0%} along a random direction, and "
+    "the gradient itself is right. Usual cause: a custom autograd.Function whose backward is not differentiable or is differentiated "
     "wrongly. Write its backward with differentiable torch operations, or measure all the same with Problem(..., check=False)."
 )
 
