@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,10 +86,20 @@ def join_trees(first: Any, second: Any) -> Any:
 class BatchParser:
     """Turns one raw batch (a pair or a mapping) into a `Batch`; `check` looks for NaN and infinity in it."""
 
-    def __init__(self, *, own_loss: bool, target_key: str, check: bool = True) -> None:
-        self.own_loss, self.target_key, self.check = own_loss, target_key, check
+    def __init__(
+        self,
+        *,
+        own_loss: bool,
+        target_key: str,
+        check: bool = True,
+        allow_empty: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.own_loss, self.target_key, self.dtype = own_loss, target_key, dtype
+        self.check, self.allow_empty = check, allow_empty
 
     def __call__(self, raw: Any, index: int) -> Batch:
+        raw = self._as_tensors(raw)
         if isinstance(raw, Mapping):
             batch = self._from_mapping(raw, index)
         elif isinstance(raw, tuple | list) and len(raw) >= 2:
@@ -100,9 +111,22 @@ class BatchParser:
                 f"A batch must be a pair (inputs, targets) or a mapping with the key {self.target_key!r}. "
                 f"Batch {index} is a {type(raw).__name__}."
             )
+        if batch.size == 0 and not self.allow_empty:
+            raise ValueError(f"Batch {index} is empty: give at least one sample.")
         if self.check:
             _check_batch(batch, index)
         return batch.mapped(lambda t: t.clone() if t.is_inference() else t)  # such tensors have no derivatives
+
+    def _as_tensors(self, raw: Any) -> Any:
+        """NumPy arrays as tensors, floating ones in the model's precision."""
+        if _is_array(raw):
+            t = torch.as_tensor(np.asarray(raw))
+            return t.to(self.dtype) if t.is_floating_point() else t
+        if isinstance(raw, Mapping):
+            return {key: self._as_tensors(value) for key, value in raw.items()}
+        if type(raw) in (tuple, list):
+            return type(raw)(map(self._as_tensors, raw))
+        return raw
 
     def _from_mapping(self, raw: Mapping[str, Any], index: int) -> Batch:
         fields = dict(raw)
@@ -117,10 +141,6 @@ class BatchParser:
         return Batch((), fields, target, _size(fields))
 
     def _from_pair(self, raw: tuple[Any, ...] | list[Any]) -> Batch:
-        if any(_is_array(item) for item in raw):
-            raise ValueError(
-                "data: a batch holds NumPy arrays. Turn them into tensors first: (torch.as_tensor(x), torch.as_tensor(y))."
-            )
         *inputs, target = raw
         size = _size(inputs)
         kwargs: dict[str, Any] = {}
@@ -138,8 +158,6 @@ def _size(tree: Any) -> int:
 
 
 def _check_batch(batch: Batch, index: int) -> None:
-    if batch.size == 0:
-        raise ValueError(f"Batch {index} is empty: give at least one sample.")
     for name, t in named_tensors({**batch.inputs, "target": batch.target}):
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             bad = int((~torch.isfinite(t)).sum())
@@ -185,7 +203,9 @@ class Data:
         with random_states_kept(generators=generators_of(self._source)):  # beginning a pass draws a seed for the workers
             source = iter(self._source)
         for i, raw in enumerate(source):
-            yield self._parse(raw, i)
+            batch = self._parse(raw, i)
+            if batch.size:
+                yield batch
 
 
 def fingerprint(batch: Batch) -> float:
@@ -200,7 +220,7 @@ def fingerprint(batch: Batch) -> float:
 def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) -> Data:
     """Accept `(inputs, targets)`, a mapping, a list of batches, or anything that yields batches."""
     if _is_one_batch(data, parse.own_loss) and not (parse.own_loss and isinstance(data, list)):
-        return Data([parse(data, 0)], None, parse)
+        return Data(_not_empty([parse(data, 0)]), None, parse)
     if not isinstance(data, Iterable):
         raise ValueError(
             f"data must be (inputs, targets), a mapping, a list of batches or a DataLoader. Got {type(data).__name__}."
@@ -212,16 +232,36 @@ def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) ->
     for i, raw in enumerate(data):
         held.append(parse(raw, i))
         total += bytes_of(raw)
+        if i >= ENDLESS and not has_length(data):
+            raise NotRepeatableError(f"data: {ENDLESS:,} batches and no end in sight. {_FIRST_FEW}")
         if total > limit:
-            if iter(data) is data:
-                raise NotRepeatableError(
-                    "data: a generator too large to hold cannot be read twice. Remedy: pass a DataLoader or a list."
-                )
+            if not has_length(data):
+                size = f"{hold_bytes / 2**30:.1f} GB"
+                raise NotRepeatableError(f"data: more than {size} from a generator, which may be endless. {_FIRST_FEW}")
             held.clear()
             return Data(None, data, parse)
-    if not held:
-        raise ValueError("data is empty: give at least one batch.")
-    return Data(held, None, parse)
+    return Data(_not_empty(held), None, parse)
+
+
+def _not_empty(batches: list[Batch]) -> list[Batch]:
+    """Those with samples: the last batch of a loader may have none."""
+    full = [batch for batch in batches if batch.size]
+    if not full:
+        raise ValueError("data is empty: give at least one batch with at least one sample.")
+    return full
+
+
+#: Batches read from a source without a length before it is taken for endless.
+ENDLESS = 100_000
+_FIRST_FEW = "Remedy: pass the first batches as a list, list(itertools.islice(data, 100))."
+
+
+def has_length(data: Any) -> bool:
+    """Whether a source says how many batches it has, as a loader of an `IterableDataset` does not."""
+    try:
+        return len(data) >= 0
+    except TypeError:
+        return False
 
 
 def _is_one_batch(data: Any, own_loss: bool) -> bool:

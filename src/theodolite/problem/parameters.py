@@ -92,6 +92,9 @@ def select_parameters(model: nn.Module, params: Selector) -> Selection:
     """The parameters of `model` chosen by `params` (None: all that require grad; globs; parameters themselves; a predicate)."""
     available = dict(model.named_parameters())  # names tied parameters once
     names = clean_names(available)
+    empty = [names[k] for k, p in available.items() if p.is_meta]
+    if empty:
+        raise ParameterSelectionError(f"{empty[0]} lies on the meta device and has no values: load the weights first.")
     lazy = [names[k] for k, p in available.items() if isinstance(p, nn.parameter.UninitializedParameter)]
     if lazy:
         raise ParameterSelectionError(f"{lazy[0]} has no shape yet: run the model once on a batch before measuring it.")
@@ -101,6 +104,12 @@ def select_parameters(model: nn.Module, params: Selector) -> Selection:
         chosen = [k for k, p in available.items() if params(names[k], p)]
     else:
         chosen = _match(available, params)
+    unreal = next((k for k in chosen if available[k].is_complex()), None)
+    if unreal is not None:
+        raise ParameterSelectionError(
+            f"{names[unreal]} is complex, and derivatives are taken in real numbers. Store it as a real parameter with real and "
+            "imaginary parts as its last dimension and use torch.view_as_complex in forward, or leave it out with params=."
+        )
     chosen = [k for k in chosen if available[k].is_floating_point()]
     if not chosen:
         raise ParameterSelectionError(_nothing_selected(available, params))

@@ -16,22 +16,23 @@ from torch import nn
 
 _CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
 
-#: The books that every module keeps on its hooks: most of its containers, and no business of a forward pass.
-_HOOKS = {
+#: The books that every module keeps on its hooks: most of its containers, mostly empty.
+_HOOKS = [
     name
     for name, value in vars(nn.Module()).items()
     if type(value) in _CONTAINERS and name.endswith(("hooks", "kwargs", "called"))
-}
+]
 
 
 @contextmanager
 def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Restore each module's attributes and the contents of the lists, dictionaries and sets among them.
 
-    A forward pass may keep activations (which hold the graph), count its calls, cache masks, or, as recurrent layers do, list
-    its weights. Tensors that are changed in place are not followed.
+    A forward pass may keep activations (which hold the graph), count its calls, cache masks, list its weights as recurrent
+    layers do, or install hooks at its first call as Hugging Face models do. Tensors that are changed in place are not followed.
     """
     attributes = [(module, vars(module).copy()) for module in modules]
+    hooks = [(book, dict(book)) for _, kept in attributes for book in map(kept.get, _HOOKS) if book is not None]
     contents: dict[int, tuple[Any, list[Any]]] = {}
     for _, kept in attributes:
         _remember([v for name, v in kept.items() if type(v) in _CONTAINERS and name not in _HOOKS], contents)
@@ -44,6 +45,10 @@ def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
             if len(now) > len(kept):
                 for name in now.keys() - kept.keys():
                     del now[name]
+        for book, before in hooks:
+            if len(book) != len(before):
+                book.clear()
+                book.update(before)
         for container, before in contents.values():
             _refill(container, before)
 

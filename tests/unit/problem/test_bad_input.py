@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.errors import ParameterSelectionError
+from theodolite.errors import NotRepeatableError, ParameterSelectionError
+from theodolite.testing.dense import dense_hessian
 
 GENERATOR = torch.Generator().manual_seed(5)
 X = torch.randn(6, 3, generator=GENERATOR, dtype=torch.float64)
@@ -233,10 +234,73 @@ def test_layers_are_chosen_by_name(layers):
 # Data
 
 
-def test_arrays_are_told_apart_from_batches():
+def test_arrays_become_tensors_in_the_precision_of_the_model():
+    expected = th.Problem(network(), CE, (X, Y)).loss()
     for data in ((X.numpy(), Y.numpy()), (X, Y.numpy()), [(X.numpy(), Y.numpy())]):
-        with pytest.raises(ValueError, match=r"NumPy arrays.*torch\.as_tensor"):
-            th.Problem(network(), CE, data)
+        assert th.Problem(network(), CE, data).loss() == expected
+    assert th.Problem(network().float(), CE, (X.numpy(), Y.numpy())).loss() == pytest.approx(expected)
+
+
+def test_an_empty_batch_at_the_end_is_passed_over():
+    expected = th.Problem(network(), CE, (X, Y)).loss()
+    assert th.Problem(network(), CE, [(X, Y), (X[:0], Y[:0])]).loss() == expected
+
+
+def test_endless_data_is_refused():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            while True:
+                yield X[0], Y[0]
+
+    loader = torch.utils.data.DataLoader(Endless(), batch_size=4)
+    with pytest.raises(NotRepeatableError, match=r"endless.*islice"):
+        th.Problem(network(), CE, loader, hold_bytes=10_000)
+
+
+def test_complex_and_absent_parameters_are_named():
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.turn = network(), nn.Parameter(torch.ones(3, dtype=torch.complex128))
+
+        def forward(self, x):
+            return self.body((x * self.turn).real)
+
+    with pytest.raises(ValueError, match=r"turn is complex.*view_as_complex.*params="):
+        th.Problem(Complex(), CE, (X, Y))
+    assert th.Problem(Complex(), CE, (X, Y), params="body*").size == th.Problem(network(), CE, (X, Y)).size
+    with pytest.raises(ValueError, match="meta device"):
+        th.Problem(network().to("meta"), CE, (X, Y))
+
+
+def test_a_loss_that_differentiates_the_inputs():
+    x = X.clone().requires_grad_()
+
+    def residual(z, y):
+        (slope,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+        return (slope.square() - 1).square().mean()
+
+    def objective():
+        return residual(model(x), Y)
+
+    model = network()
+    expected = dense_hessian(objective, list(model.parameters()))
+    torch.testing.assert_close(th.hessian(th.Problem(model, residual, (x, Y))).to_dense(), expected)
+
+
+def test_sparse_buffers():
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network()
+            self.register_buffer("neighbours", torch.eye(len(X), dtype=torch.float64).to_sparse())
+
+        def forward(self, x):
+            return self.body(torch.sparse.mm(self.neighbours, x))
+
+    model = Graph()
+    expected = th.hessian(th.Problem(model.body, CE, (X, Y))).to_dense()
+    torch.testing.assert_close(th.hessian(th.Problem(model, CE, (X, Y)), keep="never").to_dense(), expected)
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_half_precision_is_measured_through_a_copy():
     ("data", "error", "message"),
     [
         ([], ValueError, "data is empty"),
-        ((X[:0], Y[:0]), ValueError, "Batch 0 is empty"),
+        ((X[:0], Y[:0]), ValueError, "data is empty"),
         ((X[:, :3], Y), ValueError, r"model refused batch 0 .*\(12, 3\)"),
         ((X, Y[:7]), ValueError, r"loss refused batch 0"),
         ((X, Y + 1), ValueError, r"from 1 to 3: class labels must lie in 0"),

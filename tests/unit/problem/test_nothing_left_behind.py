@@ -189,3 +189,31 @@ def test_a_module_used_twice_holds_its_own_weight_between_two_calls():
         assert model[1].weight is model[3].weight
         assert isinstance(shared.weight, nn.Parameter)
         assert float(shared.weight.detach()) == 0.25
+
+
+class CapturesOutputs(nn.Module):
+    """Installs a hook at its first call, as Hugging Face models do, and remembers that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3).double()
+
+    def forward(self, x):
+        if not getattr(self, "_installed", False):
+            self.inner.register_forward_hook(lambda module, args, output: 2 * output)
+            self._installed = True
+        return self.inner(x)
+
+
+def test_hooks_that_the_first_call_installs_are_not_installed_twice():
+    model = CapturesOutputs()
+    for _ in range(2):
+        problem = th.Problem(model, CE, (X, Y))
+        for measure in MEASURES.values():
+            measure(problem)
+    assert not model.inner._forward_hooks
+    expected = CE(2 * model.inner(X), Y).item()
+    assert problem.loss() == pytest.approx(expected)
+    assert CE(model(X), Y).item() == pytest.approx(expected)
+    assert th.Problem(model, CE, (X, Y)).loss() == pytest.approx(expected)
+    assert len(model.inner._forward_hooks) == 1

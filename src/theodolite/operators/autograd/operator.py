@@ -179,7 +179,9 @@ class Watch:
         self._named = named
         tensors = named()
         self._stamps = _stamps(tensors)
-        self._samples = _grouped([_sample(t) for t in tensors if t.is_floating_point() and t.numel() and not t.is_sparse])
+        self._samples = _grouped(
+            [_sample(t) for t in tensors if t.is_floating_point() and t.numel() and t.layout is torch.strided]
+        )
         self._values = [_bits(group) for group in self._samples]
 
     def changed(self) -> bool:
@@ -187,7 +189,7 @@ class Watch:
 
 
 def _stamps(tensors: list[Tensor]) -> list[tuple[int, int]]:
-    return [(t._version, 0 if t.is_sparse else t.data_ptr()) for t in tensors]
+    return [(t._version, t.data_ptr() if t.layout is torch.strided else id(t)) for t in tensors]
 
 
 def _sample(t: Tensor) -> Tensor:

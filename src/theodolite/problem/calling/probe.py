@@ -57,10 +57,11 @@ def check_repeatable(problem: Problem) -> None:
 
 
 def _compare(problem: Problem, first: Evaluation, second: Evaluation) -> None:
-    gap = float((first.output.double() - second.output.double()).abs().max()) if first.output.numel() else 0.0
-    losses = [float(found.loss.detach()) for found in (first, second)]
-    gap = max(gap, abs(losses[0] - losses[1]))
-    size = max(float(first.output.abs().max()), abs(losses[0]), 1e-30)
+    (output, loss), (again, loss_again) = (
+        (found.output.detach().double(), float(found.loss.detach())) for found in (first, second)
+    )
+    gap = max(float((output - again).abs().max()) if output.numel() else 0.0, abs(loss - loss_again))
+    size = max(float(output.abs().max()), abs(loss), 1e-30)
     if gap > 1e-5 * size:
         cause = _named(_active_parts(problem))
         raise NotRepeatableError(

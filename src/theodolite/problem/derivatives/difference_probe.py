@@ -40,8 +40,9 @@ NOT_THE_GRADIENT = (
 )
 NOT_ITS_DERIVATIVE = (
     "Products with the Hessian are not the derivative of the gradient: they are off by {gap:.0%} along a random direction, and "
-    "the gradient itself is right. Usual cause: a custom autograd.Function whose backward is not differentiable or is differentiated "
-    "wrongly. Write its backward with differentiable torch operations, or measure all the same with Problem(..., check=False)."
+    "the gradient itself is right. Usual cause: a custom autograd.Function whose backward is not differentiable or is "
+    "differentiated wrongly. Write its backward with differentiable torch operations, or measure all the same with "
+    "Problem(..., check=False)."
 )
 
 
