@@ -6,7 +6,9 @@ pass, and every pass is compared with the first.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,7 +96,9 @@ class BatchParser:
         check: bool = True,
         allow_empty: bool = False,
         dtype: torch.dtype = torch.float32,
+        forward: Callable[..., Any] | None = None,
     ) -> None:
+        self.signature = None if forward is None else inspect.signature(forward)
         self.own_loss, self.target_key, self.dtype = own_loss, target_key, dtype
         self.check, self.allow_empty = check, allow_empty
 
@@ -138,14 +142,27 @@ class BatchParser:
                 "Name the target with Problem(..., target='...')."
             )
         target = fields.pop(self.target_key)
-        return Batch((), fields, target, _size(fields))
+        args, kwargs = self._called_with(fields)
+        return Batch(args, kwargs, target, _size(fields))
+
+    def _called_with(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A mapping as keyword arguments, or as the one argument of a model that takes no such keywords."""
+        if self.signature is not None:
+            with suppress(TypeError):
+                self.signature.bind(**fields)
+                return (), fields
+            with suppress(TypeError):
+                self.signature.bind(fields)
+                return (fields,), {}
+        return (), fields
 
     def _from_pair(self, raw: tuple[Any, ...] | list[Any]) -> Batch:
         *inputs, target = raw
         size = _size(inputs)
         kwargs: dict[str, Any] = {}
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            kwargs, inputs = dict(inputs[0]), []
+            found, kwargs = self._called_with(dict(inputs[0]))
+            inputs = [*found]
         elif len(inputs) == 1 and isinstance(inputs[0], tuple | list):
             inputs = list(inputs[0])
         if self.own_loss:

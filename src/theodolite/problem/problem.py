@@ -95,7 +95,9 @@ class Problem:
         self.device = self._one_device()
         self._set_precision()
         self._call = ModelCall(self.model, self.loss_function)
-        parse = BatchParser(own_loss=loss is None, target_key=target, allow_empty=True, dtype=self.dtype)
+        parse = BatchParser(
+            own_loss=loss is None, target_key=target, allow_empty=True, dtype=self.dtype, forward=self.model.forward
+        )
         self._parse, self._batch_weight = parse, batch_weight
         self._weighting: Weighting | None = None
         self._constant: set[int] = set()  # batches that were shown to be constant in the measured parameters

@@ -424,3 +424,14 @@ def test_a_scalar_parameter_counts_like_any_other():
     grads = [torch.autograd.grad(output, parameters, retain_graph=True) for output in model(x).flatten()]
     jacobian = torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in grads])
     assert torch.allclose(th.tangent_kernel(model, x), jacobian @ jacobian.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_gradient_that_is_zero_but_for_rounding(dtype):
+    """The bias in front of an InstanceNorm takes no part."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.InstanceNorm2d(3, affine=True), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2))
+    problem = th.Problem(model.to(dtype), nn.CrossEntropyLoss(), (torch.randn(5, 1, 8, 8, dtype=dtype), torch.arange(5) % 2))
+    jacobian = th.operators.jacobian(problem).to_dense()
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(th.tangent_kernel(problem), jacobian @ jacobian.T, rtol=tolerance, atol=tolerance)

@@ -114,3 +114,22 @@ def test_an_output_without_the_parameters():
         problem = th.Problem(model, CE, (X, Y), params="unused.*")
         with pytest.raises(ValueError, match="does not depend on the measured parameters"):
             make(problem) @ torch.ones(problem.size, dtype=torch.float64)
+
+
+class TakesOneMapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, batch):
+        return {"out": self.linear(batch["x"])}
+
+
+@pytest.mark.parametrize("form", ["pair", "mapping", "list"])
+def test_a_model_that_takes_a_mapping_as_its_one_argument(form):
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 4), torch.arange(6) % 2
+    data = {"pair": ({"x": x}, y), "mapping": {"x": x, "labels": y}, "list": [({"x": x}, y)]}[form]
+    model = TakesOneMapping()
+    expected = nn.functional.cross_entropy(model.linear(x), y).item()
+    assert th.Problem(model, nn.CrossEntropyLoss(), data).loss() == pytest.approx(expected)

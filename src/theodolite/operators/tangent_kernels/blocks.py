@@ -15,13 +15,15 @@ from torch.func import vjp, vmap
 from theodolite.errors import BatchCoupledError
 from theodolite.operators.autograd.graphs import backward
 from theodolite.operators.tangent_kernels.features import Features, Form, Rows, Use, guesses
-from theodolite.problem import Batch, Problem
+from theodolite.problem import Batch, Problem, join_like
 from theodolite.problem.activations import Capture, capturing
 from theodolite.problem.derivatives.second_order import functional_transforms
 from theodolite.problem.tensors import map_tensors, named_tensors
 
 #: How well a guessed form must give the gradient of plain backward.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+#: What a gradient may lose to rounding, in units of the last place of the whole gradient.
+ROUNDING = 64
 
 
 @dataclass
@@ -79,13 +81,14 @@ class BlockMaker:
                 raise ValueError("The model's output does not depend on the measured parameters.")
             cotangent = _random(flat.shape, flat)
             truth = torch.autograd.grad(flat, leaves, cotangent, retain_graph=True, allow_unused=True)
-            features = self._layerwise(seen, flat, truth, cotangent, batch)
+            noise = ROUNDING * torch.finfo(flat.dtype).eps * float(join_like(truth, leaves).double().norm())
+            features = self._layerwise(seen, flat, truth, cotangent, batch, noise)
             rest = [i for i, g in enumerate(truth) if g is not None and i not in features]
             empty = flat.detach().new_empty(0)
             del flat, output
             if rest:
                 true = torch.cat([truth[i].reshape(-1) for i in rest])
-                rows = self._rest(leaves, rest, batch, chosen, true, cotangent)
+                rows = self._rest(leaves, rest, batch, chosen, true, cotangent, noise)
                 features |= {
                     i: Rows(r).to(empty.dtype)
                     for i, r in zip(rest, rows.split([leaves[i].numel() for i in rest], 2), strict=True)
@@ -109,7 +112,7 @@ class BlockMaker:
         return flat[:, chosen], chosen
 
     def _layerwise(
-        self, seen: Capture, flat: Tensor, truth: tuple[Tensor | None, ...], cotangent: Tensor, batch: Batch
+        self, seen: Capture, flat: Tensor, truth: tuple[Tensor | None, ...], cotangent: Tensor, batch: Batch, noise: float
     ) -> dict[int, Features]:
         uses = {
             name: use
@@ -133,7 +136,7 @@ class BlockMaker:
                     gathered.add(parts[name])
         found: dict[int, Features] = {}
         for (_, i, _), several in zip(forms, made, strict=True):
-            features = _first_fit(several, truth[i].reshape(-1), cotangent)  # type: ignore[union-attr]
+            features = _first_fit(several, truth[i].reshape(-1), cotangent, noise)  # type: ignore[union-attr]
             if features is None:
                 self._shapeless.add(i)
             else:
@@ -141,19 +144,19 @@ class BlockMaker:
         return found
 
     def _rest(
-        self, leaves: list[Tensor], rest: list[int], batch: Batch, chosen: Tensor, true: Tensor, cotangent: Tensor
+        self, leaves: list[Tensor], rest: list[int], batch: Batch, chosen: Tensor, true: Tensor, cotangent: Tensor, noise: float
     ) -> Tensor:
         """Gradients (n, c, q) of the parameters without a form, as one program or, where that fails, sample by sample."""
         if self.vectorised:
             try:
                 rows = vectorised_rows(self.problem, leaves, rest, batch, chosen)
-                if fitted_factor(Rows(rows).summed(cotangent), true, exactly=True) is not None:
+                if fitted_factor(Rows(rows).summed(cotangent), true, noise, exactly=True) is not None:
                     return rows
             except (RuntimeError, NotImplementedError, ValueError):
                 pass  # no vectorised form: a recurrent layer, a branch on data
             self.vectorised = False
         rows = looped_rows(self.problem, leaves, rest, batch, chosen)
-        if fitted_factor(Rows(rows).summed(cotangent), true, exactly=True) is None:
+        if fitted_factor(Rows(rows).summed(cotangent), true, noise, exactly=True) is None:
             raise BatchCoupledError(
                 "The gradients of samples taken one by one do not add up to those of the batch, so there is no tangent kernel: "
                 "(a) an output depends on other samples (a mean over the batch); (b) an input whose first size happens to be the "
@@ -213,26 +216,32 @@ class _Gathered:
         return Rows(self.rows) if self.rows is not None else self.parts[0].with_outputs(self.parts[1:])
 
 
-def _first_fit(candidates: Iterable[_Gathered], true: Tensor, cotangent: Tensor) -> Features | None:
+def _first_fit(candidates: Iterable[_Gathered], true: Tensor, cotangent: Tensor, noise: float) -> Features | None:
     """The first form that gives the gradient of plain backward up to a factor."""
     for gathered in candidates:
         features = gathered.joined()
-        factor = None if features is None else fitted_factor(features.summed(cotangent.to(true.dtype)), true)
+        factor = None if features is None else fitted_factor(features.summed(cotangent.to(true.dtype)), true, noise)
         if features is not None and factor is not None:
             features.factor = factor
             return features
     return None
 
 
-def fitted_factor(guess: Tensor, true: Tensor, *, exactly: bool = False) -> float | None:
-    """The factor that makes a guess the true gradient, or None where none does."""
+def fitted_factor(guess: Tensor, true: Tensor, noise: float, *, exactly: bool = False) -> float | None:
+    """The factor that makes a guess the true gradient, or None where none does.
+
+    A gradient that is all `noise` is zero but for rounding, as that of a bias in front of a normalisation: any guess as small
+    will do.
+    """
     if guess.shape != true.shape:
         return None
+    if max(float(guess.norm()), float(true.norm())) <= noise:
+        return 1.0
     scale = float(guess.double().square().sum())
     factor = 1.0 if exactly or scale == 0.0 else float((guess.double() * true.double()).sum()) / scale
     factor = 1.0 if abs(factor - 1.0) < TOLERANCE[true.dtype] else factor
     gap = float((factor * guess - true).norm())
-    return factor if gap <= TOLERANCE[true.dtype] * float(true.norm()) else None
+    return factor if gap <= max(TOLERANCE[true.dtype] * float(true.norm()), noise) else None
 
 
 def _pulled_back(flat: Tensor, targets: dict[str, list[Tensor]]) -> Iterator[dict[str, list[Tensor]]]:
