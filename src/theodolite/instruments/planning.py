@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, SurveyContext
 from theodolite.instruments.timings import Work
 from theodolite.results import Result, Row
@@ -75,6 +74,7 @@ def price_steps(context: SurveyContext, instruments: Sequence[Instrument]) -> li
     """Each instrument with the prices of its efforts, or the reason why it does not apply."""
     steps = []
     missing: dict[str, str] = {}
+    _ = context.timings.gradient  # what is wrong with the problem itself ends the survey here
     for instrument in instruments:
         works: list[tuple[Mapping[str, Any], Work]] = []
         lost = [name for name in instrument.needs if name in missing]
@@ -84,8 +84,6 @@ def price_steps(context: SurveyContext, instruments: Sequence[Instrument]) -> li
                 reason = f"it needs {lost[0]}, which will not run"
             if not reason:
                 works = [(effort, instrument.cost(context, **effort)) for effort in instrument.efforts]
-        except (TheodoliteError, ValueError, OSError):
-            raise  # says what is wrong with the problem
         except Exception as error:  # of this instrument alone
             reason = f"its price could not be found: {type(error).__name__}: {error}"
         if reason:

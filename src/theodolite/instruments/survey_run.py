@@ -47,9 +47,13 @@ class Survey(Result):
 
     @property
     def good(self) -> bool:
-        """Whether nothing critical was found and no instrument failed."""
+        """Whether nothing critical was found, no instrument failed, and more could be measured than could not.
+
+        What a budget leaves out does not count.
+        """
         critical = any(f.severity is Severity.CRITICAL for f in self.findings)
-        return not critical and all(row["state"] != "failed" for row in self.plan)
+        states = [row["state"] for row in self.plan if not str(row["reason"]).startswith("beyond the budget")]
+        return not critical and "failed" not in states and states.count("done") >= states.count("skipped")
 
     def of(self, instrument: str) -> list[Finding]:
         """The findings of one instrument."""

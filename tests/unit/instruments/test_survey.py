@@ -204,7 +204,7 @@ def test_a_model_without_second_derivatives_still_gets_its_first_order_survey():
     assert {"batches", "weighting", "parameters", "noise"} <= set(found.results)
     skipped = {row["instrument"]: row["reason"] for row in found.plan if row["state"] == "skipped"}
     assert "EmbeddingBag" in skipped["curvature"]
-    assert found.good
+    assert not found.good  # most of it could not be looked at
 
 
 # Plans and budgets
