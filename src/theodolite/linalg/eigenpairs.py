@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from theodolite.arguments import A_NUMBER, at_least, choice, either, integer, optional_integer, positive, random_seed
+from theodolite.arguments import choice, either, fraction, integer, optional_integer, random_seed
 from theodolite.linalg.eigensolver import EigenSolver, Neighbours, Solution
 from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.operators import LinearOperator, as_operator
@@ -136,7 +136,7 @@ def top_eigenpairs(
         op: a `LinearOperator`, tensor, SciPy or curvlinops operator; or a mapping of them (such as `layer_hessians`), which is
             solved in lockstep, k capped at the size of each block.
         which: `"largest"` or `"smallest"` (algebraic), or `"magnitude"`.
-        tol: a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen.
+        tol: a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen; above 0 and below 1.
         start: an earlier `Eigenpairs`, or columns (n, j), near the wanted eigenvectors. The former needs fewer products: it was
             verified, and it also knows the neighbouring eigenvectors. For a mapping, a mapping.
         max_matvecs: the budget in products; None means `500 + 100 k`.
@@ -153,11 +153,8 @@ def top_eigenpairs(
     >>> [round(float(v), 6) for v in pairs.values], pairs.converged
     ([5.0, 3.0, 3.0], True)
     """
-    k, seed, tol = integer("k", k), random_seed(seed), positive("tol", tol, wanted=A_NUMBER)
-    integer("k", k, least=1)
-    max_matvecs = optional_integer("max_matvecs", max_matvecs)
-    if max_matvecs is not None:
-        at_least(1, max_matvecs=max_matvecs)
+    k, seed, tol = integer("k", k, least=1), random_seed(seed), fraction("tol", tol)
+    max_matvecs = optional_integer("max_matvecs", max_matvecs, least=1)
     choice("which", which, _WHICH)
     either("verify", verify, ("auto", "full"))
     began = time.perf_counter()
@@ -247,8 +244,9 @@ def _start_block(op: LinearOperator, k: int, start: Any) -> Tensor | None:
     if start is None:
         return op.suggest_start(k)
     block = start.vectors if isinstance(start, Eigenpairs) else start
-    if not isinstance(block, Tensor):
-        raise ValueError(f"start must be a tensor (n, j) or an Eigenpairs. Got {type(start).__name__}.")
+    if not hasattr(block, "__array__"):
+        raise ValueError(f"start must be a tensor or array (n, j) or an Eigenpairs. Got {type(start).__name__}.")
+    block = torch.as_tensor(block)
     block = block[:, None] if block.ndim == 1 else block
     if block.ndim != 2 or block.shape[0] != op.shape[0] or block.shape[1] < 1:
         raise ValueError(f"start must have {op.shape[0]} rows and at least one column. Got shape {tuple(block.shape)}.")

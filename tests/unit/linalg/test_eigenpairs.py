@@ -400,7 +400,7 @@ def test_the_miss_probability_is_a_bound():
         ({"k": 0}, "k must be a positive integer"),
         ({"k": 9}, "k must be at most"),
         ({"which": "LM"}, "which must be one of"),
-        ({"tol": 0.0}, "tol must be positive"),
+        ({"tol": 0.0}, "tol must be a number above 0"),
         ({"max_matvecs": 0}, "max_matvecs"),
         ({"verify": "no"}, "verify must be"),
         ({"start": torch.zeros(3, 1)}, "start must have 5 rows"),
