@@ -64,7 +64,7 @@ class Density(Result):
 
         tail = 0.5 - fraction("level", level) / 2
         freedom = (2 * (self.density / self.stderr).square()).nan_to_num().clamp(self.probes, 1e12)
-        few, many = (torch.as_tensor(chi2.ppf(q, freedom.numpy())) / freedom for q in (tail, 1 - tail))
+        few, many = (torch.as_tensor(chi2.ppf(q, freedom.tolist())) / freedom for q in (tail, 1 - tail))
         return self.density / many, self.density / few
 
     def rows(self) -> list[Row]:

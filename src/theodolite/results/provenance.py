@@ -28,7 +28,7 @@ class Outcome(Enum):
     )
     TRUSTED = (
         "residuals are below tol, but the start was trusted after a short look around: an eigenvalue that has risen since "
-        "may be missing; verify='full' certifies"
+        "may be missing; ask for verify='full'"
     )
     PRECISION = (
         "stopped because the residuals no longer fall: they have reached the rounding of the "
