@@ -77,12 +77,22 @@ def positive(name: str, value: Any, *, wanted: str = "a positive number") -> flo
     Traceback (most recent call last):
     ValueError: tol must be positive. Got '0.1'.
     """
-    try:
-        number = math.nan if isinstance(value, str | bool | complex) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = _real(value)
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be {wanted}. Got {value!r}.")
+    return number
+
+
+def fraction(name: str, value: Any) -> float:
+    """The value as a float strictly between 0 and 1: a tolerance, a level of confidence.
+
+    >>> fraction("tol", 1e-3), fraction("level", 95)
+    Traceback (most recent call last):
+    ValueError: level must be a number above 0 and below 1. Got 95.
+    """
+    number = _real(value)
+    if not 0 < number < 1:
+        raise ValueError(f"{name} must be a number above 0 and below 1. Got {value!r}.")
     return number
 
 
@@ -94,20 +104,21 @@ def at_least(least: int, **values: Any) -> None:
     ValueError: columns must be at least 1. Got 0.
     """
     for name, value in values.items():
-        if not value >= least:
-            raise ValueError(f"{name} must be at least {least}. Got {value}.")
+        if not least <= _real(value) < math.inf:
+            raise ValueError(f"{name} must be at least {least}. Got {value!r}.")
 
 
 def between(low: float, high: float, **values: Any) -> None:
-    """Refuse numbers outside [low, high]; NaN is outside.
+    """Refuse numbers outside [low, high]; NaN and the infinities are outside.
 
     >>> between(0, 1, share=1.5)
     Traceback (most recent call last):
     ValueError: share must lie in [0, 1]. Got 1.5.
     """
     for name, value in values.items():
-        if not low <= value <= high:
-            raise ValueError(f"{name} must lie in [{low:g}, {high:g}]. Got {value}.")
+        if not (low <= _real(value) <= high and math.isfinite(value)):
+            ends = ("(" if low == -math.inf else "[", ")" if high == math.inf else "]")
+            raise ValueError(f"{name} must lie in {ends[0]}{low:g}, {high:g}{ends[1]}. Got {value!r}.")
 
 
 def choice(name: str, value: Any, choices: Iterable[Any], *, wanted: str | None = None) -> None:
@@ -173,6 +184,14 @@ def also_called(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return called
 
     return decorate
+
+
+def _real(value: Any) -> float:
+    """The value as a float, of whatever real type it is; NaN where it is no number."""
+    try:
+        return math.nan if isinstance(value, str | bool | complex) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan
 
 
 def _nearest(value: Any, known: list[Any]) -> str:

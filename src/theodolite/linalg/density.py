@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.arguments import A_NUMBER, integer, positive, random_seed
+from theodolite.arguments import A_NUMBER, fraction, integer, positive, random_seed
 from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
@@ -19,6 +19,12 @@ from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 
 #: Memory for the bases that keep the probes' Lanczos vectors orthogonal, in bytes.
 PROBE_BYTES = 2 * 2**30
+
+#: Grid points beyond which a bandwidth is too narrow to be drawn.
+MOST_POINTS = 100_000
+
+#: Numbers of the kernel matrix (grid points by nodes) made at a time.
+KERNEL_ENTRIES = 2**22
 
 #: Kernel width in units of (spectral range / steps); there the quadrature error is far below the sampling error.
 KERNEL_WIDTH = 0.6
@@ -29,7 +35,8 @@ class Density(Result):
     """The spectral density smoothed by a Gaussian kernel, with its sampling error at each point.
 
     `nodes` and `weights` are the quadrature rule, averaged over the probes; the weights sum to 1.
-    `stderr` is the standard error over probes (with few probes read it as a t-interval).
+    `stderr` is the standard error of random probes, for which `interval` knows the quantiles. The grid resolves the kernel: the
+    density integrates to 1.
     """
 
     grid: Tensor
@@ -46,6 +53,19 @@ class Density(Result):
         """A known spectrum smoothed by the same kernel on the same grid, for comparison."""
         values = eigenvalues.detach().double().reshape(-1)
         return smoothed(self.grid, values, torch.full_like(values, 1.0 / len(values))[None], self.bandwidth)[0]
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper end of a band that holds the smoothed density at a point of the grid with probability `level`.
+
+        What a probe sees of an eigenvector is a χ² variable of one degree of freedom, so the density is nearly a multiple of one
+        too, of as many as its mean and its error say: a band that is right for few probes and around a single eigenvalue.
+        """
+        from scipy.stats import chi2
+
+        tail = 0.5 - fraction("level", level) / 2
+        freedom = (2 * (self.density / self.stderr).square()).nan_to_num().clamp(self.probes, 1e12)
+        few, many = (torch.as_tensor(chi2.ppf(q, freedom.tolist())) / freedom for q in (tail, 1 - tail))
+        return self.density / many, self.density / few
 
     def rows(self) -> list[Row]:
         return [
@@ -77,7 +97,8 @@ def spectral_density(
 
     Each probe is a random unit vector that sees the spectrum through its overlaps with the eigenvectors; a block
     Lanczos run of all probes, one block product per step, turns that into a quadrature rule. `bandwidth` is
-    the standard deviation of the smoothing kernel, by default 0.6 times the spectral range over `steps`.
+    the standard deviation of the smoothing kernel, by default 0.6 times the spectral range over `steps`. The grid has `points`
+    points, and more where it takes more to resolve the kernel.
 
     >>> import torch
     >>> d = spectral_density(torch.diag(torch.tensor([1.0, 2.0, 3.0]).double()), probes=4, steps=3)
@@ -95,7 +116,7 @@ def spectral_density(
             found = run_all(op, lambda _, block: _steps(block, settings), count)
         cost = spent(op, began)
         return ResultMapping(
-            results={name: _result(rules, settings, cost) for name, rules in found.items()},
+            results={name: _result(rules, as_operator(op[name]).shape[0], settings, cost) for name, rules in found.items()},
             outcome=Outcome.ESTIMATED,
             seed=seed,
             cost=cost,
@@ -103,7 +124,7 @@ def spectral_density(
     operator = as_operator(op)
     with counting("spectral density", progress=progress, total=probes * min(steps, operator.shape[0])) as count:
         rules = run(operator, _steps(operator, settings), count)
-    return _result(rules, settings, spent(operator, began))
+    return _result(rules, operator.shape[0], settings, spent(operator, began))
 
 
 @dataclass(frozen=True)
@@ -209,23 +230,25 @@ def _short_lanczos(z: Tensor, steps: int) -> Generator[Tensor, Tensor, list[_Rul
     return [_Rule(nodes[i], vectors[i, :1].square(), steps) for i in range(b)]
 
 
-def _result(rules: list[_Rule], settings: _Settings, cost: Cost) -> Density:
+def _result(rules: list[_Rule], n: int, settings: _Settings, cost: Cost) -> Density:
     probes = sum(len(rule.weights) for rule in rules)
     matvecs = sum(rule.matvecs for rule in rules)
     held = torch.cat([rule.nodes[rule.weights.mean(0) > 1e-14] for rule in rules])
     low, high = float(held.min()), float(held.max())
     smallest = 1e-6 * max(abs(low), abs(high), 1e-30)
-    bandwidth = settings.bandwidth or max(KERNEL_WIDTH * (high - low) / settings.steps, smallest)
-    grid = torch.linspace(low - 4 * bandwidth, high + 4 * bandwidth, settings.points, dtype=torch.float64)
-    curves = torch.cat([smoothed(grid, rule.nodes, rule.weights, bandwidth) for rule in rules])
+    bandwidth = settings.bandwidth or max(KERNEL_WIDTH * (high - low) / min(settings.steps, n), smallest)
+    grid = _grid(low - 4 * bandwidth, high + 4 * bandwidth, bandwidth, settings.points)
+    nodes = torch.cat([rule.nodes for rule in rules])
+    weights = torch.cat([rule.weights.sum(0) for rule in rules]) / probes
+    density = smoothed(grid, nodes, weights[None], bandwidth)[0]
     if len(rules) == probes and probes > 1:
         cost = replace(cost, notes=(*cost.notes, "too large to keep the Lanczos vectors of the density: short recurrences"))
     return Density(
         grid=grid,
-        density=curves.mean(0),
-        stderr=curves.std(0) / math.sqrt(probes),
-        nodes=torch.cat([rule.nodes for rule in rules]),
-        weights=torch.cat([rule.weights.sum(0) for rule in rules]) / probes,
+        density=density,
+        stderr=_probe_error(grid, density, nodes, weights, bandwidth, n) / math.sqrt(probes),
+        nodes=nodes,
+        weights=weights,
         bandwidth=bandwidth,
         probes=probes,
         steps=settings.steps,
@@ -236,8 +259,32 @@ def _result(rules: list[_Rule], settings: _Settings, cost: Cost) -> Density:
     )
 
 
+def _grid(low: float, high: float, bandwidth: float, points: int) -> Tensor:
+    """At least so many points, and none further apart than the bandwidth: there sums over the grid are integrals to 1e-8."""
+    needed = (high - low) / bandwidth + 1
+    if needed > MOST_POINTS:
+        raise ValueError(
+            f"bandwidth must be at least {(high - low) / MOST_POINTS:.2g} for eigenvalues between {low:.4g} and {high:.4g}: "
+            f"a grid of at most {MOST_POINTS} points has to resolve it. Got {bandwidth:g}."
+        )
+    return torch.linspace(low, high, max(points, math.ceil(needed)), dtype=torch.float64)
+
+
+def _probe_error(grid: Tensor, density: Tensor, nodes: Tensor, weights: Tensor, bandwidth: float, n: int) -> Tensor:
+    """The standard deviation of the density that one random probe sees, at each point of the grid.
+
+    The squared overlaps of a random unit vector with n eigenvectors have a known covariance: a kernel K is seen with
+    variance `2/(n+2) (mean of K² − (mean of K)²)` over the spectrum. Hardly noisy, where the spread of a few probes is.
+    """
+    # The square of a Gaussian kernel is a narrower one of another size.
+    squares = smoothed(grid, nodes, weights[None], bandwidth / math.sqrt(2))[0] / (2 * bandwidth * math.sqrt(math.pi))
+    return (2 / (n + 2) * (squares - density.square()).clamp(min=0)).sqrt()
+
+
 def smoothed(grid: Tensor, nodes: Tensor, weights: Tensor, bandwidth: float) -> Tensor:
     """Gaussian-smoothed densities (b, points) of nodes (m,) with weights (b, m) on a grid."""
-    z = (grid[:, None] - nodes[None, :]) / bandwidth
-    kernel = torch.exp(-0.5 * z.square()) / (bandwidth * math.sqrt(2 * math.pi))
-    return weights @ kernel.T
+    parts = []
+    for points in grid.split(max(1, KERNEL_ENTRIES // len(nodes))):
+        z = (points[:, None] - nodes[None, :]) / bandwidth
+        parts.append(weights @ torch.exp(-0.5 * z.square()).T)
+    return torch.cat(parts, dim=1) / (bandwidth * math.sqrt(2 * math.pi))

@@ -10,8 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from theodolite.arguments import A_NUMBER, at_least, choice, either, integer, optional_integer, positive, random_seed
-from theodolite.linalg.certificate import RISK
+from theodolite.arguments import choice, either, fraction, integer, optional_integer, random_seed
 from theodolite.linalg.eigensolver import EigenSolver, Neighbours, Solution
 from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.operators import LinearOperator, as_operator
@@ -31,8 +30,9 @@ class Eigenpairs(Result):
 
     `values` descend (by magnitude for `which="magnitude"`); `vectors` is (n, k). `unresolved` flags pairs with
     `|λ| < tol·scale`, which cannot be told from zero at this tolerance; `scale` is the largest |λ| seen.
-    `miss_probability` bounds the chance that an eigenvalue was overlooked (1 where no chain has bounded it:
-    a warm start is trusted, see `verify`). `nearby_values` and `nearby_vectors` are rough pairs beyond the wanted
+    `converged` says that all residuals are below `tol` and that no eigenvalue, no copy of one, was overlooked: `miss_probability`
+    bounds the chance of that, and is at most 0.001 then. A warm start that was trusted (see `verify`) has not converged: its
+    outcome is `Outcome.TRUSTED`. `nearby_values` and `nearby_vectors` are rough pairs beyond the wanted
     ones, seen on the way; they are not converged and serve only to make a warm start cheaper.
     """
 
@@ -86,8 +86,6 @@ class Eigenpairs(Result):
         state = "converged" if self.converged else f"not converged ({self.outcome.value})"
         unresolved = int(self.unresolved.sum())
         flag = f"; {unresolved} below the resolution {self.tol:g}·{self.scale:.3g}" if unresolved else ""
-        if self.converged and self.miss_probability > RISK:
-            state += ", the start trusted (verify='full' would search for missed values)"
         return (
             f"{len(self.values)} {self.which} eigenvalues: {shown}{more}; largest relative residual {worst:.1e}, "
             f"{self.matvecs} products, {state}{flag}."
@@ -138,14 +136,15 @@ def top_eigenpairs(
         op: a `LinearOperator`, tensor, SciPy or curvlinops operator; or a mapping of them (such as `layer_hessians`), which is
             solved in lockstep, k capped at the size of each block.
         which: `"largest"` or `"smallest"` (algebraic), or `"magnitude"`.
-        tol: a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen.
+        tol: a pair is done when `‖Av − λv‖ <= tol · max|λ|` over all Ritz values seen; above 0 and below 1.
         start: an earlier `Eigenpairs`, or columns (n, j), near the wanted eigenvectors. The former needs fewer products: it was
             verified, and it also knows the neighbouring eigenvectors. For a mapping, a mapping.
         max_matvecs: the budget in products; None means `500 + 100 k`.
         verify: `"auto"` certifies the result against missed copies of eigenvalues with error chance 1e-3, but trusts a warm start
             (a converged `Eigenpairs` of the same end and at least this accuracy that is nearly right here too) after a short look
-            around: a value that has risen from nowhere since may then be missed, and the printed sentence says so. `"full"`
-            certifies always; so are columns of unknown origin.
+            around: a value that has risen from nowhere since may then be missed, so unless the look was certificate enough the
+            outcome is `TRUSTED` and `converged` is False. Such a result is no verified start: the next solve from it certifies.
+            `"full"` certifies always; so are columns of unknown origin.
         seed: of the random start and the verification.
         progress: show a bar; None shows it on a terminal only.
 
@@ -154,11 +153,8 @@ def top_eigenpairs(
     >>> [round(float(v), 6) for v in pairs.values], pairs.converged
     ([5.0, 3.0, 3.0], True)
     """
-    k, seed, tol = integer("k", k), random_seed(seed), positive("tol", tol, wanted=A_NUMBER)
-    integer("k", k, least=1)
-    max_matvecs = optional_integer("max_matvecs", max_matvecs)
-    if max_matvecs is not None:
-        at_least(1, max_matvecs=max_matvecs)
+    k, seed, tol = integer("k", k, least=1), random_seed(seed), fraction("tol", tol)
+    max_matvecs = optional_integer("max_matvecs", max_matvecs, least=1)
     choice("which", which, _WHICH)
     either("verify", verify, ("auto", "full"))
     began = time.perf_counter()
@@ -171,7 +167,7 @@ def top_eigenpairs(
         results: dict[str, Result] = {
             name: _result(as_operator(op[name]), solution, settings, cost) for name, solution in found.items()
         }
-        return ResultMapping(results=results, seed=seed, cost=cost, outcome=_joint(results))
+        return ResultMapping(results=results, seed=seed, cost=cost, outcome=Outcome.worst(r.outcome for r in results.values()))
     operator = as_operator(op)
     if k > operator.shape[0]:
         raise ValueError(f"k must be at most the size of the operator, {operator.shape[0]}. Got {k}.")
@@ -248,8 +244,9 @@ def _start_block(op: LinearOperator, k: int, start: Any) -> Tensor | None:
     if start is None:
         return op.suggest_start(k)
     block = start.vectors if isinstance(start, Eigenpairs) else start
-    if not isinstance(block, Tensor):
-        raise ValueError(f"start must be a tensor (n, j) or an Eigenpairs. Got {type(start).__name__}.")
+    if not hasattr(block, "__array__"):
+        raise ValueError(f"start must be a tensor or array (n, j) or an Eigenpairs. Got {type(start).__name__}.")
+    block = torch.as_tensor(block)
     block = block[:, None] if block.ndim == 1 else block
     if block.ndim != 2 or block.shape[0] != op.shape[0] or block.shape[1] < 1:
         raise ValueError(f"start must have {op.shape[0]} rows and at least one column. Got shape {tuple(block.shape)}.")
@@ -296,8 +293,3 @@ def _result(op: LinearOperator, solution: Solution, settings: _Settings, cost: C
         seed=settings.seed,
         cost=cost,
     )
-
-
-def _joint(results: Mapping[str, Result]) -> Outcome:
-    """The worst outcome of several results."""
-    return next((r.outcome for r in results.values() if not r.outcome.good), Outcome.CONVERGED)

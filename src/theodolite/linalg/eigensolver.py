@@ -3,8 +3,8 @@
 From one vector the method is thick-restart Lanczos. From a subspace (a warm start) it expands by the leading
 direction of the unsettled residuals, corrected for the neighbouring eigenvectors where those are known
 (`Neighbours`). Both end the same way: a random vector orthogonal to everything seen starts a fresh chain, which
-either brings up an eigenvalue that was missed or certifies (`certificate.py`) that there is none. A warm start is
-trusted further: its chain stops early unless it comes near the wanted values.
+either brings up an eigenvalue that was missed or certifies (`certificate.py`) that there is none. A warm start that
+was verified is trusted further: its chain stops early unless it comes near the wanted values, and the outcome says so.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ class EigenSolver:
         self.chained = True
         self.restarted = False
         self.miss = 1.0
-        self.certified = float("inf")  # nothing beyond this value was missed
+        self.searched = float("inf")  # the search beyond this value is over
+        self.certified = False  # and has certified that nothing was missed
         self.trusted = False
         self._stalled = 0
         self._best = float("inf")
@@ -219,7 +220,7 @@ class EigenSolver:
                 search = yield from self._search(pairs)
                 pairs = self._ritz()
                 if search is _Search.CLEAN:
-                    return self._solution(pairs, Outcome.CONVERGED)
+                    return self._solution(pairs, Outcome.CONVERGED if self.certified else Outcome.TRUSTED)
                 if search is _Search.BUDGET:
                     return self._solution(pairs, Outcome.UNVERIFIED)
                 continue
@@ -343,16 +344,17 @@ class EigenSolver:
         wanted = pairs.values[: self.k]
         edge = float(wanted.abs().min() if self.by_magnitude else wanted.min())
         bound = edge + self.tol * self.scale
-        if bound >= self.certified:
+        if bound >= self.searched:
             return _Search.CLEAN
         chain = self._open_chain()
         while True:
             if chain.length and chain.reach(both_ends=self.by_magnitude) > bound:
                 self.trusted = False  # the start was not what it claimed to be
                 return _Search.FOUND
-            self.miss = chain.miss_probability(bound, both_ends=self.by_magnitude)
-            if self.miss <= RISK or self._trusts(chain, edge) or self.basis.size == self.n:
-                self.certified = bound
+            self.miss = 0.0 if self.basis.size == self.n else chain.miss_probability(bound, both_ends=self.by_magnitude)
+            self.certified = self.miss <= RISK
+            if self.certified or self._trusts(chain, edge):
+                self.searched = bound
                 # The chain may have pulled a close value into the wanted ones: that one still has to settle.
                 return _Search.CLEAN if self._settled(self._residual_norms(self._ritz())) else _Search.FOUND
             if self.matvecs >= self.max_matvecs:

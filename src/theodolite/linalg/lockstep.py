@@ -56,6 +56,8 @@ def run(op: LinearOperator, steps: Steps[Answer], advance: Advance) -> Answer:
 
 def run_all(ops: Mapping[str, Any], make: Callable[[str, LinearOperator], Steps[Answer]], count: Advance) -> dict[str, Answer]:
     """Drive one algorithm per operator of a mapping, multiplying all pending blocks together."""
+    if not ops:
+        raise ValueError("The mapping of operators is empty: there is nothing to measure.")
     operators = {name: as_operator(op) for name, op in ops.items()}
     running = {name: make(name, op) for name, op in operators.items()}
     answers: dict[str, Answer] = {}

@@ -50,8 +50,10 @@ def _check(u: Any, v: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(f"U and V must have the same number of rows. Got {u.shape[0]} and {v.shape[0]}.")
     u, v = u.detach().double(), v.detach().double().to(u.device)
     for name, x in (("U", u), ("V", v)):
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError(f"{name} holds NaN or inf.")
         gap = float((x.T @ x - torch.eye(x.shape[1], dtype=x.dtype, device=x.device)).abs().max())
-        if not gap < 1e-3:
+        if gap >= 1e-3:
             raise ValueError(
                 f"The columns of {name} must be orthonormal (they miss by {gap:.1e}); torch.linalg.qr({name}).Q makes them so."
             )

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from theodolite.arguments import choice, integer, random_seed
+from theodolite.arguments import choice, fraction, integer, random_seed
 from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
@@ -38,7 +38,7 @@ class TraceEstimate(Result):
         """A t-interval that holds the trace with probability `level`."""
         from scipy.stats import t
 
-        half = float(t.ppf(0.5 + level / 2, max(1, self.samples - 1))) * self.stderr
+        half = float(t.ppf(0.5 + fraction("level", level) / 2, max(1, self.samples - 1))) * self.stderr
         return self.value - half, self.value + half
 
     def rows(self) -> list[Row]:

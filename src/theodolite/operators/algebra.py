@@ -144,9 +144,7 @@ class DenseOperator(LinearOperator):
     def __init__(self, matrix: Tensor, *, symmetric: bool | None = None) -> None:
         if matrix.ndim != 2:
             raise ValueError(f"DenseOperator takes a matrix. Got a tensor of shape {tuple(matrix.shape)}.")
-        matrix = matrix.detach()
-        if not matrix.is_floating_point():
-            raise ValueError(f"DenseOperator takes a floating-point matrix. Got {matrix.dtype}.")
+        matrix = _floating(matrix.detach())
         if matrix.numel() == 0:
             raise ValueError(f"DenseOperator takes a matrix with entries. Got shape {tuple(matrix.shape)}.")
         matrix = matrix.to_dense() if matrix.layout != torch.strided else matrix
@@ -171,6 +169,15 @@ class DenseOperator(LinearOperator):
         return Cost(route="dense matrix", peak_bytes=self.matrix.numel() * self.matrix.element_size())
 
 
+def _floating(x: Tensor) -> Tensor:
+    """Real numbers as floats that can be multiplied with: integers in float64, half precision in float32."""
+    if x.is_complex():
+        raise ValueError(f"Only real matrices are accepted. Got {x.dtype}; pass its .real where the rest is zero.")
+    if not x.is_floating_point():
+        return x.double()
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
 def is_symmetric(matrix: Tensor) -> bool:
     """Whether a matrix is symmetric to the rounding of its dtype."""
     if matrix.shape[0] != matrix.shape[1]:
@@ -190,7 +197,7 @@ class DiagonalOperator(LinearOperator):
     def __init__(self, diagonal: Tensor) -> None:
         if diagonal.ndim != 1:
             raise ValueError(f"diagonal must be a vector. Got shape {tuple(diagonal.shape)}.")
-        n = diagonal.shape[0]
+        diagonal, n = _floating(diagonal), diagonal.shape[0]
         super().__init__((n, n), dtype=diagonal.dtype, device=diagonal.device, symmetric=True, probe=False)
         self.diagonal = diagonal
 

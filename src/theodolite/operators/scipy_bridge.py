@@ -45,10 +45,9 @@ class ForeignOperator(LinearOperator):
     def __init__(self, source: Any, *, symmetric: bool) -> None:
         rows, columns = (int(s) for s in source.shape)
         self.source = source
-        if not isinstance(source.dtype, torch.dtype) and np.dtype(source.dtype or "float64").kind == "c":
-            raise ValueError(f"Only real operators are accepted. Got dtype {source.dtype}.")
-        self.speaks_torch = isinstance(getattr(source, "dtype", None), torch.dtype)
-        dtype = source.dtype if self.speaks_torch else _TORCH_DTYPE.get(np.dtype(source.dtype or "float64"), torch.float64)
+        given = getattr(source, "dtype", None)
+        self.speaks_torch = isinstance(given, torch.dtype)
+        dtype = given if isinstance(given, torch.dtype) else _TORCH_DTYPE.get(_real_dtype(given), torch.float64)
         super().__init__((rows, columns), dtype=dtype, device=getattr(source, "device", "cpu"), symmetric=symmetric)
 
     def _matmat(self, x: Tensor) -> Tensor:
@@ -68,8 +67,18 @@ class ForeignOperator(LinearOperator):
         return Cost(route=f"{type(self.source).__module__.split('.')[0]} operator")
 
 
+def _real_dtype(given: Any) -> np.dtype:
+    """The NumPy dtype of a source, where it is one of real numbers; what states none is taken for float64."""
+    found = np.dtype("float64" if given is None else given)
+    if found.kind not in "fiub":
+        raise ValueError(f"Only real operators are accepted: floats, integers or booleans. Got dtype {found}.")
+    return found
+
+
 def as_operator(source: Any, *, symmetric: bool | None = None) -> LinearOperator:
     """Accept a `LinearOperator`, tensor, array, SciPy sparse matrix or operator, or curvlinops operator.
+
+    Integers and booleans become float64, half precision is widened.
 
     `symmetric` says what the matrix is where it cannot be seen; a square operator of another library is
     taken as symmetric and probed, since that is what eigen-solvers need.
@@ -79,7 +88,8 @@ def as_operator(source: Any, *, symmetric: bool | None = None) -> LinearOperator
     if isinstance(source, Tensor):
         return DenseOperator(source, symmetric=symmetric)
     if isinstance(source, np.ndarray):
-        return DenseOperator(torch.as_tensor(source), symmetric=symmetric)
+        known = source if _real_dtype(source.dtype) in _TORCH_DTYPE else source.astype(np.float64)
+        return DenseOperator(torch.as_tensor(known), symmetric=symmetric)
     if hasattr(source, "shape") and hasattr(source, "__matmul__"):
         square = source.shape[0] == source.shape[1]
         return ForeignOperator(source, symmetric=square if symmetric is None else symmetric)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -25,6 +26,10 @@ class Outcome(Enum):
         "residuals are below tol, but the product budget ended before the search for missed "
         "copies of eigenvalues did; raise max_matvecs"
     )
+    TRUSTED = (
+        "residuals are below tol, but the start was trusted after a short look around: an eigenvalue that has risen since "
+        "may be missing; ask for verify='full'"
+    )
     PRECISION = (
         "stopped because the residuals no longer fall: they have reached the rounding of the "
         "products; raise tol, or use a float64 model"
@@ -37,6 +42,16 @@ class Outcome(Enum):
     def good(self) -> bool:
         """Whether the number may be used as it stands."""
         return self in (Outcome.CONVERGED, Outcome.FINISHED, Outcome.ESTIMATED)
+
+    @classmethod
+    def worst(cls, outcomes: Iterable[Outcome]) -> Outcome:
+        """The first that is not good, `CONVERGED` where all are; `TRUSTED` is the mildest.
+
+        >>> Outcome.worst([Outcome.CONVERGED, Outcome.TRUSTED, Outcome.PRECISION]).name
+        'PRECISION'
+        """
+        bad = [outcome for outcome in outcomes if not outcome.good]
+        return min(bad, key=lambda outcome: outcome is cls.TRUSTED, default=cls.CONVERGED)
 
 
 @cache  # reading a package's metadata takes a millisecond, and every result asks

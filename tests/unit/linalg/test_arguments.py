@@ -10,9 +10,9 @@ import theodolite as th
 MATRIX = torch.diag(torch.arange(1.0, 6.0)).double()
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), "a", -1.0, 0, True, 1j, None])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "a", -1.0, 0, True, 1j, None, 10**400, [1.0, 2.0]])
 def test_numbers_must_be_positive_and_finite(value):
-    with pytest.raises(ValueError, match=r"tol must be positive and finite, a number\. Got"):
+    with pytest.raises(ValueError, match=r"tol must be a number above 0 and below 1\. Got"):
         th.top_eigenpairs(MATRIX, 2, tol=value)
     if value is not None:
         with pytest.raises(ValueError, match=r"bandwidth must be positive and finite, a number\. Got"):
@@ -25,10 +25,42 @@ def test_numbers_of_any_type():
     assert th.spectral_density(MATRIX, bandwidth=torch.tensor(0.5)).bandwidth == 0.5
 
 
-@pytest.mark.parametrize("value", ["a", 2.5, True])
-def test_budgets_are_whole(value):
-    with pytest.raises(ValueError, match=r"max_matvecs must be an integer\. Got"):
-        th.top_eigenpairs(MATRIX, 2, max_matvecs=value)
+@pytest.mark.parametrize("value", [1, 1.0, 2.5, 95])
+def test_shares_lie_between_nought_and_one(value):
+    """With a tolerance of 1 any vector is an eigenvector; a level of 1 has no interval."""
+    with pytest.raises(ValueError, match=r"tol must be a number above 0 and below 1\. Got"):
+        th.top_eigenpairs(MATRIX, 2, tol=value)
+    for found in (th.trace(MATRIX), th.spectral_density(MATRIX)):
+        with pytest.raises(ValueError, match=r"level must be a number above 0 and below 1\. Got"):
+            found.interval(value)
+
+
+COUNTS = {
+    "k": th.top_eigenpairs,
+    "max_matvecs": th.top_eigenpairs,
+    "probes": th.spectral_density,
+    "steps": th.spectral_density,
+    "points": th.spectral_density,
+    "matvecs": th.trace,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", ["a", 2.5, True, 0, -3, float("nan"), float("inf"), [8]])
+def test_counts_are_whole_and_positive(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} must be an? (positive )?integer.*\. Got"):
+        COUNTS[name](MATRIX, **{name: value})
+
+
+@pytest.mark.parametrize("call", [th.top_eigenpairs, th.spectral_density, th.trace])
+def test_a_mapping_without_operators_is_refused(call):
+    with pytest.raises(ValueError, match="The mapping of operators is empty"):
+        call({})
+
+
+def test_a_start_may_be_an_array():
+    start = th.top_eigenpairs(MATRIX, 2).vectors.numpy()
+    assert th.top_eigenpairs(MATRIX, 2, start=start).values.tolist() == pytest.approx([5.0, 4.0])
 
 
 @pytest.mark.parametrize(
@@ -56,6 +88,9 @@ def test_overlaps_of_arrays():
     e = torch.eye(4)
     assert th.subspace_overlap(e[:, :2].numpy(), e[:, 1:3]) == 0.5
     assert th.overlap_curve(e[:, :2].numpy(), e[:, [1, 0]].numpy()).tolist() == [0.0, 1.0]
+    assert th.subspace_overlap(e[:, :2].double(), e[:, 1:3].int().numpy()) == 0.5
+    with pytest.raises(ValueError, match=r"V holds NaN or inf"):
+        th.overlap_curve(e, e * float("nan"))
     with pytest.raises(ValueError, match=r"U must be a real matrix .* Got list"):
         th.subspace_overlap([[1.0]], e)
     with pytest.raises(ValueError, match=r"V must be a real matrix .* Got torch\.complex64 numbers"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import wasserstein_distance
 
 import theodolite as th
+from theodolite.operators import DiagonalOperator
 from theodolite.testing import random_symmetric
 
 N = 120
@@ -56,6 +58,45 @@ def test_density_is_near_the_true_spectrum(name):
     assert float(density.weights.sum()) == pytest.approx(1.0)
     width = float(density.grid[1] - density.grid[0])
     assert float(density.density.sum()) * width == pytest.approx(1.0, abs=1e-3)
+
+
+@every_spectrum
+@pytest.mark.parametrize(("n", "steps", "bandwidth"), [(1000, 1000, None), (120, 1000, None), (120, 40, 1e-3)])
+def test_density_integrates_to_one_however_narrow_the_kernel(name, n, steps, bandwidth):
+    values = torch.as_tensor(np.interp(np.linspace(0, 1, n), np.linspace(0, 1, N), SPECTRA[name].sort().values))
+    density = th.spectral_density(DiagonalOperator(values), probes=2, steps=steps, bandwidth=bandwidth)
+    assert float(torch.trapezoid(density.density, density.grid)) == pytest.approx(1.0, abs=1e-3)
+    assert float(torch.trapezoid(density.smooth(values), density.grid)) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_bandwidth_that_no_grid_resolves_is_refused():
+    with pytest.raises(ValueError, match=r"bandwidth must be at least 1e-05 for eigenvalues between 0\.5 and 1\.5.* Got 1e-09"):
+        th.spectral_density(torch.diag(SPECTRA["flat"]), bandwidth=1e-9)
+
+
+@every_spectrum
+@pytest.mark.parametrize("probes", [2, 8])
+def test_a_band_covers_as_often_as_it_says(name, probes):
+    values = SPECTRA[name]
+    inside = {0.95: [], 0.8: []}
+    for seed in range(100):
+        density = th.spectral_density(DiagonalOperator(values), probes=probes, steps=40, points=64, seed=seed)
+        truth = density.smooth(values)
+        seen = truth > 0.02 * truth.max()
+        for level, found in inside.items():
+            low, high = density.interval(level)
+            found.append(float(((low <= truth) & (truth <= high))[seen].double().mean()))
+    # Points of one density lean on one another: the means are known to about 0.01.
+    assert np.mean(inside[0.95]) == pytest.approx(0.95, abs=0.025)
+    assert 0.77 < np.mean(inside[0.8]) < 0.87  # two probes make it a little wide
+
+
+def test_bands_where_nothing_is_seen_and_where_nothing_is_random():
+    gap = th.spectral_density(torch.diag(torch.tensor([0.0, 0.0, 1.0]).double()), bandwidth=1e-3).interval()
+    one = th.spectral_density(torch.eye(20).double())
+    for low, high in (gap, one.interval()):
+        assert bool(((low <= high) & torch.isfinite(high) & (low >= 0)).all())
+    torch.testing.assert_close(torch.stack(one.interval()), one.density.expand(2, -1), rtol=1e-4, atol=0)
 
 
 def test_quadrature_is_exact_for_small_matrices():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse.linalg
 import torch
 from torch import nn
 
 import theodolite as th
 from theodolite.errors import NonFiniteError
+from theodolite.operators.algebra import DiagonalOperator, congruent
 from theodolite.testing import dense_hessian
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -91,6 +93,57 @@ def test_algebra():
 def test_bad_arguments_say_what_to_do(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+INTEGERS = np.array([[2, 1], [1, 3]])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        INTEGERS,
+        INTEGERS.astype(np.uint8),
+        INTEGERS.astype(np.float16),
+        INTEGERS.astype(np.longdouble),
+        INTEGERS.astype(">f8"),
+        torch.tensor(INTEGERS),
+        torch.tensor(INTEGERS).half(),
+        torch.tensor(INTEGERS).to_sparse(),
+        scipy.sparse.csr_array(INTEGERS),
+        scipy.sparse.linalg.aslinearoperator(INTEGERS),
+    ],
+    ids=lambda source: f"{type(source).__name__} {source.dtype}",
+)
+def test_numbers_of_any_width_are_the_matrix_they_say(source):
+    op = th.operators.as_operator(source)
+    assert op.dtype in (torch.float32, torch.float64)
+    assert (op @ torch.tensor([0.25, 0.5]).double()).tolist() == [1.0, 1.75]
+    assert th.top_eigenpairs(source, 2, tol=1e-6).values.tolist() == pytest.approx([2.5 + 1.25**0.5, 2.5 - 1.25**0.5], rel=1e-5)
+
+
+def test_an_integer_diagonal_does_not_cut_what_it_multiplies():
+    assert (DiagonalOperator(torch.tensor([2, 3])) @ torch.tensor([0.5, 0.5])).tolist() == [1.0, 1.5]
+
+
+def test_operands_of_different_widths_meet_in_the_wider_one():
+    narrow, wide = torch.tensor([[1.0, 0.25], [0.25, 2.0]]), torch.tensor([[3.0, 0.5], [0.5, 1.0]]).double()
+    a, b = th.operators.as_operator(narrow), th.operators.as_operator(wide)
+    for made, dense in (
+        (a + b, narrow + wide),
+        (a @ b, narrow.double() @ wide),
+        (a.kron(b), torch.kron(narrow.double(), wide)),
+        (congruent(a, wide[0]), wide[0, :, None] * narrow * wide[0]),
+    ):
+        x = torch.linspace(0.1, 1, dense.shape[1]).double()
+        assert (made @ x).dtype == torch.float64
+        torch.testing.assert_close(made @ x, dense.double() @ x)
+        torch.testing.assert_close((made @ x.float()).double(), dense.double() @ x, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", [np.array([["a"]]), np.array([[None]]), np.eye(2) * 1j, torch.eye(2) * 1j])
+def test_what_holds_no_real_numbers_is_refused(source):
+    with pytest.raises(ValueError, match=r"Only real (operators|matrices) are accepted"):
+        th.operators.as_operator(source)
 
 
 def test_complex_operators_are_refused():

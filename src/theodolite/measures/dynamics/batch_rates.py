@@ -234,7 +234,8 @@ def _each(problem: Problem, parts: Iterable[list[Batch]], law: StabilityLaw, by:
             largest = curvature * torch.linalg.eigvalsh(tangent_kernel(part).double())[-1].cpu()
             found.append(float(_shifted(largest, law)))
         else:
-            start = top_eigenpairs(law.effective(ON_PARAMETERS[by](part)), 1, tol=TOL, start=start, seed=0, progress=False)
+            op = law.effective(ON_PARAMETERS[by](part))
+            start = top_eigenpairs(op, 1, tol=TOL, start=start, verify="full", seed=0, progress=False)
             found.append(float(start.values[0]))
     return torch.tensor(found, dtype=torch.float64), by or "gauss_newton"
 

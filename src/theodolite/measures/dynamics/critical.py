@@ -131,7 +131,8 @@ def critical_learning_rate(
     began = time.perf_counter()
     law = stability_law(optimizer, problem)
     op, rule = _edge(problem, by, law, operator)
-    pairs = top_eigenpairs(op, 1, tol=tol, start=start, max_matvecs=max_matvecs, seed=seed, progress=progress)
+    # Certified from any start: a sharper direction that was overlooked would make the rate too large.
+    pairs = top_eigenpairs(op, 1, tol=tol, start=start, max_matvecs=max_matvecs, verify="full", seed=seed, progress=progress)
     sharpness, residual = float(pairs.values[0]), float(pairs.residuals[0])
     value, error = math.inf, 0.0  # where no direction curves upwards
     if not sharpness <= tol * pairs.scale:

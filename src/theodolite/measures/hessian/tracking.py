@@ -203,8 +203,9 @@ def track_eigenpairs(
         layers: names or globs: the exact blocks of these layers, in lockstep. None: the whole Hessian.
         matrix: another matrix: "gauss_newton" or "kernel", or a function of the problem that gives an operator or a mapping of
             them.
-        which, tol, verify, seed: as in `top_eigenpairs`. A warm start is trusted unless `verify="full"`, so an eigenvalue that
-            rises from nowhere between two checkpoints may be seen late.
+        which, tol, verify, seed: as in `top_eigenpairs`. Unless `verify="full"`, a look that starts from a verified one may trust
+            it: then it is not `converged`, an eigenvalue that has risen from nowhere may be missing, and the next look searches
+            in full. So such a value is seen one look late at most.
         start: what an earlier call returned; its looks come first, and the next one starts from its last.
         progress: show a bar; None shows it on a terminal only.
 
@@ -256,7 +257,7 @@ def track_eigenpairs(
     tracks = {name: replace(t, seed=seed, cost=replace(t.cost, seconds=seconds)) for name, t in tracks.items()}
     if single:
         return tracks[_WHOLE]
-    worst = next((t.outcome for t in tracks.values() if not t.outcome.good), Outcome.CONVERGED)
+    worst = Outcome.worst(t.outcome for t in tracks.values())
     cost = next(iter(tracks.values())).cost
     return ResultMapping(results=dict(tracks), seed=seed, cost=cost, outcome=worst)
 
@@ -328,7 +329,7 @@ def _joined(track: EigenTrajectory, look: EigenTrajectory) -> EigenTrajectory:
     joined |= {name: getattr(track, name) + getattr(look, name) for name in tuples}
     peak = max(track.cost.peak_bytes, look.cost.peak_bytes)
     cost = Cost(route=look.cost.route, peak_bytes=peak, notes=look.cost.notes)
-    outcome = track.outcome if not track.outcome.good else look.outcome
+    outcome = Outcome.worst((track.outcome, look.outcome))
     return replace(look, **joined, first=track.first, outcome=outcome, cost=cost)
 
 

@@ -118,11 +118,12 @@ def hessian_norm(
 def top_hessian_pair(
     scalar: Problem, *, tol: float = 1e-4, start: Any = None, seed: int = 0, progress: bool | None = None
 ) -> Eigenpairs:
-    """The eigenpair of largest magnitude of the Hessian of a scalar problem's objective.
+    """The eigenpair of largest magnitude of the Hessian of a scalar problem's objective, certified from any start.
 
     Extreme eigenvalues often come in pairs ±λ: Lanczos tells them apart where power iteration would not settle.
     """
-    return top_eigenpairs(hessian(scalar), 1, which="magnitude", tol=tol, start=start, seed=seed, progress=progress)
+    op = hessian(scalar)
+    return top_eigenpairs(op, 1, which="magnitude", tol=tol, start=start, verify="full", seed=seed, progress=progress)
 
 
 # An output along a straight way through the weights: whether its second derivatives explain how it changes there.

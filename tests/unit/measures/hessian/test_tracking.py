@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.errors import NonFiniteError
+from theodolite.results import Outcome
 from theodolite.testing.dense import dense_hessian
 
 LOSS = nn.CrossEntropyLoss()
@@ -54,7 +55,7 @@ def dense_pairs(problem: th.Problem, state: dict[str, Tensor], block: Tensor | s
 def test_the_whole_hessian_against_the_dense_one():
     problem, k = th.Problem(network(), LOSS, data()), 3
     run = states(network())
-    found = th.measures.hessian.track_eigenpairs(problem, run, k, labels=(0, 1, 2, 3), tol=1e-9)
+    found = th.measures.hessian.track_eigenpairs(problem, run, k, labels=(0, 1, 2, 3), tol=1e-9, verify="full")
     truth = [dense_pairs(problem, state, slice(None), k) for state in run]
     assert torch.allclose(found.values, torch.stack([values for values, _ in truth]), rtol=1e-9)
     assert float(found.residuals.max()) < 1e-8
@@ -105,6 +106,15 @@ def test_warm_looks_take_fewer_products_than_cold_ones(layers):
         for warm, other in zip(track.matvecs[1:], afresh[1:], strict=True):
             assert warm <= other.matvecs[0]
         assert sum(track.matvecs[1:]) < 0.7 * sum(other.matvecs[0] for other in afresh[1:])
+
+
+def test_a_look_that_trusts_says_so_and_the_next_one_certifies():
+    problem = th.Problem(network(), LOSS, data())
+    found = th.measures.hessian.track_eigenpairs(problem, states(network(), 6, rate=0.05), 2)
+    assert found.converged == (True, False) * 3
+    assert found.outcome is Outcome.TRUSTED
+    assert "3 not converged (residuals are below tol, but the start was trusted" in found.sentence()
+    assert [row["converged"] for row in found.rows()[::2]] == [True, False] * 3
 
 
 def test_modules_state_dicts_vectors_and_wrapped_names_are_the_same_checkpoints():
