@@ -121,7 +121,7 @@ def _draw_pair(rows: list[Row], title: str, values: Any, overlap: Any) -> None:
 
 
 WORKS, WORKS_FOR_ALL = "works reasonably well", "works reasonably well for the full parameter Hessian"
-WHITENED = measured("the same overlap of the whitened variant", smallest_overlap(rows(part=WHOLE, variant="whitened")))
+WHITENED = {"the same overlap of the whitened variant": measured(smallest_overlap(rows(part=WHOLE, variant="whitened")))}
 
 
 class Figure2(ApproximationFigure):
@@ -138,27 +138,18 @@ class Figure2(ApproximationFigure):
         paper=cases(SOURCE_MNIST, layers=["fc1", "fc2", "fc3"], layer_k=300, k=50),
     )
     # How near is near the source does not say; measured on digits, two seeds: 0.56, 0.698 (fc1, which fails), 0.834.
-    claims = (
-        between(
-            *(0.5, 2.0, "the first nine eigenvalues of every layer (approximate over true, the one farthest from 1)"),
-            value_ratio(layers),
-            reported=paper(WORKS, "section 4.1"),
+    claims = {
+        "the first nine eigenvalues of every layer (approximate over true, the one farthest from 1)": between(
+            0.5, 2.0, value_ratio(layers), **paper(WORKS, "section 4.1")
         ),
-        at_least(
-            0.7,
-            "the first nine eigenvectors of every layer (overlap, smallest of the layers)",
-            smallest_overlap(layers),
-            reported=paper(WORKS, "section 4.1"),
-            fails={"tiny": "0.698 in fc1, wanted 0.7"},
+        "the first nine eigenvectors of every layer (overlap, smallest of the layers)": at_least(
+            0.7, smallest_overlap(layers), **paper(WORKS, "section 4.1"), fails={"tiny": "0.698 in fc1, wanted 0.7"}
         ),
-        at_least(
-            0.6,
-            "the first nine eigenvectors of the whole Hessian (overlap)",
-            smallest_overlap(whole),
-            reported=paper(WORKS, "section 4.1"),
+        "the first nine eigenvectors of the whole Hessian (overlap)": at_least(
+            0.6, smallest_overlap(whole), **paper(WORKS, "section 4.1")
         ),
-        WHITENED,
-    )
+        **WHITENED,
+    }
 
 
 class Figure8(ApproximationFigure):
@@ -174,23 +165,17 @@ class Figure8(ApproximationFigure):
         laptop=cases(*networks_of(MNIST, "F-200^2", "F-200^4"), k=30),
         paper=cases(*networks_of(SOURCE_MNIST, "F-200^2", "F-200^4", "F-600^4", "F-600^8"), k=50),
     )
-    claims = (
-        at_least(
-            0.6,
-            "the first nine eigenvectors of the whole Hessian (overlap, smallest of the networks)",
-            smallest_overlap(whole),
-            reported=paper(WORKS_FOR_ALL, "section 4.1"),
+    claims = {
+        "the first nine eigenvectors of the whole Hessian (overlap, smallest of the networks)": at_least(
+            0.6, smallest_overlap(whole), **paper(WORKS_FOR_ALL, "section 4.1")
         ),
-        between(
-            *(0.5, 2.0, "the first nine eigenvalues of the whole Hessian (approximate over true, the one farthest from 1)"),
-            value_ratio(whole),
-            reported=paper(WORKS_FOR_ALL, "section 4.1"),
+        "the first nine eigenvalues of the whole Hessian (approximate over true, the one farthest from 1)": between(
+            0.5, 2.0, value_ratio(whole), **paper(WORKS_FOR_ALL, "section 4.1")
         ),
-        at_least(
+        "the leading directions are found best (overlap at 9 over that at the last k, smallest of the networks)": at_least(
             1.0,
-            "the leading directions are found best (overlap at 9 over that at the last k, smallest of the networks)",
             whole.by("network").each(better_in_front).min(),
-            reported=paper("accurate for top eigenvectors, not as accurate for latter ones", "appendix B"),
+            **paper("accurate for top eigenvectors, not as accurate for latter ones", "appendix B"),
         ),
-        WHITENED,
-    )
+        **WHITENED,
+    }

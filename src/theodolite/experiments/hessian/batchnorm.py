@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -12,22 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments import Experiment, Figure, at_least, at_most, between, rows
+from theodolite.experiments import Experiment, at_least, at_most, between, rows
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.layer_inputs import (
-    DENSE,
-    SMALL_LENET,
-    TABLE_6,
-    TABLE_8,
-    LayerInputs,
-    as_printed,
-    cifar,
-    draw_lines,
-    fc,
-    largest,
-    mnist,
-    smallest,
-)
 from theodolite.experiments.hessian.networks import SOURCE, NetworkStudy, Setup, case_sizes, cases, networks_of, problems_of
 from theodolite.experiments.query import Query, Value, select
 from theodolite.linalg import Eigenpairs, overlap_curve, top_eigenpairs
@@ -35,107 +19,6 @@ from theodolite.measures.hessian import autocorrelation, correspondence, kroneck
 from theodolite.operators import KroneckerFactors, kronecker_factors, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Row
-
-[DENSE_BN] = networks_of(DENSE, "F-40^2-BN")
-[SMALL_LENET_BN] = networks_of(SMALL_LENET, "LeNet-mini-BN")
-
-#: Fully connected layers but the first, with batch norm in the network and without.
-dense = rows(part="fc", normalised=True, network=lambda network: network.startswith("F-"))
-lenets = fc(normalised=True, network=lambda network: network.startswith("LeNet"))
-plain = fc(normalised=False)
-
-
-def pooled_over_others(rows: list[Row]) -> float:
-    """LeNet5-BN: the squared dot product of fc1, which is fed by a pooling, minus the larger of those of fc2 and fc3."""
-    lenet = select(rows, network="LeNet5-BN")
-    if not lenet:
-        return math.nan
-    pooled, *others = (fmean(row["squared_dot"] for row in select(lenet, layer=name)) for name in ("fc1", "fc2", "fc3"))
-    return pooled - largest(others)
-
-
-NOT_CENTRED = "the norm before fc1 of LeNet-mini-BN centres each channel, not each place: 0.302, and 2.6 for one seed of three"
-
-
-class Table8(Figure):
-    """With batch norm the mean no longer rules: squared dot products and spectral ratios.
-
-    As Table 6, for networks with a batch norm (no scale, no shift, statistics frozen) after each ReLU, beside the same
-    networks without. The first layer has no norm before it and keeps its structure. A norm of a convolution centres each
-    channel over all its places together: the means of single places remain, so fc1 of a LeNet keeps a mean.
-    """
-
-    item, where = "wu-zhu-2020 Table 8", "appendix F.4; Wu 2023, section C.7.3"
-    view = rows(part="fc")
-    study = LayerInputs.of(
-        tiny=cases(DENSE_BN, DENSE, replace(SMALL_LENET_BN, epochs=10), seeds=3),
-        laptop=cases(
-            *(DENSE_BN, DENSE, SMALL_LENET_BN, mnist("F-200^2-BN", 10), mnist("F-200^2", 10), mnist("F-600^2-BN", 4)),
-            cifar("LeNet5-BN", 20),
-            seeds=2,
-        ),
-        paper=cases(*(as_printed(line.removesuffix(norm)) for norm in ("", "-BN") for line in TABLE_8), seeds=3),
-    )
-    claims = (
-        at_most(
-            0.3,
-            "with batch norm the leading eigenvector is not the mean (mean squared dot product, fully connected networks)",
-            dense(first=False).mean("squared_dot"),
-            says="0.026 to 0.062",
-        ),
-        at_most(
-            2.0,
-            "with batch norm no eigenvalue stands out (largest λ₁/λ₂, fully connected networks)",
-            dense(first=False)["ratio"].reduce(largest),
-            reported=paper(1.30, "Table 8, largest"),
-        ),
-        at_most(
-            0.3,
-            "LeNets: with batch norm the leading eigenvector is not the mean (mean squared dot product)",
-            lenets.mean("squared_dot"),
-            reported=paper(0.210, "Table 8, LeNet5-BN"),
-            fails={"tiny": NOT_CENTRED},
-        ),
-        at_most(
-            2.0,
-            "LeNets: with batch norm no eigenvalue stands out (largest λ₁/λ₂)",
-            lenets["ratio"].reduce(largest),
-            reported=paper(1.89, "Table 8, largest of LeNet5-BN"),
-            fails={"tiny": NOT_CENTRED},
-        ),
-        at_least(
-            0.98,
-            "without batch norm it is the mean (smallest squared dot product)",
-            plain["squared_dot"].reduce(smallest),
-            reported=paper(0.997, "Table 6, smallest of these networks"),
-        ),
-        at_least(
-            2.5,
-            "without batch norm one eigenvalue stands out (smallest λ₁/λ₂)",
-            plain["ratio"].reduce(smallest),
-            reported=paper(5.88, "Table 6, smallest of these networks"),
-        ),
-        at_least(
-            1.0,
-            "the first layer has no norm before it and keeps its gap (its λ₁/λ₂ over the largest of the others)",
-            dense(first=True)["ratio"].reduce(smallest) / dense(first=False)["ratio"].reduce(largest),
-            reported=paper("except for the first layer", "appendix F.4"),
-        ),
-        at_least(
-            0.1,
-            "LeNet5-BN: the pooling after the norm brings the mean back in fc1 (squared dot product above fc2 and fc3)",
-            pooled_over_others,
-            reported=paper(0.803, "Table 8, largest of LeNet5-BN; that it is fc1 is our reading"),
-            since="laptop",
-        ),
-    )
-
-    def draw(self, rows: list[Row]) -> Any:
-        return draw_lines(select(rows, first=False), {**TABLE_6, **TABLE_8})
-
-
-# Spectra, correspondence and overlaps
-
 
 with_norm, without = rows(norm=True), rows(norm=False)
 
@@ -187,63 +70,50 @@ class Figure27(NetworkStudy, Experiment):
         laptop=_with_and_without(Setup("F-40^2", epochs=200, until=0.02), 5),
         paper=_with_and_without(SOURCE, 5, outer="conv1"),
     )
-    claims = (
-        at_least(
-            0.5,  # λ₁/λ₂ below 2, the threshold of Table 8
-            "with batch norm E[xxᵀ] has several large eigenvalues (second over first)",
-            at(with_norm, "spectrum", "second"),
-            reported=paper("a few large eigenvalues", "Figure 27a", "plot"),
+    claims = {
+        # λ₁/λ₂ below 2, the threshold of Table 8
+        "with batch norm E[xxᵀ] has several large eigenvalues (second over first)": at_least(
+            0.5, at(with_norm, "spectrum", "second"), **paper("a few large eigenvalues", "Figure 27a", "plot")
         ),
-        at_most(
-            0.5,
-            "with batch norm few eigenvectors lie along v₁ (their share is at most half of that without)",
-            aligned(with_norm) / aligned(without),
-            reported=paper("only very few", "Figure 27b"),
+        "with batch norm few eigenvectors lie along v₁ (their share is at most half of that without)": at_most(
+            0.5, aligned(with_norm) / aligned(without), **paper("only very few", "Figure 27b")
         ),
-        at_least(
+        "the Kronecker form still gives the correspondence with v₁ (cosine of the true and the approximate row)": at_least(
             0.5,
-            "the Kronecker form still gives the correspondence with v₁ (cosine of the true and the approximate row)",
             with_norm.measure(alike),
-            reported=paper("a reasonable approximation", "Figures 27b and 27c"),
+            **paper("a reasonable approximation", "Figures 27b and 27c"),
             fails={"tiny": "0.41: few eigenvectors lie along v₁, and those of the product that do have other ranks"},
         ),
-        at_most(
-            0.0,
-            "but worse than without batch norm (difference of the cosines)",
-            with_norm.measure(alike) - without.measure(alike),
-            reported=paper("worse than the cases without", "appendix F.4"),
+        "but worse than without batch norm (difference of the cosines)": at_most(
+            0.0, with_norm.measure(alike) - without.measure(alike), **paper("worse than the cases without", "appendix F.4")
         ),
-        at_least(
+        "the overlap between models at the layer's width is at least halved by batch norm (without over with)": at_least(
             2.0,
-            "the overlap between models at the layer's width is at least halved by batch norm (without over with)",
             at(without, "overlap", "outputs") / at(with_norm, "overlap", "outputs"),
-            reported=paper("the peak disappears", "Figure 28"),
+            **paper("the peak disappears", "Figure 28"),
         ),
-        at_least(
+        "the layer fed by the data has no norm before it and keeps its overlap (over that of the hidden layer, at m)": at_least(
             2.0,
-            "the layer fed by the data has no norm before it and keeps its overlap (over that of the hidden layer, at m)",
             at(with_norm, "outer overlap", "outputs") / at(with_norm, "overlap", "outputs"),
-            reported=paper("BN is not applied to the input", "appendix F.4"),
+            **paper("BN is not applied to the input", "appendix F.4"),
         ),
-        between(
-            *(0.8, 1.3, "the layer fed by the data keeps its peak near m (place of the largest overlap over m)"),
+        "the layer fed by the data keeps its peak near m (place of the largest overlap over m)": between(
+            0.8,
+            1.3,
             with_norm(kind="outer overlap").measure(peak_place),
-            reported=paper("the peak still exists in conv1", "appendix F.4"),
+            **paper("the peak still exists in conv1", "appendix F.4"),
             fails={"tiny": "on digits the overlap of a first layer keeps rising behind m, with batch norm or without"},
         ),
-        at_most(
+        "the Kronecker form explains the leading eigenspace less with batch norm (overlap with less without)": at_most(
             0.0,
-            "the Kronecker form explains the leading eigenspace less with batch norm (overlap with less without)",
             at(with_norm, "explained", "leading") - at(without, "explained", "leading"),
-            reported=paper("worse than without", "Figure 29"),
+            **paper("worse than without", "Figure 29"),
         ),
-        at_least(
-            0.1,  # chance is 9 of 1600 dimensions, 0.006
-            "and yet far better than chance: overlap with the leading eigenspace, with batch norm",
-            at(with_norm, "explained", "leading"),
-            reported=paper("highly nontrivial", "Figure 29"),
+        # chance is 9 of 1600 dimensions, 0.006
+        "and yet far better than chance: overlap with the leading eigenspace, with batch norm": at_least(
+            0.1, at(with_norm, "explained", "leading"), **paper("highly nontrivial", "Figure 29")
         ),
-    )
+    }
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         outer, inner = job["outer"], job["inner"]

@@ -106,25 +106,20 @@ class Figure3(Figure):
         laptop=cases(CIFAR, seeds=2, layers=["fc1"], corner=20),
         paper=cases(SOURCE, seeds=5, layers=["fc1"], corner=120),
     )
-    claims = (
-        at_least(
+    claims = {
+        "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_i), smallest of the layers)": at_least(
             0.8,
-            "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_i), smallest of the layers)",
             means(layers, "leading_share").min(),
-            reported=paper("the top m eigenvectors are all highly correlated with v₁", "section 4.2"),
+            **paper("the top m eigenvectors are all highly correlated with v₁", "section 4.2"),
             fails={"tiny": "0.77 in fc1 of LeNet-mini: only the first six of its eigenvectors lie along v₁"},
         ),
-        at_least(
-            0.5,
-            "and each along its own u_i (share of the first nine with Corr(u_i, h_i) > 0.5, smallest of the layers)",
-            means(layers, "diagonal").min(),
-            reported=paper("a near diagonal pattern", "section 4.2"),
+        "and each along its own u_i (share of the first nine with Corr(u_i, h_i) > 0.5, smallest of the layers)": at_least(
+            0.5, means(layers, "diagonal").min(), **paper("a near diagonal pattern", "section 4.2")
         ),
-        measured(
-            "true and approximate Hessian have similar patterns with E[xxᵀ] (mean distance of the first nine columns)",
-            means(layers, "input_distance").max(),
+        "true and approximate Hessian have similar patterns with E[xxᵀ] (mean distance of the first nine columns)": measured(
+            means(layers, "input_distance").max()
         ),
-    )
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -159,33 +154,30 @@ class Figure15(Figure):
         paper=cases(SOURCE, layers=["fc2", "conv1", "conv2"], corner=50)
         + cases(*networks_of(SOURCE, "VGG11"), layers=["conv1", "conv2", "conv3"], corner=50),
     )
-    claims = (
-        *(
-            at_least(
+    claims = {
+        **{
+            f"the top eigenvectors of {' and '.join(names)} lie along v₁ (mean of Corr(v₁, h_i), smallest)": at_least(
                 0.5,
-                f"the top eigenvectors of {' and '.join(names)} lie along v₁ (mean of Corr(v₁, h_i), smallest)",
                 means(layers(layer=names), "leading_share").min(),
-                reported=paper("all layers show a strong correlation with the first eigenvector of E[xxᵀ]", "E.3"),
+                **paper("all layers show a strong correlation with the first eigenvector of E[xxᵀ]", "E.3"),
                 fails=fails,
             )
             for names, fails in (
                 (["conv1"], {"tiny": "0.35: conv1 is fed by pixels, whose mean does not stand out"}),
                 (["conv2", "conv3"], {}),
             )
-        ),
-        at_most(
+        },
+        "convolutions show no diagonal with E[M] (share of Corr(u_i, h_i) > 0.5, largest of the layers)": at_most(
             0.5,
-            "convolutions show no diagonal with E[M] (share of Corr(u_i, h_i) > 0.5, largest of the layers)",
             means(layers(layer=["conv1", "conv2"]), "diagonal").max(),
-            reported=thesis("does not exhibit the diagonal pattern", "appendix C.6.3"),
+            **thesis("does not exhibit the diagonal pattern", "appendix C.6.3"),
         ),
-        at_least(
+        "fc2 lies along v₁ for its first c − 1 eigenvectors (mean of Corr(v₁, h_i))": at_least(
             0.5,
-            "fc2 lies along v₁ for its first c − 1 eigenvectors (mean of Corr(v₁, h_i))",
             means(layers(layer="fc2"), "leading_share").min(),
-            reported=thesis("the strong correlation stops at dimension 9", "appendix C.6.3"),
+            **thesis("the strong correlation stops at dimension 9", "appendix C.6.3"),
         ),
-    )
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -214,21 +206,17 @@ class Figure6(NetworkStudy, Experiment):
         laptop=cases(CIFAR, layers=["conv2", "fc1", "fc2", "fc3"], k=60),
         paper=cases(SOURCE, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], k=200),
     )
-    claims = (
-        at_least(
+    claims = {
+        "the eigenvectors are nearly of rank one (median of the ratio, smallest of the layers)": at_least(
             0.7,
-            "the eigenvectors are nearly of rank one (median of the ratio, smallest of the layers)",
             rows.by("layer").each(rows.median("ratio")).min(),
-            reported=paper("usually much larger than 0.5", "section 5.2"),
+            **paper("usually much larger than 0.5", "section 5.2"),
             fails={"tiny": "0.67 in conv2: behind the first ten the ratio falls in layers with so few outputs"},
         ),
-        at_least(
-            0.5,
-            "the first ten have no exception (smallest ratio of all layers and models)",
-            rows(i=range(1, 11)).min("ratio"),
-            reported=paper("usually much larger than 0.5", "section 5.2"),
+        "the first ten have no exception (smallest ratio of all layers and models)": at_least(
+            0.5, rows(i=range(1, 11)).min("ratio"), **paper("usually much larger than 0.5", "section 5.2")
         ),
-    )
+    }
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         [problem] = problems_of(job, weights)

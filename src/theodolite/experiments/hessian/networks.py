@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -10,20 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.data import load
+from theodolite.experiments.query import Query, Value
 from theodolite.experiments.study import Computation, Params, Study
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.models import build
 from theodolite.operators import KroneckerFactors, kronecker_factors, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Row
-from theodolite.training import train
+from theodolite.training import Trace, train
 
-#: Settings of the source's training that a job may change.
-ALTERNATIVES: dict[str, dict[str, float]] = {
-    "default": {},
-    "small rate": {"rate": 0.2},  # in units of the default rate
-    "momentum": {"momentum": 0.9, "weight_decay": 5e-4},
+#: Trainings that a job may ask for: the rate in units of the default one, and settings of SGD.
+ALTERNATIVES: dict[str, tuple[float, dict[str, float]]] = {
+    "default": (1.0, {}),
+    "small rate": (0.2, {}),
+    "momentum": (1.0, {"momentum": 0.9, "weight_decay": 5e-4}),
 }
+#: Data sets as the tables of the source call them.
+NAMES = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,10 @@ class Setup:
         """The network, and the data where they are not prepared as usual."""
         return self.network if self.pixels == "standard" else f"{self.network} on {self.pixels} {self.data}"
 
-    def at_init(self) -> Setup:
-        return replace(self, epochs=0)
+    @property
+    def line(self) -> str:
+        """The line of the source's tables that it stands in; "-R" marks random labels."""
+        return f"{NAMES[self.data]}{'-R' if self.labels == 'random' else ''} {self.network}"
 
 
 #: Small networks on digits, and those of the laptop size.
@@ -76,14 +82,24 @@ def networks_of(base: Setup, *networks: str) -> list[Setup]:
     return [replace(base, network=network) for network in networks]
 
 
+def as_printed(line: str, samples: int | None = None) -> Setup:
+    """The source's own training for a line of its tables, curvature on the whole training set unless `samples` says otherwise."""
+    data, network = line.split(" ", 1)
+    return replace(
+        SOURCE,
+        network=network,
+        data=data.removesuffix("-R").lower(),
+        labels="random" if data.endswith("-R") else "true",
+        samples=samples or (60000 if data == "MNIST" else 50000),
+        flat=network.startswith("F-"),
+    )
+
+
 # Training, and what it left
 
 
 class Training(Study):
     """A network trained as its setup says; its row holds the weights by name."""
-
-    def jobs(self, p: Any) -> Iterable[dict[str, Any]]:
-        return ()  # those that figures need
 
     def run(self, job: Mapping[str, Any]) -> Row:
         setup = Setup(**{name: value for name, value in job.items() if name != "seed"})
@@ -160,6 +176,11 @@ def problems_of(job: Mapping[str, Any], weights: Iterable[Sequence[Row]]) -> lis
     return [problem_of(*model, found) for model, found in zip(models_of(job), weights, strict=True)]
 
 
+def where_trained(networks: Query, measure: Callable[[list[Row]], Any]) -> Value:
+    """A measure of the rows of some networks; NaN where a size trains none of them."""
+    return Value(lambda rows: measure(found) if (found := networks.of(rows)) else math.nan)
+
+
 # The curvature of layers
 
 
@@ -189,9 +210,12 @@ def _data(setup: Setup, seed: int) -> tuple[Tensor, Tensor]:
     images = data.scaled() if setup.pixels == "raw" else data.scaled(mean.tolist(), std.tolist())
     images = images.flat() if setup.flat else images
     y = images.y_train
-    if setup.labels == "random":
-        y = torch.randint(0, len(images.classes), y.shape, generator=torch.Generator().manual_seed(1000 + seed))
-    return images.x_train, y
+    return images.x_train, random_labels(y, len(images.classes), seed) if setup.labels == "random" else y
+
+
+def random_labels(like: Tensor, classes: int, seed: int) -> Tensor:
+    """Labels that know nothing of the images."""
+    return torch.randint(0, classes, like.shape, generator=torch.Generator().manual_seed(1000 + seed))
 
 
 def _build(setup: Setup, x: Tensor, seed: int) -> nn.Module:
@@ -217,26 +241,19 @@ def _in_span(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _train(setup: Setup, model: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
-    change = ALTERNATIVES[setup.training]
-    sgd = torch.optim.SGD(
-        model.parameters(),
-        lr=setup.rate * change.get("rate", 1.0),
-        momentum=change.get("momentum", 0.0),
-        weight_decay=change.get("weight_decay", 0.0),
-    )
-    loss = nn.CrossEntropyLoss()
-    epochs = round(setup.epochs / change.get("rate", 1.0))
+    rate, settings = ALTERNATIVES[setup.training]
+    sgd = torch.optim.SGD(model.parameters(), lr=setup.rate * rate, **settings)
+    epochs = round(setup.epochs / rate)
     for epoch in range(0, epochs, 5):
-        trace = train(
-            model,
-            loss,
-            (x, y),
-            sgd,
-            epochs=min(5, epochs - epoch),
-            batch_size=setup.batch,
-            seed=1000 * seed + epoch,
-            progress=False,
-        )
+        trace = train_on(model, (x, y), sgd, setup, range(epoch, min(epoch + 5, epochs)), seed)
         last = trace.loss[-max(1, len(trace.loss) // 5) :]
         if sum(last) / len(last) < setup.until:
             break
+
+
+def train_on(
+    model: nn.Module, data: tuple[Tensor, Tensor], sgd: torch.optim.SGD, setup: Setup, epochs: range, seed: int
+) -> Trace:
+    """Some epochs of a training, with an order of the samples of their own."""
+    settings: dict[str, Any] = {"epochs": len(epochs), "batch_size": setup.batch, "seed": 1000 * seed + epochs.start}
+    return train(model, nn.CrossEntropyLoss(), data, sgd, **settings, progress=False)

@@ -306,30 +306,21 @@ class Figure1(OverlapFigure):
             *apart(replace(SOURCE_100, network="ResNet18-W64"), layers=["conv11"], models=5),
         ],
     )
-    claims = (
-        between(
-            *(0.8, 1.3, "the overlap peaks at the number m of outputs (place of the peak over m)"),
-            places(curves).reduce(farthest),
-            reported=paper(PEAKS_AT_OUTPUTS, "section 1.1"),
-            fails={"tiny": NO_PEAK},
+    claims = {
+        "the overlap peaks at the number m of outputs (place of the peak over m)": between(
+            0.8, 1.3, places(curves).reduce(farthest), **paper(PEAKS_AT_OUTPUTS, "section 1.1"), fails={"tiny": NO_PEAK}
         ),
-        *(
-            between(
-                *(0.8, 1.3, f"{network}, fc1: the overlap peaks at m (place of the peak over m)"),
-                peak_of(network),
-                reported=paper(PEAKS_AT_OUTPUTS, "section 1.1"),
-                since="laptop",
+        **{
+            f"{network}, fc1: the overlap peaks at m (place of the peak over m)": between(
+                0.8, 1.3, peak_of(network), **paper(PEAKS_AT_OUTPUTS, "section 1.1"), since="laptop"
             )
             for network in ("LeNet5", MNIST.title, RAW_CIFAR.title)
+        },
+        "the first four eigenvectors are nearly of rank one (first singular value over the second, smallest)": at_least(
+            3.0, (leading_singular["first"] / leading_singular["second"]).min(), **paper("approximately rank 1", "section 1.1")
         ),
-        at_least(
-            3.0,
-            "the first four eigenvectors are nearly of rank one (first singular value over the second, smallest)",
-            (leading_singular["first"] / leading_singular["second"]).min(),
-            reported=paper("approximately rank 1", "section 1.1"),
-        ),
-        measured("the overlap at m, in units of that of random subspaces", above_chance),
-    )
+        "the overlap at m, in units of that of random subspaces": measured(above_chance),
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -374,15 +365,16 @@ class Figure5(OverlapFigure):
             *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W64", "VGG11-W80"), layers=["conv8"], models=5),
         ],
     )
-    claims = (
-        between(
-            *(0.75, 1.25, "the overlap peaks near m at every width (place of the peak over m, the one farthest from 1)"),
+    claims = {
+        "the overlap peaks near m at every width (place of the peak over m, the one farthest from 1)": between(
+            0.75,
+            1.25,
             places(curves).reduce(farthest),
-            reported=paper("peaks near m, the dimension of the layer's output", "section 5.1"),
+            **paper("peaks near m, the dimension of the layer's output", "section 5.1"),
             fails={"tiny": NO_PEAK},
         ),
-        measured("the overlap at m, in units of that of random subspaces (smallest)", above_chance),
-    )
+        "the overlap at m, in units of that of random subspaces (smallest)": measured(above_chance),
+    }
 
 
 def _each_training(*counts: int) -> list[list[Any]]:
@@ -404,17 +396,17 @@ class Figure9(OverlapFigure):
         paper=apart(SOURCE, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=_each_training(6, 5, 5)),
     )
     departs = "The small learning rate is a fifth of the default and its epochs are five times as many; the source's is a tenth."
-    claims = (
-        between(
-            *(0.8, 1.3, "the overlap of fc1 peaks near m (place of the peak over m)"),
+    claims = {
+        "the overlap of fc1 peaks near m (place of the peak over m)": between(
+            0.8,
+            1.3,
             places(curves(layer="fc1")).reduce(farthest),
-            reported=paper("the position of the peak roughly agrees with m", "appendix E.2.1"),
+            **paper("the position of the peak roughly agrees with m", "appendix E.2.1"),
             fails={"tiny": NO_PEAK},
         ),
-        at_most(
+        "the overlap of the last layer, fc3, is flat up to c − 1 (largest over smallest)": at_most(
             2.0,
-            "the overlap of the last layer, fc3, is flat up to c − 1 (largest over smallest)",
             last_layer.max("overlap") / last_layer.min("overlap"),
-            reported=paper("no linear growth starting from 0 as in other layers", "appendix E.2.1"),
+            **paper("no linear growth starting from 0 as in other layers", "appendix E.2.1"),
         ),
-    )
+    }

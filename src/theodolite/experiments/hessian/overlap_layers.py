@@ -81,23 +81,19 @@ class Figure10(OverlapFigure):
             *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=[*RESIDUAL, "fc1"], models=5),
         ],
     )
-    claims = (
-        at_least(
+    claims = {
+        # 8 ± 3 channels
+        "the overlap of most convolutions behind the first peaks at the number of channels (share within 3/8 of it)": at_least(
             0.5,
-            "the overlap of most convolutions behind the first peaks at the number of channels (share within 3/8 of it)",
-            # 8 ± 3 channels
             places(curves(layer=lambda layer: layer.startswith("conv") and layer != "conv1")).share(
                 lambda p: abs(p - 1) <= 0.375
             ),
-            reported=paper("for most of the convolutional layers, around the number of output channels", "E.2.2"),
+            **paper("for most of the convolutional layers, around the number of output channels", "E.2.2"),
         ),
-        at_most(
-            1.0,
-            "the overlap of the classifier drops behind the number c of classes (at 1.5 c over at c − 1)",
-            classifier_drop,
-            reported=paper(DROPS, "E.2.2"),
+        "the overlap of the classifier drops behind the number c of classes (at 1.5 c over at c − 1)": at_most(
+            1.0, classifier_drop, **paper(DROPS, "E.2.2")
         ),
-    )
+    }
 
 
 def decline(rows: list[Row]) -> float:
@@ -138,31 +134,23 @@ class Figure12(OverlapFigure):
             *apart(replace(SOURCE_100, network="ResNet18-W48"), layers=["conv7"], models=5),
         ],
     )
-    claims = (
-        within(
-            *(2, 9, "fc2 has a small peak at c − 1 (place of the largest overlap among the first m/2 dimensions)"),
+    claims = {
+        "fc2 has a small peak at c − 1 (place of the largest overlap among the first m/2 dimensions)": within(
+            2,
+            9,
             early_layer.measure(lambda rows: float(early_peak(rows)["k"])),
-            reported=paper("a small peak at very small dimensions; around 10 for fc2 of F-200^2", "E.2.3 and F.3.3"),
+            **paper("a small peak at very small dimensions; around 10 for fc2 of F-200^2", "E.2.3 and F.3.3"),
         ),
-        at_most(
-            1.0,
-            "the overlap declines behind the early peak (at twice its place, over the peak)",
-            early_layer.measure(decline),
-            reported=paper("a sharp decrease after dimension 9", "F.3.3"),
+        "the overlap declines behind the early peak (at twice its place, over the peak)": at_most(
+            1.0, early_layer.measure(decline), **paper("a sharp decrease after dimension 9", "F.3.3")
         ),
-        at_most(
-            1.0,
-            "the overlap there is lower than in the other layers (at c − 1, over the smallest of the others)",
-            lower_than_others,
-            reported=paper("significantly lower than the other layers", "E.2.3"),
+        "the overlap there is lower than in the other layers (at c − 1, over the smallest of the others)": at_most(
+            1.0, lower_than_others, **paper("significantly lower than the other layers", "E.2.3")
         ),
-        at_least(
-            1.3,
-            "with a heavy tail the peak lies beyond m (place of the peak over m)",
-            places(delayed).min(),
-            reported=paper("the peak dimension is larger than the output dimension", "E.2.3"),
+        "with a heavy tail the peak lies beyond m (place of the peak over m)": at_least(
+            1.3, places(delayed).min(), **paper("the peak dimension is larger than the output dimension", "E.2.3")
         ),
-    )
+    }
 
 
 def level(rows: list[Row]) -> float:
@@ -196,25 +184,22 @@ class Figure23(OverlapFigure):
             *apart(VGG_200, replace(SOURCE_100, network="ResNet18-W64"), layers=["fc1"], models=5),
         ],
     )
-    claims = (
-        at_most(
+    claims = {
+        "the overlap is level up to c − 1 (largest over smallest, the worst network)": at_most(
             2.0,
-            "the overlap is level up to c − 1 (largest over smallest, the worst network)",
             below_classes.each(rows.max("overlap") / rows.min("overlap")).max(),
-            reported=paper("will stay high before dimension m", "F.3.2"),
+            **paper("will stay high before dimension m", "F.3.2"),
         ),
-        between(
-            *(0.5, 2.0, "its level is (v₁·v₁')² (mean overlap up to c − 1 over that, the network farthest from 1)"),
+        "its level is (v₁·v₁')² (mean overlap up to c − 1 over that, the network farthest from 1)": between(
+            0.5,
+            2.0,
             rows.by("network", "layer").each(level).reduce(farthest),
-            reported=paper("approximately (t₁·t₂)² for all dimensions k <= m", "F.3.2"),
+            **paper("approximately (t₁·t₂)² for all dimensions k <= m", "F.3.2"),
         ),
-        at_most(
-            1.0,
-            "it falls behind the number c of classes (at 1.5 c over at c − 1, the largest)",
-            classifier_drop,
-            reported=paper(DROPS, "E.2.2"),
+        "it falls behind the number c of classes (at 1.5 c over at c − 1, the largest)": at_most(
+            1.0, classifier_drop, **paper(DROPS, "E.2.2")
         ),
-    )
+    }
 
 
 # Why: the spectra of the two factors
@@ -246,31 +231,25 @@ class Figure24(NetworkStudy, Experiment):
         laptop=cases(MNIST, layer="fc2", models=[["default", 3]], corner=20),
         paper=cases(SOURCE_MNIST, layer="fc2", models=[["default", 5]], corner=20),
     )
-    claims = (
-        at_most(
-            2,
-            "the early peak lies at K* (distance, among the first m/2 dimensions)",
-            from_predicted,
-            reported=paper("grows linearly below dimension 10, sharp decrease after 9", "F.3.3"),
+    claims = {
+        "the early peak lies at K* (distance, among the first m/2 dimensions)": at_most(
+            2, from_predicted, **paper("grows linearly below dimension 10, sharp decrease after 9", "F.3.3")
         ),
-        at_most(
-            1.0,
-            "behind K* the overlap falls (at 2 K* over at K*)",
-            fall,
-            reported=paper("a sharp decrease of overlap after dimension 9", "F.3.3"),
+        "behind K* the overlap falls (at 2 K* over at K*)": at_most(
+            1.0, fall, **paper("a sharp decrease of overlap after dimension 9", "F.3.3")
         ),
-        at_least(
+        "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_j))": at_least(
             0.8,
-            "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_j))",
             rows(kind="correspondence", matrix="true", i=1, j=range(1, 10)).mean("value"),
-            reported=paper("h_i ≈ r_i ⊗ E[x] for i <= 9", "F.3.3"),
+            **paper("h_i ≈ r_i ⊗ E[x] for i <= 9", "F.3.3"),
         ),
-        within(
-            *(0.1, 0.25, "the growth up to nine dimensions, carried on to m, would reach an overlap of about a quarter"),
+        "the growth up to nine dimensions, carried on to m, would reach an overlap of about a quarter": within(
+            0.1,
+            0.25,
             curves(k=9).column(lambda row: row["overlap"] * row["outputs"] / 9).only(),
-            reported=paper(0.25, "F.3.3 (0.012 at 9 of 200 dimensions)"),
+            **paper(0.25, "F.3.3 (0.012 at 9 of 200 dimensions)"),
         ),
-    )
+    }
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         layer, corner = job["layer"], job["corner"]
@@ -340,30 +319,24 @@ class Figure25(OverlapFigure):
         laptop=made_up(*SPECTRA, outputs=120, pairs=40),
         paper=made_up("flat", outputs=200, pairs=20) + apart(VGG_200, layers=["conv2", "conv5"], models=5, reach=2.0),
     )
-    claims = (
-        within(
-            *(0.034, 1.0, "a flat spectrum of the output Hessian puts the peak at m (place over m)"),  # 2 of 60 dimensions
-            curves(network="flat").measure(place),
-            reported=paper("peak at m", "Theorem F.1", "theory"),
+    claims = {
+        # 2 of 60 dimensions
+        "a flat spectrum of the output Hessian puts the peak at m (place over m)": within(
+            0.034, 1.0, curves(network="flat").measure(place), **paper("peak at m", "Theorem F.1", "theory")
         ),
-        within(
-            *(1, 9, "nine outliers put it at nine (place among the first m/2 dimensions)"),
+        "nine outliers put it at nine (place among the first m/2 dimensions)": within(
+            1,
+            9,
             outliers.measure(lambda rows: float(early_peak(rows)["k"])),
-            reported=paper("a low peak at very small dimensions", "E.2.3 and F.3.3"),
+            **paper("a low peak at very small dimensions", "E.2.3 and F.3.3"),
         ),
-        at_most(
-            1.0,
-            "behind it little is shared (overlap at m over that at nine)",
-            outliers.measure(late_over_early),
-            reported=paper("a sharp decrease after dimension 9", "F.3.3"),
+        "behind it little is shared (overlap at m over that at nine)": at_most(
+            1.0, outliers.measure(late_over_early), **paper("a sharp decrease after dimension 9", "F.3.3")
         ),
-        at_least(
-            1.3,
-            "a heavy tail delays the peak (place over m)",
-            heavy_tail.measure(place),
-            reported=paper("a delayed and flattened peak, later than the output dimension", "F.3.3"),
+        "a heavy tail delays the peak (place over m)": at_least(
+            1.3, heavy_tail.measure(place), **paper("a delayed and flattened peak, later than the output dimension", "F.3.3")
         ),
-    )
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from theodolite.experiments.hessian.networks import (
     layer_pairs,
     network_of,
     problems_of,
+    train_on,
 )
 from theodolite.experiments.query import select
 from theodolite.experiments.study import Computation
@@ -32,7 +34,6 @@ from theodolite.measures.hessian import Autocorrelation, EigenTrajectory, autoco
 from theodolite.operators import DenseOperator
 from theodolite.problem import Problem
 from theodolite.results import Row
-from theodolite.training import train
 
 CLASSES = 10
 MATRICES = ("output Hessian", "layer Hessian")
@@ -43,8 +44,11 @@ models = rows(kind="model")
 
 def _stages(setup: Setup, random: Setup, seeds: int) -> list[dict[str, Any]]:
     """A network at its start and at a minimum, and one that is too small for its random labels."""
-    setups = zip(STAGES, (setup.at_init(), setup, random), strict=True)
+    setups = zip(STAGES, (replace(setup, epochs=0), setup, random), strict=True)
     return [case for stage, found in setups for case in cases(found, seeds=seeds, stage=stage, layer="fc2")]
+
+
+SAME_RATIOS = "the first nine eigenvalues of both matrices have the same ratios (correlation, smallest without random labels)"
 
 
 class Figure4(NetworkStudy, Experiment):
@@ -62,30 +66,25 @@ class Figure4(NetworkStudy, Experiment):
         laptop=_stages(MNIST, replace(MNIST, network="F-20^2", labels="random", epochs=5), 3),
         paper=_stages(SOURCE_MNIST, replace(SOURCE_MNIST, network="F-20^2", labels="random"), 5),
     )
-    claims = (
-        at_least(
-            0.95,
-            "the first nine eigenvalues of both matrices have the same ratios (correlation, smallest without random labels)",
-            models(stage=STAGES[:2]).min("correlation"),
-            reported=paper("the same relative ratios", "section 4.4"),
+    claims = {
+        SAME_RATIOS: at_least(
+            0.95, models(stage=STAGES[:2]).min("correlation"), **paper("the same relative ratios", "section 4.4")
         ),
-        *(
-            equal(
+        **{
+            f"{stage}: the {matrix} has c − 1 = 9 outliers (median over seeds)": equal(
                 9.0,
-                f"{stage}: the {matrix} has c − 1 = 9 outliers (median over seeds)",
                 models(stage=stage).median(f"{matrix} outliers"),
-                reported=paper("a gap around the number of classes", "section 4.4 and Figure 4"),
+                **paper("a gap around the number of classes", "section 4.4 and Figure 4"),
             )
             for stage in STAGES[:2]
             for matrix in MATRICES
-        ),
-        at_most(
+        },
+        "with random labels the gap at c − 1 of the output Hessian is less than half of that with true labels": at_most(
             0.5,
-            "with random labels the gap at c − 1 of the output Hessian is less than half of that with true labels",
             models(stage="random labels").median("output Hessian gap") / models(stage="true labels").median("output Hessian gap"),
-            reported=paper("the gap does not appear at minimum for random labels", "section 4.4"),
+            **paper("the gap does not appear at minimum for random labels", "section 4.4"),
         ),
-    )
+    }
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         [problem], layer = problems_of(job, weights), job["layer"]
@@ -134,27 +133,23 @@ class Figure18(NetworkStudy, Experiment):
         laptop=cases(DIGITS, seeds=5, layer="fc2", checkpoints=[0, 1, 2, 3, 5, 8, 12, 18, 27, 40, 60, 90]),
         paper=cases(SOURCE, layer="fc1", checkpoints=[0, 1, 2, 5, 10, 20, 50, 100, 200, 400, 700, 1000]),
     )
-    claims = (
-        at_least(
-            2.5,
-            "E[xxᵀ] has one dominant eigenvalue at every checkpoint (smallest γ₁/γ₂)",
-            checkpoints.min("ratio"),
-            reported=paper("always approximately rank 1", "appendix E.4"),
+    claims = {
+        "E[xxᵀ] has one dominant eigenvalue at every checkpoint (smallest γ₁/γ₂)": at_least(
+            2.5, checkpoints.min("ratio"), **paper("always approximately rank 1", "appendix E.4")
         ),
-        at_least(
+        "E[M] has c − 1 = 9 large eigenvalues (share of checkpoints where τ₉/τ₁₀ > τ₁₀/τ₁₁)": at_least(
             0.8,
-            "E[M] has c − 1 = 9 large eigenvalues (share of checkpoints where τ₉/τ₁₀ > τ₁₀/τ₁₁)",
             checkpoints.column(lambda row: row["gap"] > row["next_gap"]).mean(),
-            reported=paper("always around c large eigenvalues", "appendix E.4"),
+            **paper("always around c large eigenvalues", "appendix E.4"),
         ),
-    )
+    }
 
     def needs(self, job: Mapping[str, Any]) -> list[Computation]:
         return []  # it trains, from checkpoint to checkpoint
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         setup, seed, layer = Setup(**job["setup"]), job["seed"], job["layer"]
-        start, (x, y) = network_of(replace(setup.at_init(), samples=10**9), seed)
+        start, (x, y) = network_of(replace(setup, epochs=0, samples=10**9), seed)
         problem = Problem(start, nn.CrossEntropyLoss(), (x[: setup.samples], y[: setup.samples]))
         states = _training(copy.deepcopy(start).float(), (x.float(), y), setup, job["checkpoints"], seed)
         seen: list[Autocorrelation] = []
@@ -189,12 +184,9 @@ def _training(
 ) -> Iterator[nn.Module]:
     """The model at each of these epochs, trained in between."""
     sgd = torch.optim.SGD(model.parameters(), lr=setup.rate)
-    done = 0
-    for epoch in checkpoints:
+    for done, epoch in pairwise([0, *checkpoints]):
         if epoch > done:
-            settings: dict[str, Any] = {"epochs": epoch - done, "batch_size": setup.batch, "seed": 1000 * seed + done}
-            train(model, nn.CrossEntropyLoss(), data, sgd, **settings, progress=False)
-            done = epoch
+            train_on(model, data, sgd, setup, range(done, epoch), seed)
         yield model
 
 

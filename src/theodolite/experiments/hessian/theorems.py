@@ -232,166 +232,96 @@ LOGIT_VARIANCE = 0.25 - 0.5 * (math.sqrt(1 - _R**2) + (math.pi - math.acos(_R)) 
 H1 = paper("to zero", "Theorem H.1")
 T441, T442 = thesis("to zero", "Theorem 4.4.1"), thesis("to zero", "Theorem 4.4.2")
 
-T1 = (
-    at_least(
-        0.995,
-        "T1: Gaussian inputs: overlap of the top eigenspace of M with the span of W₂, n = 400",
-        gaussian_400.mean("plain"),
-        reported=paper("tends to 1", "Theorem H.1"),
+T1 = {
+    "T1: Gaussian inputs: overlap of the top eigenspace of M with the span of W₂, n = 400": at_least(
+        0.995, gaussian_400.mean("plain"), **paper("tends to 1", "Theorem H.1")
     ),
     # Two widths, few seeds: calibrated runs gave −1.2 to −1.4.
-    within(
-        *(0.4, -1.0, "T1: what is missing of that overlap falls like 1/n (exponent)"),
-        exponent(gaussian, "plain", missing),
-        reported=H1,
+    "T1: what is missing of that overlap falls like 1/n (exponent)": within(
+        0.4, -1.0, exponent(gaussian, "plain", missing), **H1
     ),
-    between(
-        *(0.10, 0.22, "T1: distance of M from W₂ᵀE[A]W₂/4 over the norm of M, n = 400"),
-        gaussian_400.mean("frobenius"),
-        reported=H1,
+    "T1: distance of M from W₂ᵀE[A]W₂/4 over the norm of M, n = 400": between(0.10, 0.22, gaussian_400.mean("frobenius"), **H1),
+    "T1: that distance falls like n^(−1/2) (exponent)": between(-0.65, -0.35, exponent(gaussian, "frobenius"), **H1),
+    # calibrated runs: −0.6 to −1.0
+    "T1: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)": at_most(-0.2, exponent(gaussian, "ratio"), **H1),
+}
+T2 = {
+    "T2: rectified inputs: the top eigenspaces of M and M* overlap, n = 100": at_least(
+        0.995, rectified(n=100).mean("star"), **thesis("tends to 1", "Theorem 4.4.2")
     ),
-    between(*(-0.65, -0.35, "T1: that distance falls like n^(−1/2) (exponent)"), exponent(gaussian, "frobenius"), reported=H1),
-    at_most(
-        -0.2,  # calibrated runs: −0.6 to −1.0
-        "T1: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)",
-        exponent(gaussian, "ratio"),
-        reported=H1,
+    "T2: the same, n = 400": at_least(0.999, rectified_400.mean("star"), **thesis("tends to 1", "Theorem 4.4.2")),
+    "T2, corrected: overlap with the span of W₂ times the firing rates, n = 400": at_least(
+        0.995, rectified_400.mean("gated"), **thesis("tends to 1", "Theorem 4.4.2, corrected", "theory")
     ),
-)
-T2 = (
-    at_least(
-        0.995,
-        "T2: rectified inputs: the top eigenspaces of M and M* overlap, n = 100",
-        rectified(n=100).mean("star"),
-        reported=thesis("tends to 1", "Theorem 4.4.2"),
+    "T2, refuted: overlap with the span of W₂ alone, n = 400, tends to 0.829 and not to 1": between(
+        0.79, 0.88, rectified_400.mean("plain"), **thesis("tends to 1", "Theorem 4.4.2, remark and (4.8)")
     ),
-    at_least(0.999, "T2: the same, n = 400", rectified_400.mean("star"), reported=thesis("tends to 1", "Theorem 4.4.2")),
-    at_least(
-        0.995,
-        "T2, corrected: overlap with the span of W₂ times the firing rates, n = 400",
-        rectified_400.mean("gated"),
-        reported=thesis("tends to 1", "Theorem 4.4.2, corrected", "theory"),
+    "T2, corrected: spread of the firing rates, n = 400": within(
+        0.03, 0.2271, rectified_400.mean("rate_spread"), **thesis("every unit fires half of the time", "Lemma C.2.1")
     ),
-    between(
-        *(0.79, 0.88, "T2, refuted: overlap with the span of W₂ alone, n = 400, tends to 0.829 and not to 1"),
-        rectified_400.mean("plain"),
-        reported=thesis("tends to 1", "Theorem 4.4.2, remark and (4.8)"),
+    # calibrated runs: −0.6 to −1.0
+    "T2: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)": at_most(-0.2, exponent(rectified, "ratio"), **T442),
+}
+T3 = {
+    "T3: rectified inputs: the top eigenspaces of the Hessian and of its Kronecker form overlap, n = 80": at_least(
+        0.98, rectified_blocks(n=80).mean("overlap"), **thesis("tends to 1", "Theorem 4.4.1")
     ),
-    within(
-        *(0.03, 0.2271, "T2, corrected: spread of the firing rates, n = 400"),
-        rectified_400.mean("rate_spread"),
-        reported=thesis("every unit fires half of the time", "Lemma C.2.1"),
+    # calibrated runs: −0.9 to −1.6
+    "T3: what is missing of that overlap falls with n (exponent)": at_most(
+        -0.5, exponent(rectified_blocks, "overlap", missing), **T441
     ),
-    at_most(
-        -0.2,  # calibrated runs: −0.6 to −1.0
-        "T2: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)",
-        exponent(rectified, "ratio"),
-        reported=T442,
+    "T3: decoupling error, n = 80": between(
+        0.03, 0.12, rectified_blocks(n=80).mean("decoupling"), **thesis("a small constant", "section 4.3")
     ),
-)
-T3 = (
-    at_least(
-        0.98,
-        "T3: rectified inputs: the top eigenspaces of the Hessian and of its Kronecker form overlap, n = 80",
-        rectified_blocks(n=80).mean("overlap"),
-        reported=thesis("tends to 1", "Theorem 4.4.1"),
+    # calibrated runs: −0.6 to −1.0
+    "T3: λ_c/λ_(c−1) of the Hessian falls with n (exponent)": at_most(-0.2, exponent(rectified_blocks, "ratio"), **T441),
+    "T3: leading eigenvectors are of rank one, n = 80 (smallest ratio of norms)": at_least(
+        0.99, rectified_blocks(n=80).mean("rank"), **thesis("near 1", "Theorem 4.4.1", "theory")
     ),
-    at_most(
-        -0.5,  # calibrated runs: −0.9 to −1.6
-        "T3: what is missing of that overlap falls with n (exponent)",
-        exponent(rectified_blocks, "overlap", missing),
-        reported=T441,
+    "T3, contrast: without a mean in the inputs the overlap is low, n = 80": at_most(
+        0.75, blocks(rectified=False, n=80).mean("overlap"), **paper("the effect of batch norm", "appendix F.4", "theory")
     ),
-    between(
-        *(0.03, 0.12, "T3: decoupling error, n = 80"),
-        rectified_blocks(n=80).mean("decoupling"),
-        reported=thesis("a small constant", "section 4.3"),
-    ),
-    at_most(
-        -0.2,  # calibrated runs: −0.6 to −1.0
-        "T3: λ_c/λ_(c−1) of the Hessian falls with n (exponent)",
-        exponent(rectified_blocks, "ratio"),
-        reported=T441,
-    ),
-    at_least(
-        0.99,
-        "T3: leading eigenvectors are of rank one, n = 80 (smallest ratio of norms)",
-        rectified_blocks(n=80).mean("rank"),
-        reported=thesis("near 1", "Theorem 4.4.1", "theory"),
-    ),
-    at_most(
-        0.75,
-        "T3, contrast: without a mean in the inputs the overlap is low, n = 80",
-        blocks(rectified=False, n=80).mean("overlap"),
-        reported=paper("the effect of batch norm", "appendix F.4", "theory"),
-    ),
-)
+}
 MOMENTS = "(103); Wu 2023, (C.72)"
-CLOSED = (
-    at_most(
-        1e-12,
-        "T4: eigenvalues of E[xxᵀ] of rectified inputs (largest distance)",
-        exact.mean("eigenvalue_gap"),
-        reported=thesis("1/(2π) + (π−1)/(2πd), (π−1)/(2πd)", "Lemma C.2.28"),
+CLOSED = {
+    "T4: eigenvalues of E[xxᵀ] of rectified inputs (largest distance)": at_most(
+        1e-12, exact.mean("eigenvalue_gap"), **thesis("1/(2π) + (π−1)/(2πd), (π−1)/(2πd)", "Lemma C.2.28")
     ),
-    at_most(
-        1e-12,
-        "T4: its leading eigenvector is the ones vector (distance of the cosine from 1)",
-        exact.mean("vector_gap"),
-        reported=thesis("1/√d", "Lemma C.2.28"),
+    "T4: its leading eigenvector is the ones vector (distance of the cosine from 1)": at_most(
+        1e-12, exact.mean("vector_gap"), **thesis("1/√d", "Lemma C.2.28")
     ),
-    within(
-        *(1e-8, (math.pi - 1) / (2 * math.pi), "T5: variance of a rectified Gaussian"),
-        exact.mean("variance"),
-        reported=paper("(π−1)/(2π)", MOMENTS),
+    "T5: variance of a rectified Gaussian": within(
+        1e-8, (math.pi - 1) / (2 * math.pi), exact.mean("variance"), **paper("(π−1)/(2π)", MOMENTS)
     ),
-    within(
-        *(1e-8, (6 * math.pi**2 - 10 * math.pi - 3) / (4 * math.pi**2), "T5: its fourth central moment"),
-        exact.mean("fourth"),
-        reported=paper("(6π²−10π−3)/(4π²)", MOMENTS),
+    "T5: its fourth central moment": within(
+        1e-8, (6 * math.pi**2 - 10 * math.pi - 3) / (4 * math.pi**2), exact.mean("fourth"), **paper("(6π²−10π−3)/(4π²)", MOMENTS)
     ),
-    relative(
-        *(0.05, None, "T5: variance of a logit, Gaussian inputs"),
-        logit_rows(rectified=False).mean("variance"),
-        reported=paper(0.3408, "Lemma 12"),
+    "T5: variance of a logit, Gaussian inputs": relative(
+        0.05, None, logit_rows(rectified=False).mean("variance"), **paper(0.3408, "Lemma 12")
     ),
-    relative(
-        *(0.1, 1 / math.sqrt(2 * math.pi), "T5, corrected: deviation of the logits' means, Gaussian inputs"),
-        logit_rows(rectified=False).mean("mean_spread"),
-        reported=paper(0, "Lemma 12"),
+    "T5, corrected: deviation of the logits' means, Gaussian inputs": relative(
+        0.1, 1 / math.sqrt(2 * math.pi), logit_rows(rectified=False).mean("mean_spread"), **paper(0, "Lemma 12")
     ),
     # Finite n lies above the limit: 0.126 to 0.136.
-    between(
-        *(LOGIT_VARIANCE * 0.95, 0.136, "T5, corrected: variance of a logit, rectified inputs"),
-        logit_rows(rectified=True).mean("variance"),
-        reported=thesis(0.1162, "Lemma C.2.12"),
+    "T5, corrected: variance of a logit, rectified inputs": between(
+        LOGIT_VARIANCE * 0.95, 0.136, logit_rows(rectified=True).mean("variance"), **thesis(0.1162, "Lemma C.2.12")
     ),
-    relative(
-        *(0.1, 0.351, "T5, corrected: deviation of the logits' means, rectified inputs"),
-        logit_rows(rectified=True).mean("mean_spread"),
-        reported=thesis(0, "Lemma C.2.12"),
+    "T5, corrected: deviation of the logits' means, rectified inputs": relative(
+        0.1, 0.351, logit_rows(rectified=True).mean("mean_spread"), **thesis(0, "Lemma C.2.12")
     ),
-    *(
-        relative(
-            *(0.01, value, f"T6: the eigenvalues of E[A] but one, c = {c}"),
-            exact.mean(f"softmax_{c}"),
-            reported=thesis("positive", "appendix C.2", "theory"),
+    **{
+        f"T6: the eigenvalues of E[A] but one, c = {c}": relative(
+            0.01, value, exact.mean(f"softmax_{c}"), **thesis("positive", "appendix C.2", "theory")
         )
         for c, value in ((2, 0.4348), (5, 0.187), (10, 0.0965))
+    },
+    "T6: E[A] has rank c − 1 (smallest eigenvalue over the largest, c = 10)": at_most(
+        1e-12, exact.mean("null_10"), **paper("0", "appendix H")
     ),
-    at_most(
-        1e-12,
-        "T6: E[A] has rank c − 1 (smallest eigenvalue over the largest, c = 10)",
-        exact.mean("null_10"),
-        reported=paper("0", "appendix H"),
+    "T6: the second smallest eigenvalue of A is at least p_min²/(2c) (smallest ratio)": at_least(
+        1.0, exact.mean("bound_slack"), **thesis("p_min²/(2c)", "appendix C.2")
     ),
-    at_least(
-        1.0,
-        "T6: the second smallest eigenvalue of A is at least p_min²/(2c) (smallest ratio)",
-        exact.mean("bound_slack"),
-        reported=thesis("p_min²/(2c)", "appendix C.2"),
-    ),
-)
+}
 
 
 class Theorems(Experiment):
@@ -416,7 +346,7 @@ class Theorems(Experiment):
         laptop={"seeds": 2},
         paper={"widths": ((100, 251), (400, 1325), (1600, 6997)), "seeds": 5},
     )
-    claims = (*T1, *T2, *T3, *CLOSED)
+    claims = (T1, T2, T3, CLOSED)
     departs = (
         "Theorem 4.4.2 (Wu 2023) says that for rectified inputs the top eigenspace is the row space of W₂ minus its sum. Its "
         "lemma takes a sum of n terms of variance 1/n to vanish, but the sum has variance 1: units have a mean input, and fire "
