@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from torch import Tensor
-
 from theodolite.experiments import Figure, at_least, between, measured, rows
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import (
-    DIGITS,
-    MNIST,
-    SOURCE_MNIST,
-    TOLERANCE,
-    NetworkStudy,
-    cases,
-    layer_factors,
-    layer_pairs,
-    networks_of,
-    problems_of,
-)
+from theodolite.experiments.hessian.networks import DIGITS, MNIST, TOLERANCE, NetworkStudy, cases, layers_of, numbered
 from theodolite.experiments.hessian.overlap import farthest
 from theodolite.experiments.query import Query, Value, select, values_of
 from theodolite.linalg import overlap_curve, top_eigenpairs
@@ -46,27 +33,19 @@ class Approximation(NetworkStudy):
             yield job
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
-        [problem] = problems_of(job, weights)
+        [problem] = self.problems(job, weights)
         shared = {"network": job["setup"]["network"], "seed": job["seed"]}
         if "layers" in job:
-            for layer, true in layer_pairs(problem, job["layers"], job["k"]).items():
-                factors = layer_factors(problem, layer)
+            for layer, (factors, true) in layers_of(problem, job["layers"], job["k"]).items():
                 found = factors.top_eigenpairs(len(true.values)).values
-                overlap = kronecker_overlap(true.vectors, factors)
-                yield from _compared({**shared, "part": layer, "variant": "Kronecker"}, true.values, found, overlap)
+                columns = {"true": true.values, "approximate": found, "overlap": kronecker_overlap(true.vectors, factors)}
+                yield from numbered({**shared, "part": layer, "variant": "Kronecker"}, "k", **columns)
             return
         true = top_eigenpairs(hessian(problem), job["k"], tol=TOLERANCE, seed=0, progress=False)
         for variant in VARIANTS:
             whole = full_hessian_approximation(problem, job["k"], variant=variant)
-            overlap = overlap_curve(true.vectors, whole.vectors)
-            yield from _compared({**shared, "part": WHOLE, "variant": variant}, true.values, whole.values, overlap)
-
-
-def _compared(shared: Mapping[str, Any], true: Tensor, approximate: Tensor, overlap: Tensor) -> Iterator[Row]:
-    """Eigenvalues and overlap, one row per index."""
-    columns = zip(true.tolist(), approximate.tolist(), overlap.tolist(), strict=True)
-    for k, (value, found, common) in enumerate(columns, start=1):
-        yield {**shared, "k": k, "true": value, "approximate": found, "overlap": common}
+            columns = {"true": true.values, "approximate": whole.values, "overlap": overlap_curve(true.vectors, whole.vectors)}
+            yield from numbered({**shared, "part": WHOLE, "variant": variant}, "k", **columns)
 
 
 layers = rows(part=lambda part: part != WHOLE)
@@ -135,7 +114,7 @@ class Figure2(ApproximationFigure):
     study = Approximation.of(
         tiny=cases(DIGITS, seeds=2, layers=["fc1", "fc2", "fc3"], layer_k=20, k=20),
         laptop=cases(MNIST, seeds=2, layers=["fc1", "fc2", "fc3"], layer_k=30, k=30),
-        paper=cases(SOURCE_MNIST, layers=["fc1", "fc2", "fc3"], layer_k=300, k=50),
+        paper=cases("MNIST F-200^2", layers=["fc1", "fc2", "fc3"], layer_k=300, k=50),
     )
     # How near is near the source does not say; measured on digits, two seeds: 0.56, 0.698 (fc1, which fails), 0.834.
     claims = {
@@ -161,9 +140,9 @@ class Figure8(ApproximationFigure):
     item = "wu-zhu-2020 Figure 8"
     where = "appendix B: F-200^2, F-200^4, F-600^4 and F-600^8 on MNIST, 50 dimensions"
     study = Approximation.of(
-        tiny=cases(*networks_of(DIGITS, "F-40^2", "F-40^4"), seeds=2, k=20),
-        laptop=cases(*networks_of(MNIST, "F-200^2", "F-200^4"), k=30),
-        paper=cases(*networks_of(SOURCE_MNIST, "F-200^2", "F-200^4", "F-600^4", "F-600^8"), k=50),
+        tiny=cases(*DIGITS.networks("F-40^2", "F-40^4"), seeds=2, k=20),
+        laptop=cases(*MNIST.networks("F-200^2", "F-200^4"), k=30),
+        paper=cases("MNIST F-200^2", "MNIST F-200^4", "MNIST F-600^4", "MNIST F-600^8", k=50),
     )
     claims = {
         "the first nine eigenvectors of the whole Hessian (overlap, smallest of the networks)": at_least(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from theodolite.experiments import Experiment, at_least, at_most, between, rows
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import SOURCE, NetworkStudy, Setup, case_sizes, cases, networks_of, problems_of
+from theodolite.experiments.hessian.networks import NetworkStudy, Setup, as_printed, cases, numbered
 from theodolite.experiments.query import Query, Value, select
 from theodolite.linalg import Eigenpairs, overlap_curve, top_eigenpairs
 from theodolite.measures.hessian import autocorrelation, correspondence, kronecker_overlap
@@ -51,7 +51,7 @@ def peak_place(rows: list[Row]) -> float:
 def _with_and_without(setup: Setup, models: int, outer: str = "fc1") -> list[dict[str, Any]]:
     """`outer` is fed by the data, `inner` by a hidden layer."""
     looked_at: dict[str, Any] = {"models": [["default", models]], "outer": outer, "inner": "fc2", "leading": 9}
-    [normalised] = networks_of(setup, f"{setup.network}-BN")
+    [normalised] = setup.networks(f"{setup.network}-BN")
     return cases(normalised, norm=True, **looked_at) + cases(setup, norm=False, **looked_at)
 
 
@@ -65,11 +65,11 @@ class Figure27(NetworkStudy, Experiment):
 
     item = ("wu-zhu-2020 Figure 27", "wu-zhu-2020 Figure 28", "wu-zhu-2020 Figure 29")
     where = "appendix F.4; Wu 2023, section C.7.3"
-    sizes = case_sizes(
-        tiny=_with_and_without(Setup("F-40^2", samples=500), 3),
-        laptop=_with_and_without(Setup("F-40^2", epochs=200, until=0.02), 5),
-        paper=_with_and_without(SOURCE, 5, outer="conv1"),
-    )
+    sizes = {
+        "tiny": _with_and_without(Setup("F-40^2", samples=500), 3),
+        "laptop": _with_and_without(Setup("F-40^2", epochs=200, until=0.02), 5),
+        "paper": _with_and_without(as_printed("CIFAR10 LeNet5"), 5, outer="conv1"),
+    }
     claims = {
         # λ₁/λ₂ below 2, the threshold of Table 8
         "with batch norm E[xxᵀ] has several large eigenvalues (second over first)": at_least(
@@ -117,7 +117,7 @@ class Figure27(NetworkStudy, Experiment):
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         outer, inner = job["outer"], job["inner"]
-        found = [_layers(problem, (outer, inner)) for problem in problems_of(job, weights)]
+        found = [_layers(problem, (outer, inner)) for problem in self.problems(job, weights)]
         for seed, (pairs, factors) in enumerate(found):
             yield from _explained(job, seed, pairs[inner], factors[inner])
         for layer, kind in ((outer, "outer overlap"), (inner, "overlap")):
@@ -185,5 +185,4 @@ def _explained(job: Mapping[str, Any], seed: int, pairs: Eigenpairs, factors: Kr
 
 def _curve(job: Mapping[str, Any], kind: str, model: str, values: Tensor, m: int) -> Iterator[Row]:
     shared = {"kind": kind, "norm": job["norm"], "model": model, "outputs": m, "leading": job["leading"], "second": 2}
-    for index, value in enumerate(values.tolist(), start=1):
-        yield {**shared, "index": index, "value": value}
+    return numbered(shared, "index", value=values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from theodolite.experiments import Claim, Figure, at_least, at_most, relative, rows, within
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import NetworkStudy, Setup, as_printed, cases, network_of, networks_of, where_trained
+from theodolite.experiments.hessian.networks import NetworkStudy, Setup, cases, if_any, network_of
 from theodolite.experiments.query import Column, Query, Value, select, values_of
 from theodolite.measures.hessian import autocorrelation
 from theodolite.operators import kronecker_factors
@@ -143,7 +142,7 @@ def line_by_line(table: Mapping[str, Line], part: str, *, dot: str, ratio: str) 
         def of_line(rows: list[Row]) -> float:
             return distance(fmean(row[column] for row in rows), getattr(table[rows[0]["line"]], field))
 
-        return where_trained(lines, lines.by("line").each(of_line).max())
+        return if_any(lines, lines.by("line").each(of_line).max())
 
     gap, factor = worst("squared_dot", "dot", lambda a, b: abs(a - b)), worst("ratio", "ratio", lambda a, b: max(a / b, b / a))
     return {
@@ -225,7 +224,7 @@ class Table6(LineTable):
         laptop=cases(
             *(DENSE, SMALL_LENET, mnist("F-200^2"), mnist("F-600^2", 8), cifar("F-600^2", 25), cifar("LeNet5", 40)), seeds=2
         ),
-        paper=cases(DENSE, SMALL_LENET, *(as_printed(line) for line in TABLE_6 if "second" not in line), seeds=5),
+        paper=cases(DENSE, SMALL_LENET, *(line for line in TABLE_6 if "second" not in line), seeds=5),
     )
     claims = {
         "digits: the leading eigenvector of E[xxᵀ] is the mean (smallest squared dot product)": at_least(
@@ -267,7 +266,7 @@ class Table7(LineTable):
     study = LayerInputs.of(
         tiny=cases(QUICK_LENET, seeds=2),
         laptop=cases(SMALL_LENET, cifar("LeNet5", 40), cifar("LeNet5-(fc1-80)", 40), seeds=2),
-        paper=cases(SMALL_LENET, *(as_printed(line) for line in TABLE_7 if "second" not in line), seeds=5),
+        paper=cases(SMALL_LENET, *(line for line in TABLE_7 if "second" not in line), seeds=5),
     )
     claims = {
         "digits: the leading eigenvector of E[XXᵀ] is the mean patch (smallest squared dot product)": at_least(
@@ -279,7 +278,7 @@ class Table7(LineTable):
         **line_by_line(TABLE_7, "conv", dot="0.981 to 0.999", ratio="3.79 to 19.49"),
         "the gap of convolutions is smaller than that of linear layers in VGG11 and ResNet18 (ratio of the means)": at_most(
             1.0,
-            where_trained(deep, conv.mean("ratio") / fc.mean("ratio")),
+            if_any(deep, conv.mean("ratio") / fc.mean("ratio")),
             **paper("generally smaller", "appendix E.1"),
             since="paper",
         ),
@@ -288,8 +287,8 @@ class Table7(LineTable):
     departs = "One line of the table is printed under the name of another (VGG11-W64 twice) and is left out."
 
 
-[DENSE_BN] = networks_of(DENSE, "F-40^2-BN")
-[SMALL_LENET_BN] = networks_of(SMALL_LENET, "LeNet-mini-BN")
+[DENSE_BN] = DENSE.networks("F-40^2-BN")
+[SMALL_LENET_BN] = SMALL_LENET.networks("LeNet-mini-BN")
 
 #: Fully connected layers but the first, with batch norm in the network and without.
 dense = rows(part="fc", normalised=True, network=lambda network: network.startswith("F-"))
@@ -312,13 +311,13 @@ class Table8(LineTable):
     item, where = "wu-zhu-2020 Table 8", "appendix F.4; Wu 2023, section C.7.3"
     view, drawn, table = rows(part="fc"), fc, {**TABLE_6, **TABLE_8}
     study = LayerInputs.of(
-        tiny=cases(DENSE_BN, DENSE, replace(SMALL_LENET_BN, epochs=10), seeds=3),
+        tiny=cases(DENSE_BN, DENSE, SMALL_LENET_BN.but(epochs=10), seeds=3),
         laptop=cases(
             *(DENSE_BN, DENSE, SMALL_LENET_BN, mnist("F-200^2-BN", 10), mnist("F-200^2", 10), mnist("F-600^2-BN", 4)),
             cifar("LeNet5-BN", 20),
             seeds=2,
         ),
-        paper=cases(*(as_printed(line.removesuffix(norm)) for norm in ("", "-BN") for line in TABLE_8), seeds=3),
+        paper=cases(*(line.removesuffix(norm) for norm in ("", "-BN") for line in TABLE_8), seeds=3),
     )
     claims = {
         "with batch norm the leading eigenvector is not the mean (mean squared dot product, fully connected networks)": at_most(
@@ -346,7 +345,7 @@ class Table8(LineTable):
         ),
         "LeNet5-BN: the pooling after the norm brings the mean back in fc1 (squared dot product above fc2 and fc3)": at_least(
             0.1,
-            where_trained(lenet5, pooled - Column.of(*others).max()),
+            if_any(lenet5, pooled - Column.of(*others).max()),
             **paper(0.803, "Table 8, largest of LeNet5-BN; that it is fc1 is our reading"),
             since="laptop",
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -13,16 +12,7 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, Measured, at_least, at_most, equal, measured, rows
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import (
-    NetworkStudy,
-    Setup,
-    as_printed,
-    case_sizes,
-    cases,
-    network_of,
-    problems_of,
-    where_trained,
-)
+from theodolite.experiments.hessian.networks import NetworkStudy, Setup, as_printed, cases, if_any, network_of, numbered
 from theodolite.experiments.lab.panels import curves, draw_panels, scatter
 from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.linalg import subspace_overlap
@@ -55,13 +45,13 @@ class Figure20(NetworkStudy, Experiment):
 
     item = ("wu-zhu-2020 Figure 20", "wu-zhu-2020 Figure 21")
     where = "appendix F.1; Wu 2023, section C.7.4"
-    sizes = case_sizes(
-        tiny=cases(Setup("F-200^2"), seeds=2, layer="fc1"),
-        laptop=cases(
+    sizes = {
+        "tiny": cases(Setup("F-200^2"), seeds=2, layer="fc1"),
+        "laptop": cases(
             Setup("F-200^2"), Setup("F-200^2", data="mnist", epochs=10, until=0.01, batch=128, samples=2000), seeds=3, layer="fc1"
         ),
-        paper=cases(as_printed("MNIST F-200^2", samples=10000), seeds=5, layer="fc1"),
-    )
+        "paper": cases(as_printed("MNIST F-200^2", samples=10000), seeds=5, layer="fc1"),
+    }
     claims = {
         **{
             f"at initialisation logits explain the spread of the means of {name} (smallest share)": at_least(
@@ -130,8 +120,7 @@ class Figure20(NetworkStudy, Experiment):
             "trace_gap": _trace_gap(model, x, layer, groups),
             **_prediction(problem, x, layer, groups),
         }
-        for index, value in enumerate((tau / tau[0]).tolist()[: 3 * classes], start=1):
-            yield {"kind": "eigenvalue", **shared, "index": index, "value": value}
+        yield from numbered({"kind": "eigenvalue", **shared}, "index", value=(tau / tau[0])[: 3 * classes])
         yield from _points(shared, groups)
 
     def draw(self, rows: list[Row]) -> Any:
@@ -256,7 +245,7 @@ def from_printed(rows: list[Row]) -> float:
 
 printed = rows(line=list(TABLE_10), layer=["fc1", "fc2", "fc3"])
 DIGITS_3 = Setup("F-100^3")
-DIGITS_3_R = replace(DIGITS_3, labels="random", epochs=200)
+DIGITS_3_R = DIGITS_3.but(labels="random", epochs=200)
 
 
 class Table10(NetworkStudy, Experiment):
@@ -268,15 +257,15 @@ class Table10(NetworkStudy, Experiment):
     """
 
     item, where = "wu-zhu-2020 Table 10", "appendix H.4"
-    sizes = case_sizes(
-        tiny=cases(DIGITS_3, seeds=5) + cases(replace(DIGITS_3_R, epochs=100)),
-        laptop=cases(
+    sizes = {
+        "tiny": cases(DIGITS_3, seeds=5) + cases(DIGITS_3_R.but(epochs=100)),
+        "laptop": cases(
             *(DIGITS_3, DIGITS_3_R),
             Setup("LeNet5", data="mnist", epochs=3, until=0.0, batch=128, samples=2000, flat=False),
             seeds=5,
         ),
-        paper=cases(DIGITS_3, DIGITS_3_R, *(as_printed(line, samples=10000) for line in TABLE_10), seeds=5),
-    )
+        "paper": cases(DIGITS_3, DIGITS_3_R, *(as_printed(line, samples=10000) for line in TABLE_10), seeds=5),
+    }
     claims = {
         **{
             f"{labels} labels: the overlap rises with depth, fc3 >= fc2 >= fc1 − 0.05 (smaller margin)": at_least(
@@ -306,7 +295,7 @@ class Table10(NetworkStudy, Experiment):
         "random labels: how much better the gated product is": measured(gains("random").mean()),
         "column by column: largest distance from the printed overlap": at_most(
             0.1,
-            where_trained(printed, printed.by("line", "layer").each(from_printed).max()),
+            if_any(printed, printed.by("line", "layer").each(from_printed).max()),
             says="0.213 to 0.999",
             since="paper",
         ),
@@ -317,7 +306,7 @@ class Table10(NetworkStudy, Experiment):
     )
 
     def run(self, job: Mapping[str, Any], *weights_of: list[Row]) -> Iterator[Row]:
-        setup, [problem] = Setup(**job["setup"]), problems_of(job, weights_of)
+        setup, [problem] = Setup(**job["setup"]), self.problems(job, weights_of)
         names, weights, rates = firing_rates(problem, "fc*")
         factors: Any = kronecker_factors(problem, names)
         for place, name in enumerate(names):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,21 +19,18 @@ from theodolite.experiments.hessian.networks import (
     DIGITS,
     MNIST,
     RAW_CIFAR,
-    SOURCE,
-    SOURCE_100,
-    SOURCE_MNIST,
+    Layer,
     NetworkStudy,
     Setup,
     cases,
+    if_any,
     layer_factors,
     layer_pairs,
-    models_of,
-    networks_of,
-    problems_of,
+    numbered,
 )
 from theodolite.experiments.query import Column, Query, select, values_of
 from theodolite.experiments.study import Computation
-from theodolite.linalg import Eigenpairs, overlap_curve
+from theodolite.linalg import overlap_curve
 from theodolite.measures.hessian import autocorrelation, predicted_overlap, rank_one_count
 from theodolite.measures.hessian.structure import matricised
 from theodolite.operators import KroneckerFactors
@@ -47,18 +43,10 @@ PANEL = (4.4, 3.3)
 REACH = 1.5
 
 
-class Layer(NamedTuple):
-    """A layer of one model: its Kronecker factors and the top eigenpairs of its Hessian."""
-
-    factors: KroneckerFactors
-    pairs: Eigenpairs
-
-
 def layer_of_each(problems: Sequence[Problem], layer: str, reach: float = REACH) -> list[Layer]:
     """The same layer of several models, with `reach` times as many eigenpairs as it has outputs."""
     factors = [layer_factors(problem, layer) for problem in problems]
-    m, n = factors[0].output.shape[0], factors[0].input.shape[0]
-    k = min(round(reach * m), m * n)
+    k = round(reach * len(factors[0].output))
     return [Layer(f, layer_pairs(problem, [layer], k)[layer]) for f, problem in zip(factors, problems, strict=True)]
 
 
@@ -69,7 +57,7 @@ def overlap_rows(layers: Sequence[Layer], **shared: Any) -> Iterator[Row]:
     row of the layer: m, K*, γ₁/γ₂ (medians over the models), and (v₁·v₁')², the mean over the pairs.
     """
     factors = [layer.factors for layer in layers]
-    m, n, k = factors[0].output.shape[0], factors[0].input.shape[0], len(layers[0].pairs.values)
+    (m, n), k = layers[0].shape, len(layers[0].pairs.values)
     curves = torch.stack([overlap_curve(a.pairs.vectors, b.pairs.vectors) for a, b in combinations(layers, 2)])
     predicted = torch.stack([predicted_overlap(a, b, k) for a, b in combinations(factors, 2)]).mean(0)
     yield from _curve_rows(curves, predicted, m, n, shared)
@@ -88,10 +76,9 @@ def overlap_rows(layers: Sequence[Layer], **shared: Any) -> Iterator[Row]:
 def _curve_rows(curves: Tensor, predicted: Tensor, m: int, n: int, shared: Mapping[str, Any]) -> Iterator[Row]:
     """Curves (pairs, k) as rows, one per k."""
     spread = curves.std(0) if len(curves) > 1 else torch.full_like(predicted, math.nan)
-    columns = zip(curves.mean(0).tolist(), spread.tolist(), predicted.tolist(), strict=True)
-    for k, (overlap, deviation, expected) in enumerate(columns, start=1):
-        values = {"overlap": overlap, "spread": deviation, "predicted": expected, "chance": k / (m * n), "outputs": m}
-        yield {"kind": "overlap", **shared, "k": k, **values}
+    chance = torch.arange(1, len(predicted) + 1, dtype=torch.float64) / (m * n)
+    columns = {"overlap": curves.mean(0), "spread": spread, "predicted": predicted, "chance": chance}
+    return numbered({"kind": "overlap", **shared, "outputs": m}, "k", **columns)
 
 
 class Overlap(NetworkStudy):
@@ -108,33 +95,23 @@ class Overlap(NetworkStudy):
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         if "spectrum" in job:
             yield from _made_up_rows(job)
-            yield from _spectrum_rows(job["spectrum"], SPECTRA[job["spectrum"]](job["outputs"]))
             return
-        layer, problems = job["layer"], problems_of(job, weights)
-        found = layer_of_each(problems, layer, job["reach"])
-        setup = models_of(job)[0][0]
-        shared = {"network": setup.title, "layer": layer}
-        yield from overlap_rows(found, **shared)
-        factors = found[0].factors
-        yield from _spectrum_rows(f"{layer} of {setup.network}", torch.linalg.eigvalsh(factors.output).flip(0))
-        first = layer_pairs(problems[0], [layer], 4)[layer].vectors
-        singular = torch.linalg.svdvals(matricised(first, factors.output.shape[0], factors.input.shape[0]))
-        for i, values in enumerate(singular.tolist(), start=1):
-            ends = {"first": values[0], "second": values[1]}
-            for j, value in enumerate(values[:10], start=1):
-                yield {"kind": "singular", **shared, "eigenvector": f"h{i}", "index": j, "value": value, **ends}
+        name, problems, setup = job["layer"], self.problems(job, weights), Setup(**job["setup"])
+        layers = layer_of_each(problems, name, job["reach"])
+        shared = {"network": setup.title, "layer": name}
+        yield from overlap_rows(layers, **shared)
+        values = torch.linalg.eigvalsh(layers[0].factors.output).flip(0)
+        yield from numbered({"kind": "spectrum", "network": f"{name} of {setup.network}"}, value=values / values[0])
+        first = layer_pairs(problems[0], [name], 4)[name].vectors
+        for i, singular in enumerate(torch.linalg.svdvals(matricised(first, *layers[0].shape)), start=1):
+            ends = {"first": float(singular[0]), "second": float(singular[1])}
+            yield from numbered({"kind": "singular", **shared, "eigenvector": f"h{i}", **ends}, "index", value=singular[:10])
 
 
 def apart(*setups: Setup, layers: Sequence[str], models: int | list[list[Any]], reach: float = REACH) -> list[dict[str, Any]]:
     """Cases of networks of which several models are compared: so many of the default training, or of each named one."""
     counted = [["default", models]] if isinstance(models, int) else models
     return cases(*setups, layers=list(layers), models=counted, reach=reach)
-
-
-def _spectrum_rows(network: str, values: Tensor) -> Iterator[Row]:
-    """The spectrum of an output Hessian over its largest eigenvalue."""
-    for i, value in enumerate((values / values[0]).tolist(), start=1):
-        yield {"kind": "spectrum", "network": network, "i": i, "value": value}
 
 
 # Made-up layers
@@ -154,7 +131,7 @@ def made_up(*spectra: str, outputs: int, pairs: int) -> list[dict[str, Any]]:
 
 
 def _made_up_rows(job: Mapping[str, Any]) -> Iterator[Row]:
-    """The predicted overlap of pairs of made-up layers, and their row."""
+    """The predicted overlap of pairs of made-up layers, their row and their spectrum."""
     m, generator = job["outputs"], torch.Generator().manual_seed(job["seed"])
     k = round(10 / 3 * m)
     curves, counts = [], []
@@ -166,6 +143,8 @@ def _made_up_rows(job: Mapping[str, Any]) -> Iterator[Row]:
     shared = {"network": job["spectrum"], "layer": "made up"}
     yield from _curve_rows(table, table.mean(0), m, m, shared)
     yield {"kind": "layer", **shared, "outputs": m, "pairs": job["pairs"], "rank_one_count": median(counts)}
+    values = SPECTRA[job["spectrum"]](m)
+    yield from numbered({"kind": "spectrum", "network": job["spectrum"]}, value=values / values[0])
 
 
 def _made_up_factors(spectrum: str, m: int, generator: torch.Generator) -> KroneckerFactors:
@@ -214,12 +193,6 @@ def farthest(ratios: Sequence[float]) -> float:
     if any(not ratio > 0 for ratio in ratios):
         return math.nan
     return max(ratios, key=lambda ratio: max(ratio, 1.0 / ratio))
-
-
-def peak_of(network: str) -> Callable[[list[Row]], float]:
-    """Place of the peak over m in fc1 of a network; NaN where it was not trained at this size."""
-    mine = curves(network=network, layer="fc1")
-    return lambda rows: place(mine.of(rows)) if mine.of(rows) else math.nan
 
 
 at_outputs = curves.where(lambda row: row["k"] == row["outputs"])
@@ -301,9 +274,9 @@ class Figure1(OverlapFigure):
         tiny=apart(DIGITS, layers=["fc1"], models=3),
         laptop=apart(CIFAR, layers=["fc1"], models=3) + apart(MNIST, RAW_CIFAR, layers=["fc1"], models=2),
         paper=[
-            *apart(SOURCE, SOURCE_MNIST, layers=["fc1"], models=5),
-            *apart(replace(RAW_CIFAR, epochs=1000, batch=128, samples=1000), layers=["fc1"], models=5),
-            *apart(replace(SOURCE_100, network="ResNet18-W64"), layers=["conv11"], models=5),
+            *apart("CIFAR10 LeNet5", "MNIST F-200^2", layers=["fc1"], models=5),
+            *apart(RAW_CIFAR.but(epochs=1000, batch=128, samples=1000), layers=["fc1"], models=5),
+            *apart("CIFAR100 ResNet18-W64", layers=["conv11"], models=5),
         ],
     )
     claims = {
@@ -312,7 +285,11 @@ class Figure1(OverlapFigure):
         ),
         **{
             f"{network}, fc1: the overlap peaks at m (place of the peak over m)": between(
-                0.8, 1.3, peak_of(network), **paper(PEAKS_AT_OUTPUTS, "section 1.1"), since="laptop"
+                0.8,
+                1.3,
+                if_any(curves(network=network, layer="fc1"), place),
+                **paper(PEAKS_AT_OUTPUTS, "section 1.1"),
+                since="laptop",
             )
             for network in ("LeNet5", MNIST.title, RAW_CIFAR.title)
         },
@@ -353,16 +330,16 @@ class Figure5(OverlapFigure):
     item = "wu-zhu-2020 Figure 5"
     where = "section 5.1: four widths of LeNet5, three of ResNet18 and VGG11; which layers is not said"
     study = Overlap.of(
-        tiny=apart(*networks_of(DIGITS, "F-20-40", "F-40^2"), layers=["fc1"], models=3),
-        laptop=apart(*networks_of(CIFAR, "LeNet5-(fc1-80)", "LeNet5-(fc1-150)"), layers=["fc1"], models=2),
+        tiny=apart(*DIGITS.networks("F-20-40", "F-40^2"), layers=["fc1"], models=3),
+        laptop=apart(*CIFAR.networks("LeNet5-(fc1-80)", "LeNet5-(fc1-150)"), layers=["fc1"], models=2),
         paper=[
             *apart(
-                *networks_of(SOURCE, "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5", "LeNet5-(fc1-150)"),
+                *(f"CIFAR10 LeNet5{width}" for width in ("-(fc1-80)", "-(fc1-100)", "", "-(fc1-150)")),
                 layers=["fc1"],
                 models=5,
             ),
-            *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=["conv11"], models=5),
-            *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W64", "VGG11-W80"), layers=["conv8"], models=5),
+            *apart(*(f"CIFAR100 ResNet18-W{width}" for width in (48, 64, 80)), layers=["conv11"], models=5),
+            *apart(*(f"CIFAR100 VGG11-W{width}" for width in (48, 64, 80)), layers=["conv8"], models=5),
         ],
     )
     claims = {
@@ -391,9 +368,9 @@ class Figure9(OverlapFigure):
 
     item, where = "wu-zhu-2020 Figure 9", "appendix E.2.1: LeNet5 on CIFAR10, 6 + 5 + 5 models"
     study = Overlap.of(
-        tiny=apart(replace(DIGITS, epochs=15), layers=["fc1", "fc3"], models=_each_training(1, 1, 1)),
+        tiny=apart(DIGITS.but(epochs=15), layers=["fc1", "fc3"], models=_each_training(1, 1, 1)),
         laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=_each_training(3, 3, 3)),
-        paper=apart(SOURCE, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=_each_training(6, 5, 5)),
+        paper=apart("CIFAR10 LeNet5", layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=_each_training(6, 5, 5)),
     )
     departs = "The small learning rate is a fifth of the default and its epochs are five times as many; the source's is a tenth."
     claims = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,20 +10,7 @@ import torch
 from theodolite.experiments import Experiment, at_least, at_most, between, rows, within
 from theodolite.experiments.hessian import paper
 from theodolite.experiments.hessian.correspondence import draw_correspondence
-from theodolite.experiments.hessian.networks import (
-    CIFAR,
-    DIGITS,
-    MINI,
-    MNIST,
-    SOURCE,
-    SOURCE_100,
-    SOURCE_MNIST,
-    NetworkStudy,
-    case_sizes,
-    cases,
-    networks_of,
-    problems_of,
-)
+from theodolite.experiments.hessian.networks import CIFAR, DIGITS, MINI, MNIST, NetworkStudy, cases, entries, numbered
 from theodolite.experiments.hessian.overlap import (
     PANEL,
     SPECTRA,
@@ -50,7 +36,6 @@ from theodolite.results import Row
 CONVOLUTIONS = [f"conv{i}" for i in range(1, 9)]
 RESIDUAL = [f"conv{i}" for i in range(1, 18)]
 DROPS = "drops after exceeding the dimension of final output"
-VGG_200 = replace(SOURCE, network="VGG11-W200")
 
 
 def drop(rows: list[Row]) -> float:
@@ -74,11 +59,11 @@ class Figure10(OverlapFigure):
     where = "appendix E.2.2: VGG11 on CIFAR10 and CIFAR100, ResNet18 on CIFAR100"
     study = Overlap.of(
         tiny=apart(MINI, layers=["conv1", "conv2", "fc3"], models=3),
-        laptop=apart(replace(MINI, epochs=100, until=0.02, samples=1437), layers=["conv1", "conv2", "fc3"], models=5),
+        laptop=apart(MINI.but(epochs=100, until=0.02, samples=1437), layers=["conv1", "conv2", "fc3"], models=5),
         paper=[
-            *apart(*networks_of(SOURCE, "VGG11-W32", "VGG11-W200"), layers=[*CONVOLUTIONS, "fc1"], models=5),
-            *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W80"), layers=[*CONVOLUTIONS, "fc1"], models=5),
-            *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=[*RESIDUAL, "fc1"], models=5),
+            *apart("CIFAR10 VGG11-W32", "CIFAR10 VGG11-W200", layers=[*CONVOLUTIONS, "fc1"], models=5),
+            *apart("CIFAR100 VGG11-W48", "CIFAR100 VGG11-W80", layers=[*CONVOLUTIONS, "fc1"], models=5),
+            *apart(*(f"CIFAR100 ResNet18-W{width}" for width in (48, 64, 80)), layers=[*RESIDUAL, "fc1"], models=5),
         ],
     )
     claims = {
@@ -129,9 +114,9 @@ class Figure12(OverlapFigure):
         tiny=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=3) + made_up("heavy tail", outputs=60, pairs=10),
         laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=6) + made_up("heavy tail", outputs=60, pairs=40),
         paper=[
-            *apart(SOURCE_MNIST, layers=["fc1", "fc2", "fc3"], models=5),
-            *apart(VGG_200, layers=["conv2", "conv5"], models=5),
-            *apart(replace(SOURCE_100, network="ResNet18-W48"), layers=["conv7"], models=5),
+            *apart("MNIST F-200^2", layers=["fc1", "fc2", "fc3"], models=5),
+            *apart("CIFAR10 VGG11-W200", layers=["conv2", "conv5"], models=5),
+            *apart("CIFAR100 ResNet18-W48", layers=["conv7"], models=5),
         ],
     )
     claims = {
@@ -180,8 +165,8 @@ class Figure23(OverlapFigure):
             *apart(CIFAR, layers=["fc3"], models=2),
         ],
         paper=[
-            *apart(SOURCE_MNIST, SOURCE, layers=["fc3"], models=5),
-            *apart(VGG_200, replace(SOURCE_100, network="ResNet18-W64"), layers=["fc1"], models=5),
+            *apart("MNIST F-200^2", "CIFAR10 LeNet5", layers=["fc3"], models=5),
+            *apart("CIFAR10 VGG11-W200", "CIFAR100 ResNet18-W64", layers=["fc1"], models=5),
         ],
     )
     claims = {
@@ -226,11 +211,11 @@ class Figure24(NetworkStudy, Experiment):
     """
 
     item, where = "wu-zhu-2020 Figure 24", "appendix F.3.3: fc2 of F-200^2 on MNIST"
-    sizes = case_sizes(
-        tiny=cases(DIGITS, layer="fc2", models=[["default", 3]], corner=20),
-        laptop=cases(MNIST, layer="fc2", models=[["default", 3]], corner=20),
-        paper=cases(SOURCE_MNIST, layer="fc2", models=[["default", 5]], corner=20),
-    )
+    sizes = {
+        "tiny": cases(DIGITS, layer="fc2", models=[["default", 3]], corner=20),
+        "laptop": cases(MNIST, layer="fc2", models=[["default", 3]], corner=20),
+        "paper": cases("MNIST F-200^2", layer="fc2", models=[["default", 5]], corner=20),
+    }
     claims = {
         "the early peak lies at K* (distance, among the first m/2 dimensions)": at_most(
             2, from_predicted, **paper("grows linearly below dimension 10, sharp decrease after 9", "F.3.3")
@@ -254,19 +239,15 @@ class Figure24(NetworkStudy, Experiment):
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         layer, corner = job["layer"], job["corner"]
         # Up to m/2 shows the early peak and its fall; the whole curve is that of Figure 12.
-        layers = layer_of_each(problems_of(job, weights), layer, reach=0.5)
+        layers = layer_of_each(self.problems(job, weights), layer, reach=0.5)
         yield from overlap_rows(layers, network=job["setup"]["network"], layer=layer)
         factors, pairs = layers[0]
         for name, factor in (("output Hessian", factors.output), ("input auto-correlation", factors.input)):
             values = torch.linalg.eigvalsh(factor).flip(0)[:corner]
-            for i, value in enumerate((values / values[0]).tolist(), start=1):
-                yield {"kind": "spectrum", "factor": name, "i": i, "value": value}
+            yield from numbered({"kind": "spectrum", "factor": name}, value=values / values[0])
         approximate = factors.top_eigenpairs(corner).vectors
         for name, vectors in (("true", pairs.vectors[:, :corner]), ("approximate", approximate)):
-            table = correspondence(vectors, factors).inputs[:corner]
-            for i, line in enumerate(table.tolist(), start=1):
-                for j, value in enumerate(line, start=1):
-                    yield {"kind": "correspondence", "matrix": name, "i": i, "j": j, "value": value}
+            yield from entries({"kind": "correspondence", "matrix": name}, correspondence(vectors, factors).inputs[:corner])
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -317,7 +298,8 @@ class Figure25(OverlapFigure):
     study = Overlap.of(
         tiny=made_up(*SPECTRA, outputs=60, pairs=20),
         laptop=made_up(*SPECTRA, outputs=120, pairs=40),
-        paper=made_up("flat", outputs=200, pairs=20) + apart(VGG_200, layers=["conv2", "conv5"], models=5, reach=2.0),
+        paper=made_up("flat", outputs=200, pairs=20)
+        + apart("CIFAR10 VGG11-W200", layers=["conv2", "conv5"], models=5, reach=2.0),
     )
     claims = {
         # 2 of 60 dimensions
