@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from theodolite.experiments import Experiment, at_least, at_most, between, relative, rows, sizes, within
 from theodolite.experiments.hessian import paper, thesis
 from theodolite.experiments.lab.fits import log_log_slope
-from theodolite.experiments.query import Query, select, values_of
+from theodolite.experiments.query import Query, Value, select, values_of
 from theodolite.linalg import subspace_overlap, top_eigenpairs
 from theodolite.measures.hessian import decoupling_error, kronecker_overlap, rank_ratios, sharp_subspace
 from theodolite.operators import kronecker_factors, layer_hessians
@@ -38,26 +38,29 @@ class TwoLayers:
     rates: Tensor
 
 
-def weights_of(n: int, d: int, c: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """W₁ (n, d) and W₂ (c, n) with entries N(0, 1/fan-in)."""
+def network_of(job: Mapping[str, Any]) -> tuple[Tensor, Tensor, Callable[[int], Tensor]]:
+    """W₁ (n, d) and W₂ (c, n) with entries N(0, 1/fan-in), and a function that draws inputs.
+
+    Inputs are Gaussian, or their positive parts; single precision is more than sampling leaves.
+    """
+    n, d, generator = job["n"], job["d"], torch.Generator().manual_seed(job["seed"])
     w1 = torch.randn(n, d, generator=generator, dtype=torch.float64) / math.sqrt(d)
-    return w1, torch.randn(c, n, generator=generator, dtype=torch.float64) / math.sqrt(n)
+    w2 = torch.randn(job["c"], n, generator=generator, dtype=torch.float64) / math.sqrt(n)
+
+    def inputs(count: int) -> Tensor:
+        x = torch.randn(count, d, generator=generator)
+        return x.clamp_min(0.0) if job["rectified"] else x
+
+    return w1, w2, inputs
 
 
-def inputs_of(count: int, d: int, rectified: bool, generator: torch.Generator) -> Tensor:
-    """Gaussian inputs, or their positive parts; single precision is more than sampling leaves."""
-    x = torch.randn(count, d, generator=generator)
-    return x.clamp_min(0.0) if rectified else x
-
-
-def two_layers(n: int, d: int, c: int, samples: int, *, rectified: bool, seed: int) -> TwoLayers:
+def two_layers(job: Mapping[str, Any]) -> TwoLayers:
     """y = relu(W₁x), z = W₂y; expectations over x with the weights held."""
-    generator = torch.Generator().manual_seed(seed)
-    w1, w2 = weights_of(n, d, c, generator)
+    (w1, w2, inputs), samples, n, c = network_of(job), job["samples"], job["n"], job["c"]
     m, gates = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64)
     mean_a = torch.zeros(c, c, dtype=torch.float64)
     for start in range(0, samples, CHUNK):
-        u = inputs_of(min(CHUNK, samples - start), d, rectified, generator) @ w1.T.float()
+        u = inputs(min(CHUNK, samples - start)) @ w1.T.float()
         gate = (u > 0).float()
         p = (u.clamp_min(0.0) @ w2.T.float()).softmax(-1)
         # Rows √p_j (e_j − p)ᵀ W₂ D; their outer products, summed over j, are D W₂ᵀ A W₂ D.
@@ -69,25 +72,12 @@ def two_layers(n: int, d: int, c: int, samples: int, *, rectified: bool, seed: i
     return TwoLayers(m, (w2.T @ mean_a @ w2) * gates, mean_a, w2, gates.diagonal().clone())
 
 
-def logits(n: int, d: int, c: int, samples: int, *, rectified: bool, seed: int) -> Tensor:
-    """z (samples, c) of such a network."""
-    generator = torch.Generator().manual_seed(seed)
-    w1, w2 = weights_of(n, d, c, generator)
-    x = inputs_of(samples, d, rectified, generator)
-    return ((x @ w1.T.float()).clamp_min(0.0) @ w2.T.float()).double()
-
-
-def first_layer_problem(n: int, d: int, c: int, samples: int, *, rectified: bool, seed: int) -> Problem:
+def first_layer_problem(job: Mapping[str, Any]) -> Problem:
     """The same network as a problem; labels do not matter to its curvature."""
-    generator = torch.Generator().manual_seed(seed)
-    w1, w2 = weights_of(n, d, c, generator)
-    first, second = nn.Linear(d, n, bias=False).double(), nn.Linear(n, c, bias=False).double()
-    with torch.no_grad():
-        first.weight.copy_(w1)
-        second.weight.copy_(w2)
-    model = nn.Sequential(first, nn.ReLU(), second)
-    x = inputs_of(samples, d, rectified, generator).double()
-    return Problem(model, nn.CrossEntropyLoss(), (x, torch.arange(samples) % c))
+    (w1, w2, inputs), samples, c = network_of(job), job["samples"], job["c"]
+    model = nn.Sequential(nn.Linear(job["d"], job["n"], bias=False), nn.ReLU(), nn.Linear(job["n"], c, bias=False))
+    model.load_state_dict({"0.weight": w1, "2.weight": w2}, assign=True)
+    return Problem(model, nn.CrossEntropyLoss(), (inputs(samples).double(), torch.arange(samples) % c))
 
 
 def top_space(matrix: Tensor, k: int) -> Tensor:
@@ -125,7 +115,7 @@ def rectified_moments() -> dict[str, float]:
 def _output(job: Mapping[str, Any]) -> Row:
     """T1 and T2: the output Hessian against what the weights alone predict."""
     n, c = job["n"], job["c"]
-    found = two_layers(n, job["d"], c, job["samples"], rectified=job["rectified"], seed=job["seed"])
+    found = two_layers(job)
     values = torch.linalg.eigvalsh(found.M).flip(0)
     top = top_space(found.M, c - 1)
     reference = found.W.T @ found.A @ found.W / 4
@@ -146,7 +136,7 @@ def _output(job: Mapping[str, Any]) -> Row:
 def _block(job: Mapping[str, Any]) -> Row:
     """T3: the first layer's Hessian against its Kronecker form."""
     n, d, c = job["n"], job["d"], job["c"]
-    problem = first_layer_problem(n, d, c, job["samples"], rectified=job["rectified"], seed=job["seed"])
+    problem = first_layer_problem(job)
     factors: Any = kronecker_factors(problem, "0")["0"]
     block = layer_hessians(problem, "0")["0"]
     pairs = top_eigenpairs(block, c, tol=1e-3, progress=False)
@@ -165,7 +155,8 @@ def _block(job: Mapping[str, Any]) -> Row:
 
 def _logits(job: Mapping[str, Any]) -> Row:
     """T5: mean and variance of the logits for fixed weights, over many outputs."""
-    z = logits(job["n"], job["d"], job["c"], job["samples"], rectified=job["rectified"], seed=job["seed"])
+    w1, w2, inputs = network_of(job)
+    z = ((inputs(job["samples"]) @ w1.T.float()).clamp_min(0.0) @ w2.T.float()).double()
     return {"rectified": job["rectified"], "variance": fmean(z.var(0).tolist()), "mean_spread": float(z.mean(0).std())}
 
 
@@ -175,7 +166,6 @@ def _exact(job: Mapping[str, Any]) -> Row:
     values, vectors = torch.linalg.eigh(rectified_autocorrelation(d))
     rest = (math.pi - 1) / (2 * math.pi * d)
     first = 1 / (2 * math.pi) + rest
-    moments = rectified_moments()
     generator = torch.Generator().manual_seed(job["seed"])
     sizes: dict[str, float] = {}
     slack = math.inf
@@ -191,33 +181,33 @@ def _exact(job: Mapping[str, Any]) -> Row:
     return {
         "eigenvalue_gap": max(abs(float(values[-1]) - first), float((values[:-1] - rest).abs().max())),
         "vector_gap": abs(1 - abs(float(vectors[:, -1].sum())) / math.sqrt(d)),
-        "mean": moments["mean"],
-        "variance": moments["variance"],
-        "fourth": moments["fourth"],
+        **rectified_moments(),
         **sizes,
         "bound_slack": slack,
     }
 
 
+PARTS: dict[str, Callable[[Mapping[str, Any]], Row]] = {"output": _output, "block": _block, "logits": _logits, "exact": _exact}
+
+
 # What the theorems say, as numbers that can be missed
 
 
-outputs, blocks, logit_rows, exact = (rows(part=part) for part in ("output", "block", "logits", "exact"))
+outputs, blocks, logit_rows, exact = (rows(part=part) for part in PARTS)
 gaussian, rectified = outputs(rectified=False), outputs(rectified=True)
 gaussian_400, rectified_400 = gaussian(n=400), rectified(n=400)
 rectified_blocks = blocks(rectified=True)
 
 
-def exponent(query: Query, column: str, of: Callable[[float], float] = float) -> Callable[[list[Row]], float]:
+def exponent(query: Query, column: str, of: Callable[[float], float] = float) -> Value:
     """The power of n that a column follows, from the narrowest to the widest network."""
 
-    def measure(rows: list[Row]) -> float:
-        found = query.found(rows)
-        low, high = min(values_of(found, "n")), max(values_of(found, "n"))
-        ends = [fmean(of(row[column]) for row in select(found, n=n)) for n in (low, high)]
-        return log_log_slope([low, high], ends)
+    def slope(rows: list[Row]) -> float:
+        widths = sorted(values_of(rows, "n"))
+        ends = [widths[0], widths[-1]]
+        return log_log_slope(ends, [fmean(of(row[column]) for row in select(rows, n=n)) for n in ends])
 
-    return measure
+    return query.measure(slope)
 
 
 def missing(overlap: float) -> float:
@@ -368,13 +358,7 @@ class Theorems(Experiment):
             yield {"part": "exact", "d": 50, "samples": 20 * p.samples, "seed": seed}
 
     def run(self, job: Mapping[str, Any]) -> Row:
-        parts: dict[str, Callable[[Mapping[str, Any]], Row]] = {
-            "output": _output,
-            "block": _block,
-            "logits": _logits,
-            "exact": _exact,
-        }
-        return {"part": job["part"], "seed": job["seed"], **parts[job["part"]](job)}
+        return {"part": job["part"], "seed": job["seed"], **PARTS[job["part"]](job)}
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
