@@ -12,7 +12,8 @@ from torch import Tensor
 
 from theodolite.experiments import Experiment, at_least, at_most, between, rows
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import NetworkStudy, Setup, as_printed, cases, numbered
+from theodolite.experiments.hessian.networks import Layer, NetworkStudy, Setup, as_printed, cases, numbered
+from theodolite.experiments.lab.panels import curves, draw_panels
 from theodolite.experiments.query import Query, Value, select
 from theodolite.linalg import Eigenpairs, overlap_curve, top_eigenpairs
 from theodolite.measures.hessian import autocorrelation, correspondence, kronecker_overlap
@@ -51,8 +52,7 @@ def peak_place(rows: list[Row]) -> float:
 def _with_and_without(setup: Setup, models: int, outer: str = "fc1") -> list[dict[str, Any]]:
     """`outer` is fed by the data, `inner` by a hidden layer."""
     looked_at: dict[str, Any] = {"models": [["default", models]], "outer": outer, "inner": "fc2", "leading": 9}
-    [normalised] = setup.networks(f"{setup.network}-BN")
-    return cases(normalised, norm=True, **looked_at) + cases(setup, norm=False, **looked_at)
+    return cases(*setup.networks(f"{setup.network}-BN"), norm=True, **looked_at) + cases(setup, norm=False, **looked_at)
 
 
 class Figure27(NetworkStudy, Experiment):
@@ -118,25 +118,22 @@ class Figure27(NetworkStudy, Experiment):
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         outer, inner = job["outer"], job["inner"]
         found = [_layers(problem, (outer, inner)) for problem in self.problems(job, weights)]
-        for seed, (pairs, factors) in enumerate(found):
-            yield from _explained(job, seed, pairs[inner], factors[inner])
-        for layer, kind in ((outer, "outer overlap"), (inner, "overlap")):
-            m = len(found[0][1][layer].output)
-            for (i, (a, _)), (j, (b, _)) in combinations(enumerate(found), 2):
-                yield from _curve(job, kind, f"{i} and {j}", overlap_curve(a[layer].vectors, b[layer].vectors), m)
+        for seed, layers in enumerate(found):
+            for kind, curve in _explained(*layers[inner]).items():
+                yield from _curve(job, kind, str(seed), curve, layers[inner])
+        for name, kind in ((outer, "outer overlap"), (inner, "overlap")):
+            for (i, a), (j, b) in combinations(enumerate(layers[name] for layers in found), 2):
+                yield from _curve(job, kind, f"{i} and {j}", overlap_curve(a.pairs.vectors, b.pairs.vectors), a)
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         named = [{**row, "network": "with batch norm" if row["norm"] else "without"} for row in rows]
-        figure, axes = plots.panels(6, size=(3.7, 3.0))
-        for ax, (kind, xlabel, ylabel, log) in zip(axes, PANELS, strict=True):
+        shown = []
+        for kind, xlabel, ylabel, log in PANELS:
             part = [row for row in named if row["kind"] == kind and (kind != "spectrum" or row["index"] <= 20)]
             part = _so_far(part) if kind.endswith("correspondence") else part
-            plots.curves(part, "index", "value", by="network", xlabel=xlabel, ylabel=ylabel, log=log, markers=False, ax=ax)
-            if kind.endswith("overlap"):
-                plots.reference(ax, x=part[0]["outputs"], label="m")
-        return figure
+            panel = curves(part, "index", "value", xlabel=xlabel, ylabel=ylabel, log=log)
+            shown.append(panel.line(x=part[0]["outputs"], label="m") if kind.endswith("overlap") else panel)
+        return draw_panels(*shown, size=(3.7, 3.0), by="network", markers=False)
 
 
 def _so_far(rows: list[Row]) -> list[Row]:
@@ -160,29 +157,32 @@ PANELS = (
 )
 
 
-def _layers(problem: Problem, layers: tuple[str, ...]) -> tuple[dict[str, Eigenpairs], dict[str, KroneckerFactors]]:
-    """Eigenpairs of the layers' blocks, half as many again as the layer has outputs, and the factors."""
-    factors: Any = kronecker_factors(problem, layers)
-    blocks = layer_hessians(problem, layers)
-    counts = {name: min(3 * len(factors[name].output) // 2, blocks[name].shape[0]) for name in layers}
-    pairs = {name: top_eigenpairs(blocks[name], k, progress=False) for name, k in counts.items()}
-    return pairs, {name: factors[name] for name in layers}
+def _layers(problem: Problem, names: tuple[str, ...]) -> dict[str, Layer]:
+    """The layers, with half as many eigenpairs again as they have outputs."""
+    factors: Any = kronecker_factors(problem, names)
+    blocks = layer_hessians(problem, names)
+    counts = {name: 3 * len(factors[name].output) // 2 for name in names}
+    return {name: Layer(factors[name], top_eigenpairs(blocks[name], k, progress=False)) for name, k in counts.items()}
 
 
-def _explained(job: Mapping[str, Any], seed: int, pairs: Eigenpairs, factors: KroneckerFactors) -> Iterator[Row]:
+def _explained(factors: KroneckerFactors, pairs: Eigenpairs) -> dict[str, Tensor]:
     """Curves of one model's hidden layer."""
-    m, k = len(factors.output), len(pairs.values)
     gamma = autocorrelation(factors).values
-    curves: dict[str, Tensor] = {
+    return {
         "spectrum": gamma / gamma[0],
         "correspondence": correspondence(pairs.vectors, factors).inputs[0],
-        "product correspondence": correspondence(factors.top_eigenpairs(k).vectors, factors).inputs[0],
+        "product correspondence": correspondence(factors.top_eigenpairs(len(pairs.values)).vectors, factors).inputs[0],
         "explained": kronecker_overlap(pairs.vectors, factors),
     }
-    for kind, curve in curves.items():
-        yield from _curve(job, kind, str(seed), curve, m)
 
 
-def _curve(job: Mapping[str, Any], kind: str, model: str, values: Tensor, m: int) -> Iterator[Row]:
-    shared = {"kind": kind, "norm": job["norm"], "model": model, "outputs": m, "leading": job["leading"], "second": 2}
+def _curve(job: Mapping[str, Any], kind: str, model: str, values: Tensor, layer: Layer) -> Iterator[Row]:
+    shared = {
+        "kind": kind,
+        "norm": job["norm"],
+        "model": model,
+        "outputs": layer.shape[0],
+        "leading": job["leading"],
+        "second": 2,
+    }
     return numbered(shared, "index", value=values)

@@ -9,6 +9,7 @@ from typing import Any
 from theodolite.experiments import Experiment, Figure, at_least, at_most, measured, rows
 from theodolite.experiments.hessian import paper, thesis
 from theodolite.experiments.hessian.networks import CIFAR, DIGITS, MINI, Layer, NetworkStudy, cases, entries, layers_of, numbered
+from theodolite.experiments.lab.panels import Panel
 from theodolite.experiments.query import Column, Query, select, values_of
 from theodolite.measures.hessian import correspondence, rank_ratios
 from theodolite.results import Row
@@ -56,18 +57,15 @@ def means(query: Query, column: str) -> Column:
     return query.by("network", "layer").each(rows.mean(column))
 
 
-def draw_correspondence(rows: list[Row], title: str, ylabel: str, ax: Any) -> None:
+def correspondence_panel(rows: list[Row], title: str, vector: str) -> Panel:
     """A corner of a correspondence matrix, first row at the top."""
-    from theodolite import plots
-
     height, width = max(row["i"] for row in rows), max(row["j"] for row in rows)
     table = [[0.0] * width for _ in range(height)]
     for row in rows:
         table[row["i"] - 1][row["j"] - 1] = min(row["value"], 1.0)  # rounding
     look: dict[str, Any] = {"limits": (0.0, 1.0), "center": None, "annotate": False, "label": "correspondence"}
-    plots.matrix(table, **look, xlabel="eigenvector h_j", ylabel=f"eigenvector {ylabel}", title=title, ax=ax)
-    _count_from_one(ax.xaxis, width)
-    _count_from_one(ax.yaxis, height)
+    panel = Panel("matrix", table, **look, xlabel="eigenvector h_j", ylabel=f"eigenvector {vector}", title=title)
+    return panel.then(lambda ax: _count_from_one(ax.xaxis, width)).then(lambda ax: _count_from_one(ax.yaxis, height))
 
 
 def _count_from_one(axis: Any, count: int) -> None:
@@ -85,7 +83,7 @@ def draw_corners(rows: list[Row], matrices: tuple[str, ...], text: str, **look: 
     figure, axes = plots.panels(len(shown), columns=2 * len(matrices), **look)
     for ax, ((network, layer), matrix, (factor, vector)) in zip(axes, shown, strict=True):
         part = {"network": network, "layer": layer, "matrix": matrix, "factor": factor}
-        draw_correspondence(select(rows, kind="entry", **part), text.format(**part), vector, ax)
+        correspondence_panel(select(rows, kind="entry", **part), text.format(**part), vector).draw(ax)
     return figure
 
 

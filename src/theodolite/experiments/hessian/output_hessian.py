@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from statistics import fmean, stdev
 from typing import Any
 
@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, Measured, at_least, at_most, equal, measured, rows
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import NetworkStudy, Setup, as_printed, cases, if_any, network_of, numbered
+from theodolite.experiments.hessian.networks import (
+    NetworkStudy,
+    Setup,
+    as_printed,
+    cases,
+    if_any,
+    layer_factors,
+    network_of,
+    numbered,
+)
 from theodolite.experiments.lab.panels import curves, draw_panels, scatter
 from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.linalg import subspace_overlap
@@ -105,8 +114,7 @@ class Figure20(NetworkStudy, Experiment):
         model, (x, y) = network_of(setup, job["seed"], weights)
         problem = Problem(model, nn.CrossEntropyLoss(), (x, y))
         groups = logit_clusters(problem, layer)
-        factors: Any = kronecker_factors(problem, layer)[layer]
-        tau = torch.linalg.eigvalsh(factors.output).flip(0)
+        tau = torch.linalg.eigvalsh(layer_factors(problem, layer).output).flip(0)
         shared = {"network": f"{setup.data} {setup.network}", "stage": job["stage"], "seed": job["seed"]}
         classes = len(groups.frequency)
         scores = {f"{part}_{by}": groups.score(by, part) for part in ("delta", "gamma") for by in ("logit", "class")}
@@ -165,16 +173,14 @@ def _prediction(problem: Problem, x: Tensor, layer: str, groups: Clusters) -> di
     """The share of the means of γ that are nearest, in angle, to the centre predicted for their own logit."""
     names, weights, rates = firing_rates(problem)
     place = names.index(layer)
+    above, fires = weights[place + 1 :], rates[place:]
     p = problem.model(x).detach().double().softmax(-1)
     root = p.sqrt()
     q = torch.diag(root.mean(0)) - root.T @ p / len(p)  # E[Q], row j: E[√p_j (e_j − p)]
     means = torch.nn.functional.normalize(groups.gamma, dim=-1)  # (i, j, m)
     own = torch.arange(means.shape[1])
     shares = {}
-    for name, product in (
-        ("plain", weight_product(weights[place + 1 :])),
-        ("gated", weight_product(weights[place + 1 :], rates[place:])),
-    ):
+    for name, product in (("plain", weight_product(above)), ("gated", weight_product(above, fires))):
         centres = torch.nn.functional.normalize(q @ product, dim=-1)  # (j, m)
         nearest = (means @ centres.T).argmax(-1)
         shares[f"predicted_{name}"] = float((nearest == own).double().mean())
@@ -222,14 +228,10 @@ def overlap_of(labels: str, layer: str, column: str = "plain") -> Value:
     return digits[labels](layer=layer)[column].reduce(with_standard_error)
 
 
-def rise(labels: str) -> Callable[[list[Row]], float]:
+def rise(labels: str) -> Value:
     """By how much fc3 >= fc2 >= fc1 − 0.05 holds for the overlaps, means over seeds: the smaller of the two margins."""
-
-    def measure(rows: list[Row]) -> float:
-        fc1, fc2, fc3 = (overlap_of(labels, layer)(rows).value for layer in ("fc1", "fc2", "fc3"))
-        return float(min(fc3 - fc2, fc2 - fc1 + 0.05))
-
-    return measure
+    fc1, fc2, fc3 = (overlap_of(labels, layer) for layer in ("fc1", "fc2", "fc3"))
+    return Column.of(fc3 - fc2, fc2 - fc1 + 0.05).min()
 
 
 def gains(labels: str) -> Column:

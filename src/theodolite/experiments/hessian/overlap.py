@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import median
 from typing import Any
@@ -28,6 +28,7 @@ from theodolite.experiments.hessian.networks import (
     layer_pairs,
     numbered,
 )
+from theodolite.experiments.lab.panels import Panel, draw_panels
 from theodolite.experiments.query import Column, Query, select, values_of
 from theodolite.experiments.study import Computation
 from theodolite.linalg import overlap_curve
@@ -108,10 +109,12 @@ class Overlap(NetworkStudy):
             yield from numbered({"kind": "singular", **shared, "eigenvector": f"h{i}", **ends}, "index", value=singular[:10])
 
 
-def apart(*setups: Setup, layers: Sequence[str], models: int | list[list[Any]], reach: float = REACH) -> list[dict[str, Any]]:
-    """Cases of networks of which several models are compared: so many of the default training, or of each named one."""
-    counted = [["default", models]] if isinstance(models, int) else models
-    return cases(*setups, layers=list(layers), models=counted, reach=reach)
+def apart(*setups: Setup | str, layers: Sequence[str], models: int | Sequence[int], reach: float = REACH) -> list[dict[str, Any]]:
+    """Cases of networks of which several models are compared: so many of the default training, or of each alternative."""
+    counts = [models] if isinstance(models, int) else models
+    return cases(
+        *setups, layers=list(layers), models=[list(pair) for pair in zip(ALTERNATIVES, counts, strict=False)], reach=reach
+    )
 
 
 # Made-up layers
@@ -167,20 +170,22 @@ def _made_up_factors(spectrum: str, m: int, generator: torch.Generator) -> Krone
 curves = rows(kind="overlap")
 
 
-def peak(rows: Sequence[Row], upto: float = math.inf) -> Row:
-    """The row with the largest overlap among those with k up to a limit."""
-    return max((row for row in rows if not row["k"] > upto), key=lambda row: row["overlap"])
-
-
-def early_peak(rows: Sequence[Row]) -> Row:
-    """The row with the largest overlap among the first m/2 dimensions."""
-    return peak(rows, upto=0.5 * rows[0]["outputs"])
-
-
 def place(rows: Sequence[Row]) -> float:
     """Place of a curve's peak over m."""
-    top = peak(rows)
+    top = max(rows, key=lambda row: row["overlap"])
     return float(top["k"] / top["outputs"])
+
+
+def early_place(rows: Sequence[Row]) -> float:
+    """Where a curve is largest among the first m/2 dimensions."""
+    early = [row for row in rows if not row["k"] > 0.5 * row["outputs"]]
+    return float(max(early, key=lambda row: row["overlap"])["k"])
+
+
+def relative_overlap(rows: Sequence[Row], k: float, base: float) -> float:
+    """A curve at k over the same at another place."""
+    curve = {row["k"]: row["overlap"] for row in rows}
+    return float(curve[k] / curve[base])
 
 
 def places(query: Query) -> Column:
@@ -212,27 +217,27 @@ class OverlapFigure(Figure):
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        found = values_of(curves.of(rows), "network", "layer")
-        figure, axes = plots.panels(len(found), size=PANEL)
-        for ax, case in zip(axes, found, strict=True):
-            draw_overlap(case_rows(rows, case), title_of(case), ax, names=ax is axes[0] or case[1] == "made up")
+        shown = layer_panels(rows, lambda place, layer: place == 0 or layer == "made up")
+        figure, axes = plots.panels(len(shown), size=PANEL)
+        for panel, ax in zip(shown, axes, strict=True):
+            panel.draw(ax)
         return figure
 
 
-def case_rows(rows: list[Row], case: tuple[str, str]) -> list[Row]:
-    """The rows of a network's layer."""
-    return select(rows, network=case[0], layer=case[1])
+def layer_panels(rows: list[Row], named: Callable[[int, str], bool]) -> list[Panel]:
+    """A panel for each layer; `named` says of its place and layer whether it has a legend."""
+    return [
+        overlap_panel(
+            select(rows, network=network, layer=layer),
+            f"Made up: {network}" if layer == "made up" else f"{layer} of {network}",
+            names=named(place, layer),
+        )
+        for place, (network, layer) in enumerate(values_of(curves.of(rows), "network", "layer"))
+    ]
 
 
-def title_of(case: tuple[str, str]) -> str:
-    """What a panel shows."""
-    return f"Made up: {case[0]}" if case[1] == "made up" else f"{case[1]} of {case[0]}"
-
-
-def draw_overlap(rows: list[Row], title: str, ax: Any, *, names: bool = True) -> None:
+def overlap_panel(rows: list[Row], title: str, *, names: bool = True) -> Panel:
     """One layer's curve with its spread over the pairs, the one that the factors predict, chance, and m."""
-    from theodolite import plots
-
     curve = curves.of(rows)
     lines = [{**row, "curve": "mean ± deviation of pairs", "value": row["overlap"]} for row in curve]
     if any(row["predicted"] != row["overlap"] for row in curve):
@@ -240,10 +245,9 @@ def draw_overlap(rows: list[Row], title: str, ax: Any, *, names: bool = True) ->
     lines += [{**row, "curve": "random subspaces", "value": row["chance"], "spread": 0.0} for row in curve]
     error = "spread" if all(row["spread"] == row["spread"] for row in lines) else None
     look: dict[str, Any] = {"markers": False, "labels": "legend" if names else "none", "title": title}
-    plots.curves(lines, "k", "value", by="curve", error=error, xlabel="dimension k", ylabel="overlap", **look, ax=ax)
+    panel = Panel("curves", lines, "k", "value", by="curve", error=error, xlabel="dimension k", ylabel="overlap", **look)
     m = curve[0]["outputs"]
-    if m <= len(curve):
-        plots.reference(ax, x=m, label=f"m = {m}")
+    return panel.line(x=m, label=f"m = {m}") if m <= len(curve) else panel
 
 
 # The peak at the number of outputs
@@ -300,24 +304,12 @@ class Figure1(OverlapFigure):
     }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        found = values_of(curves.of(rows), "network", "layer")
-        figure, axes = plots.panels(len(found) + 1, size=PANEL)
-        for ax, case in zip(axes, found, strict=False):
-            draw_overlap(case_rows(rows, case), title_of(case), ax, names=ax is axes[0])
-        plots.curves(
-            select(case_rows(rows, found[0]), kind="singular"),
-            "index",
-            "value",
-            by="eigenvector",
-            markers=True,
-            xlabel="rank of the singular value",
-            ylabel="singular value",
-            title=f"Eigenvectors of {found[0][1]} as matrices",
-            ax=axes[-1],
-        )
-        return figure
+        first = curves.of(rows)[0]
+        values = select(rows, kind="singular", network=first["network"], layer=first["layer"])
+        look: dict[str, Any] = {"xlabel": "rank of the singular value", "ylabel": "singular value"}
+        look["title"] = f"Eigenvectors of {first['layer']} as matrices"
+        singular = Panel("curves", values, "index", "value", by="eigenvector", markers=True, **look)
+        return draw_panels(*layer_panels(rows, lambda place, _: place == 0), singular, size=PANEL)
 
 
 class Figure5(OverlapFigure):
@@ -354,10 +346,6 @@ class Figure5(OverlapFigure):
     }
 
 
-def _each_training(*counts: int) -> list[list[Any]]:
-    return [[name, count] for name, count in zip(ALTERNATIVES, counts, strict=True)]
-
-
 class Figure9(OverlapFigure):
     """The overlap of sharp subspaces does not depend on how the models were trained.
 
@@ -368,9 +356,9 @@ class Figure9(OverlapFigure):
 
     item, where = "wu-zhu-2020 Figure 9", "appendix E.2.1: LeNet5 on CIFAR10, 6 + 5 + 5 models"
     study = Overlap.of(
-        tiny=apart(DIGITS.but(epochs=15), layers=["fc1", "fc3"], models=_each_training(1, 1, 1)),
-        laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=_each_training(3, 3, 3)),
-        paper=apart("CIFAR10 LeNet5", layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=_each_training(6, 5, 5)),
+        tiny=apart(DIGITS.but(epochs=15), layers=["fc1", "fc3"], models=(1, 1, 1)),
+        laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=(3, 3, 3)),
+        paper=apart("CIFAR10 LeNet5", layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=(6, 5, 5)),
     )
     departs = "The small learning rate is a fifth of the default and its epochs are five times as many; the source's is a tenth."
     claims = {

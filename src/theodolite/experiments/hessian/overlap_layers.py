@@ -9,7 +9,7 @@ import torch
 
 from theodolite.experiments import Experiment, at_least, at_most, between, rows, within
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.correspondence import draw_correspondence
+from theodolite.experiments.hessian.correspondence import correspondence_panel
 from theodolite.experiments.hessian.networks import CIFAR, DIGITS, MINI, MNIST, NetworkStudy, cases, entries, numbered
 from theodolite.experiments.hessian.overlap import (
     PANEL,
@@ -17,18 +17,19 @@ from theodolite.experiments.hessian.overlap import (
     Overlap,
     OverlapFigure,
     apart,
-    case_rows,
     curves,
-    draw_overlap,
-    early_peak,
+    early_place,
     farthest,
     layer_of_each,
+    layer_panels,
     made_up,
+    overlap_panel,
     overlap_rows,
     place,
     places,
-    title_of,
+    relative_overlap,
 )
+from theodolite.experiments.lab.panels import Panel, draw_panels
 from theodolite.experiments.query import select, values_of
 from theodolite.measures.hessian import correspondence
 from theodolite.results import Row
@@ -38,14 +39,10 @@ RESIDUAL = [f"conv{i}" for i in range(1, 18)]
 DROPS = "drops after exceeding the dimension of final output"
 
 
-def drop(rows: list[Row]) -> float:
-    """Overlap of a last layer at 1.5 c over that at c − 1."""
-    curve = {row["k"]: row["overlap"] for row in rows}
-    return float(curve[max(curve)] / curve[rows[0]["outputs"] - 1])
-
-
 convolutions = curves(layer=lambda layer: layer.startswith("conv") and layer != "conv1")
-classifier_drop = curves(layer=lambda layer: layer.startswith("fc")).by("network", "layer").each(drop).max()
+last_layers = curves(layer=lambda layer: layer.startswith("fc")).by("network", "layer")
+#: Overlap at 1.5 c, the last of the curve, over that at c − 1.
+classifier_drop = last_layers.each(lambda curve: relative_overlap(curve, curve[-1]["k"], curve[0]["outputs"] - 1)).max()
 
 
 class Figure10(OverlapFigure):
@@ -70,21 +67,13 @@ class Figure10(OverlapFigure):
         # 8 ± 3 channels
         "the overlap of most convolutions behind the first peaks at the number of channels (share within 3/8 of it)": at_least(
             0.5,
-            places(curves(layer=lambda layer: layer.startswith("conv") and layer != "conv1")).share(
-                lambda p: abs(p - 1) <= 0.375
-            ),
+            places(convolutions).share(lambda p: abs(p - 1) <= 0.375),
             **paper("for most of the convolutional layers, around the number of output channels", "E.2.2"),
         ),
         "the overlap of the classifier drops behind the number c of classes (at 1.5 c over at c − 1)": at_most(
             1.0, classifier_drop, **paper(DROPS, "E.2.2")
         ),
     }
-
-
-def decline(rows: list[Row]) -> float:
-    """Overlap at twice the place of the early peak over the peak."""
-    top = early_peak(rows)
-    return float(next(row["overlap"] for row in rows if row["k"] == 2 * top["k"]) / top["overlap"])
 
 
 def lower_than_others(rows: list[Row]) -> float:
@@ -123,11 +112,13 @@ class Figure12(OverlapFigure):
         "fc2 has a small peak at c − 1 (place of the largest overlap among the first m/2 dimensions)": within(
             2,
             9,
-            early_layer.measure(lambda rows: float(early_peak(rows)["k"])),
+            early_layer.measure(early_place),
             **paper("a small peak at very small dimensions; around 10 for fc2 of F-200^2", "E.2.3 and F.3.3"),
         ),
         "the overlap declines behind the early peak (at twice its place, over the peak)": at_most(
-            1.0, early_layer.measure(decline), **paper("a sharp decrease after dimension 9", "F.3.3")
+            1.0,
+            early_layer.measure(lambda curve: relative_overlap(curve, 2 * early_place(curve), early_place(curve))),
+            **paper("a sharp decrease after dimension 9", "F.3.3"),
         ),
         "the overlap there is lower than in the other layers (at c − 1, over the smallest of the others)": at_most(
             1.0, lower_than_others, **paper("significantly lower than the other layers", "E.2.3")
@@ -192,14 +183,13 @@ class Figure23(OverlapFigure):
 
 def from_predicted(rows: list[Row]) -> float:
     """Distance between the place of the early peak and K*, the number of directions u_i ⊗ v₁ that the factors predict."""
-    return float(abs(early_peak(curves.of(rows))["k"] - select(rows, kind="layer")[0]["rank_one_count"]))
+    return float(abs(early_place(curves.of(rows)) - select(rows, kind="layer")[0]["rank_one_count"]))
 
 
 def fall(rows: list[Row]) -> float:
     """Overlap at twice K* over that at K*."""
     count = round(select(rows, kind="layer")[0]["rank_one_count"])
-    curve = {row["k"]: row["overlap"] for row in curves.of(rows)}
-    return float(curve[2 * count] / curve[count])
+    return relative_overlap(curves.of(rows), 2 * count, count)
 
 
 class Figure24(NetworkStudy, Experiment):
@@ -250,33 +240,20 @@ class Figure24(NetworkStudy, Experiment):
             yield from entries({"kind": "correspondence", "matrix": name}, correspondence(vectors, factors).inputs[:corner])
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(4, columns=2, size=PANEL)
-        curve = curves.of(rows)
-        draw_overlap(curve, f"{curve[0]['layer']} of {curve[0]['network']}, m = {curve[0]['outputs']}", axes[0])
-        count = select(rows, kind="layer")[0]["rank_one_count"]
-        plots.reference(axes[0], x=count, label=f"K* = {count:g}")
-        plots.eigenvalues(
-            select(rows, kind="spectrum"),
-            value="value",
-            index="i",
-            by="factor",
-            log=True,
-            xlabel="rank",
-            ylabel="eigenvalue over the largest",
-            title="Spectra of the factors",
-            ax=axes[1],
+        curve, count = curves.of(rows), select(rows, kind="layer")[0]["rank_one_count"]
+        title = f"{curve[0]['layer']} of {curve[0]['network']}, m = {curve[0]['outputs']}"
+        look: dict[str, Any] = {"value": "value", "index": "i", "by": "factor", "log": True, "xlabel": "rank"}
+        look |= {"ylabel": "eigenvalue over the largest", "title": "Spectra of the factors"}
+        return draw_panels(
+            overlap_panel(curve, title).line(x=count, label=f"K* = {count:g}"),
+            Panel("eigenvalues", select(rows, kind="spectrum"), **look),
+            *(
+                correspondence_panel(select(rows, kind="correspondence", matrix=name), f"{name} Hessian with E[xxᵀ]", "v_i")
+                for name in ("true", "approximate")
+            ),
+            columns=2,
+            size=PANEL,
         )
-        for ax, name in zip(axes[2:], ("true", "approximate"), strict=True):
-            draw_correspondence(select(rows, kind="correspondence", matrix=name), f"{name} Hessian with E[xxᵀ]", "v_i", ax)
-        return figure
-
-
-def late_over_early(rows: list[Row]) -> float:
-    """Overlap at m over that at nine dimensions."""
-    curve = {row["k"]: row["overlap"] for row in rows}
-    return float(curve[rows[0]["outputs"]] / curve[9])
 
 
 #: Nine outliers are those of conv5 at the source's size, the heavy tail is that of conv2.
@@ -309,11 +286,13 @@ class Figure25(OverlapFigure):
         "nine outliers put it at nine (place among the first m/2 dimensions)": within(
             1,
             9,
-            outliers.measure(lambda rows: float(early_peak(rows)["k"])),
+            outliers.measure(early_place),
             **paper("a low peak at very small dimensions", "E.2.3 and F.3.3"),
         ),
         "behind it little is shared (overlap at m over that at nine)": at_most(
-            1.0, outliers.measure(late_over_early), **paper("a sharp decrease after dimension 9", "F.3.3")
+            1.0,
+            outliers.measure(lambda curve: relative_overlap(curve, curve[0]["outputs"], 9)),
+            **paper("a sharp decrease after dimension 9", "F.3.3"),
         ),
         "a heavy tail delays the peak (place over m)": at_least(
             1.3, heavy_tail.measure(place), **paper("a delayed and flattened peak, later than the output dimension", "F.3.3")
@@ -321,13 +300,8 @@ class Figure25(OverlapFigure):
     }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        found = values_of(curves.of(rows), "network", "layer")
-        figure, axes = plots.panels(len(found) + 1, columns=2, size=PANEL)
         look: dict[str, Any] = {"by": "network", "log": "y", "markers": False, "labels": "legend", "xlabel": "rank"}
         look |= {"ylabel": "eigenvalue over the largest", "title": "Spectrum of the output Hessian"}
-        plots.curves(select(rows, kind="spectrum"), "i", "value", **look, ax=axes[0])
-        for ax, case in zip(axes[1:], found, strict=True):
-            draw_overlap(case_rows(rows, case), title_of(case), ax, names=ax is axes[min(2, len(found))])
-        return figure
+        spectrum = Panel("curves", select(rows, kind="spectrum"), "i", "value", **look)
+        legend = min(1, len(values_of(curves.of(rows), "network", "layer")) - 1)
+        return draw_panels(spectrum, *layer_panels(rows, lambda place, _: place == legend), columns=2, size=PANEL)

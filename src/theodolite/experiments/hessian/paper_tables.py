@@ -13,6 +13,7 @@ from theodolite.data import load
 from theodolite.experiments import Experiment, at_most, between, equal, rows, sizes
 from theodolite.experiments.hessian import paper
 from theodolite.experiments.hessian.networks import NAMES, if_any, random_labels
+from theodolite.experiments.lab.panels import draw_panels, scatter
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.experiments.study import grid
 from theodolite.models import build, count_parameters
@@ -194,9 +195,6 @@ class Table2(Experiment):
         }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(3, size=(3.4, 3.0))
         names = values_of(rows, "table")
         printed = [{"table": name, **DATA_SETS[name]} for name in names if name in DATA_SETS]
         placed = [
@@ -210,11 +208,13 @@ class Table2(Experiment):
             for row in found
         ]
         columns = {"train": "training images", "pixels": "numbers in an image", "classes": "classes"}
-        for ax, (column, ylabel) in zip(axes, columns.items(), strict=True):
-            plots.scatter(placed, "place", column, by="source", log="y", xlabel="data set", ylabel=ylabel, ax=ax)
-            ax.set_xticks(range(len(names)), names, rotation=40, ha="right")
-            ax.set_xlim(-0.5, len(names) - 0.5)
-        return figure
+        panels = [
+            scatter(placed, "place", column, ylabel=ylabel)
+            .then(lambda ax: ax.set_xticks(range(len(names)), names, rotation=40, ha="right"))
+            .set(xlim=(-0.5, len(names) - 0.5))
+            for column, ylabel in columns.items()
+        ]
+        return draw_panels(*panels, size=(3.4, 3.0), by="source", log="y", xlabel="data set")
 
 
 # Networks

@@ -25,6 +25,7 @@ from theodolite.experiments.hessian.networks import (
     numbered,
     train_on,
 )
+from theodolite.experiments.lab.panels import curves, draw_panels
 from theodolite.experiments.query import select
 from theodolite.experiments.study import Computation
 from theodolite.measures.hessian import Autocorrelation, EigenTrajectory, autocorrelation, outlier_count, track_eigenpairs
@@ -161,17 +162,12 @@ class Figure18(NetworkStudy, Experiment):
             yield from _checkpoint(found, t, seen[t], {"epoch": epoch, "seed": seed})
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(2)
         shown = select(rows, kind="eigenvalue", i=[1, 2, 3, 5, 9, 10, 11])
         values = [{**row, "at": row["epoch"] + 1, "name": f"{row['i']}"} for row in shown]
-        look: dict[str, Any] = {"by": "name", "log": "xy", "labels": "direct", "xlabel": "epoch + 1"}
         titles = {"input": "Input auto-correlation E[xxᵀ]", "output": "Output Hessian E[M]"}
-        for ax, (factor, title) in zip(axes, titles.items(), strict=True):
-            mine = select(values, factor=factor)
-            plots.curves(mine, "at", "value", **look, ylabel="eigenvalue over the largest", title=title, ax=ax)
-        return figure
+        panels = [curves(select(values, factor=factor), "at", "value", title=title) for factor, title in titles.items()]
+        look = {"by": "name", "log": "xy", "labels": "direct", "xlabel": "epoch + 1", "ylabel": "eigenvalue over the largest"}
+        return draw_panels(*panels, **look)
 
 
 def _training(
