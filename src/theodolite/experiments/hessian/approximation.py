@@ -9,6 +9,7 @@ from theodolite.experiments import Figure, at_least, between, measured, rows
 from theodolite.experiments.hessian import paper
 from theodolite.experiments.hessian.networks import DIGITS, MNIST, TOLERANCE, NetworkStudy, cases, layers_of, numbered
 from theodolite.experiments.hessian.overlap import farthest
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels
 from theodolite.experiments.query import Query, Value, select, values_of
 from theodolite.linalg import overlap_curve, top_eigenpairs
 from theodolite.measures.hessian import full_hessian_approximation, kronecker_overlap
@@ -73,33 +74,29 @@ class ApproximationFigure(Figure):
     """Two panels per layer or network."""
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         parts = values_of(rows, "network", "part")
-        figure, axes = plots.panels(2 * len(parts), columns=4 if len(parts) > 1 else 2)
-        for i, (network, part) in enumerate(parts):
-            title = network if part == WHOLE else f"{part} of {network}"
-            _draw_pair(select(rows, network=network, part=part), title, axes[2 * i], axes[2 * i + 1])
-        return figure
+        panels = [panel for network, part in parts for panel in _pair(select(rows, network=network, part=part))]
+        return draw_panels(*panels, columns=4 if len(parts) > 1 else 2, by="name", band="range", labels="legend")
 
 
-def _draw_pair(rows: list[Row], title: str, values: Any, overlap: Any) -> None:
+def _pair(rows: list[Row]) -> tuple[Panel, Panel]:
     """Eigenvalues and overlap of one part, the mean over the seeds."""
-    from theodolite import plots
-
+    network, part = rows[0]["network"], rows[0]["part"]
+    title = network if part == WHOLE else f"{part} of {network}"
     variants = values_of(rows, "variant")
     names = {"paper": "approximate", "whitened": "whitened"} if len(variants) > 1 else {variants[0]: "approximate"}
     named = [{**row, "name": names[row["variant"]]} for row in rows]
     lines = [{**row, "name": "true", "value": row["true"]} for row in select(rows, variant=variants[0])]
     lines += [{**row, "value": row["approximate"]} for row in named]
-    look: dict[str, Any] = {"by": "name", "band": "range", "labels": "legend"}
-    plots.curves(lines, "k", "value", **look, log="y", xlabel="rank", ylabel="eigenvalue", title=title, ax=values)
-    plots.curves(named, "k", "overlap", **look, xlabel="dimension k", ylabel="overlap", title=f"{title}: overlap", ax=overlap)
-    overlap.set_ylim(0.0, 1.05)
-    plots.reference(overlap, x=9, label="c − 1")
+    overlap = curves(named, "k", "overlap", xlabel="dimension k", ylabel="overlap", title=f"{title}: overlap")
+    return (
+        curves(lines, "k", "value", log="y", xlabel="rank", ylabel="eigenvalue", title=title),
+        overlap.set(ylim=(0.0, 1.05)).line(x=9, label="c − 1"),
+    )
 
 
-WORKS, WORKS_FOR_ALL = "works reasonably well", "works reasonably well for the full parameter Hessian"
+WORKS = paper("works reasonably well", "section 4.1")
+WORKS_FOR_ALL = paper("works reasonably well for the full parameter Hessian", "section 4.1")
 WHITENED = {"the same overlap of the whitened variant": measured(smallest_overlap(rows(part=WHOLE, variant="whitened")))}
 
 
@@ -119,14 +116,12 @@ class Figure2(ApproximationFigure):
     # How near is near the source does not say; measured on digits, two seeds: 0.56, 0.698 (fc1, which fails), 0.834.
     claims = {
         "the first nine eigenvalues of every layer (approximate over true, the one farthest from 1)": between(
-            0.5, 2.0, value_ratio(layers), **paper(WORKS, "section 4.1")
+            0.5, 2.0, value_ratio(layers), **WORKS
         ),
         "the first nine eigenvectors of every layer (overlap, smallest of the layers)": at_least(
-            0.7, smallest_overlap(layers), **paper(WORKS, "section 4.1"), fails={"tiny": "0.698 in fc1, wanted 0.7"}
+            0.7, smallest_overlap(layers), **WORKS, fails={"tiny": "0.698 in fc1, wanted 0.7"}
         ),
-        "the first nine eigenvectors of the whole Hessian (overlap)": at_least(
-            0.6, smallest_overlap(whole), **paper(WORKS, "section 4.1")
-        ),
+        "the first nine eigenvectors of the whole Hessian (overlap)": at_least(0.6, smallest_overlap(whole), **WORKS),
         **WHITENED,
     }
 
@@ -146,10 +141,10 @@ class Figure8(ApproximationFigure):
     )
     claims = {
         "the first nine eigenvectors of the whole Hessian (overlap, smallest of the networks)": at_least(
-            0.6, smallest_overlap(whole), **paper(WORKS_FOR_ALL, "section 4.1")
+            0.6, smallest_overlap(whole), **WORKS_FOR_ALL
         ),
         "the first nine eigenvalues of the whole Hessian (approximate over true, the one farthest from 1)": between(
-            0.5, 2.0, value_ratio(whole), **paper(WORKS_FOR_ALL, "section 4.1")
+            0.5, 2.0, value_ratio(whole), **WORKS_FOR_ALL
         ),
         "the leading directions are found best (overlap at 9 over that at the last k, smallest of the networks)": at_least(
             1.0,

@@ -21,7 +21,7 @@ from theodolite.results import Row
 from theodolite.training import Trace, train
 
 #: Trainings that a job may ask for: the rate in units of the default one, and settings of SGD.
-ALTERNATIVES: dict[str, tuple[float, dict[str, float]]] = {
+ALTERNATIVES: dict[str, tuple[float, dict[str, Any]]] = {
     "default": (1.0, {}),
     "small rate": (0.2, {}),
     "momentum": (1.0, {"momentum": 0.9, "weight_decay": 5e-4}),

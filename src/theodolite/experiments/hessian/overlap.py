@@ -255,7 +255,7 @@ def overlap_panel(rows: list[Row], title: str, *, names: bool = True) -> Panel:
 
 #: Why small networks show no peak at m.
 NO_PEAK = "networks on digits of this size have 6 to 8 sharp output directions, not m: their factors predict no peak at m either"
-PEAKS_AT_OUTPUTS = "the overlap peaks at the dimension of the layer's output"
+PEAKS_AT_OUTPUTS = paper("the overlap peaks at the dimension of the layer's output", "section 1.1")
 
 
 class Figure1(OverlapFigure):
@@ -285,15 +285,11 @@ class Figure1(OverlapFigure):
     )
     claims = {
         "the overlap peaks at the number m of outputs (place of the peak over m)": between(
-            0.8, 1.3, places(curves).reduce(farthest), **paper(PEAKS_AT_OUTPUTS, "section 1.1"), fails={"tiny": NO_PEAK}
+            0.8, 1.3, places(curves).reduce(farthest), **PEAKS_AT_OUTPUTS, fails={"tiny": NO_PEAK}
         ),
         **{
             f"{network}, fc1: the overlap peaks at m (place of the peak over m)": between(
-                0.8,
-                1.3,
-                if_any(curves(network=network, layer="fc1"), place),
-                **paper(PEAKS_AT_OUTPUTS, "section 1.1"),
-                since="laptop",
+                0.8, 1.3, if_any(curves(network=network, layer="fc1"), place), **PEAKS_AT_OUTPUTS, since="laptop"
             )
             for network in ("LeNet5", MNIST.title, RAW_CIFAR.title)
         },

@@ -36,7 +36,8 @@ from theodolite.results import Row
 
 CONVOLUTIONS = [f"conv{i}" for i in range(1, 9)]
 RESIDUAL = [f"conv{i}" for i in range(1, 18)]
-DROPS = "drops after exceeding the dimension of final output"
+DROPS = paper("drops after exceeding the dimension of final output", "E.2.2")
+SHARP_DECREASE = paper("a sharp decrease after dimension 9", "F.3.3")
 
 
 convolutions = curves(layer=lambda layer: layer.startswith("conv") and layer != "conv1")
@@ -71,21 +72,14 @@ class Figure10(OverlapFigure):
             **paper("for most of the convolutional layers, around the number of output channels", "E.2.2"),
         ),
         "the overlap of the classifier drops behind the number c of classes (at 1.5 c over at c − 1)": at_most(
-            1.0, classifier_drop, **paper(DROPS, "E.2.2")
+            1.0, classifier_drop, **DROPS
         ),
     }
 
 
-def lower_than_others(rows: list[Row]) -> float:
-    """Overlap at c − 1 of the layer with the early peak, over the smallest of the other layers of its network."""
-    early = early_layer.found(rows)[0]
-    nine = curves(network=early["network"], k=9).found(rows)
-    own = next(row["overlap"] for row in nine if row["layer"] == early["layer"])
-    return float(own / min(row["overlap"] for row in nine if row["layer"] != early["layer"]))
-
-
-#: The curve of fc2 of a fully connected network, and those with a delayed peak.
-early_layer = curves(layer="fc2", network=lambda network: network.startswith("F-"))
+#: The curves of a fully connected network, that of its fc2 and the others; and those with a delayed peak.
+dense = curves(network=lambda network: network.startswith("F-"))
+early_layer, other_layers = dense(layer="fc2"), dense(layer=lambda layer: layer != "fc2")
 delayed = curves.where(lambda row: row["network"].startswith("heavy") or row["layer"] in ("conv2", "conv7"))
 
 
@@ -118,10 +112,12 @@ class Figure12(OverlapFigure):
         "the overlap declines behind the early peak (at twice its place, over the peak)": at_most(
             1.0,
             early_layer.measure(lambda curve: relative_overlap(curve, 2 * early_place(curve), early_place(curve))),
-            **paper("a sharp decrease after dimension 9", "F.3.3"),
+            **SHARP_DECREASE,
         ),
         "the overlap there is lower than in the other layers (at c − 1, over the smallest of the others)": at_most(
-            1.0, lower_than_others, **paper("significantly lower than the other layers", "E.2.3")
+            1.0,
+            early_layer(k=9).only("overlap") / other_layers(k=9).min("overlap"),
+            **paper("significantly lower than the other layers", "E.2.3"),
         ),
         "with a heavy tail the peak lies beyond m (place of the peak over m)": at_least(
             1.3, places(delayed).min(), **paper("the peak dimension is larger than the output dimension", "E.2.3")
@@ -172,9 +168,7 @@ class Figure23(OverlapFigure):
             rows.by("network", "layer").each(level).reduce(farthest),
             **paper("approximately (t₁·t₂)² for all dimensions k <= m", "F.3.2"),
         ),
-        "it falls behind the number c of classes (at 1.5 c over at c − 1, the largest)": at_most(
-            1.0, classifier_drop, **paper(DROPS, "E.2.2")
-        ),
+        "it falls behind the number c of classes (at 1.5 c over at c − 1, the largest)": at_most(1.0, classifier_drop, **DROPS),
     }
 
 
@@ -290,9 +284,7 @@ class Figure25(OverlapFigure):
             **paper("a low peak at very small dimensions", "E.2.3 and F.3.3"),
         ),
         "behind it little is shared (overlap at m over that at nine)": at_most(
-            1.0,
-            outliers.measure(lambda curve: relative_overlap(curve, curve[0]["outputs"], 9)),
-            **paper("a sharp decrease after dimension 9", "F.3.3"),
+            1.0, outliers.measure(lambda curve: relative_overlap(curve, curve[0]["outputs"], 9)), **SHARP_DECREASE
         ),
         "a heavy tail delays the peak (place over m)": at_least(
             1.3, heavy_tail.measure(place), **paper("a delayed and flattened peak, later than the output dimension", "F.3.3")

@@ -166,8 +166,8 @@ class Figure18(NetworkStudy, Experiment):
         values = [{**row, "at": row["epoch"] + 1, "name": f"{row['i']}"} for row in shown]
         titles = {"input": "Input auto-correlation E[xxᵀ]", "output": "Output Hessian E[M]"}
         panels = [curves(select(values, factor=factor), "at", "value", title=title) for factor, title in titles.items()]
-        look = {"by": "name", "log": "xy", "labels": "direct", "xlabel": "epoch + 1", "ylabel": "eigenvalue over the largest"}
-        return draw_panels(*panels, **look)
+        look: dict[str, Any] = {"by": "name", "log": "xy", "labels": "direct", "xlabel": "epoch + 1"}
+        return draw_panels(*panels, **look, ylabel="eigenvalue over the largest")
 
 
 def _training(

@@ -86,12 +86,6 @@ def top_space(matrix: Tensor, k: int) -> Tensor:
     return vectors.flip(1)[:, :k]
 
 
-def rectified_autocorrelation(d: int) -> Tensor:
-    """E[xxᵀ]/d of rectified Gaussian inputs: 11ᵀ/(2πd) + (π − 1)/(2πd) I."""
-    ones = torch.ones(d, d, dtype=torch.float64)
-    return (ones + (math.pi - 1) * torch.eye(d, dtype=torch.float64)) / (2 * math.pi * d)
-
-
 def rectified_moments() -> dict[str, float]:
     """Mean, variance and fourth central moment of max(g, 0), g Gaussian, by quadrature."""
     from scipy.integrate import quad
@@ -163,7 +157,9 @@ def _logits(job: Mapping[str, Any]) -> Row:
 def _exact(job: Mapping[str, Any]) -> Row:
     """T4 to T6: what has a closed form."""
     d = job["d"]
-    values, vectors = torch.linalg.eigh(rectified_autocorrelation(d))
+    # E[xxᵀ]/d of rectified Gaussian inputs is 11ᵀ/(2πd) + (π − 1)/(2πd) I.
+    ones, identity = torch.ones(d, d, dtype=torch.float64), torch.eye(d, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh((ones + (math.pi - 1) * identity) / (2 * math.pi * d))
     rest = (math.pi - 1) / (2 * math.pi * d)
     first = 1 / (2 * math.pi) + rest
     generator = torch.Generator().manual_seed(job["seed"])
