@@ -254,15 +254,6 @@ class Reservoir:
 # States in, sums out: what an anchor probe keeps of a stream of hidden states, whose size does not grow with it.
 
 
-def _border(held_out: float, total: int, ends: Tensor | None) -> int:
-    """The number of the first position held out, one of `ends` if there are any within."""
-    cut = math.ceil((1 - held_out) * total)
-    inner = None if ends is None else ends[(ends > 0) & (ends < total)]
-    if inner is None or not len(inner) or not held_out:
-        return cut
-    return int(inner[(inner - cut).abs().argmin()])
-
-
 class ProbeStream:
     """Takes states (N, d) chunk by chunk; holds normal equations of two parts, running extremes and a sample of positions.
 
@@ -295,7 +286,10 @@ class ProbeStream:
         self.excluded = 0 if self.exclude is None else len(self.exclude)
         self.top = check_top(top, n, self.excluded)
         self.held_out, self.cap = held_out, cap
-        self.cut = None if total is None else _border(held_out, total, ends)
+        self.cut = None if total is None else math.ceil((1 - held_out) * total)
+        if total is not None and self.cut is not None and ends is not None and held_out:
+            inner = ends[(ends > 0) & (ends < total)]
+            self.cut = int(inner[(inner - self.cut).abs().argmin()]) if len(inner) else self.cut
         self.chunk = min(ROWS, max(1, LOGITS // n)) if chunk is None else chunk
         self._logits = weight.new_empty(0, n)  # one buffer for all chunks: fresh memory costs as much as the product
         self.train, self.test = NormalEquations(d, len(self.top)), NormalEquations(d, len(self.top))
@@ -307,13 +301,11 @@ class ProbeStream:
 
     def add(self, states: Tensor, targets: Tensor | None = None, places: Tensor | None = None) -> None:
         """States (N, d), the tokens (N,) that came there (−100: none), and their places (N,) in their windows."""
-        fresh = 0 if self.cut is not None else math.ceil((1 - self.held_out) * len(states))
-        border = max(0, self.cut - self.positions) if self.cut is not None else fresh
+        border = math.ceil((1 - self.held_out) * len(states)) if self.cut is None else max(0, self.cut - self.positions)
         for start in range(0, len(states), ROWS):
             part = slice(start, start + ROWS)
-            self._add(
-                states[part], None if targets is None else targets[part], None if places is None else places[part], border - start
-            )
+            words, where = (None if given is None else given[part] for given in (targets, places))
+            self._add(states[part], words, where, border - start)
 
     def _add(self, states: Tensor, targets: Tensor | None, places: Tensor | None, border: int) -> None:
         """One block; rows from `border` on are held out."""

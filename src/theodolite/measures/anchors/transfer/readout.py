@@ -179,18 +179,18 @@ def compare_readouts(
     after = shift_log_linear(model, shift if isinstance(shift, Tensor) else shift * noise)
     signs = torch.where(classes.cpu() > 0, 1.0, -1.0).double()
     views = _views(label_ids(labels, model.words), shift_anchor(anchor.detach().double()))
-    clean, shifted = [], []
+    outcomes = []
     for name, view in views.items():
         seen = view(before)
         score = _fitted_score(name, seen[train], signs[train], method)
-        clean.append(_outcome(score(seen)[test], signs[test]))
-        shifted.append(_outcome(score(view(after))[test], signs[test]))
+        outcomes.append([share for at in (seen, view(after)) for share in _outcome(score(at)[test], signs[test])])
+    accuracy, undecided, accuracy_shifted, undecided_shifted = zip(*outcomes, strict=True)
     return ReadoutComparison(
         names=tuple(views),
-        accuracy=tuple(right for right, _ in clean),
-        undecided=tuple(none for _, none in clean),
-        accuracy_shifted=tuple(right for right, _ in shifted),
-        undecided_shifted=tuple(none for _, none in shifted),
+        accuracy=accuracy,
+        undecided=undecided,
+        accuracy_shifted=accuracy_shifted,
+        undecided_shifted=undecided_shifted,
         trained_on=len(train),
         tested_on=len(test),
         seed=seed,
