@@ -219,9 +219,9 @@ def study_dictionary(
             learner = Learner(LearnerState.begin(first[None]), torch.zeros(0, dtype=torch.float64))
         learner = _learn(learner, *seen, settings, plan, keep or (lambda *_: None), progress)
         how = fields_of(settings, "sparsity hidden_fraction decoder selection penalty") | {"seed": plan.stream}
-        errors = [hidden_error(Y, learner.components, observed=there, **how) for Y, there in (unseen, seen)]
+        held, own = (hidden_error(Y, learner.components, observed=there, **how) for Y, there in (unseen, seen))
         usage = atom_usage(_codes(*seen, learner.components, settings), learner.components)
-        judged[objective] = Judged(learner, *errors, usage)
+        judged[objective] = Judged(learner, held, own, usage)
     return DictionaryStudy(
         main=plan.objectives[0],
         judged=judged,

@@ -168,13 +168,10 @@ def _gap(result: StabilityResult) -> Finding:
 
 def _verdict(result: StabilityResult) -> Finding:
     found = result.explanation
-    width = (found.delta_high - found.delta_low) / 2
-    measured = {
-        "value": found.delta_b if math.isfinite(found.delta_b) else None,
-        "error": width if math.isfinite(width) else None,
-    }
-    quantity = "Δb, exponent of stability minus that of the gap"
-    return _found("gap", found.verdict, found.sentence(), quantity=quantity, source=BOUND_SOURCE, headline=True, **measured)
+    numbers = {"value": found.delta_b, "error": (found.delta_high - found.delta_low) / 2}
+    measured: dict[str, Any] = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+    measured["quantity"] = "Δb, exponent of stability minus that of the gap"
+    return _found("gap", found.verdict, found.sentence(), source=BOUND_SOURCE, headline=True, **measured)
 
 
 def _distance(result: StabilityResult) -> Finding:

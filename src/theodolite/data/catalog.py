@@ -126,15 +126,10 @@ def _idx(name: str, title: str, terms: str, classes: tuple[str, ...], folder: st
 
 
 def _cifar(
-    count: int,
-    folder: str,
-    files: tuple[str, ...],
-    read: Callable[..., Any],
-    classes: tuple[str, ...],
-    whole: tuple[str, int],
-    subset: tuple[str, int],
+    count: int, folder: str, files: tuple[str, ...], read: Callable[..., Any], classes: tuple[str, ...], *sums: tuple[str, int]
 ) -> Entry:
-    """CIFAR-10 or CIFAR-100; `whole` and `subset` are the checksums and sizes of the archive and of the .npz."""
+    """CIFAR-10 or CIFAR-100; `sums` are the checksums and sizes of the archive and of the .npz."""
+    whole, subset = sums
     name, archive = f"cifar{count}", f"cifar-{count}-binary.tar.gz"
     unpacked = Form(tuple((file,) for file in files), read, own_folder=True)
     forms = (Form(((archive,),), read), unpacked, *_npz(name, (3, 32, 32), classes))

@@ -43,7 +43,8 @@ def check_top(top: int | Iterable[int] | None, vocabulary: int, excluded: int = 
         return tuple(k for k in default_top(vocabulary) if k + excluded < vocabulary)
     plain = top.tolist() if hasattr(top, "tolist") else top  # numbers and arrays of NumPy and torch
     given = list(plain) if isinstance(plain, Iterable) else [plain]
-    if not given or not all(_whole(k) for k in given):
+    real = all(isinstance(k, numbers.Real) and not isinstance(k, bool) for k in given)
+    if not given or not real or not all(float(k) >= 0 and float(k).is_integer() for k in given):
         raise ValueError(f"top must be one or more whole numbers of words to remove, 0 or more. Got {top!r}.")
     if max(given) + excluded >= vocabulary:
         more = f" and {excluded} excluded words" if excluded else ""
@@ -60,11 +61,6 @@ def check_one_top(top: int, vocabulary: int, excluded: int = 0) -> int:
     if top is None or len(found) != 1:
         raise ValueError(f"top must be one whole number of words to remove. Got {top!r}.")
     return found[0]
-
-
-def _whole(number: object) -> bool:
-    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
-    return real and float(number) >= 0 and float(number).is_integer()  # type: ignore[arg-type]
 
 
 def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int) -> Tensor | None:

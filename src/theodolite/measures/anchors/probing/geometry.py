@@ -52,12 +52,13 @@ class AnchorClusters(Result):
 
     def rows(self) -> list[Row]:
         shared = {"top": self.top, "joint_mse": self.joint_mse, "by": self.by, "seed": self.seed}
-        clusters = range(len(self.sizes))
-        at_start = [(self.places[self.membership == i] == 0).double() for i in clusters]  # of each position in its window
-        firsts = [float(first.mean()) if len(first) else 0.0 for first in at_start]
-        columns = {"cluster": clusters, "size": self.sizes, "mse": self.mse, "mean": self.mean, "variance": self.variance}
-        columns["first_places"] = firsts
-        return [{**{name: column[i] for name, column in columns.items()}, **shared} for i in clusters]
+        columns = {"size": self.sizes, "mse": self.mse, "mean": self.mean, "variance": self.variance}
+        rows: list[Row] = []
+        for i in range(len(self.sizes)):
+            starts = (self.places[self.membership == i] == 0).double()  # whether a position stands first in its window
+            firsts = float(starts.mean()) if len(starts) else 0.0
+            rows.append({"cluster": i, **{name: column[i] for name, column in columns.items()}, "first_places": firsts, **shared})
+        return rows
 
     def sentence(self) -> str:
         each = " and ".join(f"{mse:.3g} ({size} positions)" for mse, size in zip(self.mse, self.sizes, strict=True))

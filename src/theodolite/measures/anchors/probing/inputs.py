@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -247,9 +248,12 @@ def _parts(raw: Any, windows: Windows) -> Iterator[Any]:
     size = _samples(raw)
     tokens = any(_are_sequences(t) for _, t in named_tensors(raw))
     step = windows.batch_size if tokens else max(windows.batch_size, SAMPLES)
+
+    def cut(t: Tensor, start: int) -> Tensor:
+        return t[start : start + step] if t.ndim and len(t) == size else t
+
     for start in range(0, size, step):
-        part = slice(start, start + step)
-        yield map_tensors(lambda t, part=part: t[part] if t.ndim and len(t) == size else t, raw)
+        yield map_tensors(partial(cut, start=start), raw)
 
 
 def _reading(raw: Any, index: int, model: nn.Module, windows: Windows) -> Reading:
@@ -348,7 +352,6 @@ def context_length(model: nn.Module) -> int | None:
 def windows_for(
     model: nn.Module,
     tokenizer: Any = None,
-    *,
     context: int | None = None,
     stride: int | None = None,
     drop_first: int = 0,

@@ -246,10 +246,12 @@ def summarise(stream: ProbeStream, anchors: int, geometry: bool, seed: int, bega
     notes = (*notes, *_caveats(stream))
     sample = _Sample(*stream.sample.rows())
     numbers = _numbers(stream, sample)
+    vectors = numbers.pop("vectors")
+    columns: dict[str, Any] = {name: tuple(each.tolist()) for name, each in numbers.items()}
     return AnchorProbe(
         top=stream.top,
-        vectors=numbers.pop("vectors"),
-        **{name: tuple(each.tolist()) for name, each in numbers.items()},
+        vectors=vectors,
+        **columns,
         biased=stream.bias is not None,
         positions=stream.positions,
         held_out_positions=stream.test.rows,
@@ -431,16 +433,7 @@ def anchor_probe(
     if max_positions is not None and max_positions < 1:
         raise ValueError(f"max_positions must be 1 or more. Got {max_positions}.")
     model = unwrap(model)
-    windows = windows_for(
-        model,
-        tokenizer,
-        context=context,
-        stride=stride,
-        drop_first=drop_first,
-        batch_size=batch_size,
-        mask_token=mask_token,
-        every=every,
-    )
+    windows = windows_for(model, tokenizer, context, stride, drop_first, batch_size, mask_token, every)
     with left_as_found(model, "eval"), torch.no_grad(), _outside_embeddings(model):
         source = read(model, data, windows, tokenizer)
         readings = _placed(source, model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ LOGITS, SORTED, ROWS = 2**24, 2**21, 4096
 # Least squares over a stream: the Gram matrix and its right-hand sides, in float64, whatever the number of rows.
 
 
-@dataclass(eq=False)
 class NormalEquations:
     """Sums over rows h (d,) with targets y (K,); a constant column is added, which a fit may use or not.
 
@@ -43,26 +41,15 @@ class NormalEquations:
     ([[2.0], [1.0]], 0.0)
     """
 
-    dim: int
-    targets: int
-    rows: int = 0
-    reference: Tensor | None = None
-    gram: Tensor = field(init=False)  # (d + 1, d + 1)
-    cross: Tensor = field(init=False)  # (d + 1, K), with what the reference leaves, and so are the squares
-    squares: Tensor = field(init=False)  # (K,)
-    shift: Tensor | None = field(init=False, default=None)  # (K,), the first targets: far from 0 their variance would cancel
-    sums: Tensor = field(init=False)  # (2, K), of the targets less the shift and of the squares of that
-    low: Tensor = field(init=False)  # (K,)
-    high: Tensor = field(init=False)  # (K,)
-
-    def __post_init__(self) -> None:
-        size, count = self.dim + 1, self.targets
-        self.gram = torch.zeros(size, size, dtype=torch.float64)
-        self.cross = torch.zeros(size, count, dtype=torch.float64)
-        self.squares = torch.zeros(count, dtype=torch.float64)
-        self.sums = torch.zeros(2, count, dtype=torch.float64)
-        self.low = torch.full((count,), torch.inf, dtype=torch.float64)
-        self.high = torch.full((count,), -torch.inf, dtype=torch.float64)
+    def __init__(self, dim: int, targets: int, rows: int = 0, reference: Tensor | None = None) -> None:
+        self.dim, self.targets, self.rows, self.reference = dim, targets, rows, reference
+        self.gram = torch.zeros(dim + 1, dim + 1, dtype=torch.float64)
+        self.cross = torch.zeros(dim + 1, targets, dtype=torch.float64)  # with what the reference leaves, and so are the squares
+        self.squares = torch.zeros(targets, dtype=torch.float64)
+        self.shift: Tensor | None = None  # (K,), the first targets: far from 0 their variance would cancel
+        self.sums = torch.zeros(2, targets, dtype=torch.float64)  # of the targets less the shift and of the squares of that
+        self.low = torch.full((targets,), torch.inf, dtype=torch.float64)
+        self.high = torch.full((targets,), -torch.inf, dtype=torch.float64)
 
     def update(self, states: Tensor, values: Tensor) -> None:
         """Add rows: states (N, d) and values (N, K)."""
@@ -153,7 +140,7 @@ class NormalEquations:
     @property
     def memory(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in (getattr(self, f.name) for f in fields(self)) if isinstance(t, Tensor))
+        return sum(held.nbytes for held in vars(self).values() if isinstance(held, Tensor))
 
 
 def _with_constant(states: Tensor) -> Tensor:
@@ -200,7 +187,7 @@ class Reservoir:
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size, self.seen = size, 0
         self._generator = torch.Generator().manual_seed(seed)
-        self._keys = torch.empty(size, dtype=torch.float64)
+        self._keys = torch.empty(0, dtype=torch.float64)
         self._held: list[Tensor] = []
 
     def __len__(self) -> int:
@@ -213,42 +200,26 @@ class Reservoir:
 
     def offer(self, *parts: Tensor) -> None:
         """Let N more rows try for a place."""
-        count = len(parts[0])
-        keys = torch.rand(count, generator=self._generator, dtype=torch.float64)
-        self._grow(len(self) + count, parts)
-        free = min(self.size - len(self), count)
-        self._put(torch.arange(len(self), len(self) + free), torch.arange(free), keys, parts)
-        self.seen += count
-        if free < count:
-            self._replace(torch.arange(free, count), keys, parts)
-
-    def _replace(self, rows: Tensor, keys: Tensor, parts: tuple[Tensor, ...]) -> None:
-        """Rows whose keys are below the largest held take the places of those."""
-        rows = rows[keys[rows] < self._keys.max()]
-        order = torch.cat([self._keys, keys[rows]]).argsort()
-        leaving, entering = order[self.size :], order[: self.size]
-        places, chosen = leaving[leaving < self.size], entering[entering >= self.size] - self.size
-        self._put(places, rows[chosen], keys, parts)
-
-    def _grow(self, rows: int, parts: tuple[Tensor, ...]) -> None:
-        """Room for so many rows, up to the size, doubling: short streams stay cheap."""
-        room = len(self._held[0]) if self._held else 0
-        if room >= min(rows, self.size):
-            return
-        new = min(max(rows, 2 * room), self.size)
-        held = self._held or [part[:0] for part in parts]
-        self._held = [
-            torch.cat([old, part.new_empty(new - room, *part.shape[1:])]) for old, part in zip(held, parts, strict=True)
-        ]
-
-    def _put(self, places: Tensor, rows: Tensor, keys: Tensor, parts: tuple[Tensor, ...]) -> None:
-        self._keys[places] = keys[rows]
-        for held, part in zip(self._held, parts, strict=True):
-            held[places.to(held.device)] = part[rows.to(part.device)]
+        keys = torch.rand(len(parts[0]), generator=self._generator, dtype=torch.float64)
+        free = self.size - len(self)
+        if free:
+            held = self._held or [part[:0] for part in parts]
+            self._held = [torch.cat([old, part[:free]]) for old, part in zip(held, parts, strict=True)]
+            self._keys = torch.cat([self._keys, keys[:free]])
+        self.seen += len(keys)
+        if free < len(keys):  # rows whose keys are below the largest held take the places of those
+            rows = torch.arange(free, len(keys))
+            rows = rows[keys[rows] < self._keys.max()]
+            order = torch.cat([self._keys, keys[rows]]).argsort()
+            leaving, entering = order[self.size :], order[: self.size]
+            places, rows = leaving[leaving < self.size], rows[entering[entering >= self.size] - self.size]
+            self._keys[places] = keys[rows]
+            for old, part in zip(self._held, parts, strict=True):
+                old[places.to(old.device)] = part[rows.to(part.device)]
 
     def rows(self) -> tuple[Tensor, ...]:
         """The sample, one tensor (at most `size`, ...) per part."""
-        return tuple(held[: len(self)].clone() for held in self._held)
+        return tuple(held.clone() for held in self._held)
 
 
 # States in, sums out: what an anchor probe keeps of a stream of hidden states, whose size does not grow with it.

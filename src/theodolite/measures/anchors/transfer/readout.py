@@ -178,12 +178,19 @@ def compare_readouts(
     before = shift_log_linear(model, train_shift * noise)
     after = shift_log_linear(model, shift if isinstance(shift, Tensor) else shift * noise)
     signs = torch.where(classes.cpu() > 0, 1.0, -1.0).double()
-    views = _views(label_ids(labels, model.words), shift_anchor(anchor.detach().double()))
+    ids, wide = label_ids(labels, model.words), shift_anchor(anchor.detach().double())
+    views: dict[str, Callable[[LogLinear], Tensor]] = {  # what each read-out sees of a model: features (contexts, k)
+        "anchored": lambda m: anchored_logits(m, wide, ids),
+        "raw logits": lambda m: m.states @ m.weight[ids].mT,
+        "log-probabilities": lambda m: m.states @ m.weight[ids].mT - m.log_partition()[:, None],
+        "state": lambda m: torch.cat([m.states, m.states.new_ones(m.contexts, 1)], dim=1),
+    }
     outcomes = []
     for name, view in views.items():
         seen = view(before)
         score = _fitted_score(name, seen[train], signs[train], method)
-        outcomes.append([share for at in (seen, view(after)) for share in _outcome(score(at)[test], signs[test])])
+        scores = [score(at)[test] * signs[test] for at in (seen, view(after))]
+        outcomes.append([float(part.double().mean()) for each in scores for part in (each > 0, each == 0)])
     accuracy, undecided, accuracy_shifted, undecided_shifted = zip(*outcomes, strict=True)
     return ReadoutComparison(
         names=tuple(views),
@@ -197,27 +204,12 @@ def compare_readouts(
     )
 
 
-def _views(ids: Tensor, anchor: Tensor) -> dict[str, Callable[[LogLinear], Tensor]]:
-    """What each read-out sees of a model: features (contexts, k)."""
-    return {
-        "anchored": lambda m: anchored_logits(m, anchor, ids),
-        "raw logits": lambda m: m.states @ m.weight[ids].mT,
-        "log-probabilities": lambda m: m.states @ m.weight[ids].mT - m.log_partition()[:, None],
-        "state": lambda m: torch.cat([m.states, m.states.new_ones(m.contexts, 1)], dim=1),
-    }
-
-
 def _fitted_score(name: str, features: Tensor, signs: Tensor, method: Method) -> Callable[[Tensor], Tensor]:
     """Features → f, fitted: thresholded units, or a regression on the whole state."""
     if name != "state":
         return fit_readout(features, signs, method=method).score
     coefficients = logistic_regression(features, signs)
     return lambda seen: seen @ coefficients
-
-
-def _outcome(scores: Tensor, signs: Tensor) -> tuple[float, float]:
-    """Shares of contexts classified right and left undecided."""
-    return float((scores * signs > 0).double().mean()), float((scores == 0).double().mean())
 
 
 def _two_classes(features: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
