@@ -11,6 +11,7 @@ from typing import Any
 from theodolite import plots
 from theodolite.analyses.dictionary_study import DictionaryStudy, Judged
 from theodolite.analyses.page import Findings, labels, write_analysis
+from theodolite.measures.dictionary import DictionaryChoice
 from theodolite.report import Section
 from theodolite.results import Finding, Row, Severity, number
 
@@ -48,7 +49,7 @@ def write_dictionary(
     """Write a study as a self-contained page; the page's place and its findings, the weightiest first."""
     sections = [
         _prediction_section(study),
-        *_choice_section(study),
+        *map(_choice_section, [study.choice] if study.choice else []),
         _atoms_section(study, patch_shape, feature_names),
         _usage_section(study),
         _learning_section(study),
@@ -165,9 +166,9 @@ def _rest(main: Judged) -> list[Finding]:
     if tenth < 2:
         return []
     before, last = float(losses[-2 * tenth : -tenth].mean()), float(losses[-tenth:].mean())
-    if not before > 0 or (before - last) / before < FALLING:
+    fall = (before - last) / before if before > 0 else 0.0
+    if fall < FALLING:
         return []
-    fall = (before - last) / before
     text = f"The loss was still falling when learning ended: by {fall:.0%} over the last {tenth} of {len(losses)} passes."
     advice = f"--resume --epochs {2 * len(losses)} goes on from here."
     return [_found("learning", "still learning", text, advice=advice, quantity="fall of the loss", value=fall)]
@@ -219,21 +220,18 @@ def _prediction_section(study: DictionaryStudy) -> Section:
     )
 
 
-def _choice_section(study: DictionaryStudy) -> list[Section]:
-    if study.choice is None:
-        return []
-    section = Section(
+def _choice_section(choice: DictionaryChoice) -> Section:
+    return Section(
         name="choice",
         title="The size",
         question="How many atoms, and how many per signal?",
-        svg=plots.to_svg(plots.plot_dictionary_choice(study.choice.rows()), prefix="choice"),
-        rows=study.choice.rows(),
+        svg=plots.to_svg(plots.plot_dictionary_choice(choice.rows()), prefix="choice"),
+        rows=choice.rows(),
         how=(
             "Every size was learned from the same signals and judged on the same held-out ones; the lowest error on hidden "
             "coordinates was taken. The error of reconstruction falls with every atom and cannot choose."
         ),
     )
-    return [section]
 
 
 def _atoms_section(study: DictionaryStudy, shape: Sequence[int] | None, names: Sequence[str] | None) -> Section:

@@ -39,7 +39,15 @@ def exhaustive_codes(signals: Array, dictionary: Array, k: int, *, visible: Arra
 def exhaustive_search(signals: Array, dictionary: Array, k: int, *, visible: Array | None = None) -> SparseCodes:
     """`exhaustive_codes` as supports and values, without the zeros."""
     y, atoms = as_pair("signals", signals, "dictionary", dictionary)
-    _require_feasible(len(y), atoms.shape, k)
+    p, d = atoms.shape
+    if not 1 <= k <= min(p, d):
+        raise ValueError(f"k must lie between 1 and {min(p, d)}, the smaller of the numbers of atoms and coordinates. Got {k}.")
+    supports = math.comb(p, k)
+    if supports * len(y) * k > MAX_PRODUCTS or (k > 1 and supports > MAX_SUPPORTS):
+        raise ValueError(
+            f"There are {supports:.3g} supports of {k} of {p} atoms, too many to try for {len(y)} signals; "
+            "use orthogonal_matching_pursuit, or fewer signals, atoms or non-zeros."
+        )
     if visible is None:
         return _search(y, atoms, k)
     seen = as_visible(visible, (len(y), y.shape[1])).to(y.device)
@@ -53,18 +61,6 @@ def exhaustive_search(signals: Array, dictionary: Array, k: int, *, visible: Arr
         codes = _search(y[mine][:, mask], atoms[:, mask], k)
         support[mine], values[mine] = codes.support, codes.values
     return SparseCodes(support, values)
-
-
-def _require_feasible(n: int, shape: torch.Size, k: int) -> None:
-    p, d = shape
-    if not 1 <= k <= min(p, d):
-        raise ValueError(f"k must lie between 1 and {min(p, d)}, the smaller of the numbers of atoms and coordinates. Got {k}.")
-    supports = math.comb(p, k)
-    if supports * n * k > MAX_PRODUCTS or (k > 1 and supports > MAX_SUPPORTS):
-        raise ValueError(
-            f"There are {supports:.3g} supports of {k} of {p} atoms, too many to try for {n} signals; "
-            "use orthogonal_matching_pursuit, or fewer signals, atoms or non-zeros."
-        )
 
 
 def _search(y: Tensor, atoms: Tensor, k: int) -> SparseCodes:

@@ -257,10 +257,11 @@ class ProbeStream:
         self.excluded = 0 if self.exclude is None else len(self.exclude)
         self.top = check_top(top, n, self.excluded)
         self.held_out, self.cap = held_out, cap
-        self.cut = None if total is None else math.ceil((1 - held_out) * total)
-        if total is not None and self.cut is not None and ends is not None and held_out:
-            inner = ends[(ends > 0) & (ends < total)]
-            self.cut = int(inner[(inner - self.cut).abs().argmin()]) if len(inner) else self.cut
+        self.cut: int | None = None
+        if total is not None:
+            cut = math.ceil((1 - held_out) * total)
+            within = [end for end in ([] if ends is None else ends.tolist()) if 0 < end < total]
+            self.cut = min(within, key=lambda end: abs(end - cut)) if within and held_out else cut
         self.chunk = min(ROWS, max(1, LOGITS // n)) if chunk is None else chunk
         self._logits = weight.new_empty(0, n)  # one buffer for all chunks: fresh memory costs as much as the product
         self.train, self.test = NormalEquations(d, len(self.top)), NormalEquations(d, len(self.top))
