@@ -1,8 +1,9 @@
-"""The tangent kernel in training above the critical rate: the rate by it, its top eigenvector, and what it has learnt."""
+"""The tangent kernel around the critical rate: the rate by it, its eigenvalues, its top eigenvector, and what it has learnt."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from operator import truediv
 from statistics import fmean
 from typing import Any
@@ -10,17 +11,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments import Experiment, Figure, Study, at_least, at_most, measured, rows, sizes
+from theodolite.data.generators import mixture_1d
+from theodolite.experiments import Experiment, Figure, Study, at_least, at_most, between, equal, measured, rows, sizes
 from theodolite.experiments.catapult.sweeps import NAMES, network, panel, panel_title
+from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.datasets import two_classes
-from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, log_log, melted, split, titled
+from theodolite.experiments.lab.panels import (
+    Panel,
+    curves,
+    draw_columns,
+    draw_panels,
+    labelled,
+    log_log,
+    melted,
+    split,
+    titled,
+)
 from theodolite.experiments.query import Column, Value, select
 from theodolite.experiments.study import grid
-from theodolite.measures.dynamics import critical_learning_rate
+from theodolite.measures.dynamics import classify_run, critical_learning_rate
 from theodolite.measures.kernel import quadratize
-from theodolite.measures.quadratic_models import descend, gated_kernel
+from theodolite.measures.quadratic_models import class_eigenvalues, descend, gated_kernel, sign_classes
 from theodolite.measures.quadratic_models.models import gates, top_direction
+from theodolite.models import ntk_fcn
 from theodolite.operators import tangent_kernel
 from theodolite.problem import Problem
 from theodolite.results import Row
@@ -72,6 +86,189 @@ class CriticalRate(Experiment):
         shown = [{**row, "distance": abs(row["ratio"] - 1)} for row in rows]
         label = "|η_crit(kernel) / η_crit(Hessian) − 1|"
         return draw_panels(log_log(shown, "width", "distance", guides=(-0.5,), ylabel=label), size=(5.0, 3.8))
+
+
+# Its two eigenvalues on a line: quadratic model and network at learning rates around two thresholds
+
+#: Learning rates in units of the first threshold n/λ₁(0); "between" is the middle of both thresholds.
+RATES = (0.8, 0.98, "between", 1.1, 1.3, 1.6, 1.9, 2.1)
+
+
+class Line(Study):
+    """Gradient descent at all rates of `RATES`, by the quadratic model (`frozen` gates) or by the network."""
+
+    frozen: bool
+    #: Seeds of starts whose thresholds are at least 3 % apart, so that there is a between: of the first starts, 0 and 1 have
+    #: thresholds 0.5 % and 3.1 % apart; the source's are 5 % apart.
+    sizes = sizes(
+        width=5000,
+        points=128,
+        steps=500,
+        direct_steps=30,
+        tiny={"seeds": (3,), "steps": 250, "direct_steps": 12},
+        laptop={"seeds": (1, 2, 3)},
+        paper={"seeds": (1, 2, 3, 4, 6), "steps": 2000},
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        yield from grid(p, "width", "points", "steps", part=["runs"], seed=p.seeds)
+        yield from grid(p.but(steps=p.direct_steps), "width", "points", "steps", part=["direct"], seed=p.seeds[:1])
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        net: Any = ntk_fcn(1, job["width"], 2, init="ntk_sign", seed=job["seed"]).double()
+        u, v = net.fc1.weight.detach(), net.fc2.weight.detach()[0]
+        x, y = mixture_1d(job["points"], seed=job["seed"], dtype=torch.float64)
+        classes, n = sign_classes(x, y), len(x)
+        values, order = class_eigenvalues(u, v, u, classes).sort(descending=True)
+        edges = 2 / values
+        # Descent on the two effective examples, exact for both models.
+        of_pair = partial(descend, u, v, classes.inputs, classes.targets, steps=job["steps"])
+        if job["part"] == "direct":
+            rate = 1.3 * edges[0]
+            whole, pair = descend(u, v, x, y, rate, job["steps"], frozen=self.frozen), of_pair(rate, frozen=self.frozen)
+            gap = (whole.loss / (pair.loss + classes.floor) - 1).abs().max()
+            kernel_gap = (whole.kernel_norm / pair.kernel_norm - 1).abs().max()
+            yield {"kind": "direct", "gap": float(torch.maximum(gap, kernel_gap)), "seed": job["seed"]}
+            return
+        first, second = (edges * n / 2).tolist()
+        yield {"kind": "threshold", "first": first, "second": second, "gap": second / first - 1, "seed": job["seed"]}
+        rates = torch.stack([edges.mean() if at == "between" else float(at) * edges[0] for at in RATES])
+        found = of_pair(rates, frozen=self.frozen)
+        twin = found if self.frozen else of_pair(rates, frozen=True)
+        for run, at in enumerate(RATES):
+            eigenvalues, of_twin = (each.kernel[:, run].diagonal(dim1=-2, dim2=-1)[:, order] for each in (found, twin))
+            ratio_1, ratio_2 = (eigenvalues[-1] / eigenvalues[0]).tolist()
+            loss = (found.loss[:, run] + classes.floor) * 2 / n
+            shared = {"at": str(at), "rate": float(rates[run]) * n / 2, "seed": job["seed"]}
+            ends = {"ratio_1": ratio_1, "ratio_2": ratio_2, "twin_1": float(of_twin[-1, 0] / of_twin[0, 0])}
+            word = classify_run(loss.tolist(), kernel=eigenvalues[:, 0].tolist())
+            yield {"kind": "run", **shared, **ends, "peak": float(loss.nan_to_num(nan=torch.inf).max()), "word": word}
+            for step in (*range(min(60, len(loss))), *range(60, len(loss), 10)):
+                lambda_1, lambda_2 = eigenvalues[step].tolist()
+                losses = {"step": step, "loss": float(loss[step]), "lambda_1": lambda_1, "lambda_2": lambda_2}
+                yield {"kind": "step", **shared, **losses}
+
+
+#: A rate is asked for so that runs without numbers convince nobody.
+on_line = rows(kind="run", rate=lambda rate: rate > 0)
+below, middle, above = on_line(at=["0.8", "0.98"]), on_line(at="between"), on_line(at=["1.3", "1.6", "1.9"])
+#: Up to 1.3 times the threshold: λ₁(end)/λ₁(0) and that of the quadratic model.
+near = on_line(at=["0.8", "0.98", "between", "1.1", "1.3"])
+distance = abs(near["ratio_1"] - near["twin_1"])
+
+THRESHOLDS = {
+    text: between(0.33, 0.46, rows(kind="threshold")[which].mean_and_range(), reported=reported)
+    for text, which, reported in (
+        ("first threshold n/λ₁(0) for the mean of squares, mean over the starts", "first", 0.37),
+        ("second threshold n/λ₂(0), mean over the starts", "second", 0.39),
+    )
+}
+EXACT = at_most(
+    1e-8,
+    "two effective examples stand for all points (largest relative distance of loss and kernel)",
+    rows(kind="direct").max("gap"),
+    **zhu("equality", "Proposition B.11.1", "theory"),
+)
+
+
+def around_thresholds(**fails: str) -> Claims:
+    """What both models do below and between the thresholds; sizes at which the first and the last of it fail."""
+    return {
+        "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)": at_most(
+            0.01, below.change("ratio_1").max(), says="nearly constant", fails=fails
+        ),
+        "between the thresholds λ₁ falls (smallest share lost)": at_least(0.005, 1 - middle.max("ratio_1"), says="λ₁ decreases"),
+        "between the thresholds λ₂ does not (largest change)": at_most(
+            0.003, middle.change("ratio_2").max(), says="only λ₁ decreases", fails=fails
+        ),
+    }
+
+
+class LineFigure(Figure):
+    """Losses, both eigenvalues, and where they end, against the rate."""
+
+    def draw(self, rows: list[Row]) -> Any:
+        first = select(rows, seed=min(row["seed"] for row in rows))
+        runs, [edges] = select(first, kind="run"), select(first, kind="threshold")
+        kept = [row["at"] for row in runs if row["word"] != "divergent"]
+        steps = labelled(select(first, kind="step", at=kept, step=lambda step: step <= 150), η="{rate:.3f}")
+        falls = [{**row, "rate": row["rate"] / edges["first"]} for row in runs]
+        falls = melted(falls, {"ratio_1": "λ₁", "ratio_2": "λ₂"}, "ratio", "eigenvalue")
+        in_time = partial(curves, steps, "step", by="η", markers=False)
+        loss = in_time("loss", labels="legend", log="y", ylabel="training loss").legend(title="η", fontsize=7, ncols=2)
+        ends = curves(falls, "rate", "ratio", by="eigenvalue", xlabel="η / (n/λ₁(0))", ylabel="at the end / at the start")
+        return draw_panels(
+            loss,
+            in_time("lambda_1", labels="none", ylabel="λ₁(t)").set(ylim=(0, None)),
+            in_time("lambda_2", labels="none", ylabel="λ₂(t)").set(ylim=(0, None)),
+            ends.set(ylim=(0, 1.25)).line(x=1.0, label="n/λ₁").line(x=edges["second"] / edges["first"], label="n/λ₂"),
+            size=(4.4, 3.1),
+        )
+
+
+class Figure33(LineFigure):
+    """Quadratic models on points of a line: below two thresholds the kernel stays, above each of them an eigenvalue falls.
+
+    128 points from N(±2, 1) with labels ±1, the quadratic model of a two-layer ReLU network of width 5000, gradient descent.
+    The tangent kernel has two eigenvalues, one for each sign of the inputs. Points of one sign act exactly as one example, so
+    descent runs on two effective examples; a run on all points confirms it.
+    """
+
+    study, item, where = Line(frozen=True), "zhu-2024 Figure 3.3", "section 3.3 and appendix B.14"
+    departs = (
+        "The printed critical values 2/λ₁ = 0.37 and 2/λ₂ = 0.39 are n/λ: they belong to the mean of squares, not to the ½ sum "
+        "of chapter 3, with which they would be 0.006. Rates of the curves are not stated; ours are multiples of n/λ₁."
+    )
+    claims = (
+        THRESHOLDS,
+        around_thresholds(),
+        {
+            "above both, from 1.3 on, λ₁ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_1"), says="decreases"),
+            "above both, from 1.3 on, λ₂ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_2"), says="decreases"),
+            "from 1.1 to 1.9 all runs catapult (share)": equal(
+                1.0, on_line(at=["1.1", "1.3", "1.6", "1.9"]).share(word="catapult"), says="catapult"
+            ),
+            "at 2.1 times the first threshold the model diverges (share)": equal(
+                1.0, on_line(at="2.1").share(word="divergent"), **zhu("divergence above 4/λ₁", "appendix B.11")
+            ),
+        },
+        EXACT,
+    )
+
+
+#: The network leaves its quadratic model from 1.25 times the threshold on; its gates move a little before.
+GATES_MOVE = "the gates of the network move a little below the threshold, and it leaves its quadratic model from 1.25 times it on"
+
+
+class FigureB1(LineFigure):
+    """Networks on points of a line: the eigenvalues of the kernel behave as those of the quadratic model.
+
+    The setting of Figure 3.3 with the two-layer ReLU network itself, whose gates move.
+    """
+
+    study, item, where = Line(frozen=False), "zhu-2024 Figure B.1", "appendix B.14"
+    departs = "Rates are those of the mean of squares, as in Figure 3.3; those of the curves are not stated."
+    claims = (
+        THRESHOLDS,
+        # Bounds as for the quadratic model; five starts: 0.012 below the threshold, up to 0.015 between.
+        around_thresholds(tiny=GATES_MOVE),
+        {
+            "at 1.3 both fall (smaller share lost)": at_least(
+                0.1, 1 - on_line(at="1.3").column(lambda row: max(row["ratio_1"], row["ratio_2"])).max(), says="both decrease"
+            ),
+            "up to 1.3 times the threshold λ₁ ends where the quadratic model's does (largest relative distance)": at_most(
+                0.2, (distance / near["twin_1"]).max(), says="almost the same", fails={"tiny": GATES_MOVE}
+            ),
+            "the same distance over the λ₁ at which both begin": measured(distance.max()),
+            "at 1.9 times the first threshold the network still catapults (share)": measured(
+                on_line(at="1.9").share(word="catapult")
+            ),
+            "at 2.1 times, where the quadratic model diverges, it does too (share)": measured(
+                on_line(at="2.1").share(word="divergent")
+            ),
+        },
+        EXACT,
+    )
 
 
 # The kernel after training
@@ -233,17 +430,13 @@ def descend_along_top(model: nn.Module, x: Tensor, y: Tensor, ratio: float, step
     kernel, residual, gradient = _look(model, x, y, weights)
     rate = ratio * 2 / float(torch.linalg.eigvalsh(kernel)[-1])
     for step in range(steps + 1):
-        loss = 0.5 * float(residual.square().sum())
-        if step == steps:
-            p = torch.linalg.eigh(kernel).eigenvectors[:, -1]
-            yield {"step": step, "loss": loss, "along": 0.5 * float((p @ residual) ** 2), "rho_f": None, "rho_K": None}
-            return
         with torch.no_grad():
             for w, g in zip(weights, gradient, strict=True):
                 w.sub_(rate * g)
         next_kernel, next_residual, gradient = _look(model, x, y, weights)
         found = top_direction(kernel, next_kernel, residual, next_residual, rate)
-        bends = {"rho_f": float(found.rho_f), "rho_K": float(found.rho_K)}
+        loss = 0.5 * float(residual.square().sum())
+        bends = {"rho_f": float(found.rho_f), "rho_K": float(found.rho_K)} if step < steps else {"rho_f": None, "rho_K": None}
         yield {"step": step, "loss": loss, "along": float(found.share) * loss, **bends}
         kernel, residual = next_kernel, next_residual
 
