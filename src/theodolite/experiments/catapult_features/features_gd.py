@@ -12,7 +12,7 @@ from torch import Tensor
 
 from theodolite.experiments import Figure, at_least, at_most, rows, sizes
 from theodolite.experiments.catapult_features import tasks
-from theodolite.experiments.catapult_features.stacked_training import Raises, critical_rate, descend_with_raises
+from theodolite.experiments.catapult_features.stacked_networks import Raises, critical_rate, descend_with_raises
 from theodolite.experiments.catapult_features.tasks import LOWEST, Setting, TaskStudy, judged, prepare, score_of
 from theodolite.experiments.claims import Claim, Claims
 from theodolite.experiments.lab import zhu

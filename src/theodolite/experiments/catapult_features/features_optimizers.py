@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from theodolite.experiments import Experiment, Figure, Measured, Params, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import squared_error
-from theodolite.experiments.catapult_features.stacked_training import UNTIL, Feed, History, critical_rate, train
+from theodolite.experiments.catapult_features.stacked_networks import UNTIL, History, batches, critical_rate, train
 from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, judged, prepare, score_of, setting_of, settings
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, heatmap, scatter, split, titled
@@ -252,10 +253,10 @@ class AGOPPenalty(Experiment):
         start = prepare(Setting(**job["setting"]), [job["seed"]])
         rate = 0.5 * float(critical_rate(start.networks, start.splits.train.x))
         model, splits = start.networks.model(0), start.splits
-        feed, best = Feed(splits.train, job["batch"], [job["seed"]]), (math.inf, copy.deepcopy(model))
+        best = (math.inf, copy.deepcopy(model))
         parts = [(points.x[0], points.y[0]) for points in (splits.train, splits.validation, splits.test)]
-        for step in range(job["steps"]):
-            x, y = feed.next()
+        feed = batches(splits.train, job["batch"], [job["seed"]])
+        for step, (x, y) in enumerate(itertools.islice(feed, job["steps"])):
             _penalised_step(model, x[0], y[0], rate, job["strength"])
             if (step + 1) % CHECK == 0:
                 loss, validation = squared_error(model, *parts[0]), squared_error(model, *parts[1])

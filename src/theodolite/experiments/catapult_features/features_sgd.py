@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from theodolite.experiments import Figure, Params, at_least, at_most, equal, rows, within
 from theodolite.experiments.catapult_features import tasks
-from theodolite.experiments.catapult_features.stacked_training import critical_rate, train
+from theodolite.experiments.catapult_features.stacked_networks import critical_rate, train
 from theodolite.experiments.catapult_features.tasks import LOWEST, Setting, TaskStudy, judged, prepare, score_of, setting_of
 from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab.panels import Panel as Drawing

@@ -13,8 +13,7 @@ from theodolite import data, training
 from theodolite.data.generators import rank_k_targets, two_class_images
 from theodolite.experiments import Study, rows
 from theodolite.experiments.catapult_features.runs import plain_network
-from theodolite.experiments.catapult_features.stacked_networks import StackedNetworks
-from theodolite.experiments.catapult_features.stacked_training import History, Points, Splits
+from theodolite.experiments.catapult_features.stacked_networks import History, Points, Splits, StackedNetworks
 from theodolite.experiments.claims import SIZES
 from theodolite.experiments.lab.datasets import Source, joined, load_or
 from theodolite.experiments.study import Computation
