@@ -139,7 +139,7 @@ def trained(
 ) -> Iterator[Row]:
     """The rows of a run of SGD in batches of a quarter of the points, until a loss of 1e-3."""
     sample = runs.points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
-    model = runs.network(job["kind"], tuple(sample.x.shape[1:]), 1, job["widths"], seed=job["seed"])
+    model = runs.network(job["kind"], sample.shape, 1, job["widths"], seed=job["seed"])
     problem = Problem(model, nn.MSELoss(), (sample.x, sample.y), check=False)
     batch = job["n"] // 4
     settings = {"steps": job["steps"], "batch_size": batch, "ranks": ranks, "until": 1e-3, "seed": job["seed"]}

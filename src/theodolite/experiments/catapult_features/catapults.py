@@ -88,8 +88,7 @@ class PanelRuns(Study):
         panel, seed = Panel(**job["panel"]), job["seed"]
         drawn = {name: job[name] for name in ("side", "dim", "classes", "source")}
         sample = points(panel.data, job["n"], **drawn, seed=seed)
-        shape = tuple(sample.x.shape[1:])
-        model = network(panel.kind, shape, sample.outputs, job["widths"], default=panel.default, seed=seed)
+        model = network(panel.kind, sample.shape, sample.outputs, job["widths"], default=panel.default, seed=seed)
         settings = {name: job[name] for name in ("steps", "batch_size", "ranks", "until")}
         shared = {"panel": panel.title, "kind": panel.kind, "ratio": panel.ratio, "data": sample.origin, "seed": seed}
         for row in descend(model, sample, panel.rate, seed=seed, **settings):
@@ -392,7 +391,7 @@ class Figure44(Experiment):
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         sample = points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
-        model = network(job["kind"], tuple(sample.x.shape[1:]), 1, job["widths"], seed=job["seed"])
+        model = network(job["kind"], sample.shape, 1, job["widths"], seed=job["seed"])
         start = copy.deepcopy(model)
         data = (sample.x, sample.y)
         first = critical_learning_rate(Problem(model, nn.MSELoss(), data), by="kernel", progress=False).value
