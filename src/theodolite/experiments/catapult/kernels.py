@@ -17,17 +17,7 @@ from theodolite.experiments.catapult.sweeps import NAMES, network, panel, panel_
 from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.datasets import two_classes
-from theodolite.experiments.lab.panels import (
-    Panel,
-    curves,
-    draw_columns,
-    draw_panels,
-    labelled,
-    log_log,
-    melted,
-    split,
-    titled,
-)
+from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log, melted, split, titled
 from theodolite.experiments.query import Column, Value, select
 from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import classify_run, critical_learning_rate

@@ -21,17 +21,8 @@ from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.experiments.study import grid
+from theodolite.measures import quadratic_models as quadratic
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.quadratic_models import (
-    Orbit,
-    descend,
-    displacement,
-    gated_kernel,
-    gated_output,
-    largest_rate,
-    one_example,
-    unit_sigma,
-)
 from theodolite.measures.quadratic_models.models import gates
 from theodolite.models import ntk_fcn
 from theodolite.results import Row
@@ -57,10 +48,10 @@ def draw_networks(m: int, draws: int, seed: int, d: int = 1) -> Start:
     v = torch.randint(0, 2, (draws, m), generator=generator).double() * 2 - 1
     x = torch.ones(1, d, dtype=torch.float64)
     gate = gates(u, x)
-    return Start(u, v, x, gated_output(u, v, gate, x)[:, 0], gated_kernel(u, v, gate, x)[:, 0, 0])
+    return Start(u, v, x, quadratic.gated_output(u, v, gate, x)[:, 0], quadratic.gated_kernel(u, v, gate, x)[:, 0, 0])
 
 
-def draw_quadratic(draws: int, gamma: float, seed: int) -> tuple[Tensor, Callable[..., Orbit]]:
+def draw_quadratic(draws: int, gamma: float, seed: int) -> tuple[Tensor, Callable[..., quadratic.Orbit]]:
     """General quadratic models at one example: kernels ‖φ + γΣw‖² (draws) at their start, and their descent by rate and steps.
 
     φ is a random unit vector of 100 entries, Σ = diag(±1), w ~ N(0, I).
@@ -71,10 +62,10 @@ def draw_quadratic(draws: int, gamma: float, seed: int) -> tuple[Tensor, Callabl
     signs = torch.randint(0, 2, (draws, 100), generator=generator).double() * 2 - 1
     output = (w * phi).sum(1) + 0.5 * gamma * (signs * w.square()).sum(1)
     kernel, bend = (phi + gamma * signs * w).square().sum(1), (signs * phi.square()).sum(1)
-    return kernel, partial(unit_sigma, output, kernel, TARGET, bend, gamma)
+    return kernel, partial(quadratic.unit_sigma, output, kernel, TARGET, bend, gamma)
 
 
-def words(orbit: Orbit, quadratic: bool = True) -> list[str]:
+def words(orbit: quadratic.Orbit, quadratic: bool = True) -> list[str]:
     """The regime of every run of an orbit, run axes flattened."""
     losses, norms = orbit.loss.flatten(1).T.tolist(), orbit.kernel_norm.flatten(1).T.tolist()
     return [classify_run(loss, kernel=norm, quadratic=quadratic) for loss, norm in zip(losses, norms, strict=True)]
@@ -91,7 +82,7 @@ TITLES = {
 WORDS = ("monotone", "catapult", "divergent", "other")
 
 
-def orbits(job: Mapping[str, Any]) -> Orbit:
+def orbits(job: Mapping[str, Any]) -> quadratic.Orbit:
     """Descent of a model from all starts at `ratio` times their critical rates."""
     model, width, draws, steps, seed = (job[name] for name in ("model", "width", "draws", "steps", "seed"))
     if model == "general quadratic":
@@ -102,11 +93,11 @@ def orbits(job: Mapping[str, Any]) -> Orbit:
         x = torch.randn(8, 10, generator=generator, dtype=torch.float64)
         y = torch.randint(0, 2, (8,), generator=generator).double() * 2 - 1
         start = draw_networks(width, draws, seed, d=10)
-        kernels = gated_kernel(start.u, start.v, gates(start.u, x), x)
+        kernels = quadratic.gated_kernel(start.u, start.v, gates(start.u, x), x)
         rate = 2 * job["ratio"] / torch.linalg.eigvalsh(kernels)[:, -1]
-        return descend(start.u, start.v, x, y, rate, steps, frozen=False, until=1e-10)
+        return quadratic.descend(start.u, start.v, x, y, rate, steps, frozen=False, until=1e-10)
     start, c = draw_networks(width, draws, seed), 0.0 if model == "linear" else 1.0 / width  # with c = 0 the recursion is linear
-    return one_example(start.output, start.kernel, TARGET, c, 2 * job["ratio"] / start.kernel, steps)
+    return quadratic.one_example(start.output, start.kernel, TARGET, c, 2 * job["ratio"] / start.kernel, steps)
 
 
 def regime(model: str, text: str, word: str, low: float, high: float) -> Claim:
@@ -313,9 +304,9 @@ def _network_rows(job: Mapping[str, Any]) -> Iterator[Row]:
     x, y, origin = twenty_images(job["source"], job["side"], job["seed"])
     net: Any = ntk_fcn(x.shape[1], job["width"], 2, init="ntk_sign", seed=job["seed"]).to(x.dtype)
     u, v = net.fc1.weight.detach(), net.fc2.weight.detach()[0]
-    top = float(torch.linalg.eigvalsh(gated_kernel(u, v, gates(u, x), x))[-1])
+    top = float(torch.linalg.eigvalsh(quadratic.gated_kernel(u, v, gates(u, x), x))[-1])
     for ratio in job["ratios"]:
-        orbit = descend(u, v, x, y, ratio * 2 / top, job["steps"], frozen=False)
+        orbit = quadratic.descend(u, v, x, y, ratio * 2 / top, job["steps"], frozen=False)
         losses, norms = orbit.loss.tolist(), orbit.kernel_norm.tolist()
         shared = {"width": job["width"], "ratio": ratio, "data": origin}
         word = classify_run(losses, kernel=norms)
@@ -398,22 +389,22 @@ class Window(Experiment):
         m, few = job["m"], job["together"]
         start = draw_networks(m, job["draws"], job["seed"])
 
-        def orbit(ratio: float, draws: int | None = None) -> Orbit:
+        def orbit(ratio: float, draws: int | None = None) -> quadratic.Orbit:
             kernel = start.kernel[:draws]
-            return one_example(start.output[:draws], kernel, TARGET, 1 / m, ratio / kernel, job["steps"], until=1e-14)
+            return quadratic.one_example(start.output[:draws], kernel, TARGET, 1 / m, ratio / kernel, job["steps"], until=1e-14)
 
         def share(ratio: float, draws: int | None = None) -> float:
             loss = orbit(ratio, draws).loss
             return float((loss[-1] <= CONVERGED * loss[0]).double().mean())
 
         # At 100 units the edge is soft, and starts converge together only well below it.
-        found = largest_rate(lambda ratio: share(ratio, few) == 1.0, 2.05, 16.0, tol=1e-3)
+        found = quadratic.largest_rate(lambda ratio: share(ratio, few) == 1.0, 2.05, 16.0, tol=1e-3)
         shared = {"m": m, "seed": job["seed"]}
         yield {"kind": "window", **shared, "edge": found}
         for ratio in job["edge"]:
             yield {"kind": "edge", **shared, "ratio": ratio, "share": share(ratio)}
         for ratio in job["ratios"]:
-            way = displacement(orbit(ratio), 1 / m)[-1]
+            way = quadratic.displacement(orbit(ratio), 1 / m)[-1]
             yield {"kind": "travel", **shared, "ratio": ratio, "distance": median(way.tolist())}
 
     def draw(self, rows: list[Row]) -> Any:

@@ -17,18 +17,8 @@ from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select
+from theodolite.measures import quadratic_models as quadratic
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.quadratic_models import (
-    Orbit,
-    class_eigenvalues,
-    class_orbit,
-    descend,
-    one_example,
-    one_example_step,
-    pure_quadratic,
-    reduced_step,
-    sign_classes,
-)
 from theodolite.results import Row
 
 
@@ -57,9 +47,9 @@ def exact(job: Mapping[str, Any]) -> Iterator[Row]:
     start = draw_networks(job["m"], 3, job["seed"], d=5)
     y = torch.tensor([TARGET], dtype=torch.float64)
     for ratio in (1.5, 2.5, 3.5):
-        found = descend(start.u, start.v, start.x, y, ratio / start.kernel, job["steps"])
+        found = quadratic.descend(start.u, start.v, start.x, y, ratio / start.kernel, job["steps"])
         g, kernel = found.output[..., 0], found.kernel_norm
-        after, next_kernel = one_example_step(g[:-1], kernel[:-1], TARGET, 1 / job["m"], found.rate)
+        after, next_kernel = quadratic.one_example_step(g[:-1], kernel[:-1], TARGET, 1 / job["m"], found.rate)
         size = torch.maximum(g.abs(), torch.ones_like(g))[1:]
         yield {
             "ratio": ratio,
@@ -73,7 +63,7 @@ def regimes(job: Mapping[str, Any]) -> Iterator[Row]:
     m = job["m"]
     start = draw_networks(m, job["draws"], job["seed"])
     for ratio in job["ratios"]:
-        orbit = one_example(start.output, start.kernel, TARGET, 1 / m, ratio / start.kernel, job["steps"])
+        orbit = quadratic.one_example(start.output, start.kernel, TARGET, 1 / m, ratio / start.kernel, job["steps"])
         loss = orbit.loss
         ends = (orbit.rate * orbit.kernel_norm[-1]).tolist()
         growth = early_growth(orbit, ratio) if 2 < ratio < 4 else [None] * job["draws"]
@@ -90,7 +80,7 @@ def regimes(job: Mapping[str, Any]) -> Iterator[Row]:
             }
 
 
-def early_growth(orbit: Orbit, ratio: float) -> list[float | None]:
+def early_growth(orbit: quadratic.Orbit, ratio: float) -> list[float | None]:
     """F5: largest relative distance of |r(t+1)/r(t)| from 1 + δ before the loss has reached 1 % of its peak."""
     loss, size = orbit.loss, orbit.residual[..., 0].abs()
     peak, at = loss.max(0)
@@ -106,7 +96,7 @@ def drift(job: Mapping[str, Any]) -> Iterator[Row]:
     m = job["m"]
     start = draw_networks(m, job["draws"], job["seed"])
     for ratio in (0.5, 1.0, 1.5):
-        orbit = one_example(start.output, start.kernel, TARGET, 1 / m, ratio / start.kernel, job["steps"])
+        orbit = quadratic.one_example(start.output, start.kernel, TARGET, 1 / m, ratio / start.kernel, job["steps"])
         delta = min(ratio, 2 - ratio)
         size = orbit.residual[..., 0].abs()
         seen = size[1:] > 1e-6 * size[0]  # below, the rounding of g − y shows
@@ -125,7 +115,7 @@ def equilibria(job: Mapping[str, Any]) -> Iterator[Row]:
     """F7: eigenvalues of the linearised map at (u, v) = (0, v*), against 1 and (1 − v*)²."""
     for v_star in (0.2, 0.8, 1.5, 1.9, 2.1, 3.0):
         point = (torch.zeros((), dtype=torch.float64), torch.tensor(v_star, dtype=torch.float64))
-        rows: Any = torch.autograd.functional.jacobian(reduced_step, point)
+        rows: Any = torch.autograd.functional.jacobian(quadratic.reduced_step, point)
         jacobian = torch.stack([torch.stack(row) for row in rows])
         found = torch.linalg.eigvals(jacobian).real.sort().values
         expected = torch.tensor([1.0, (1 - v_star) ** 2], dtype=torch.float64).sort().values
@@ -136,9 +126,9 @@ def scale(job: Mapping[str, Any]) -> Iterator[Row]:
     """F12 and F13: the first kernel lies between 1/2 and 3/2 of its mean."""
     kernel = draw_networks(job["m"], job["draws"], job["seed"]).kernel
     x, y = mixture_1d(64, seed=job["seed"], dtype=torch.float64)
-    classes = sign_classes(x, y)
+    classes = quadratic.sign_classes(x, y)
     start = draw_networks(job["m"], job["draws"], job["seed"] + 1)
-    top = class_eigenvalues(start.u, start.v, start.u, classes).amax(-1)
+    top = quadratic.class_eigenvalues(start.u, start.v, start.u, classes).amax(-1)
     yield {
         "m": job["m"],
         "inside": _inside(kernel, 1.0),
@@ -156,13 +146,13 @@ def line(job: Mapping[str, Any]) -> Iterator[Row]:
     x, y = mixture_1d(64, seed=job["seed"], dtype=torch.float64)
     y = y - 0.5  # each class then has a residual to catapult from
     for shrink in (0.8, 0.6):
-        classes = sign_classes(torch.where(x < 0, shrink * x, x), y)
+        classes = quadratic.sign_classes(torch.where(x < 0, shrink * x, x), y)
         start = draw_networks(job["m"], job["draws"], job["seed"])
-        first = class_eigenvalues(start.u, start.v, start.u, classes)
+        first = quadratic.class_eigenvalues(start.u, start.v, start.u, classes)
         order = first.argsort(dim=-1, descending=True)
         upper, lower = first.gather(-1, order).unbind(-1)
         for place, rate in _rates_on_the_line(upper, lower).items():
-            orbit, _ = class_orbit(start.u, start.v, classes, rate, job["steps"])
+            orbit, _ = quadratic.class_orbit(start.u, start.v, classes, rate, job["steps"])
             found = words(orbit)
             for run in range(job["draws"]):
                 pair = [found[2 * run + int(order[run, i])] for i in (0, 1)]
@@ -180,11 +170,11 @@ def _rates_on_the_line(upper: Tensor, lower: Tensor) -> dict[str, Tensor]:
 def rank(job: Mapping[str, Any]) -> Iterator[Row]:
     """F10 and F11: eigenvectors, rank and the constant part of the loss, along gradient descent on all points."""
     x, y = mixture_1d(24, seed=job["seed"], dtype=torch.float64)
-    classes = sign_classes(x, y)
+    classes = quadratic.sign_classes(x, y)
     start = draw_networks(400, 1, job["seed"])
-    top = float(class_eigenvalues(start.u, start.v, start.u, classes).max())
+    top = float(quadratic.class_eigenvalues(start.u, start.v, start.u, classes).max())
     for ratio in (1.5, 2.6):
-        orbit = descend(start.u[0], start.v[0], x, y, ratio / top, 60)
+        orbit = quadratic.descend(start.u[0], start.v[0], x, y, ratio / top, 60)
         p = (classes.directions / classes.norms[:, None]).T  # (n, 2)
         image = orbit.kernel @ p
         values = (p * image).sum(-2, keepdim=True)
@@ -205,7 +195,7 @@ def pure(job: Mapping[str, Any]) -> Iterator[Row]:
     a, v = torch.randn(2, job["draws"], m, generator=generator, dtype=torch.float64)  # a = Ux with ‖x‖ = 1
     output, kernel = (a * v).sum(-1) / m**0.5, (a.square() + v.square()).sum(-1) / m
     for ratio in (2.2, 2.6, 3.0, 3.6, 4.2):
-        orbit = pure_quadratic(output, kernel, m**-0.5, 1.0, ratio / kernel, job["steps"])
+        orbit = quadratic.pure_quadratic(output, kernel, m**-0.5, 1.0, ratio / kernel, job["steps"])
         for run, word in enumerate(words(orbit)):
             yield {"m": m, "ratio": ratio, "run": run, "word": word}
 
@@ -217,7 +207,7 @@ def decrease(job: Mapping[str, Any]) -> Iterator[Row]:
     u, v, share, constant = torch.rand(4, count, generator=generator, dtype=torch.float64)
     u, v, constant = 10 ** (4 * u - 4), 4 * v, 0.1 + 3 * constant
     w = (2 * share - 1) * constant * (u / m).sqrt()
-    _, after = reduced_step(u, v, w)
+    _, after = quadratic.reduced_step(u, v, w)
     corrected = u > 16 * constant**2 / (m * (4 - v) ** 2)
     printed = u > 4 * constant / (m * (4 - v) ** 2)
     yield {

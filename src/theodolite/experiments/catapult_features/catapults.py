@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
@@ -18,7 +18,7 @@ from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel as Drawing
 from theodolite.experiments.lab.panels import curves, draw_columns, draw_panels, melted, split, titled
-from theodolite.experiments.query import Groups, Query, Value, select
+from theodolite.experiments.query import Column, Groups, Query, Value, select
 from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import SpikeEvent, critical_learning_rate, spike_events
 from theodolite.monitors.rates.critical_rate import cyclical_rate
@@ -100,10 +100,19 @@ def panel_runs(base: Mapping[str, Params], *panels: Panel, **changed: Params) ->
     return PanelRuns(sizes=sizes(panels=panels, **{**base, **changed}))
 
 
+DEPARTS = (
+    "Rates are multiples of the critical one of each start, n/λ₁(K) for the mean squared error; the multiples are those of the "
+    "source's settings. Biases and the scale of images are not stated: ours are none, and a root mean square of 1.1 without "
+    "centring. Below paper size images have 8 × 8 pixels and networks are narrower; where files are not there, generated images "
+    "(digits of scikit-learn for ten classes) stand in. WRN has no normalisation: the kernel of a sample needs that."
+)
+
+
 class PanelFigure(Figure):
     """The loss with its two parts above, the norm of the kernel below; the first seed of each panel."""
 
     shown: ClassVar[int] = 5  # the rank that is drawn
+    departs = DEPARTS
 
     def draw(self, rows: list[Row]) -> Any:
         mine = split(select(rows, seed=0, loss=lambda loss: loss is not None), "panel")
@@ -130,21 +139,25 @@ def runs(query: Query = rows) -> Groups:
     return query.by("panel", "seed")
 
 
-def finished(run: list[Row]) -> list[Row]:
-    """A run's rows; one that diverged, or has a loss that is no number, cannot be measured."""
-    if run[-1]["diverged"] or not all(math.isfinite(row["loss"]) for row in run):
-        raise ValueError(f"{run[-1]['panel']}, seed {run[-1]['seed']}, diverged")
-    return run
+def of_runs(measure: Callable[[list[Row]], Any], query: Query = rows) -> Column:
+    """What is measured on each run; one that diverged, or has a loss that is no number, cannot be measured."""
+
+    def checked(run: list[Row]) -> Any:
+        if run[-1]["diverged"] or not all(math.isfinite(row["loss"]) for row in run):
+            raise ValueError(f"{run[-1]['panel']}, seed {run[-1]['seed']}, diverged")
+        return measure(run)
+
+    return runs(query).each(checked)
 
 
-def peak_over_start(run: list[Row]) -> float:
-    """Peak over first loss."""
-    return float(max(row["loss"] for row in finished(run)) / run[0]["loss"])
-
-
-def end_over_start(run: list[Row], column: str = "loss") -> float:
+def end_over_start(column: str = "loss") -> Value:
     """Last over first loss, or what another column holds."""
-    return float(finished(run)[-1][column] / run[0][column])
+    return rows[column].last() / rows[column].first()
+
+
+#: Peak of the loss, and its largest rise in one step, over the first loss.
+peak_over_start = rows.max("loss") / rows["loss"].first()
+largest_rise = rows["loss"].steps().max() / rows["loss"].first()
 
 
 def highest_spike(run: list[Row]) -> float:
@@ -154,7 +167,7 @@ def highest_spike(run: list[Row]) -> float:
 
 def spikes(run: list[Row]) -> tuple[SpikeEvent, ...]:
     """Spikes of the loss on all points."""
-    return spike_events([row["loss"] for row in finished(run)], kernel=[row["kernel"] for row in run])
+    return spike_events([row["loss"] for row in run], kernel=[row["kernel"] for row in run])
 
 
 def share_in_top(low: Row, high: Row, rank: int) -> float:
@@ -165,14 +178,14 @@ def share_in_top(low: Row, high: Row, rank: int) -> float:
 
 def share_of_rise(run: list[Row], rank: int) -> float:
     """That part from the lowest loss before the peak."""
-    peak = max(range(len(finished(run))), key=lambda i: run[i]["loss"])
+    peak = max(range(len(run)), key=lambda i: run[i]["loss"])
     return share_in_top(min(run[: peak + 1], key=lambda row: row["loss"]), run[peak], rank)
 
 
 def rises_of_rest(run: list[Row], rank: int) -> int:
     """Steps in which the loss outside the top eigenspace rises by more than 2 % of the first loss."""
     name = f"rest_{rank}"
-    return sum(bool(b[name] - a[name] > 0.02 * run[0]["loss"]) for a, b in itertools.pairwise(finished(run)))
+    return sum(bool(b[name] - a[name] > 0.02 * run[0]["loss"]) for a, b in itertools.pairwise(run))
 
 
 def kernel_falls(least: float = 1.0) -> Value:
@@ -183,22 +196,15 @@ def kernel_falls(least: float = 1.0) -> Value:
         known = [spike.kernel_fell for spike in high if spike.kernel_fell is not None]
         return sum(known) / len(known)
 
-    return runs().each(spikes).reduce(share)
+    return of_runs(spikes).reduce(share)
 
 
 # One catapult
 
-DEPARTS = (
-    "Rates are multiples of the critical one of each start, n/λ₁(K) for the mean squared error; the multiples are those of the "
-    "source's settings. Biases and the scale of images are not stated: ours are none, and a root mean square of 1.1 without "
-    "centring. Below paper size images have 8 × 8 pixels and networks are narrower; where files are not there, generated images "
-    "(digits of scikit-learn for ten classes) stand in. WRN has no normalisation: the kernel of a sample needs that."
-)
-
 below = rows(ratio=lambda ratio: ratio < 1)
 above = rows(ratio=lambda ratio: ratio > 1)
 #: The setting of which more is asked: a fully connected network on images.
-fcn = runs(above(kind="5-FCN", data=lambda origin: origin != "rank-2"))
+fcn = above(kind="5-FCN", data=lambda origin: origin != "rank-2")
 KERNEL_FALLS = "share of the spikes that came back after which the kernel is smaller"
 
 
@@ -209,40 +215,33 @@ def catapult_claims(since: str = "tiny") -> Claims:
     """
     return {
         "FCN on images: the loss rises (peak over first loss, smallest)": at_least(
-            1.5, fcn.each(peak_over_start).min(), says="a spike", read_from="plot"
+            1.5, of_runs(peak_over_start, fcn).min(), says="a spike", read_from="plot"
         ),
         "FCN on images: and falls far below its start (last over first loss, largest)": at_most(
-            0.1, fcn.each(end_over_start).max(), says="falls", read_from="plot"
+            0.1, of_runs(end_over_start(), fcn).max(), says="falls", read_from="plot"
         ),
         "FCN on images: the kernel is smaller at the end (last over first norm, largest)": at_most(
-            0.9, fcn.each(lambda run: end_over_start(run, "kernel")).max(), says="the norm falls in the spike", read_from="plot"
+            0.9, of_runs(end_over_start("kernel"), fcn).max(), says="the norm falls in the spike", read_from="plot"
         ),
         "every network has a spike (highest over the loss before it, smallest)": at_least(
-            1.2, runs(above).each(highest_spike).min(), says="a spike", read_from="plot"
+            1.2, of_runs(highest_spike, above).min(), says="a spike", read_from="plot"
         ),
         KERNEL_FALLS: at_least(0.8, kernel_falls(), says="the norm falls in the spike", read_from="plot"),
         "share of the rise in the top 5 eigendirections per output (smallest)": at_least(
-            0.9, runs(above).each(lambda run: share_of_rise(run, 5)).min(), says="the spike lies in the top eigenspace"
+            0.9, of_runs(partial(share_of_rise, rank=5), above).min(), says="the spike lies in the top eigenspace"
         ),
         "the rest of the loss almost never rises: steps above 2 % of the first loss (most)": at_most(
-            3, runs(above).each(lambda run: rises_of_rest(run, 5)).max(), says="decreases almost monotonically", since=since
+            3, of_runs(partial(rises_of_rest, rank=5), above).max(), says="decreases almost monotonically", since=since
         ),
         "share of the rise in the top direction per output (smallest)": measured(
-            runs(above).each(lambda run: share_of_rise(run, 1)).min()
+            of_runs(partial(share_of_rise, rank=1), above).min()
         ),
     }
 
 
-def largest_rise(run: list[Row]) -> float:
-    """The largest rise of the loss in one step, over the first loss."""
-    return max(float((b["loss"] - a["loss"]) / run[0]["loss"]) for a, b in itertools.pairwise(finished(run)))
-
-
 def rises_without_reason(run: list[Row]) -> int:
     """Steps that raise the loss by a thousandth of the first although the rate is below the critical one of that step."""
-    return sum(
-        b["loss"] - a["loss"] > 1e-3 * run[0]["loss"] and a["rate"] < a["critical"] for a, b in itertools.pairwise(finished(run))
-    )
+    return sum(b["loss"] - a["loss"] > 1e-3 * run[0]["loss"] and a["rate"] < a["critical"] for a, b in itertools.pairwise(run))
 
 
 NONE_BELOW = zhu("no catapult below the critical rate", "section 4.2", "theory")
@@ -259,15 +258,14 @@ class Figure43(PanelFigure):
 
     item, where = ("zhu-2024 Figure 4.3", "zhu-2024 Figure 4.2", "zhu-2024 Figure C.2"), "sections 4.2 and 4.3, appendix C.2"
     study = panel_runs(GD, Panel("5-FCN", "cifar10", 1.67), Panel("5-CNN", "cifar10", 1.78), Panel("5-FCN", "cifar10", 0.8))
-    departs = DEPARTS
     claims = (
         catapult_claims(),
         {
             "at 0.8 of the critical rate no step raises the loss by more than a thousandth of the first": at_most(
-                1e-3, runs(below).each(largest_rise).max(), fails={"tiny": GROWS}, **NONE_BELOW
+                1e-3, of_runs(largest_rise, below).max(), fails={"tiny": GROWS}, **NONE_BELOW
             ),
             "nor does any step that is below the critical rate of its own weights (steps that do)": equal(
-                0, runs(below).each(rises_without_reason).sum(), **NONE_BELOW
+                0, of_runs(rises_without_reason, below).sum(), **NONE_BELOW
             ),
         },
     )
@@ -443,12 +441,10 @@ def share_of_spikes(rank: int, query: Query = rows) -> Value:
         pairs = [(run[spike.start - 1], run[spike.peak]) for spike in spikes(run)]
         return [share_in_top(a, b, rank) for a, b in pairs if b["loss"] > a["loss"]]
 
-    return runs(query).each(shares).reduce(lambda found: float(median(itertools.chain(*found))))
+    return of_runs(shares, query).reduce(lambda found: float(median(itertools.chain(*found))))
 
 
-HAS_SPIKES = {
-    "every run has spikes (fewest)": at_least(1, runs().each(lambda run: len(spikes(run))).min(), says="spikes", read_from="plot")
-}
+HAS_SPIKES = {"every run has spikes (fewest)": at_least(1, of_runs(spikes).map(len).min(), says="spikes", read_from="plot")}
 #: What every figure of spikes in SGD shows.
 SPIKES = {
     **HAS_SPIKES,
@@ -459,7 +455,7 @@ SPIKES = {
     ),
     "share of spikes to at least three times the loss before after which the kernel is smaller": measured(kernel_falls(3.0)),
     "steps in which the rest of the loss rises by more than 2 % of the first loss (most)": measured(
-        runs().each(lambda run: rises_of_rest(run, 1)).max()
+        of_runs(partial(rises_of_rest, rank=1)).max()
     ),
 }
 
@@ -544,7 +540,7 @@ class FigureC11(SpikeFigure):
 
 def cycles(run: list[Row]) -> float:
     """Rising phases with a spike that leaves a smaller kernel, as a share of all."""
-    last = finished(run)[-1]["step"]
+    last = run[-1]["step"]
     flown = [spike for spike in spikes(run) if spike.kernel_fell]
     phases = range(0, last - PERIOD // 2 + 1, PERIOD)
     seen = [any(start <= spike.peak <= start + PERIOD // 2 + 5 for spike in flown) for start in phases]
@@ -571,7 +567,7 @@ class FigureC12(SpikeFigure):
     claims = (
         {
             "share of the rising phases with a spike that leaves a smaller kernel (smallest)": at_least(
-                1.0, runs().each(cycles).min(), says="a spike and a drop in each increasing phase", read_from="plot"
+                1.0, of_runs(cycles).min(), says="a spike and a drop in each increasing phase", read_from="plot"
             ),
         },
         SPIKES,
