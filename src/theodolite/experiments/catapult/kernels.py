@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from theodolite.data.generators import mixture_1d
 from theodolite.experiments import Experiment, Figure, Study, at_least, at_most, between, equal, measured, rows, sizes
 from theodolite.experiments.catapult.sweeps import NAMES, network, panel, panel_title
-from theodolite.experiments.claims import Claims
+from theodolite.experiments.claims import Claim
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.datasets import two_classes
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log, melted, split, titled
@@ -153,15 +153,14 @@ THRESHOLDS = {
         ("second threshold n/λ₂(0), mean over the starts", "second", 0.39),
     )
 }
-EXACT = at_most(
-    1e-8,
-    "two effective examples stand for all points (largest relative distance of loss and kernel)",
-    rows(kind="direct").max("gap"),
-    **zhu("equality", "Proposition B.11.1", "theory"),
-)
+EXACT = {
+    "two effective examples stand for all points (largest relative distance of loss and kernel)": at_most(
+        1e-8, rows(kind="direct").max("gap"), **zhu("equality", "Proposition B.11.1", "theory")
+    )
+}
 
 
-def around_thresholds(**fails: str) -> Claims:
+def around_thresholds(**fails: str) -> dict[str, Claim]:
     """What both models do below and between the thresholds; sizes at which the first and the last of it fail."""
     return {
         "below the first threshold the kernel is nearly constant (largest change of λ₁, at 0.8 and 0.98)": at_most(
@@ -209,21 +208,19 @@ class Figure33(LineFigure):
         "The printed critical values 2/λ₁ = 0.37 and 2/λ₂ = 0.39 are n/λ: they belong to the mean of squares, not to the ½ sum "
         "of chapter 3, with which they would be 0.006. Rates of the curves are not stated; ours are multiples of n/λ₁."
     )
-    claims = (
-        THRESHOLDS,
-        around_thresholds(),
-        {
-            "above both, from 1.3 on, λ₁ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_1"), says="decreases"),
-            "above both, from 1.3 on, λ₂ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_2"), says="decreases"),
-            "from 1.1 to 1.9 all runs catapult (share)": equal(
-                1.0, on_line(at=["1.1", "1.3", "1.6", "1.9"]).share(word="catapult"), says="catapult"
-            ),
-            "at 2.1 times the first threshold the model diverges (share)": equal(
-                1.0, on_line(at="2.1").share(word="divergent"), **zhu("divergence above 4/λ₁", "appendix B.11")
-            ),
-        },
-        EXACT,
-    )
+    claims = {
+        **THRESHOLDS,
+        **around_thresholds(),
+        "above both, from 1.3 on, λ₁ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_1"), says="decreases"),
+        "above both, from 1.3 on, λ₂ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_2"), says="decreases"),
+        "from 1.1 to 1.9 all runs catapult (share)": equal(
+            1.0, on_line(at=["1.1", "1.3", "1.6", "1.9"]).share(word="catapult"), says="catapult"
+        ),
+        "at 2.1 times the first threshold the model diverges (share)": equal(
+            1.0, on_line(at="2.1").share(word="divergent"), **zhu("divergence above 4/λ₁", "appendix B.11")
+        ),
+        **EXACT,
+    }
 
 
 #: The network leaves its quadratic model from 1.25 times the threshold on; its gates move a little before.
@@ -238,27 +235,25 @@ class FigureB1(LineFigure):
 
     study, item, where = Line(frozen=False), "zhu-2024 Figure B.1", "appendix B.14"
     departs = "Rates are those of the mean of squares, as in Figure 3.3; those of the curves are not stated."
-    claims = (
-        THRESHOLDS,
+    claims = {
+        **THRESHOLDS,
         # Bounds as for the quadratic model; five starts: 0.012 below the threshold, up to 0.015 between.
-        around_thresholds(tiny=GATES_MOVE),
-        {
-            "at 1.3 both fall (smaller share lost)": at_least(
-                0.1, 1 - on_line(at="1.3").column(lambda row: max(row["ratio_1"], row["ratio_2"])).max(), says="both decrease"
-            ),
-            "up to 1.3 times the threshold λ₁ ends where the quadratic model's does (largest relative distance)": at_most(
-                0.2, (distance / near["twin_1"]).max(), says="almost the same", fails={"tiny": GATES_MOVE}
-            ),
-            "the same distance over the λ₁ at which both begin": measured(distance.max()),
-            "at 1.9 times the first threshold the network still catapults (share)": measured(
-                on_line(at="1.9").share(word="catapult")
-            ),
-            "at 2.1 times, where the quadratic model diverges, it does too (share)": measured(
-                on_line(at="2.1").share(word="divergent")
-            ),
-        },
-        EXACT,
-    )
+        **around_thresholds(tiny=GATES_MOVE),
+        "at 1.3 both fall (smaller share lost)": at_least(
+            0.1, 1 - on_line(at="1.3").column(lambda row: max(row["ratio_1"], row["ratio_2"])).max(), says="both decrease"
+        ),
+        "up to 1.3 times the threshold λ₁ ends where the quadratic model's does (largest relative distance)": at_most(
+            0.2, (distance / near["twin_1"]).max(), says="almost the same", fails={"tiny": GATES_MOVE}
+        ),
+        "the same distance over the λ₁ at which both begin": measured(distance.max()),
+        "at 1.9 times the first threshold the network still catapults (share)": measured(
+            on_line(at="1.9").share(word="catapult")
+        ),
+        "at 2.1 times, where the quadratic model diverges, it does too (share)": measured(
+            on_line(at="2.1").share(word="divergent")
+        ),
+        **EXACT,
+    }
 
 
 # The kernel after training
@@ -276,6 +271,11 @@ def change(column: str, model: str, ratio: float = 1.5) -> Column:
     return runs(when="end")[column] / runs(when="start")[column]
 
 
+COMPARED = (
+    ("alignment", "alignment with the labels"),
+    ("centred", "alignment with the labels, mean taken out,"),
+    ("error", "test error of kernel regression"),
+)
 DECREASES = {"where": "Zhu 2024, section 3.3", "read_from": "theory"}
 
 
@@ -296,30 +296,22 @@ class AfterKernel(Experiment):
         laptop={"width": 1024, "n": 64, "n_test": 1000, "steps": 1000, "source": "either"},
         paper={"width": 5000, "n": 128, "n_test": 2000, "steps": 2000, "source": "files", "side": 32},
     )
-    claims = (
-        {
-            "at 0.8 of the critical rate f_quad keeps its kernel (largest change of λ₁)": at_most(
-                0.05, change("lambda_1", "quadratic", 0.8).change().max(), says="nearly constant", since="laptop", **DECREASES
-            ),
-            "at 1.5 its λ₁ falls (largest share that is left)": at_most(
-                0.99, change("lambda_1", "quadratic").max(), says="decreases", **DECREASES
-            ),
-        },
-        *(
-            {f"{NAMES[model]}, trained at 1.5: {text} after over before, mean": measured(change(column, model).mean())}
-            for model in ("quadratic", "network")
-            for column, text in (
-                ("alignment", "alignment with the labels"),
-                ("centred", "alignment with the labels, mean taken out,"),
-                ("error", "test error of kernel regression"),
-            )
+    claims = {
+        "at 0.8 of the critical rate f_quad keeps its kernel (largest change of λ₁)": at_most(
+            0.05, change("lambda_1", "quadratic", 0.8).change().max(), says="nearly constant", since="laptop", **DECREASES
         ),
-        {
-            "f_quad, trained at 0.8: test error of kernel regression after over before, mean": measured(
-                change("error", "quadratic", 0.8).mean()
-            ),
+        "at 1.5 its λ₁ falls (largest share that is left)": at_most(
+            0.99, change("lambda_1", "quadratic").max(), says="decreases", **DECREASES
+        ),
+        **{
+            f"{NAMES[model]}, trained at {ratio:g}: {text} after over before, mean": measured(change(column, model, ratio).mean())
+            for model, ratio, column, text in (
+                *(("quadratic", 1.5, *each) for each in COMPARED),
+                *(("network", 1.5, *each) for each in COMPARED),
+                ("quadratic", 0.8, *COMPARED[-1]),
+            )
         },
-    )
+    }
     departs = "An open question of the source, so nothing is reported to compare with, but for how λ₁ moves."
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
@@ -482,29 +474,27 @@ class TopEigenvectorFigure(Figure):
         "The rate is not stated; ours is 1.5 times 2/λ₁(K₀), for the loss ½ Σ r². Below paper size images have 8 × 8 pixels; "
         "where the files are not there, generated images stand in."
     )
-    claims = (
-        {
+    claims = {
+        **{
             f"{name} is positive while the loss is above 0.3 of its peak (smallest value)": at_least(
                 0.0, while_large(column), **zhu("remains positive when the loss is large", "appendix B.14")
             )
             for name, column in QUANTITIES.items()
         },
-        {
-            "the loss along the top eigenvector is nearly all of the loss at its peak (smallest share)": at_least(
-                0.9, share_at_peak, **zhu("almost captures the spike", "appendix B.14")
-            ),
-            "the loss rises first (peak over first loss, smallest)": at_least(
-                1.05, runs.each(rows.max("loss") / first_loss).min(), says="a spike", read_from="plot"
-            ),
-            "and ends below its start (last over first loss, largest)": at_most(
-                1.0, runs.each(rows["loss"].last() / first_loss).max(), says="falls", read_from="plot"
-            ),
-        },
-        *(
-            {f"{name} scales with the loss (correlation, smallest)": measured(follows_loss(column))}
-            for name, column in QUANTITIES.items()
+        "the loss along the top eigenvector is nearly all of the loss at its peak (smallest share)": at_least(
+            0.9, share_at_peak, **zhu("almost captures the spike", "appendix B.14")
         ),
-    )
+        "the loss rises first (peak over first loss, smallest)": at_least(
+            1.05, runs.each(rows.max("loss") / first_loss).min(), says="a spike", read_from="plot"
+        ),
+        "and ends below its start (last over first loss, largest)": at_most(
+            1.0, runs.each(rows["loss"].last() / first_loss).max(), says="falls", read_from="plot"
+        ),
+        **{
+            f"{name} scales with the loss (correlation, smallest)": measured(follows_loss(column))
+            for name, column in QUANTITIES.items()
+        },
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         def column(title: str, mine: list[Row]) -> Iterator[Panel]:

@@ -251,6 +251,10 @@ def early(m: int) -> Value:
     return rows(part="regimes", m=m, ratio=(2.2, 2.5, 3.0))["growth"].reduce(largest)
 
 
+LINEAR = "F1: a linear model: the residual is that of (I − ηK)ᵗ r(0) (largest distance over the larger of it and the start)"
+ENDS_BELOW = "F6: after a catapult the loss is below its start (largest ratio; so F4 defines a catapult: a check of the code)"
+
+
 class Theorems(Experiment):
     """Theorems on neural quadratic models: three regimes, a peak that grows with the width, a kernel that ends below 2/η.
 
@@ -281,133 +285,105 @@ class Theorems(Experiment):
         "where γ² belongs and leaves out one η; M of Proposition B.11.2 is the larger sum of squares. On a line the two sign "
         "classes are treated as two exact problems of one example, which avoids the slips of B.11 and B.12."
     )
-    claims = (
-        at_most(
-            1e-8,
-            "F1: a linear model: the residual is that of (I − ηK)ᵗ r(0) (largest distance over the larger of it and the start)",
-            rows(part="linear").max("gap"),
-            **zhu("r(t+1) = (I − ηK) r(t)", "(3.7)"),
+    claims = {
+        LINEAR: at_most(1e-8, rows(part="linear").max("gap"), **zhu("r(t+1) = (I − ηK) r(t)", "(3.7)")),
+        "F1: it falls at 0.5 and 0.95 of 2/λ (share of runs)": equal(
+            1.0, share("linear", "monotone", 1.0, 1.9), **zhu("monotone", "below (3.8)")
         ),
-        {
-            "F1: it falls at 0.5 and 0.95 of 2/λ (share of runs)": equal(
-                1.0, share("linear", "monotone", 1.0, 1.9), **zhu("monotone", "below (3.8)")
-            ),
-            "F1: it diverges at 1.05 of 2/λ, with no catapult (share of runs)": equal(
-                1.0, share("linear", "divergent", 2.1), **zhu("divergence", "below (3.8)")
-            ),
-        },
-        at_most(
-            1e-10,
-            "F2: gradient descent on the gated network follows the recursion: output (largest relative distance of a step)",
-            rows(part="exact").max("output_gap"),
-            **zhu("equality", "(3.11)"),
+        "F1: it diverges at 1.05 of 2/λ, with no catapult (share of runs)": equal(
+            1.0, share("linear", "divergent", 2.1), **zhu("divergence", "below (3.8)")
         ),
-        {
-            "F2: the same, kernel": at_most(1e-10, rows(part="exact").max("kernel_gap"), **zhu("equality", "(3.12)")),
-        },
-        {
+        "F2: gradient descent on the gated network follows the recursion: output (largest relative distance of a step)": at_most(
+            1e-10, rows(part="exact").max("output_gap"), **zhu("equality", "(3.11)")
+        ),
+        "F2: the same, kernel": at_most(1e-10, rows(part="exact").max("kernel_gap"), **zhu("equality", "(3.12)")),
+        **{
             f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}": within(
                 0.1, -1.0, power_of(rows(part="drift", ratio=ratio), "m", "moved"), **zhu("O(1/(mδ))", "Theorem B.3.1")
             )
             for ratio in (0.5, 1.0, 1.5)
         },
-        {
-            "F3: a step contracts the residual by 1 − δ + O(1/(mδ)) (largest excess times mδ, medians)": at_most(
-                4.0, rows(part="drift").max("excess"), **zhu("O(1)", "Theorem B.3.1", "theory")
-            ),
-            "F3: at ηλ₀ = 1, 1.8 no run catapults: all fall monotonically (smallest share)": equal(
-                1.0, share("regimes", "monotone", 1.0, 1.8), **zhu("monotone", "Theorem B.3.1")
-            ),
-            "F4: at ηλ₀ = 2.2, 2.5, 3, 3.5, 3.9 all runs catapult (smallest share)": equal(
-                1.0, share("regimes", "catapult", *CATAPULTS), **zhu("catapult", "Theorem 3.3.1")
-            ),
-        },
-        {
+        "F3: a step contracts the residual by 1 − δ + O(1/(mδ)) (largest excess times mδ, medians)": at_most(
+            4.0, rows(part="drift").max("excess"), **zhu("O(1)", "Theorem B.3.1", "theory")
+        ),
+        "F3: at ηλ₀ = 1, 1.8 no run catapults: all fall monotonically (smallest share)": equal(
+            1.0, share("regimes", "monotone", 1.0, 1.8), **zhu("monotone", "Theorem B.3.1")
+        ),
+        "F4: at ηλ₀ = 2.2, 2.5, 3, 3.5, 3.9 all runs catapult (smallest share)": equal(
+            1.0, share("regimes", "catapult", *CATAPULTS), **zhu("catapult", "Theorem 3.3.1")
+        ),
+        **{
             f"F4: peak of the loss over m at ηλ₀ = 2.5, m = {m}": relative(
                 0.2, 0.0134, rows(part="regimes", ratio=2.5, m=m).median("peak"), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
             )
             for m in (1000, 10_000, 100_000)
         },
-        {
-            "F4: the peak is proportional to m: largest peak/m over smallest, ηλ₀ = 2.5": at_most(
-                1.25, peaks.max() / peaks.min(), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
-            ),
-            "F5: early growth of |g − y| per step over 1 + δ (largest relative distance), m = 100000": at_most(
-                0.05, early(100_000), **zhu("1 + δ − O(δ/log m)", "Lemma 3.3.2")
-            ),
-        },
-        at_most(
-            1.0,
-            "F6: after a catapult the loss is below its start (largest ratio; so F4 defines a catapult: a check of the code)",
-            (catapults["last"] / catapults["first"]).max(),
-            **zhu("O(1)", "Lemma 3.3.3"),
+        "F4: the peak is proportional to m: largest peak/m over smallest, ηλ₀ = 2.5": at_most(
+            1.25, peaks.max() / peaks.min(), **zhu("Ω(m δ²/log m)", "Theorem 3.3.1")
         ),
-        {
-            "F7: ηλ after a catapult, smallest (positive by definition: a check of the code)": at_least(
-                1e-9, catapults.min("end"), **zhu("above 0", "Theorem 3.3.4")
-            ),
-            "F7: ηλ after a catapult, largest (descent settles only below 2: a check of the code)": at_most(
-                2.0, catapults.max("end"), **zhu("below 2", "Theorem 3.3.4")
-            ),
-        },
-        {
+        "F5: early growth of |g − y| per step over 1 + δ (largest relative distance), m = 100000": at_most(
+            0.05, early(100_000), **zhu("1 + δ − O(δ/log m)", "Lemma 3.3.2")
+        ),
+        ENDS_BELOW: at_most(1.0, (catapults["last"] / catapults["first"]).max(), **zhu("O(1)", "Lemma 3.3.3")),
+        "F7: ηλ after a catapult, smallest (positive by definition: a check of the code)": at_least(
+            1e-9, catapults.min("end"), **zhu("above 0", "Theorem 3.3.4")
+        ),
+        "F7: ηλ after a catapult, largest (descent settles only below 2: a check of the code)": at_most(
+            2.0, catapults.max("end"), **zhu("below 2", "Theorem 3.3.4")
+        ),
+        **{
             f"F7: ηλ at the end of a catapult at ηλ₀ = {ratio:g}, m = 10000": within(
                 0.05, value, at_ten_thousand(ratio=ratio).median("end"), **zhu("between 0 and 2", "Theorem 3.3.4")
             )
             for ratio, value in ((2.2, 1.77), (2.5, 1.28))
         },
-        at_most(
-            1e-12,
+        (
             "F7: the map linearised at (0, v*) has the eigenvalues 1 and (1 − v*)² "
-            "(largest distance; algebra: a check of the code)",
-            rows(part="equilibria").max("gap"),
-            **zhu("stable for v* in (0, 2)", "Theorem 3.3.4", "theory"),
+            "(largest distance; algebra: a check of the code)"
+        ): at_most(1e-12, rows(part="equilibria").max("gap"), **zhu("stable for v* in (0, 2)", "Theorem 3.3.4", "theory")),
+        "F7: equilibria are stable below v* = 2 and unstable above (algebra: a check of the code)": equal(
+            True, as_predicted.reduce(all), **zhu("λ in [ε, 2/η − ε]", "Theorem 3.3.4")
         ),
-        {
-            "F7: equilibria are stable below v* = 2 and unstable above (algebra: a check of the code)": equal(
-                True, as_predicted.reduce(all), **zhu("λ in [ε, 2/η − ε]", "Theorem 3.3.4")
-            ),
-            "F8: at ηλ₀ = 4.2 all runs diverge (smallest share)": equal(
-                1.0, share("regimes", "divergent", 4.2), **zhu("divergence", "Theorem B.7.1")
-            ),
-            "F9: between 2/λ₁ and 2/λ₂ the catapult is along p₁ only (share of networks)": equal(
-                1.0, on_the_line(place="between").share(word_1="catapult", word_2="monotone"), **zhu("only p₁", "Theorem 3.3.6")
-            ),
-            "F9: between 2/λ₂ and 4/λ₁ it is along both (share of networks)": equal(
-                1.0, on_the_line(place="above").share(word_1="catapult", word_2="catapult"), **zhu("p₁ and p₂", "Theorem 3.3.6")
-            ),
-            "F9: where 2/λ₂ > 4/λ₁ it is never along p₂ (share of runs along p₁ only)": equal(
-                1.0, apart.share(word_1="catapult", word_2="monotone"), **zhu("only p₁", "before Theorem 3.3.6", "theory")
-            ),
-            "F10: p₁ and p₂ stay eigenvectors of the kernel (largest residual)": at_most(
-                1e-10, rows(part="rank").max("eigen_gap"), **zhu("eigenvectors for all t", "Proposition B.11.1")
-            ),
-            "F10: the kernel has rank two (third eigenvalue over the first)": at_most(
-                1e-10, rows(part="rank").max("third"), **zhu("rank at most 2", "Proposition B.11.1")
-            ),
-            "F11: the loss off p₁ and p₂ does not change (largest relative change)": at_most(
-                1e-10, rows(part="rank").max("rest_gap"), **zhu("constant", "Proposition B.11.3")
-            ),
-            "F12: λ(0) lies within a half of ‖x‖²/d, m = 50 (share of draws)": at_least(
-                0.97, rows(part="scale", m=50).only("inside"), **zhu("with high probability", "Proposition B.9.1")
-            ),
-            "F12: the same, m = 200": equal(
-                1.0, rows(part="scale", m=200).only("inside"), **zhu("with high probability", "Proposition B.9.1")
-            ),
-            "F13: the largest eigenvalue lies within a half of M, m = 200 (share of draws)": equal(
-                1.0, rows(part="scale", m=200).only("line_inside"), **zhu("with high probability", "Proposition B.11.2")
-            ),
-            "F14: pure quadratics catapult at ηλ₀ = 2.2, 2.6, 3, 3.6 (smallest share)": equal(
-                1.0, share("pure", "catapult", 2.2, 2.6, 3.0, 3.6), **zhu("catapult", "Proposition B.13.1")
-            ),
-            "F15: above the corrected threshold the kernel falls (violations)": equal(
-                0, rows(part="decrease").max("violations"), **zhu(0, "Proposition B.5.2, corrected", "theory")
-            ),
-            "F15: the printed threshold is not enough (violations)": at_least(
-                1, rows(part="decrease").max("printed_violations"), **zhu(0, "Proposition B.5.2")
-            ),
-        },
-    )
+        "F8: at ηλ₀ = 4.2 all runs diverge (smallest share)": equal(
+            1.0, share("regimes", "divergent", 4.2), **zhu("divergence", "Theorem B.7.1")
+        ),
+        "F9: between 2/λ₁ and 2/λ₂ the catapult is along p₁ only (share of networks)": equal(
+            1.0, on_the_line(place="between").share(word_1="catapult", word_2="monotone"), **zhu("only p₁", "Theorem 3.3.6")
+        ),
+        "F9: between 2/λ₂ and 4/λ₁ it is along both (share of networks)": equal(
+            1.0, on_the_line(place="above").share(word_1="catapult", word_2="catapult"), **zhu("p₁ and p₂", "Theorem 3.3.6")
+        ),
+        "F9: where 2/λ₂ > 4/λ₁ it is never along p₂ (share of runs along p₁ only)": equal(
+            1.0, apart.share(word_1="catapult", word_2="monotone"), **zhu("only p₁", "before Theorem 3.3.6", "theory")
+        ),
+        "F10: p₁ and p₂ stay eigenvectors of the kernel (largest residual)": at_most(
+            1e-10, rows(part="rank").max("eigen_gap"), **zhu("eigenvectors for all t", "Proposition B.11.1")
+        ),
+        "F10: the kernel has rank two (third eigenvalue over the first)": at_most(
+            1e-10, rows(part="rank").max("third"), **zhu("rank at most 2", "Proposition B.11.1")
+        ),
+        "F11: the loss off p₁ and p₂ does not change (largest relative change)": at_most(
+            1e-10, rows(part="rank").max("rest_gap"), **zhu("constant", "Proposition B.11.3")
+        ),
+        "F12: λ(0) lies within a half of ‖x‖²/d, m = 50 (share of draws)": at_least(
+            0.97, rows(part="scale", m=50).only("inside"), **zhu("with high probability", "Proposition B.9.1")
+        ),
+        "F12: the same, m = 200": equal(
+            1.0, rows(part="scale", m=200).only("inside"), **zhu("with high probability", "Proposition B.9.1")
+        ),
+        "F13: the largest eigenvalue lies within a half of M, m = 200 (share of draws)": equal(
+            1.0, rows(part="scale", m=200).only("line_inside"), **zhu("with high probability", "Proposition B.11.2")
+        ),
+        "F14: pure quadratics catapult at ηλ₀ = 2.2, 2.6, 3, 3.6 (smallest share)": equal(
+            1.0, share("pure", "catapult", 2.2, 2.6, 3.0, 3.6), **zhu("catapult", "Proposition B.13.1")
+        ),
+        "F15: above the corrected threshold the kernel falls (violations)": equal(
+            0, rows(part="decrease").max("violations"), **zhu(0, "Proposition B.5.2, corrected", "theory")
+        ),
+        "F15: the printed threshold is not enough (violations)": at_least(
+            1, rows(part="decrease").max("printed_violations"), **zhu(0, "Proposition B.5.2")
+        ),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for part in ("equilibria", "decrease", "rank"):

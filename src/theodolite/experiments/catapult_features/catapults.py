@@ -14,7 +14,7 @@ from torch import nn, optim
 
 from theodolite.experiments import Experiment, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, TINY, Rate, constant, descend, network, points
-from theodolite.experiments.claims import Claims
+from theodolite.experiments.claims import Claim
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel as Drawing
 from theodolite.experiments.lab.panels import curves, draw_columns, draw_panels, melted, split, titled
@@ -208,7 +208,7 @@ fcn = above(kind="5-FCN", data=lambda origin: origin != "rank-2")
 KERNEL_FALLS = "share of the spikes that came back after which the kernel is smaller"
 
 
-def catapult_claims(since: str = "tiny") -> Claims:
+def catapult_claims(since: str = "tiny") -> dict[str, Claim]:
     """What every catapult figure of gradient descent shows; the first three are asked of the FCN on images.
 
     `since` is the size from which on the rest of the loss is expected to fall in networks that are not fully connected.
@@ -258,17 +258,15 @@ class Figure43(PanelFigure):
 
     item, where = ("zhu-2024 Figure 4.3", "zhu-2024 Figure 4.2", "zhu-2024 Figure C.2"), "sections 4.2 and 4.3, appendix C.2"
     study = panel_runs(GD, Panel("5-FCN", "cifar10", 1.67), Panel("5-CNN", "cifar10", 1.78), Panel("5-FCN", "cifar10", 0.8))
-    claims = (
-        catapult_claims(),
-        {
-            "at 0.8 of the critical rate no step raises the loss by more than a thousandth of the first": at_most(
-                1e-3, of_runs(largest_rise, below).max(), fails={"tiny": GROWS}, **NONE_BELOW
-            ),
-            "nor does any step that is below the critical rate of its own weights (steps that do)": equal(
-                0, of_runs(rises_without_reason, below).sum(), **NONE_BELOW
-            ),
-        },
-    )
+    claims = {
+        **catapult_claims(),
+        "at 0.8 of the critical rate no step raises the loss by more than a thousandth of the first": at_most(
+            1e-3, of_runs(largest_rise, below).max(), fails={"tiny": GROWS}, **NONE_BELOW
+        ),
+        "nor does any step that is below the critical rate of its own weights (steps that do)": equal(
+            0, of_runs(rises_without_reason, below).sum(), **NONE_BELOW
+        ),
+    }
 
 
 class FigureC3(PanelFigure):
@@ -564,14 +562,12 @@ class FigureC12(SpikeFigure):
     departs = (
         SpikeFigure.departs + " The cycle is not stated. The FCN stands beside the residual network; at tiny size it is alone."
     )
-    claims = (
-        {
-            "share of the rising phases with a spike that leaves a smaller kernel (smallest)": at_least(
-                1.0, of_runs(cycles).min(), says="a spike and a drop in each increasing phase", read_from="plot"
-            ),
-        },
-        SPIKES,
-    )
+    claims = {
+        "share of the rising phases with a spike that leaves a smaller kernel (smallest)": at_least(
+            1.0, of_runs(cycles).min(), says="a spike and a drop in each increasing phase", read_from="plot"
+        ),
+        **SPIKES,
+    }
 
 
 class FigureC22(SpikeFigure):
@@ -592,11 +588,9 @@ class FigureC22(SpikeFigure):
         "The text names rank-4 beside Figure 4.9, which shows rank-3; ours is rank-4. Rates are half the critical one of all "
         "points, networks have no biases; below paper size there are 20 or 50 inputs and n = inputs²/5 points."
     )
-    claims = (
-        HAS_SPIKES,
-        {
-            "share of a spike in the top eigendirection (median)": at_least(
-                0.8, share_of_spikes(1), says="spikes in the top direction"
-            ),
-        },
-    )
+    claims = {
+        **HAS_SPIKES,
+        "share of a spike in the top eigendirection (median)": at_least(
+            0.8, share_of_spikes(1), says="spikes in the top direction"
+        ),
+    }

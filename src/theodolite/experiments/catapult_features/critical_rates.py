@@ -266,20 +266,20 @@ class Table42(Experiment):
         + " The rate of the two-layer network is the 30 % quantile of the critical rates of random batches. The errors are "
         "binomial, not the spread over runs. Hessian and kernel are compared every fifth step below paper size."
     )
-    claims = (
-        {
+    claims = {
+        **{
             f"match rate of the {kind}, per cent": at_least(
                 85.0, per_cent(kind, "match_rate"), reported=value, fails={"tiny": NOISE}
             )
             for kind, value in REPORTED.items()
         },
-        {
+        **{
             f"{kind}: the match rate is above the base rate (difference in per cent)": at_least(
                 0.0, per_cent(kind, "match_rate") - per_cent(kind, "base_rate")
             )
             for kind in REPORTED
         },
-        {
+        **{
             f"{kind}: {text}, per cent": measured(per_cent(kind, *share))
             for text, share in (
                 ("match rate of rises by more than half of the loss", ("match_rate", 0.5)),
@@ -288,14 +288,12 @@ class Table42(Experiment):
             )
             for kind in REPORTED
         },
-        {
-            "critical rates by Hessian and kernel agree (median distance, relative)": at_most(
-                0.1,
-                (compared["by_kernel"] / compared["by_hessian"]).change().median(),
-                **zhu("close to the diagonal", "Figure C.1", "plot"),
-            ),
-        },
-    )
+        "critical rates by Hessian and kernel agree (median distance, relative)": at_most(
+            0.1,
+            (compared["by_kernel"] / compared["by_hessian"]).change().median(),
+            **zhu("close to the diagonal", "Figure C.1", "plot"),
+        ),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         names = ("n", "steps", "side", "source", "widths", "every")
@@ -467,44 +465,40 @@ class Theorems(Experiment):
         paper={"widths": (64, 256, 1024, 4096, 16_384), "seeds": 10},
     )
     departs = "(4.3) leaves out the factor ½ before the second-order term; only the size of the whole term is used here."
-    claims = (
-        {
-            "descent lemma: what is left over, relative to the loss (smallest)": at_least(
-                0.0, lemma(case="network").min("left"), **zhu("not negative", "Lemma 4.2.2", "theory")
-            ),
-            "nothing is left over for a quadratic loss along its sharpest direction (largest)": at_most(
-                1e-9, abs(lemma(case="equality")["left"]).max(), **zhu("equality", "Lemma 4.2.2", "theory")
-            ),
-            "the parts of the loss sum to it (largest relative distance)": at_most(
-                1e-10, identity.max("split"), **zhu("identity", "(4.2)", "theory")
-            ),
-            "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)": at_most(
-                1e-8, identity.max("edge"), **zhu("identity", "appendix C.1", "theory")
-            ),
-        },
-        {
+    claims = {
+        "descent lemma: what is left over, relative to the loss (smallest)": at_least(
+            0.0, lemma(case="network").min("left"), **zhu("not negative", "Lemma 4.2.2", "theory")
+        ),
+        "nothing is left over for a quadratic loss along its sharpest direction (largest)": at_most(
+            1e-9, abs(lemma(case="equality")["left"]).max(), **zhu("equality", "Lemma 4.2.2", "theory")
+        ),
+        "the parts of the loss sum to it (largest relative distance)": at_most(
+            1e-10, identity.max("split"), **zhu("identity", "(4.2)", "theory")
+        ),
+        "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)": at_most(
+            1e-8, identity.max("edge"), **zhu("identity", "appendix C.1", "theory")
+        ),
+        **{
             f"distance of Hessian and kernel rate by width, {depth} layers (exponent)": at_most(
                 -0.3, power_of(by_width(depth=depth), "m", "gap"), **zhu(-0.5, "appendix C.1: Õ(1/√m)", "theory")
             )
             for depth in (2, 3)
         },
-        {
+        **{
             f"what the linear recursion leaves over by width, {depth} layers (exponent)": at_most(
                 bound, power_of(by_width(depth=depth), "m", "remainder"), **zhu("-1/2 or faster", "section 4.3", "theory")
             )
             for depth, bound in ((2, -0.5), (3, -0.3))
         },
-        {
-            "the spread of λ₁(K)/b falls with the batch size": equal(
-                True, by_batch.measure(falls_with_size), **zhu("smaller batches, more catapults", "section 4.4", "theory")
-            ),
-            "share of batches of five below half the critical rate of all points": between(
-                0.5, 0.8, by_batch(size=5).mean("exceeded")
-            ),
-            "share of larger batches below it (largest)": at_most(0.02, by_batch(size=lambda size: size >= 10).max("exceeded")),
-            "share of batches of any size below a fortieth of it (largest)": equal(0.0, by_batch.max("small")),
-        },
-    )
+        "the spread of λ₁(K)/b falls with the batch size": equal(
+            True, by_batch.measure(falls_with_size), **zhu("smaller batches, more catapults", "section 4.4", "theory")
+        ),
+        "share of batches of five below half the critical rate of all points": between(
+            0.5, 0.8, by_batch(size=5).mean("exceeded")
+        ),
+        "share of larger batches below it (largest)": at_most(0.02, by_batch(size=lambda size: size >= 10).max("exceeded")),
+        "share of batches of any size below a fortieth of it (largest)": equal(0.0, by_batch.max("small")),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield from grid(p, "n", "dim", part=["widths"], seed=range(p.seeds), m=p.widths, depth=(2, 3))

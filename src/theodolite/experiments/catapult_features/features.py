@@ -242,15 +242,13 @@ class FigureC14(RaisedFigure):
 
     item, where = "zhu-2024 Figure C.14", "appendix C.4"
     only: Mapping[str, Any] = {}
-    claims = (
-        {
-            "rank-2: the alignment from near zero is larger than that of plain gradient descent (difference)": at_least(
-                0.0,
-                by_seed("rank-2", "alignment", 0, "ntk_small").mean() - by_seed("rank-2", "alignment", 0).mean(),
-                says="the best alignment",
-            ),
-        },
-        {
+    claims = {
+        "rank-2: the alignment from near zero is larger than that of plain gradient descent (difference)": at_least(
+            0.0,
+            by_seed("rank-2", "alignment", 0, "ntk_small").mean() - by_seed("rank-2", "alignment", 0).mean(),
+            says="the best alignment",
+        ),
+        **{
             f"{panel}: from near zero the {name} is {word} than after any number of raises (by how much)": at_least(
                 0.0, ahead_of_all(panel, column), says=f"the {most}", since="laptop"
             )
@@ -260,7 +258,7 @@ class FigureC14(RaisedFigure):
                 ("alignment", "alignment", "larger", "largest"),
             )
         },
-    )
+    }
     departs = (
         f"{RaisedFigure.departs} The rate from near zero is not stated: "
         "it begins at 5 times the usual one and is kept subcritical."
