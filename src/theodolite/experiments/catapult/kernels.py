@@ -378,7 +378,10 @@ QUANTITIES = {"ρ_f": "rho_f", "ρ_K": "rho_K"}
 
 
 class TopEigenvector(Study):
-    """Descent of networks or of their quadratic models, with what leaves linear dynamics at every step."""
+    """Descent of networks or of their quadratic models on ½ Σ r² at `ratio` times 2/λ₁(K₀).
+
+    A row for each step says what leaves linear dynamics in it; the last has no ρ, as there is no next step.
+    """
 
     quadratic: bool
     sizes = sizes(
@@ -398,36 +401,28 @@ class TopEigenvector(Study):
         points = two_classes(job["data"], job["n"], job["n"], side=job["side"], source=job["source"], seed=job["seed"])
         net = network(job, points.shape, job["width"], job["seed"]).double()
         model = quadratize(net) if self.quadratic else net
+        x, y = points.x.double(), points.y.double()[:, 0]
+        weights = [p for p in model.parameters() if p.requires_grad]
+
+        def look() -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+            """Kernel (n, n), residual (n) and gradient of ½ Σ r² at the current weights."""
+            residual = model(x)[:, 0] - y
+            gradient = torch.autograd.grad(0.5 * residual.square().sum(), weights)
+            return tangent_kernel(model, x), residual.detach(), gradient
+
+        kernel, residual, gradient = look()
+        rate = job["ratio"] * 2 / float(torch.linalg.eigvalsh(kernel)[-1])
         shared = {"panel": panel_title(job), "data": points.origin, "seed": job["seed"]}
-        for row in descend_along_top(model, points.x.double(), points.y.double()[:, 0], job["ratio"], job["steps"]):
-            yield {**shared, **row}
-
-
-def descend_along_top(model: nn.Module, x: Tensor, y: Tensor, ratio: float, steps: int) -> Iterator[Row]:
-    """Gradient descent on ½ Σ r² at `ratio` times 2/λ₁(K₀): a row for each step, with what leaves linear dynamics.
-
-    Inputs (n, ...), targets (n); the model has one output. The last row has no ρ: it has no next step.
-    """
-    weights = [p for p in model.parameters() if p.requires_grad]
-    kernel, residual, gradient = _look(model, x, y, weights)
-    rate = ratio * 2 / float(torch.linalg.eigvalsh(kernel)[-1])
-    for step in range(steps + 1):
-        with torch.no_grad():
-            for w, g in zip(weights, gradient, strict=True):
-                w.sub_(rate * g)
-        next_kernel, next_residual, gradient = _look(model, x, y, weights)
-        found = top_direction(kernel, next_kernel, residual, next_residual, rate)
-        loss = 0.5 * float(residual.square().sum())
-        bends = {"rho_f": float(found.rho_f), "rho_K": float(found.rho_K)} if step < steps else {"rho_f": None, "rho_K": None}
-        yield {"step": step, "loss": loss, "along": float(found.share) * loss, **bends}
-        kernel, residual = next_kernel, next_residual
-
-
-def _look(model: nn.Module, x: Tensor, y: Tensor, weights: list[nn.Parameter]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Kernel (n, n), residual (n) and gradient of ½ Σ r² at the current weights."""
-    residual = model(x)[:, 0] - y
-    gradient = torch.autograd.grad(0.5 * residual.square().sum(), weights)
-    return tangent_kernel(model, x), residual.detach(), gradient
+        for step in range(job["steps"] + 1):
+            with torch.no_grad():
+                for w, g in zip(weights, gradient, strict=True):
+                    w.sub_(rate * g)
+            next_kernel, next_residual, gradient = look()
+            found = top_direction(kernel, next_kernel, residual, next_residual, rate)
+            loss, last = 0.5 * float(residual.square().sum()), step == job["steps"]
+            bends = {name: None if last else float(getattr(found, name)) for name in QUANTITIES.values()}
+            yield {**shared, "step": step, "loss": loss, "along": float(found.share) * loss, **bends}
+            kernel, residual = next_kernel, next_residual
 
 
 # What is claimed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select
+from theodolite.experiments.study import grid
 from theodolite.measures import quadratic_models as quadratic
 from theodolite.measures.dynamics import classify_run
 from theodolite.results import Row
@@ -129,16 +130,9 @@ def scale(job: Mapping[str, Any]) -> Iterator[Row]:
     classes = quadratic.sign_classes(x, y)
     start = draw_networks(job["m"], job["draws"], job["seed"] + 1)
     top = quadratic.class_eigenvalues(start.u, start.v, start.u, classes).amax(-1)
-    yield {
-        "m": job["m"],
-        "inside": _inside(kernel, 1.0),
-        "mean": float(kernel.mean()),
-        "line_inside": _inside(top, float(classes.norms.square().max())),
-    }
-
-
-def _inside(values: Tensor, middle: float) -> float:
-    return float(((values >= 0.5 * middle) & (values <= 1.5 * middle)).double().mean())
+    inside, line_inside = ((each - 1).abs() <= 0.5 for each in (kernel, top / classes.norms.square().max()))
+    shares = {"inside": float(inside.double().mean()), "line_inside": float(line_inside.double().mean())}
+    yield {"m": job["m"], "mean": float(kernel.mean()), **shares}
 
 
 def line(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -217,9 +211,7 @@ def decrease(job: Mapping[str, Any]) -> Iterator[Row]:
     }
 
 
-PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
-    part.__name__: part for part in (linear, exact, regimes, drift, equilibria, scale, line, rank, pure, decrease)
-}
+PARTS = {part.__name__: part for part in (linear, exact, regimes, drift, equilibria, scale, line, rank, pure, decrease)}
 
 
 # What is claimed
@@ -390,12 +382,9 @@ class Theorems(Experiment):
             yield {"part": part, "seed": 0}
         yield {"part": "linear", "steps": 400, "seed": 0}
         yield {"part": "exact", "m": 1000, "steps": p.exact_steps, "seed": 0}
-        for m in p.widths:
-            yield {"part": "regimes", "m": m, "draws": p.draws, "ratios": p.ratios, "steps": p.steps, "seed": 0}
-        for m in p.drift_widths:
-            yield {"part": "drift", "m": m, "draws": p.drift_draws, "steps": 200, "seed": 0}
-        for m in (10, 50, 200):
-            yield {"part": "scale", "m": m, "draws": p.scale_draws, "seed": 0}
+        yield from grid(p, "draws", "ratios", "steps", part=["regimes"], m=p.widths, seed=[0])
+        yield from grid(p.but(draws=p.drift_draws, steps=200), "draws", "steps", part=["drift"], m=p.drift_widths, seed=[0])
+        yield from grid(p.but(draws=p.scale_draws), "draws", part=["scale"], m=(10, 50, 200), seed=[0])
         for part in ("line", "pure"):
             yield {"part": part, "m": 10_000, "draws": min(p.draws, 20), "steps": p.steps, "seed": 0}
 

@@ -6,8 +6,9 @@ The latter are Figures 4.5, 4.6 and C.1 and Table 4.2.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from statistics import fmean, median
+from collections.abc import Iterator, Mapping
+from operator import ge
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from theodolite.experiments import Experiment, Params, at_least, at_most, between, equal, measured, relative, rows, sizes
 from theodolite.experiments.catapult_features import runs
 from theodolite.experiments.catapult_features.catapults import DEPARTS, RATIOS, of_runs, parts, share_of_spikes, spikes
-from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, Rate, constant, squared_error
+from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, squared_error
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log
@@ -140,16 +141,26 @@ SIZES = sizes(
 
 
 def trained(
-    job: Mapping[str, Any], rate: Callable[[Problem, int], Rate], ranks: tuple[int, ...], every: int = 0
+    job: Mapping[str, Any], ranks: tuple[int, ...], quantile: float | None, factor: float = 1.0, every: int = 0
 ) -> Iterator[Row]:
-    """The rows of a run of SGD in batches of a quarter of the points, until a loss of 1e-3."""
+    """The rows of a run of SGD in batches of a quarter of the points, until a loss of 1e-3.
+
+    The rate is that of `RATIOS`, or a quantile of the critical rates of random batches at the start, times a factor.
+    """
     sample = runs.points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
     model = runs.network(job["kind"], sample.shape, 1, job["widths"], seed=job["seed"])
     problem = Problem(model, nn.MSELoss(), (sample.x, sample.y), check=False)
     batch = job["n"] // 4
     settings = {"steps": job["steps"], "batch_size": batch, "ranks": ranks, "until": 1e-3, "seed": job["seed"]}
     shared = {"kind": job["kind"], "panel": job["kind"], "data": sample.origin, "seed": job["seed"]}
-    for row in runs.descend(model, sample, rate(problem, batch), **settings):
+    fixed = None
+    if quantile is not None:
+        fixed = factor * batch_critical_rates(problem, batch_size=batch, batches=DRAWS).quantile(quantile)
+
+    def rate(step: int, critical: float) -> float:
+        return RATIOS[job["kind"]] * critical if fixed is None else fixed
+
+    for row in runs.descend(model, sample, rate, **settings):
         if every and "rate" in row and row["step"] % every == 0:
             row = {**row, **_by_hessian(problem, row["step"], job)}
         yield {**shared, **row}
@@ -164,16 +175,6 @@ def _by_hessian(problem: Problem, step: int, job: Mapping[str, Any]) -> Row:
     sharpest = float(top_eigenpairs(hessian(part), 1, tol=1e-3, progress=False).values[0])
     by_kernel = batch_critical_rates(part, batch_size=len(rows), batches=1, by="kernel").median
     return {"by_hessian": 2.0 / sharpest if sharpest > 0 else None, "by_kernel": by_kernel}
-
-
-def quantile_rate(share: float, factor: float = 1.0) -> Callable[[Problem, int], Rate]:
-    """A constant rate: a quantile of the critical rates of random batches at the start, times a factor."""
-
-    def rate(problem: Problem, batch: int) -> Rate:
-        found = factor * batch_critical_rates(problem, batch_size=batch, batches=DRAWS).quantile(share)
-        return lambda step, critical: found
-
-    return rate
 
 
 low, high = rows(which="low"), rows(which="high")
@@ -210,8 +211,7 @@ class Figure46(Experiment):
         return grid(p, "side", "source", "widths", "n", "steps", kind=["2-FCN"], which=["low", "high"], seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        rate = quantile_rate(0.0, 0.1) if job["which"] == "low" else quantile_rate(QUANTILE)
-        for row in trained(job, rate, (1, 5)):
+        for row in trained(job, (1, 5), *((0.0, 0.1) if job["which"] == "low" else (QUANTILE,))):
             yield {**row, "panel": f"{job['which']} rate", "which": job["which"]}
 
     def draw(self, rows: list[Row]) -> Any:
@@ -302,9 +302,7 @@ class Table42(Experiment):
             yield from grid(mine.but(every=p.hessian_every), *names, kind=[kind], seed=range(p.seeds))
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        kind = job["kind"]
-        rate = quantile_rate(QUANTILE) if kind == "2-FCN" else lambda problem, batch: constant(RATIOS[kind])
-        yield from trained(job, rate, (1,), job["every"])
+        return trained(job, (1,), QUANTILE if job["kind"] == "2-FCN" else None, every=job["every"])
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -360,24 +358,25 @@ def descent_lemma(job: Mapping[str, Any]) -> Iterator[Row]:
     data = gaussian(job["n"], job["dim"], 1, job["seed"])
     model = ntk_fcn(job["dim"], 32, 3, activation="tanh", seed=job["seed"]).double()
     problem = Problem(model, nn.MSELoss(), data)
-    loss, gradient = problem.loss_and_gradient()
-    critical = 2.0 / sharpness(problem)
+    critical, gradient = 2.0 / sharpness(problem), problem.gradient()
+
+    def left(problem: Problem, rate: float, beta: float) -> float:
+        loss, gradient = problem.loss_and_gradient()
+        bound = loss - rate * (1 - rate * beta / 2) * float(gradient @ gradient)
+        return (bound - moved(problem, -rate * gradient).loss()) / loss
+
     for ratio in (0.25, 0.5, 1.0, 1.5, 2.0):
         rate = ratio * critical
         way = [sharpness(moved(problem, -rate * t / (SEGMENT - 1) * gradient)) for t in range(SEGMENT)]
-        bound = loss - rate * (1 - rate * max(way) / 2) * float(gradient @ gradient)
-        yield {"ratio": ratio, "left": (bound - moved(problem, -rate * gradient).loss()) / loss, "case": "network"}
+        yield {"ratio": ratio, "left": left(problem, rate, max(way)), "case": "network"}
     # A linear model whose gradient lies along the sharpest direction: equality.
     line = Problem(nn.Linear(job["dim"], 1, bias=False).double(), nn.MSELoss(), (data[0], 0 * data[1]))
     top = top_eigenpairs(hessian(line), 1, tol=1e-12, progress=False)
     with torch.no_grad():
         line.parameters[0].copy_(top.vectors[:, 0].reshape(1, -1))
-    loss, gradient = line.loss_and_gradient()
-    beta = float(top.values[0])
     for ratio in (0.5, 1.0, 1.5):
-        rate = ratio * 2.0 / beta
-        bound = loss - rate * (1 - rate * beta / 2) * float(gradient @ gradient)
-        yield {"ratio": ratio, "left": (bound - moved(line, -rate * gradient).loss()) / loss, "case": "equality"}
+        beta = float(top.values[0])
+        yield {"ratio": ratio, "left": left(line, ratio * 2.0 / beta, beta), "case": "equality"}
 
 
 def identities(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -427,22 +426,12 @@ def batches(job: Mapping[str, Any]) -> Iterator[Row]:
         yield {"size": size, "median": found.median, "spread": spread, "exceeded": exceeded, "small": small, "whole": whole}
 
 
-PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
-    "lemma": descent_lemma,
-    "identities": identities,
-    "widths": widths,
-    "batches": batches,
-}
-
-
+PARTS = {"lemma": descent_lemma, "identities": identities, "widths": widths, "batches": batches}
 #: Parts of the rows.
 lemma, identity, by_width, by_batch = (rows(part=part) for part in ("lemma", "identities", "widths", "batches"))
 
 
-def falls_with_size(rows: list[Row]) -> bool:
-    """Whether the spread, mean over the seeds, falls from each batch size to the next."""
-    means = [fmean(row["spread"] for row in select(rows, size=size)) for size in sorted(values_of(rows, "size"))]
-    return means == sorted(means, reverse=True)
+falls_with_size = by_batch.by("size").each(rows.mean("spread")).steps(ge).reduce(all)
 
 
 class Theorems(Experiment):
@@ -491,7 +480,7 @@ class Theorems(Experiment):
             for depth, bound in ((2, -0.5), (3, -0.3))
         },
         "the spread of λ₁(K)/b falls with the batch size": equal(
-            True, by_batch.measure(falls_with_size), **zhu("smaller batches, more catapults", "section 4.4", "theory")
+            True, falls_with_size, **zhu("smaller batches, more catapults", "section 4.4", "theory")
         ),
         "share of batches of five below half the critical rate of all points": between(
             0.5, 0.8, by_batch(size=5).mean("exceeded")

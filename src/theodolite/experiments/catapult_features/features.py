@@ -538,15 +538,6 @@ class CurvesFigure(BatchFigure):
 TABLE_4_1: dict[int | None, tuple[float, float]] = {None: (0.81, 0.74), 50: (0.84, 0.71), 10: (0.89, 0.59), 5: (0.95, 0.42)}
 
 
-def table_claims(batch: int | None, alignment: float, loss: float) -> Claims:
-    """A line of the table."""
-    mine, who = (rows(all=True), "all points (GD)") if batch is None else (rows(batch=batch), f"batches of {batch}")
-    return {
-        f"alignment with {who}": within(0.06, None, mine.mean("alignment"), reported=alignment, since="laptop"),
-        f"test loss with {who}": within(0.12, None, mine.mean("test_loss"), reported=loss, since="laptop"),
-    }
-
-
 class Table41(BatchFigure):
     """Smaller batches, better features: AGOP alignment and test loss of rank-2 by batch size.
 
@@ -565,7 +556,13 @@ class Table41(BatchFigure):
                 1.0, monotone(by_batch("rank-2", "test_loss"), falling=False), says="0.42, 0.59, 0.71, 0.74", since="laptop"
             ),
         },
-        *(table_claims(batch, *values) for batch, values in TABLE_4_1.items()),
+        {
+            f"{column.replace('_', ' ')} with {f'batches of {batch}' if batch else 'all points (GD)'}": within(
+                tolerance, None, (rows(batch=batch) if batch else rows(all=True)).mean(column), reported=value, since="laptop"
+            )
+            for batch, values in TABLE_4_1.items()
+            for column, tolerance, value in zip(("alignment", "test_loss"), (0.06, 0.12), values, strict=True)
+        },
         rank_2_claims("Zhu 2024, Figure 4.9"),
     )
 

@@ -80,10 +80,10 @@ class Optimizers(TaskStudy):
         return grid(p, "batch", "steps", "seeds", setting=found, optimizer=OPTIMIZERS, seed=[0])
 
     def run(self, job: Mapping[str, Any], reference: Sequence[Row] = ()) -> list[Row]:
-        momentum = MOMENTUM if job["optimizer"] == "SGD+M" else 0.0
-        rows = _optimized(job, momentum, reference)
-        if momentum and any(row["diverged"] for row in rows):
-            rows = _optimized(job, CAREFUL, reference)
+        for momentum in (MOMENTUM, CAREFUL) if job["optimizer"] == "SGD+M" else (0.0,):
+            rows = _optimized(job, momentum, reference)
+            if not any(row["diverged"] for row in rows):
+                break
         return rows
 
 
