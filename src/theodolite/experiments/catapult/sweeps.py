@@ -251,7 +251,7 @@ def figure(number: str, title: str, study: Sweep, remark: str = "", **stated: An
     return type(f"Figure{number.replace('.', '')}", (SweepFigure,), stated)
 
 
-def smooth(number: str, data: str, architecture: str = "fc", **quadratic: Mapping[str, str]) -> type[SweepFigure]:
+def smooth(number: str, data: str, architecture: str = "fc", **quadratic: Any) -> type[SweepFigure]:
     """Two smooth activations. No closed form is known here: the twins cost more than those of ReLU networks."""
     both = [panel(data, architecture, activation=activation) for activation in ("swish", "tanh")]
     study = sweep(*both, tiny={"ratios": (0.4, 0.8, 1.2, 1.5)}, laptop={"n_test": 500, "steps": 200})
@@ -289,7 +289,7 @@ FigureB5, FigureB6, FigureB7 = (
 )
 
 
-def three_layers(number: str, title: str, *data: str, remark: str = "", **quadratic: Mapping[str, str]) -> type[SweepFigure]:
+def three_layers(number: str, title: str, *data: str, remark: str = "", **quadratic: Any) -> type[SweepFigure]:
     """Hundred training points; the width is not stated."""
     study = sweep(
         *(panel(name, depth=3) for name in data),

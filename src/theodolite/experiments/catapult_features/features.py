@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import ge, le
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -330,14 +330,6 @@ EARLY = 100
 STEPS = 30_000
 
 
-class BatchTask(NamedTuple):
-    """A task with its batch sizes; the last is all points: gradient descent."""
-
-    setting: Setting
-    batches: tuple[int, ...]
-    steps: int
-
-
 class BatchSizes(TaskStudy):
     """SGD in batches of several sizes at `ratios` times the critical rate of all points, all seeds as one stack.
 
@@ -345,9 +337,9 @@ class BatchSizes(TaskStudy):
     """
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for panel in p.panels:
-            task = {"setting": panel.setting._asdict(), "steps": panel.steps}
-            yield from grid({**p, **task}, "seeds", "init", *task, ratio=p.ratios, batch=panel.batches, seed=[0])
+        for setting, batches, steps in p.panels:
+            task = {"setting": setting._asdict(), "steps": steps}
+            yield from grid({**p, **task}, "seeds", "init", *task, ratio=p.ratios, batch=batches, seed=[0])
 
     def run(self, job: Mapping[str, Any], reference: Sequence[Row] = ()) -> Iterator[Row]:
         setting, seeds, batch, ratio = Setting(**job["setting"]), range(job["seeds"]), job["batch"], job["ratio"]
@@ -382,9 +374,14 @@ class BatchSizes(TaskStudy):
 ALL = (5, 10, 50, 100, 2000)
 
 
-def panels(size: str, *tasks: tuple[str, tuple[int, ...], int], **changes: Any) -> tuple[BatchTask, ...]:
-    """Some tasks at a size with their batch sizes and steps; `changes` of the settings hold for all of them."""
-    return tuple(BatchTask(setting_of(size, task, **changes), batches, steps) for task, batches, steps in tasks)
+def panels(
+    size: str, *tasks: tuple[str, tuple[int, ...], int], **changes: Any
+) -> tuple[tuple[Setting, tuple[int, ...], int], ...]:
+    """Settings of some tasks at a size, with their batch sizes, of which the last may be all points, and their steps.
+
+    `changes` of the settings hold for all of them.
+    """
+    return tuple((setting_of(size, task, **changes), batches, steps) for task, batches, steps in tasks)
 
 
 RANK_2 = {

@@ -117,7 +117,7 @@ def network(
     init, channels = "torch" if default else "ntk", shape[0]
     hidden = {"2-FCN": [widths["shallow"]], "4-FCN": [widths["four"]] * 3, "5-FCN": [widths["fcn"]] * 4}
     hidden["5-CNN"] = [widths["cnn"]] * 4
-    model: Any
+    model: nn.Module
     if kind in hidden:
         model = plain_network(shape, hidden[kind], outputs, kind == "5-CNN", init, seed)
     elif kind == "Myrtle-5":
@@ -132,7 +132,7 @@ def network(
         raise ValueError(f"kind must be one of 2-FCN, 4-FCN, 5-FCN, 5-CNN, WRN, ViT, Myrtle-5. Got {kind!r}.")
     if kind in ("WRN", "ViT") and not default:
         # The output bias stays at zero: it adds 1 to every entry of the kernel, which no catapult can lower.
-        last = model.fc1 if kind == "WRN" else model.head
+        last: Any = model.fc1 if kind == "WRN" else model.head
         nn.init.zeros_(last.bias)
         last.bias.requires_grad_(False)
     return model.double()

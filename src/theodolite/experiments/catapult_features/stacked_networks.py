@@ -516,7 +516,12 @@ class Raises:
         """Set the rates of this step, at a loss (R,) and critical rates (R,) of now; which networks were raised (R,)."""
         self._risen |= loss > self._before
         over = (loss < self._before) & (self._risen | (self._since >= LATEST))  # the last catapult
-        due, height = self._next(step, over, critical)
+        if self.table is not None:
+            due, height = torch.full_like(over, step in self.table), self.table.get(step, 0.0) * self.critical
+        else:
+            self._calm = torch.where(over & (self.rates < critical), self._calm + 1, torch.zeros_like(self._calm))
+            due, height = self._calm >= PATIENCE, self.factor * critical
+            self._calm[due] = 0
         due &= self.done < self.wanted
         settle = ~due & over & (self.rates > critical)
         self.rates = torch.where(due, height, torch.where(settle, QUIET * critical, self.rates))
@@ -525,14 +530,6 @@ class Raises:
         self._since = torch.where(due, torch.zeros_like(self._since), self._since + 1)
         self.done += due
         return due
-
-    def _next(self, step: int, over: Tensor, critical: Tensor) -> tuple[Tensor, Tensor]:
-        if self.table is not None:
-            return torch.full_like(over, step in self.table), self.table.get(step, 0.0) * self.critical
-        self._calm = torch.where(over & (self.rates < critical), self._calm + 1, torch.zeros_like(self._calm))
-        due = self._calm >= PATIENCE
-        self._calm[due] = 0
-        return due, self.factor * critical
 
     def until(self, loss: float) -> Tensor:
         """The loss to stop at (R,): none while raises are still to come."""

@@ -196,7 +196,20 @@ class Images(NamedTuple):
 
 def images(setting: Setting) -> Images:
     """The points of an image task, the same for all seeds."""
-    x, y, origin = _pool(setting)
+    name = READ.get(setting.task, "")
+
+    def from_files() -> tuple[Tensor, Tensor, str]:
+        x, label = joined(data.load(name), CLASSES, setting.dim)
+        return x, label.float() * 2 - 1, "digits of scikit-learn" if name == "digits" else name
+
+    def generated() -> tuple[Tensor, Tensor, str]:
+        count, channels = setting.n + 2 * setting.held_out, 1 if setting.task == "fashion" else 3
+        seed = list(TASKS).index(setting.task)
+        made = two_class_images(count, setting.dim, channels, class_frac=CLASS_SHARE, seed=seed)
+        return made.x, made.y, "generated images"
+
+    source: Source = "files" if name == "digits" else setting.source if name else "stand-in"
+    x, y, origin = load_or(from_files, generated, source)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     x, y = x[order], y[order]
     if len(x) < setting.n + 2:
@@ -217,25 +230,6 @@ def flipped(y: Tensor, share: float) -> Tensor:
     turned = y.clone()
     turned[chosen] *= -1
     return turned
-
-
-def _pool(setting: Setting) -> tuple[Tensor, Tensor, str]:
-    """Images (N, C, side, side), labels ±1, and the origin."""
-    name = READ.get(setting.task, "")
-
-    def from_files() -> tuple[Tensor, Tensor, str]:
-        x, label = joined(data.load(name), CLASSES, setting.dim)
-        return x, label.float() * 2 - 1, "digits of scikit-learn" if name == "digits" else name
-
-    def generated() -> tuple[Tensor, Tensor, str]:
-        count, channels = setting.n + 2 * setting.held_out, 1 if setting.task == "fashion" else 3
-        seed = list(TASKS).index(setting.task)
-        made = two_class_images(count, setting.dim, channels, class_frac=CLASS_SHARE, seed=seed)
-        return made.x, made.y, "generated images"
-
-    if name == "digits":
-        return from_files()
-    return load_or(from_files, generated, setting.source if name else "stand-in")
 
 
 #: Epochs and filters of the reference network, a Myrtle-5 with biases trained by Adam at 1e-3 in batches of 50 on training and
