@@ -31,8 +31,8 @@ from theodolite.results import Row
 
 # The critical rate by the kernel and by the Hessian
 
-#: |ratio − 1| at each width, mean over the starts, narrowest first.
-distances = rows.by("width").each(rows.change("ratio").mean())
+#: |ratio − 1|, mean over the starts: the smallest factor from one width to the next, narrowest first.
+smallest_fall = rows.by("width").each(rows.change("ratio").mean()).steps(truediv).min()
 NEARLY = zhu("λ_max(H) ≈ λ_max(K) for wide networks", "section 3.2, after Definition 3.2.2")
 
 
@@ -56,9 +56,7 @@ class CriticalRate(Experiment):
         "at width 2048 the two rates agree (|ratio − 1|, mean over the starts)": at_most(
             0.1, rows(width=2048).change("ratio").mean(), **NEARLY
         ),
-        "their distance falls from each width to the next (smallest factor)": at_least(
-            1.0, distances.steps(truediv).min(), **NEARLY
-        ),
+        "their distance falls from each width to the next (smallest factor)": at_least(1.0, smallest_fall, **NEARLY),
     }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
@@ -140,10 +138,10 @@ class Line(Study):
 
 
 #: A rate is asked for so that runs without numbers convince nobody.
-on_line = rows(kind="run", rate=lambda rate: rate > 0)
-below, middle, above = on_line(at=["0.8", "0.98"]), on_line(at="between"), on_line(at=["1.3", "1.6", "1.9"])
+line = rows(kind="run", rate=lambda rate: rate > 0)
+below, middle, above = line(at=["0.8", "0.98"]), line(at="between"), line(at=["1.3", "1.6", "1.9"])
 #: Up to 1.3 times the threshold: λ₁(end)/λ₁(0) and that of the quadratic model.
-near = on_line(at=["0.8", "0.98", "between", "1.1", "1.3"])
+near = line(at=["0.8", "0.98", "between", "1.1", "1.3"])
 distance = abs(near["ratio_1"] - near["twin_1"])
 
 THRESHOLDS = {
@@ -214,10 +212,10 @@ class Figure33(LineFigure):
         "above both, from 1.3 on, λ₁ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_1"), says="decreases"),
         "above both, from 1.3 on, λ₂ falls (smallest share lost)": at_least(0.1, 1 - above.max("ratio_2"), says="decreases"),
         "from 1.1 to 1.9 all runs catapult (share)": equal(
-            1.0, on_line(at=["1.1", "1.3", "1.6", "1.9"]).share(word="catapult"), says="catapult"
+            1.0, line(at=["1.1", "1.3", "1.6", "1.9"]).share(word="catapult"), says="catapult"
         ),
         "at 2.1 times the first threshold the model diverges (share)": equal(
-            1.0, on_line(at="2.1").share(word="divergent"), **zhu("divergence above 4/λ₁", "appendix B.11")
+            1.0, line(at="2.1").share(word="divergent"), **zhu("divergence above 4/λ₁", "appendix B.11")
         ),
         **EXACT,
     }
@@ -240,18 +238,14 @@ class FigureB1(LineFigure):
         # Bounds as for the quadratic model; five starts: 0.012 below the threshold, up to 0.015 between.
         **around_thresholds(tiny=GATES_MOVE),
         "at 1.3 both fall (smaller share lost)": at_least(
-            0.1, 1 - on_line(at="1.3").column(lambda row: max(row["ratio_1"], row["ratio_2"])).max(), says="both decrease"
+            0.1, 1 - line(at="1.3").column(lambda row: max(row["ratio_1"], row["ratio_2"])).max(), says="both decrease"
         ),
         "up to 1.3 times the threshold λ₁ ends where the quadratic model's does (largest relative distance)": at_most(
             0.2, (distance / near["twin_1"]).max(), says="almost the same", fails={"tiny": GATES_MOVE}
         ),
         "the same distance over the λ₁ at which both begin": measured(distance.max()),
-        "at 1.9 times the first threshold the network still catapults (share)": measured(
-            on_line(at="1.9").share(word="catapult")
-        ),
-        "at 2.1 times, where the quadratic model diverges, it does too (share)": measured(
-            on_line(at="2.1").share(word="divergent")
-        ),
+        "at 1.9 times the first threshold the network still catapults (share)": measured(line(at="1.9").share(word="catapult")),
+        "at 2.1 times, where the quadratic model diverges, it does too (share)": measured(line(at="2.1").share(word="divergent")),
         **EXACT,
     }
 
