@@ -78,7 +78,7 @@ def chart(
         looking = looks([group.key for group in found], start=labelled(ax))
         drawn = Chart(ax, table, found, looking, columns[:2], legend_title(by, found), len(table))
         yield drawn
-        label_axes(ax, *drawn.names, xlabel, ylabel, title)
+        label_axes(ax, drawn.names[0], drawn.names[1], xlabel, ylabel, title)
         if not own_legend:
             legend(ax, drawn.legend_title)
         note_left_out(ax, drawn.bad, drawn.total, negative=drawn.negative, marked=drawn.marked)

@@ -44,7 +44,7 @@ def scatter(
     with chart(rows, x, y, text, log=log, size=(4.6, 4.2) if identity else None, **given) as drawn:
         for group, look in drawn:
             points = np.column_stack([numbers(group.rows, x), numbers(group.rows, y)])
-            usable = finite(points).all(axis=1)
+            usable = np.asarray(finite(points).all(axis=1))
             allowed = usable & ~_not_positive(points, log)
             drawn.count(usable, allowed)
             shown = np.flatnonzero(allowed)
