@@ -78,11 +78,12 @@ def anchors(
 
 def _subject(directory: str | None, text: str | None, seed: int) -> LanguageModel:
     from theodolite.cli.loading import language_models as sources
+    from theodolite.cli.loading.datasets import STORIES
 
     if directory is not None:
         return sources.load_language_model(directory, seed)
     if sources.stories_are_there():
-        return sources.load_language_model(sources.STORIES, seed)
+        return sources.load_language_model(STORIES, seed)
     if text is not None:
         raise ValueError("--text needs a model: name a folder with a Hugging Face checkpoint.")
     return sources.trained_example(seed)
@@ -93,13 +94,14 @@ def _tokens(subject: LanguageModel, text: str | None, limit: int) -> tuple[Tenso
     import torch
 
     from theodolite.cli.loading import language_models as sources
+    from theodolite.cli.loading.datasets import SAMPLE_TEXT, STORIES
 
     if subject.ids is not None:
         return subject.ids, {}, ()
     if text is None:
-        if subject.name != sources.STORIES:
+        if subject.name != STORIES:
             raise ValueError(f"--text is needed: a text file that {subject.name} is read on, or the name of a text data set.")
-        text = sources.SAMPLE_TEXT
+        text = SAMPLE_TEXT
     content, origin = sources.load_text(text)
     assert subject.tokens is not None
     ids = subject.tokens.first(content, limit + 1)

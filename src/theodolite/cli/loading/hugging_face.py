@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from theodolite import data as data_sets
 from theodolite.cli.loading import text as tokens
 from theodolite.cli.loading.batches import LABELS, in_batches, is_one_batch, raw_batches, top_label
-from theodolite.cli.loading.datasets import Source
+from theodolite.cli.loading.datasets import STORIES, Source
 from theodolite.cli.loading.losses import cross_entropy_for
 from theodolite.cli.loading.module_attribute import reason
 from theodolite.cli.loading.text import Encode
@@ -27,7 +27,6 @@ from theodolite.models.pretrained import load_weights
 from theodolite.problem.calling import main_output
 from theodolite.text import listed
 
-STORIES = "stories260k"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # Task -> the table of transformers that lists its classes; the first one that has a family gives its head.
 TABLES = {

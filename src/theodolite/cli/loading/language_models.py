@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from theodolite import data as data_sets
+from theodolite.cli.loading.datasets import SAMPLE_TEXT, STORIES, are_there
 from theodolite.cli.loading.module_attribute import reason
 from theodolite.data.readers import read_text
 from theodolite.text import listed, nearest
 
-STORIES, SMOLLM2, SAMPLE_TEXT = "stories260k", "smollm2", "tinystories_sample"
+SMOLLM2 = "smollm2"
 LANGUAGE_TASKS = ("causal", "masked", "seq2seq")
 SHORTEST = 2  # tokens
 
@@ -81,12 +82,7 @@ def load_language_model(word: str, seed: int = 0) -> LanguageModel:
 
 def stories_are_there() -> bool:
     """Whether the stored model and the text it knows can be loaded."""
-    try:
-        data_sets.where(STORIES)
-        data_sets.where(SAMPLE_TEXT)
-    except data_sets.MissingDataError:
-        return False
-    return True
+    return are_there(STORIES, SAMPLE_TEXT)
 
 
 def load_text(word: str) -> tuple[str, str]:

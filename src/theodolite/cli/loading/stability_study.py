@@ -17,10 +17,10 @@ from theodolite.cli.loading.batches import first_parts
 from theodolite.cli.loading.checkpoints import load_checkpoint
 from theodolite.cli.loading.datasets import Part
 from theodolite.cli.loading.hugging_face import as_one_tensor
-from theodolite.cli.loading.model_spec import own_model
 from theodolite.cli.loading.module_attribute import load_attribute, names_code
 from theodolite.cli.loading.optimizers import WORDS, make_optimizer
-from theodolite.cli.loading.subject import Subject, load_subject, load_test_part
+from theodolite.cli.loading.own_model import Subject, own_model
+from theodolite.cli.loading.subject import load_subject, load_test_part
 from theodolite.errors import NotRepeatableError
 from theodolite.measures.mode_connectivity.linear_path import POINTS, LinearPath
 from theodolite.measures.stability.config import StabilityConfig, Stopping, check_loss
