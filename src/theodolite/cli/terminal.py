@@ -8,12 +8,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from theodolite.results import Finding
 
 Model = Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")]
 Data = Annotated[str | None, typer.Option(help="A data set's NAME, module:attribute, or a file.")]
@@ -83,16 +80,19 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(plain(value), indent=1, default=str, allow_nan=False))
 
 
-def print_findings(findings: Iterable[Finding]) -> None:
-    """Each finding on a line of its own."""
-    for finding in findings:
-        typer.echo(str(finding))
+def show(as_json: bool, everything: Mapping[str, Any], *lines: object) -> None:
+    """What a command found: everything for machines, or these lines for people."""
+    if as_json:
+        print_json(everything)
+        return
+    for line in lines:
+        typer.echo(str(line))
 
 
 def plain(value: Any) -> Any:
     """The same without NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value

@@ -13,8 +13,7 @@ from theodolite.cli.terminal import (
     check_counts,
     check_folder,
     exit_when_interrupted,
-    print_findings,
-    print_json,
+    show,
     whole_numbers,
     with_notes,
 )
@@ -160,19 +159,14 @@ def _report(
     write_whole(table, probe.to_frame().to_csv(index=False).encode())
     if save:
         probe.save(out / "probe")
-    if as_json:
-        everything = {
-            "model": subject.name,
-            "findings": [finding.row() for finding in findings],
-            "rows": probe.rows(),
-            "clusters": [row for found in probe.clusters for row in found.rows()],
-            "notes": [*notes, *probe.notes],
-            "page": str(page),
-            "table": str(table),
-        }
-        print_json(everything)
-        return
-    print_findings(findings)
-    for note in (*notes, *probe.notes):
-        typer.echo(f"({note})")
-    typer.echo(f"The page is {page}, the table {table}")
+    notes = (*notes, *probe.notes)
+    everything = {
+        "model": subject.name,
+        "findings": [finding.row() for finding in findings],
+        "rows": probe.rows(),
+        "clusters": [row for found in probe.clusters for row in found.rows()],
+        "notes": notes,
+        "page": str(page),
+        "table": str(table),
+    }
+    show(as_json, everything, *findings, *(f"({note})" for note in notes), f"The page is {page}, the table {table}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,8 +17,7 @@ from theodolite.cli.terminal import (
     check_counts,
     check_folder,
     exit_when_interrupted,
-    print_findings,
-    print_json,
+    show,
     whole_numbers,
     with_notes,
 )
@@ -136,9 +134,7 @@ def _show_estimate(plan: Plan, study: Study, engine: Engine, *, dry_run: bool, a
     what += f" in {plan.trials} trials" if plan.trials > 1 else ""
     if dry_run:
         facts = {"seconds": seconds / shared, "sizes": list(plan.sizes), "pairs": plan.pairs, "trials": plan.trials, "jobs": jobs}
-        typer.echo(json.dumps(facts, indent=1) if as_json else f"It would train {what}, and take about {time}.")
-        for note in () if as_json else study.notes:
-            typer.echo(note)
+        show(as_json, facts, f"It would train {what}, and take about {time}.", *study.notes)
         raise typer.Exit(0)
     if seconds / shared > LONG:
         typer.echo(f"Training {what}; this takes about {time}.", err=True)
@@ -184,22 +180,16 @@ def _report(plan: Plan, study: Study, summary: RunSummary, out: Path, as_json: b
     test = f"{len(study.bench.test)} examples" + ("" if places is None else " held out")
     facts = with_notes({**study.facts, "test data": test}, study.notes)
     page, findings = write_stability(found, out / "index.html", name=study.name, facts=facts, places=places)
-    if as_json:
-        everything = {
-            "findings": [finding.row() for finding in findings],
-            "verdict": found.verdict,
-            "laws": found.explanation.rows(),
-            "paths": {name: path.summary() for name, path in found.paths.items()},
-            "notes": [*study.notes, *found.notes],
-            "rows": found.rows(),
-            "page": str(page),
-        }
-        print_json(everything)
-    else:
-        print_findings(findings)
-        for note in (*study.notes, *found.notes):
-            typer.echo(note)
-        if summary.reused:
-            typer.echo(f"{summary.reused} of {summary.jobs} jobs were there already.")
-        typer.echo(f"The page is {page}")
+    notes = [*study.notes, *found.notes]
+    everything = {
+        "findings": [finding.row() for finding in findings],
+        "verdict": found.verdict,
+        "laws": found.explanation.rows(),
+        "paths": {name: path.summary() for name, path in found.paths.items()},
+        "notes": notes,
+        "rows": found.rows(),
+        "page": str(page),
+    }
+    reused = [f"{summary.reused} of {summary.jobs} jobs were there already."] if summary.reused else []
+    show(as_json, everything, *findings, *notes, *reused, f"The page is {page}")
     return found.outcome is not Outcome.DIVERGED

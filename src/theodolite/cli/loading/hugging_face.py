@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from theodolite.cli.loading.losses import cross_entropy_for
 from theodolite.cli.loading.module_attribute import reason
 from theodolite.cli.loading.text import Encode
 from theodolite.models.initialisation import seeded
-from theodolite.models.pretrained import load_weights
+from theodolite.models.pretrained import load_weights, quiet
 from theodolite.problem.calling import main_output
 from theodolite.text import listed
 
@@ -60,24 +59,6 @@ class HuggingFaceModel:
     notes: tuple[str, ...] = ()
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' own warnings, reports and bars; all settings are put back."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
 def transformers() -> Any:
     """The library, or one line that says how to get it."""
     try:
@@ -87,6 +68,12 @@ def transformers() -> Any:
     except ImportError as error:
         raise ValueError(f"hf: needs transformers ({reason(error)}): pip install 'theodolite[hf]'") from error
     return library
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder; whatever transformers raises comes through."""
+    with quiet():
+        return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def load_folder(word: str, seed: int) -> HuggingFaceModel:
@@ -333,11 +320,8 @@ class HuggingData:
     def _read_tokenizer(self) -> Any:
         folder = self.loaded.folder
         if self._tokenizer is None and folder is not None and any((folder / name).is_file() for name in TOKENIZER_FILES):
-            from transformers import AutoTokenizer
-
             try:
-                with quiet():
-                    self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+                self._tokenizer = read_tokenizer(folder)
             except Exception as error:  # a missing package, a foreign file
                 note = f"the folder's tokenizer could not be used: {reason(error)}"
                 self.notes += [note] if note not in self.notes else []

@@ -141,16 +141,14 @@ def _widened(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def _tokenizer(folder: Path) -> Tokens:
-    from theodolite.cli.loading.hugging_face import TOKENIZER_FILES, quiet, transformers
+    from theodolite.cli.loading.hugging_face import TOKENIZER_FILES, read_tokenizer
 
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):  # transformers would make one that knows no word
         raise FileNotFoundError(f"{folder} holds no tokenizer (tokenizer.json or another form). Save it beside the model.")
     try:
-        with quiet():
-            tokenizer = transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return _as_tokens(read_tokenizer(folder))
     except Exception as error:  # a missing file or package, a foreign format
         raise ValueError(f"{folder}: the tokenizer cannot be read ({reason(error)}). Save it beside the model.") from error
-    return _as_tokens(tokenizer)
 
 
 def _as_tokens(tokenizer: Any) -> Tokens:
