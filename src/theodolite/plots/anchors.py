@@ -25,7 +25,7 @@ from theodolite.plots.axes_style import (
 from theodolite.plots.chart import Grouping, chart
 from theodolite.plots.figures import panels
 from theodolite.plots.spectra import draw_stairs, eigenvalues, histogram
-from theodolite.plots.style import GREY, PALETTE, look, looks, new_axes, style
+from theodolite.plots.style import GREY, PALETTE, look, looks, new_axes, style, write
 from theodolite.plots.tables import finite, groups, label_of, numbers, positive, read
 
 #: Curves of the error panel: column, name, whether it is a yardstick.
@@ -237,7 +237,7 @@ def grouped_bars(
                     ax.plot([at - 0.46 * width, at + 0.46 * width], [marks[i]] * 2, color="#222222", linewidth=1.6)
                 text = label_of(group.rows[i][by]).replace(" (", "\n(")
                 over = (at, float(max(heights[i], marks[i])))
-                ax.annotate(text, over, xytext=(0, 4), textcoords="offset points", ha="center", fontsize=7.5)
+                write(ax, text, over, (0, 4), ha="center", fontsize=7.5)
         ax.set_xticks(range(len(found)), [group.label for group in found])
         label_axes(ax, x, y, xlabel, ylabel, title)
         ax.margins(y=0.25 if log else 0.12)

@@ -21,7 +21,7 @@ from theodolite.plots.axes_style import (
     spread,
 )
 from theodolite.plots.chart import Chart, Grouping, chart
-from theodolite.plots.style import Look
+from theodolite.plots.style import Look, dots
 from theodolite.plots.tables import Array, Band, Group, Summary, finite, numbers, positive, summarise
 
 _FEW = 25  # points per line up to which each one gets a marker
@@ -135,7 +135,7 @@ def _draw(ax: Axes, line: Summary, look: Look, label: str, log: str, markers: bo
     ax.plot(line.x, line.y, color=look.colour, linestyle=look.line, marker=look.marker if few else "", label=label)
     if not few:
         alone = _isolated(line.y)
-        ax.plot(line.x[alone], line.y[alone], color=look.colour, linestyle="none", marker=look.marker)
+        dots(ax, line.x[alone], line.y[alone], look.colour, look.marker)
 
 
 def _isolated(y: Array) -> NDArray[np.bool_]:

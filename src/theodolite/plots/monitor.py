@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from theodolite.plots.axes_style import legend, note, reference
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
-from theodolite.plots.style import GREY, PALETTE, style
+from theodolite.plots.style import GREY, PALETTE, dots, style
 from theodolite.plots.tables import Array, finite, label_of, numbers, positive
 from theodolite.results import Row
 
@@ -146,16 +146,8 @@ def _mark_spikes(ax: Axes, spikes: Sequence[Row], steps: Sequence[Row]) -> None:
         ]
         heights = numbers([{"loss": losses.get(peak)} for peak in peaks], "loss")
         good = positive(heights) & finite(heights) if ax.get_yscale() == "log" else finite(heights)
-        colour, marker = CAUSES.get(cause, _OTHER)
-        drawing: dict[str, Any] = {
-            "linestyle": "none",
-            "marker": marker,
-            "color": colour,
-            "markeredgecolor": "white",
-            "markersize": 7.5,
-            "zorder": 5,
-        }
-        (marks,) = ax.plot(peaks, np.where(good, heights, top), label=f"_{cause}", clip_on=False, **drawing)
+        look: dict[str, Any] = {"markeredgecolor": "white", "markersize": 7.5, "zorder": 5, "clip_on": False}
+        marks = dots(ax, peaks, np.where(good, heights, top), *CAUSES.get(cause, _OTHER), label=f"_{cause}", **look)
         named[f"{label_of(cause)} ({len(peaks)})"] = marks
     ax.set_ylim(bottom, top)
     figure = ax.get_figure()
@@ -174,8 +166,8 @@ def _mark_exceeded(ax: Axes, looks: Sequence[Row]) -> None:
     above = [look for look in looks if look.get("exceeded") and look.get("ratio") is not None]
     shown = _thinned(above, "ratio")
     if shown:
-        marks: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3.5, "color": PALETTE[1], "zorder": 4}
-        ax.plot(numbers(shown, "step"), numbers(shown, "ratio"), label="_above", **marks)
+        place, ratio = numbers(shown, "step"), numbers(shown, "ratio")
+        dots(ax, place, ratio, PALETTE[1], "o", markersize=3.5, zorder=4, label="_above")
         note(ax, f"dots: {len(above)} of {len(looks)} batches above their critical rate")
     bottom, top = ax.get_ylim()
     if ax.get_yscale() == "log" and bottom < _LOWEST < top:  # a schedule that ends at zero would flatten the rest

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from theodolite.measures.fits import log_log_fit
 from theodolite.plots.axes_style import check_log, labelled, make_headroom, note
 from theodolite.plots.chart import Grouping, chart
-from theodolite.plots.style import GREY
+from theodolite.plots.style import GREY, dots, write
 from theodolite.plots.tables import Array, finite, label_of, numbers, positive
 
 
@@ -52,7 +52,9 @@ def scatter(
             kept.append(points)
             _draw(drawn.ax, points, look, group.label)
             if text is not None:
-                _write(drawn.ax, points, [label_of(group.rows[i].get(text)) for i in shown])
+                for i, point in zip(shown, points, strict=True):
+                    name = label_of(group.rows[i].get(text))
+                    write(drawn.ax, name, (point[0], point[1]), (5, 4), fontsize=8.5, color=GREY)
         if identity:
             _diagonal(drawn.ax, np.concatenate(kept))
         if correlation is not None:
@@ -121,11 +123,6 @@ def _draw(ax: Axes, points: Array, look: Any, label: str) -> None:
         rasterized=crowd > 5000,
         zorder=2.2,
     )
-
-
-def _write(ax: Axes, points: Array, names: list[str]) -> None:
-    for point, name in zip(points, names, strict=True):
-        ax.annotate(name, (point[0], point[1]), xytext=(5, 4), textcoords="offset points", fontsize=8.5, color=GREY)
 
 
 def _diagonal(ax: Axes, points: Array) -> None:
@@ -222,7 +219,7 @@ def log_log(
             inside = (xs >= low) & (xs <= high)
             text = _draw_fit(ax, xs[inside], ys[inside], look)
             name = f"{group.label}: {text}" if group.label else text
-            ax.plot(xs, ys, linestyle="none", marker=look.marker, color=look.colour, label=name)
+            dots(ax, xs, ys, look.colour, look.marker, label=name)
         _draw_guides(ax, guides)
         make_headroom(ax, labelled(ax))
         drawn.legend_title = None  # slopes are no values of `by`
@@ -261,6 +258,6 @@ def _draw_guides(ax: Axes, slopes: Sequence[float]) -> None:
         return
     middle = np.exp(np.log(points).mean(axis=0))
     ends = np.array([points[:, 0].min(), points[:, 0].max()])
-    for slope, dots in zip(slopes, [(0, (1, 2)), (0, (1, 4)), (0, (3, 3))] * len(slopes), strict=False):
+    for slope, dash in zip(slopes, [(0, (1, 2)), (0, (1, 4)), (0, (3, 3))] * len(slopes), strict=False):
         text = f"slope {slope:g} for comparison".replace("-", "−")
-        ax.plot(ends, middle[1] * (ends / middle[0]) ** slope, color=GREY, linestyle=dots, linewidth=1.3, zorder=1.5, label=text)
+        ax.plot(ends, middle[1] * (ends / middle[0]) ** slope, color=GREY, linestyle=dash, linewidth=1.3, zorder=1.5, label=text)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from theodolite.plots.axes_style import check_log, note, set_scales
 from theodolite.plots.chart import Grouping, chart
-from theodolite.plots.style import GREY, Look
+from theodolite.plots.style import GREY, Look, dots
 from theodolite.plots.tables import Array, finite, numbers, positive, read
 
 _BINS = 120  # no more, whatever the rule says: heavy tails would ask for millions
@@ -158,12 +158,11 @@ def _draw_values(ax: Axes, at: Array, values: Array, errors: Array, look: Look, 
         bars = np.vstack([np.minimum(known, 0.9 * heights) if log else known, known])
         ax.errorbar(at, heights, yerr=bars, fmt="none", ecolor=look.colour, elinewidth=1.1, capsize=2.5)
     hollow = values < 0 if log else np.zeros(len(at), bool)
-    plain: dict[str, Any] = {"linestyle": "none", "marker": look.marker, "color": look.colour, "markersize": 5}
     if (~hollow).any() or not hollow.any():
-        ax.plot(at[~hollow], heights[~hollow], label=label, **plain)
+        dots(ax, at[~hollow], heights[~hollow], look.colour, look.marker, markersize=5, label=label)
     if hollow.any():
         name = f"{label}, negative" if label else "negative"
-        ax.plot(at[hollow], heights[hollow], label=name, markerfacecolor="white", **plain)
+        dots(ax, at[hollow], heights[hollow], look.colour, look.marker, markersize=5, label=name, markerfacecolor="white")
 
 
 def draw_stairs(ax: Axes, heights: Array, edges: Array, look: Look, label: str) -> None:
@@ -183,17 +182,9 @@ def _rug(ax: Axes, nodes: Any) -> None:
         return
     places = np.asarray([float(node) for node in nodes], dtype=np.float64)
     good = finite(places)
-    ax.plot(
-        places[good],
-        np.full(int(good.sum()), 0.02),
-        "|",
-        color=GREY,
-        markersize=9,
-        markeredgewidth=1.1,
-        transform=ax.get_xaxis_transform(),
-        clip_on=False,
-        label="nodes",
-    )
+    at_the_edge = {"transform": ax.get_xaxis_transform(), "clip_on": False}
+    heights = np.full(int(good.sum()), 0.02)
+    dots(ax, places[good], heights, GREY, "|", markersize=9, markeredgewidth=1.1, label="nodes", **at_the_edge)
     if not good.all():
         note(ax, f"{int((~good).sum())} of {len(places)} nodes not finite")
 
