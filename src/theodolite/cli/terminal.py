@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from theodolite.arguments import at_least
+
 Model = Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")]
 Data = Annotated[str | None, typer.Option(help="A data set's NAME, module:attribute, or a file.")]
 Loss = Annotated[str | None, typer.Option(help="cross-entropy, mse, bce, l1 or module:attribute.")]
@@ -42,9 +44,7 @@ def whole_numbers(option: str, text: str, *, least: int, example: str) -> tuple[
 
 def check_counts(least: int = 1, **options: int | None) -> None:
     """Refuse options below `least`; None was not given."""
-    for name, value in options.items():
-        if value is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}. Got {value}.")
+    at_least(least, **{f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None})
 
 
 def check_folder(out: Path) -> None:

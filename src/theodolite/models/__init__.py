@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from theodolite._lazy import attach
+from theodolite._names import attach
 
 if TYPE_CHECKING:
     from theodolite.models.dag import cnn_graph as cnn_graph

@@ -70,15 +70,9 @@ def panels(
             for ax in axes[max(count - columns, 0) :]:
                 ax.xaxis.set_tick_params(labelbottom=True)
         if letters:
-            look: dict[str, Any] = {
-                "ha": "right",
-                "va": "baseline",
-                "fontsize": 11,
-                "fontweight": "bold",
-                "annotation_clip": False,
-            }
+            where = {"xycoords": "axes fraction", "annotation_clip": False}
             for i, ax in enumerate(axes):
-                write(ax, f"({_name(i)})", (0, 1), (-8, 8), xycoords="axes fraction", label="_letter", **look)
+                write(ax, f"({_name(i)})", (0, 1), (-8, 8), ha="right", fontsize=11, fontweight="bold", label="_letter", **where)
         if title is not None:
             figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure, axes

@@ -8,7 +8,6 @@ from typing import Any, Literal, Unpack
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from theodolite.plots.axes_style import check_log, note, set_scales
 from theodolite.plots.chart import Grouping, chart
@@ -97,7 +96,8 @@ def density(
             usable = finite(at) & finite(curve)
             drawn.count(usable, usable)
             if error is not None:
-                _band(ax, at, curve, width * errors, usable & finite(errors), lowest, look)
+                low, high = (np.maximum(curve + side * width * errors, lowest / 10) for side in (-1, 1))
+                ax.fill_between(at, low, high, where=usable & finite(errors), color=look.colour, alpha=0.22, linewidth=0)
             shown = np.where(usable, np.maximum(curve, lowest / 10), np.nan)
             ax.plot(at, shown, color=look.colour, linestyle=look.line, linewidth=1.5, label=group.label)
         if np.isfinite(lowest):
@@ -169,12 +169,6 @@ def draw_stairs(ax: Axes, heights: Array, edges: Array, look: Look, label: str) 
     """A histogram, shaded below its outline."""
     ax.stairs(heights, edges, fill=True, color=look.colour, alpha=0.22)
     ax.stairs(heights, edges, color=look.colour, linestyle=look.line, linewidth=1.4, label=label)
-
-
-def _band(ax: Axes, at: Array, curve: Array, half: Array, usable: NDArray[np.bool_], lowest: float, look: Look) -> None:
-    low, high = curve - half, curve + half
-    floor = lowest / 10
-    ax.fill_between(at, np.maximum(low, floor), np.maximum(high, floor), where=usable, color=look.colour, alpha=0.22, linewidth=0)
 
 
 def _rug(ax: Axes, nodes: Any) -> None:

@@ -142,7 +142,7 @@ def _draw_reduced(ax: Axes, fit: PowerFit, hide: str, log: bool) -> None:
     """The maxima, on top of the pairs."""
     points = [(m, g) for m, g in zip(fit.ms, fit.g, strict=True) if g > 0 or not log]
     ms, heights = np.array(points).reshape(-1, 2).T
-    edge = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
     dots(ax, ms, heights, *MAXIMA, markersize=6, zorder=3, label=hide + _REDUCED[fit.reduce], **edge)
 
 

@@ -5,7 +5,7 @@ Names are imported on first use: the live page is served without loading torch.
 
 from typing import TYPE_CHECKING
 
-from theodolite._lazy import attach
+from theodolite._names import attach
 
 if TYPE_CHECKING:
     from theodolite.report.gallery import Gallery as Gallery

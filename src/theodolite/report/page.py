@@ -276,13 +276,9 @@ def _part(section: Section, anchor: str) -> Part:
     if section.state in ("failed", "skipped"):
         badge: Badge | None = Badge(section.state, section.state)
     else:
-        badge = _badge(findings[0].severity) if findings else None
+        badge = Badge(findings[0].severity.value, findings[0].severity.value) if findings else None
     further = [finding for finding in findings if finding.sentence != section.sentence]
     return Part(section, anchor, table_of(section.rows, section.shown), badge, further)
-
-
-def _badge(severity: Severity) -> Badge:
-    return Badge(severity.value, severity.value)
 
 
 def _counts(findings: Sequence[Finding]) -> list[Badge]:

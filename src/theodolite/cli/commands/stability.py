@@ -80,7 +80,8 @@ def stability(
     Pairs of models are trained on sets that differ in one example, at several sizes. Without arguments a small network learns
     handwritten digits. Exit code 1 if a job failed or all pairs diverged.
     """
-    from theodolite.cli.loading.stability_study import Plan, StudyOptions, check_sizes, default_sizes, open_study
+    from theodolite.cli.loading.stability_study import Plan, StudyOptions, default_sizes, open_study
+    from theodolite.measures.stability.pairs import check_size
     from theodolite.runners import Engine
     from theodolite.runners.store import refuse_existing
 
@@ -100,7 +101,8 @@ def stability(
     with exit_when_interrupted("Interrupted. What had finished is kept; the same command with --resume goes on."):
         study = open_study(options)
         used = default_sizes(len(study.bench.train)) if wanted is None else wanted
-        check_sizes(used, len(study.bench.train))
+        for m in used:
+            check_size(m, len(study.bench.train))
         plan = Plan(options, used, pairs, trials, looks, paths)
         _show_estimate(plan, study, chosen, dry_run=dry_run, as_json=as_json)
         summary = _run(plan, study, out, chosen, resume=resume, fresh=fresh)

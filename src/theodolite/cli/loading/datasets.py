@@ -85,7 +85,10 @@ def load_data(word: str, share: Share, default: int = DEFAULT_SAMPLES) -> Source
     if suffix is not None and (path.is_file() or not names_code(word)):
         return _from_file(path, suffix, share, default)
     if names_code(word):
-        return _from_code(word, share, default)
+        found = load_attribute(word, "--data", share.seed)
+        if callable(found) and not isinstance(found, torch.utils.data.Dataset):
+            found = call(word, found, share.seed)
+        return from_value(found, word, share, default)
     near = listed(nearest(word, data_sets.names(), 3))
     raise ValueError(
         f"--data {word!r} must be the name of a data set, module:attribute, or a file ({listed(FILES)}). Nearest names: {near}. "
@@ -134,13 +137,6 @@ def _test_part(found: Any, name: str) -> Any:
         return replace(found, x_train=found.x_test, y_train=found.y_test, x_test=found.x_train, y_test=found.y_train)
     # Of documents the words to count are chosen by the training part, so the test part has no meaning alone.
     raise NoTestPartError(f"--data {name} has no test part that can be read by itself.")
-
-
-def _from_code(word: str, share: Share, default: int) -> Source:
-    found = load_attribute(word, "--data", share.seed)
-    if callable(found) and not isinstance(found, torch.utils.data.Dataset):
-        found = call(word, found, share.seed)
-    return from_value(found, word, share, default)
 
 
 def from_value(value: Any, name: str, share: Share, default: int = DEFAULT_SAMPLES) -> Source:

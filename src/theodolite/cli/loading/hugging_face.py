@@ -174,8 +174,7 @@ def _loading_notes(info: dict[str, Any], kind: str) -> tuple[str, ...]:
     ):
         names = sorted(info.get(key) or ())
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            notes.append(text + listed(names[:3]) + more)
+            notes.append(text + listed(names, 3))
     return tuple(notes)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from theodolite import data as data_sets
 from theodolite.cli.loading.datasets import SAMPLE_TEXT, STORIES, are_there
 from theodolite.cli.loading.module_attribute import reason
+from theodolite.cli.loading.text import encoded
 from theodolite.data.readers import read_text
 from theodolite.text import listed, nearest
 
@@ -35,12 +36,7 @@ class Tokens:
 
     def first(self, text: str, count: int) -> list[int]:
         """At most so many tokens from the start of a text, of which no more is encoded than needed."""
-        width = 8 * count
-        while True:
-            ids = list(self.encode(text[:width]))
-            if len(ids) > count or width >= len(text):
-                return ids[:count]
-            width *= 2
+        return encoded(text, self.encode, count)[0][:count]
 
     def single(self, word: str) -> list[int]:
         """The tokens that are this word by itself, at the start of a text or after a blank."""

@@ -23,7 +23,7 @@ from theodolite.cli.loading.subject import load_subject, load_test_part
 from theodolite.errors import NotRepeatableError
 from theodolite.measures.mode_connectivity.linear_path import POINTS, LinearPath
 from theodolite.measures.stability.config import StabilityConfig, Stopping, check_loss
-from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps, read_pool
+from theodolite.measures.stability.pairs import Swap, draw_swaps, read_pool
 from theodolite.measures.stability.study import (
     CHECK_STEPS,
     Measured,
@@ -340,12 +340,6 @@ def default_sizes(pool: int) -> tuple[int, ...]:
     """
     largest = max(1, int(LARGEST * pool))
     return tuple(sorted({max(1, largest // 2**k) for k in range(SIZES)}))
-
-
-def check_sizes(sizes: Sequence[int], pool: int) -> None:
-    """Refuse sizes that the pool cannot give."""
-    for m in sizes:
-        check_size(m, pool)
 
 
 def measure_job(job: Mapping[str, Any]) -> list[Row]:
