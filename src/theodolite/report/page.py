@@ -289,10 +289,8 @@ def _counts(findings: Sequence[Finding]) -> list[Badge]:
 
 def _states(sections: Sequence[Section], part: str) -> str:
     """How many instruments there were, and how many of them have nothing to show."""
-    count = len(sections)
-    text = plural(count, part)
     rest = [(sum(section.state == state for section in sections), state) for state in ("failed", "skipped")]
-    return ", ".join([text, *(f"{n} {state}" for n, state in rest if n)])
+    return ", ".join([plural(len(sections), part), *(f"{n} {state}" for n, state in rest if n)])
 
 
 def _quiet(sections: Sequence[Section]) -> str:

@@ -23,6 +23,7 @@ from theodolite.cli.loading.own_model import Subject
 from theodolite.models import registry
 from theodolite.problem.tensors import named_tensors
 from theodolite.text import listed, nearest
+from theodolite.training.fleets.recorder import eval_mode
 
 SIDE = 32  # images too small for a network are enlarged to this
 RESNET20 = ("resnet20_cifar10", "cifar10", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -140,10 +141,9 @@ def _build(request: BuildRequest, data: Any, outputs: int) -> nn.Module:
     if "inputs" not in request.arguments and len(shape) != 3 and not (request.name.startswith("NTK-CNN") and len(shape) == 2):
         raise ValueError(f"it takes images (channels, height, width); the examples have shape {shape}.")
     model = request.build(inputs=x[0].numel(), image=shape, channels=shape[0], outputs=outputs, classes=outputs)
-    training = model.training
-    with torch.no_grad():
-        model.eval()(x[:2].to(next(model.parameters()).dtype))
-    return model.train(training)
+    with torch.no_grad(), eval_mode(model):
+        model(x[:2].to(next(model.parameters()).dtype))
+    return model
 
 
 def _stored_resnet(request: BuildRequest, source: Source | None) -> Subject | None:

@@ -34,7 +34,7 @@ from theodolite.measures.stability.study import (
     with_length,
 )
 from theodolite.measures.stability.training_pairs import Bench, Recipe, compare_pairs, null_swap
-from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.results import Cost, Outcome, Result, Row, fields_of
 
 MODEL, DATA, MOMENTUM = "F-48^2", "digits", 0.9  # the embedded example
 RATE = 0.1  # of SGD where none is named
@@ -303,15 +303,9 @@ class Plan:
     checkpoints: tuple[int, ...] = ()
     paths: int = 0
 
-    def config(self, sizes: Sequence[int] | None = None, paths: int | None = None) -> StabilityConfig:
-        return StabilityConfig(
-            sizes=self.sizes if sizes is None else tuple(sizes),
-            pairs=self.pairs,
-            checkpoints=self.checkpoints,
-            trials=tuple(range(self.trials)),
-            pair_seed=self.options.seed,
-            paths=self.paths if paths is None else paths,
-        )
+    def config(self) -> StabilityConfig:
+        same = fields_of(self, "sizes pairs checkpoints paths")
+        return StabilityConfig(**same, trials=tuple(range(self.trials)), pair_seed=self.options.seed)
 
     def jobs(self, study: Study) -> list[dict[str, Any]]:
         """Plain values; data and starting weights enter by their digest, so that no result of others is taken for one."""

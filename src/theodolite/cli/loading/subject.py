@@ -27,6 +27,7 @@ from theodolite.models.initialisation import seeded
 from theodolite.problem.calling import main_output
 from theodolite.results import fields_of
 from theodolite.training import train
+from theodolite.training.fleets.recorder import eval_mode
 
 SEQUENCES = 16  # for a model of transformers, where no number was given
 
@@ -191,16 +192,11 @@ def trial(model: nn.Module, inputs: Any) -> Tensor | None:
     """The output for two samples, in eval mode and without a trace; None where the model refuses them."""
     if not isinstance(inputs, Tensor):
         return None
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(model):
             return main_output(model(inputs[:2]))
     except Exception:  # any refusal is reported in full when the survey calls the model
         return None
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def fit_inputs(model: nn.Module, source: Source) -> Source:
