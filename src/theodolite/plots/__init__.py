@@ -1,5 +1,7 @@
 """L6: rows in, matplotlib Axes out. One style, deterministic SVG, nothing pops up.
 
+Drawings of rows in groups all take `by` (a column or several), `order`, `label`, `xlabel`, `ylabel`, `title` and `ax`.
+
 >>> from theodolite import plots
 >>> ax = plots.curves([{"step": 0, "loss": 2.3}, {"step": 1, "loss": 0.7}], "step", "loss", log="y")
 >>> plots.to_svg(ax).startswith("<svg")
