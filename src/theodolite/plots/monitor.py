@@ -13,7 +13,7 @@ from theodolite.plots.axes_style import legend, note, reference
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
 from theodolite.plots.style import GREY, PALETTE, dots, style
-from theodolite.plots.tables import Array, finite, label_of, numbers, positive
+from theodolite.plots.tables import finite, label_of, numbers, positive
 from theodolite.results import Row
 
 #: Colour and marker of each cause of a spike.
@@ -117,7 +117,9 @@ def _panel(ax: Axes, name: str, log_axis: bool, lines: list[tuple[list[Row], str
             ax.set_yticks([])
             return
     values = np.concatenate([numbers(rows, column) for rows, column, _ in shown])
-    scale = "y" if log_axis and _mostly_positive(values[finite(values)]) else ""
+    values = values[finite(values)]
+    mostly_positive = len(values) > 0 and positive(values).mean() >= 0.9
+    scale = "y" if log_axis and mostly_positive else ""
     for rows, column, label in shown:
         drawn = len(ax.lines)
         curves(rows, "step", column, log=scale, label=label, labels="none", markers=len(rows) <= 40, ylabel="", ax=ax)
@@ -129,10 +131,6 @@ def _panel(ax: Axes, name: str, log_axis: bool, lines: list[tuple[list[Row], str
         ax.set_ylim(min(low, 0.0), max(high, 1.0))
     with style():
         legend(ax)
-
-
-def _mostly_positive(values: Array) -> bool:
-    return bool(len(values)) and float(positive(values).mean()) >= 0.9
 
 
 def _mark_spikes(ax: Axes, spikes: Sequence[Row], steps: Sequence[Row]) -> None:

@@ -199,7 +199,7 @@ def table_of(rows: Sequence[Row], shown: int = SHOWN) -> Table:
     kept = list(rows[:MOST])
     names = list(dict.fromkeys(name for row in kept for name in row))
     values = {name: [_plain(row.get(name)) for row in kept] for name in names}
-    cells = {name: [_cell(value) for value in values[name]] for name in names}
+    cells = {name: [v if isinstance(v, Cell) else Cell(text=cell(v)) for v in values[name]] for name in names}
     lines = [[cells[name][i] for name in names] for i in range(len(kept))]
     cut = len(lines) if len(lines) <= shown + SPARE else shown
     columns = [(str(name).replace("_", " "), _kind(values[name], cells[name])) for name in names]
@@ -245,10 +245,6 @@ def _plain(value: Any) -> Any:
         return value
     shape = tuple(value.shape)
     return value.tolist() if math.prod(shape) <= _FEW else " × ".join(map(str, shape)) + " numbers"
-
-
-def _cell(value: Any) -> Cell:
-    return value if isinstance(value, Cell) else Cell(text=cell(value))
 
 
 def _kind(values: Sequence[Any], cells: Sequence[Cell]) -> str:

@@ -78,11 +78,8 @@ def page_data(log: MonitorLog, buckets: int | None = None) -> dict[str, Any]:
 
     With `buckets` long tables are thinned to the extremes of that many parts; `counts` are those of all rows.
     """
-    tables = {
-        "steps": log.steps,
-        "batch": [look for look in log.looks if look.get("on") == "batch"],
-        "probe": [look for look in log.looks if look.get("on") == "probe"],
-    }
+    looks = {on: [look for look in log.looks if look.get("on") == on] for on in ("batch", "probe")}
+    tables = {"steps": log.steps, **looks}
     columns = {name: _columns(rows, COLUMNS[name]) for name, rows in tables.items()}
     counts = {name: len(rows) for name, rows in tables.items()}
     counts["exceeded"] = sum(bool(value) for value in columns["batch"]["exceeded"])
