@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from theodolite.analyses.page import analysis_page, write_analysis
-from theodolite.instruments.language.anchors import (
-    SOURCE,
-    Anchors,
-    bulk_mass,
-    certificate_needs,
-    error_table,
-    first_positions,
-    several_anchors,
-    verdict,
-)
-from theodolite.instruments.language.anchors import atoms as atoms_finding
-from theodolite.measures.anchors import AnchorProbe
+from theodolite import plots
+from theodolite.analyses.page import write_analysis
+from theodolite.instruments.language.anchors import SOURCE, Anchors, anchor_findings, certificate_needs, error_table
+from theodolite.measures.anchors import AnchorProbe, AtomGeometry
 from theodolite.report import Section
 from theodolite.results import Finding, Row
+
+#: The section that a finding stands in, by its label; all others are about the anchor itself.
+SECTIONS = {"bulk mass": "partition", "several anchors": "clusters", "atoms": "atoms", "certificate": "certificate"}
 
 
 def write_anchors(
@@ -30,10 +24,11 @@ def write_anchors(
     """Write a probe as a self-contained page; the page's place and its findings, the weightiest first."""
     sections = [_errors(probe), _partitions(probe)]
     sections += [_clusters(probe)] if probe.clusters else []
-    sections += [_atoms(probe)] if probe.geometry is not None else []
+    sections += [_atoms(probe.geometry)] if probe.geometry is not None else []
     sections.append(_certificate(probe))
-    findings = [finding for section in sections for finding in section.findings]
-    return write_analysis(analysis_page(probe, name, "anchor probe", sections, findings, {**(facts or {}), **_facts(probe)}), out)
+    found = [*anchor_findings(probe), certificate_needs(probe)]
+    placed = [replace(finding, instrument=SECTIONS.get(finding.label, "anchor")) for finding in found]
+    return write_analysis(probe, out, name, "anchor probe", sections, placed, {**(facts or {}), **_facts(probe)}, SOURCE)
 
 
 def _facts(probe: AnchorProbe) -> dict[str, str]:
@@ -48,21 +43,12 @@ def _facts(probe: AnchorProbe) -> dict[str, str]:
     return found | ({"remarks": "; ".join(probe.notes)} if probe.notes else {})
 
 
-def _in(section: str, findings: Sequence[Finding]) -> list[Finding]:
-    """The findings as those of a section, which is what they link to."""
-    return [replace(finding, instrument=section) for finding in findings]
-
-
 def _errors(probe: AnchorProbe) -> Section:
-    from theodolite import plots
-    from theodolite.plots.anchors import plot_anchor_errors
-
     return Section(
         name="anchor",
         title="Anchor vector",
         question=Anchors.question,
-        findings=_in("anchor", [verdict(probe), *first_positions(probe)]),
-        svg=plots.to_svg(plot_anchor_errors(probe.rows()), prefix="errors"),
+        svg=plots.to_svg(plots.plot_anchor_errors(probe.rows()), prefix="errors"),
         rows=error_table(probe),
         how=(
             "h is what enters the output layer, caught at every position. For each context and each number k the logarithm of "
@@ -72,14 +58,10 @@ def _errors(probe: AnchorProbe) -> Section:
             "1 − error/variance."
         ),
         cost=f"{probe.cost.seconds:.3g} s, {probe.cost.route}",
-        source=SOURCE,
     )
 
 
 def _partitions(probe: AnchorProbe) -> Section:
-    from theodolite import plots
-    from theodolite.plots.anchors import plot_log_partitions
-
     names = {"mean": "mean", "variance": "variance", "low": "smallest", "high": "largest", "mass_mean": "bulk mass"}
     names |= {"mass_1": "bulk mass, 1 % below", "mass_min": "smallest bulk mass"}
     rows: list[Row] = [{"words removed": r["top"], **{label: r[key] for key, label in names.items()}} for r in probe.rows()]
@@ -87,14 +69,12 @@ def _partitions(probe: AnchorProbe) -> Section:
         name="partition",
         title="Partition functions",
         question="How much do the logarithms of the partition functions vary, and how much probability does the bulk hold?",
-        findings=_in("partition", [bulk_mass(probe)]),
-        svg=plots.to_svg(plot_log_partitions(probe), prefix="partition"),
+        svg=plots.to_svg(plots.plot_log_partitions(probe), prefix="partition"),
         rows=rows,
         how=(
             "An anchor is only worth something if what it predicts varies. Bulk mass is the probability of all words that were "
             f"not removed. The picture shows {'all' if probe.exact else 'a uniform sample of the'} positions."
         ),
-        source=SOURCE,
     )
 
 
@@ -103,33 +83,25 @@ def _clusters(probe: AnchorProbe) -> Section:
         name="clusters",
         title="Several anchors",
         question="Do positions fall into clusters, each with an anchor of its own?",
-        findings=_in("clusters", [several_anchors(probe)]),
         rows=[row for found in probe.clusters for row in found.rows()],
         how=(
             "k-means on the log bulk partition function of the sampled positions, then least squares in each cluster. The last "
             "columns say what one anchor for all gives, and which share of a cluster stands first in its window."
         ),
-        source=SOURCE,
     )
 
 
-def _atoms(probe: AnchorProbe) -> Section:
-    from theodolite import plots
-    from theodolite.plots.anchors import plot_atom_geometry
-
-    assert probe.geometry is not None
+def _atoms(geometry: AtomGeometry) -> Section:
     return Section(
         name="atoms",
         title="The atoms",
         question="How do the rows of the output layer lie: do they fill their space, or a cone?",
-        findings=_in("atoms", [atoms_finding(probe)]),
-        svg=plots.to_svg(plot_atom_geometry(probe.geometry), prefix="atoms"),
-        rows=probe.geometry.rows(),
+        svg=plots.to_svg(plots.plot_atom_geometry(geometry), prefix="atoms"),
+        rows=geometry.rows(),
         how=(
             "Singular values of the output weight by its Gram matrix, norms of its rows, cosines of random pairs of them. Were "
             "the rows uniform on a sphere, log Z would be nearly constant, and a constant would be the anchor."
         ),
-        source=SOURCE,
     )
 
 
@@ -147,8 +119,6 @@ def _certificate(probe: AnchorProbe) -> Section:
         name="certificate",
         title="Transfer certificate",
         question="What would a guarantee for downstream tasks need?",
-        findings=_in("certificate", [certificate_needs(probe)]),
         rows=[{"quantity": quantity, "here": here, "needed": needed} for quantity, here, needed in table],
         how="Where there is a student, theodolite.measures.anchors.transfer_certificate measures all of these and the bounds.",
-        source=SOURCE,
     )

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from theodolite.analyses.page import analysis_page
+from theodolite import plots
+from theodolite.analyses.page import Findings, labels, write_analysis
 from theodolite.analyses.path import path_finding, path_section
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
 from theodolite.measures.mode_connectivity.linear_path import LinearPath, path_between
@@ -19,13 +20,14 @@ from theodolite.measures.mode_connectivity.points import BatchNormPolicy
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import named_tensors
 from theodolite.progress import Stage, stages
-from theodolite.report import Section, write_page
-from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, number
+from theodolite.report import Section
+from theodolite.results import Cost, Finding, Outcome, Result, Row, number
 from theodolite.text import listed
 
 #: Columns of the table of all spectra.
 _SPECTRUM = ("sharpness", "residual", "outliers", "decoupling_error", "overlap")
 _SOURCE = "Wu and others (2020), Dissecting Hessian: overlap of dominant eigenspaces between models."
+_found = Findings(_SOURCE, labels(note="overlap"))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -54,7 +56,7 @@ class Comparison(Result):
     def to_html(self, path: str | PathLike[str], *, facts: Mapping[str, str] | None = None) -> Path:
         """Write the comparison as one self-contained page; `facts` (where the models come from, say) go into its header."""
         sections = [self._section(layer, place) for place, layer in enumerate(_layers(self.pairs))]
-        between = [path_section(path, names, _way(i)) for i, (names, path) in enumerate(_flat(self.paths))]
+        between = [path_section(path, names, f"path-{i}") for i, (names, path) in enumerate(_flat(self.paths))]
         spectra = Section(
             name="spectra",
             title="Spectra of every layer",
@@ -71,7 +73,6 @@ class Comparison(Result):
                 "its factors (decoupling error). Overlap is that of the outliers with the product's eigenvectors; outliers are "
                 "the eigenvalues before the widest gap."
             ),
-            source=_SOURCE,
         )
         everything = {
             **(facts or {}),
@@ -80,14 +81,15 @@ class Comparison(Result):
             **{f"{layer} not compared": why for layer, why in self.without.items()},
         }
         every = [*between, *sections, spectra]
-        return write_page(analysis_page(self, listed(self.models, 4), "comparison", every, self.findings, everything), path)
+        return write_analysis(self, path, listed(self.models, 4), "comparison", every, self.findings, everything, _SOURCE)[0]
 
     def _section(self, layer: str, place: int) -> Section:
-        from theodolite import plots
-
         mine = [pair for pair in self.pairs if pair.layer == layer]
         size = self.models[mine[0].first][layer].pairs.vectors.shape[0]
-        rows = [row for pair in mine for row in [*pair.rows(), *_chance(pair, size)]]
+        rows = []
+        for pair in mine:
+            rows += pair.rows()
+            rows += [{"curve": "chance", "dimension": k, "overlap": k / size} for k in range(1, len(pair.overlap) + 1)]
         axes = plots.curves(
             rows,
             x="dimension",
@@ -103,7 +105,7 @@ class Comparison(Result):
         if mine[0].outputs <= len(mine[0].overlap):
             plots.reference(axes, x=mine[0].outputs, label=f"{mine[0].outputs} outputs")
         return Section(
-            name=_name(layer),
+            name=f"layer-{layer}",
             title=layer,
             question="How much do the sharpest directions of the models share, and is it what their factors predict?",
             svg=plots.to_svg(axes, prefix=f"overlap-{place}"),
@@ -116,7 +118,6 @@ class Comparison(Result):
                 "the next eigenvalue, in first order); same input is (v·v')² of the leading eigenvectors of the two input "
                 "auto-correlations. The last layer's outputs are not permuted: they have an order."
             ),
-            source=_SOURCE,
         )
 
 
@@ -163,13 +164,12 @@ def compare(
             + "; ".join(f"{name} has {', '.join(report)}" for name, report in reports.items())
             + "."
         )
-    problem = next(iter(problems.values()))
-    shared = set(_layers(pairs))
+    problem, shared = next(iter(problems.values())), _layers(pairs)
     without = {layer: why for report in reports.values() for layer, why in report.without.items()}
     without |= {layer: f"not in every model ({name} has it)" for name, r in reports.items() for layer in r if layer not in shared}
     sizes = {layer: report[layer].pairs.vectors.shape[0] for report in reports.values() for layer in report}
-    layered = [_finding([pair for pair in pairs if pair.layer == layer], sizes[layer]) for layer in _layers(pairs)]
-    between = [path_finding(found, names, _way(i)) for i, (names, found) in enumerate(_flat(paths))]
+    layered = [_finding([pair for pair in pairs if pair.layer == layer], sizes[layer]) for layer in shared]
+    between = [path_finding(found, names, f"path-{i}") for i, (names, found) in enumerate(_flat(paths))]
     return Comparison(
         settings={
             "model": f"{type(problem.model).__name__}, {problem.size} parameters",
@@ -228,24 +228,9 @@ def _flat(paths: Mapping[str, Mapping[str, LinearPath]]) -> list[tuple[tuple[str
     return [((a, b), path) for a, others in paths.items() for b, path in others.items()]
 
 
-def _way(place: int) -> str:
-    """The section of a path."""
-    return f"path-{place}"
-
-
-def _name(layer: str) -> str:
-    """The section of a layer."""
-    return f"layer-{layer}"
-
-
 def _taken(pair: LayerComparison) -> int:
     """How many directions numbers are given for: as many as the layer has outputs, if so many were measured."""
     return min(pair.outputs, len(pair.overlap))
-
-
-def _chance(pair: LayerComparison, size: int) -> list[Row]:
-    """What random subspaces share."""
-    return [{"curve": "chance", "dimension": k, "overlap": k / size} for k in range(1, len(pair.overlap) + 1)]
 
 
 def _row(pair: LayerComparison) -> Row:
@@ -276,5 +261,4 @@ def _finding(pairs: list[LayerComparison], size: int) -> Finding:
         f"{layer}: the {k} sharpest directions of the models share {number(shared, error)}{several}; their factors predict "
         f"{expected:.2g}, chance is {k / size:.2g}. The overlap {place}; the layer has {pairs[0].outputs} outputs."
     )
-    fields = {"label": "overlap", "quantity": f"overlap of {layer}", "value": shared, "error": error, "source": _SOURCE}
-    return Finding(instrument=_name(layer), severity=Severity.NOTE, sentence=text, **fields)  # type: ignore[arg-type]
+    return _found(f"layer-{layer}", "overlap", text, quantity=f"overlap of {layer}", value=shared, error=error)

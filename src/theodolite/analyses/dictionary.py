@@ -8,31 +8,24 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from theodolite import plots
 from theodolite.analyses.dictionary_study import DictionaryStudy, Judged
-from theodolite.analyses.page import Findings, analysis_page, write_analysis
+from theodolite.analyses.page import Findings, labels, write_analysis
+from theodolite.measures.dictionary import DictionaryChoice
 from theodolite.report import Section
 from theodolite.results import Finding, Row, Severity, number
 
 SOURCE = "Hiding Data Helps: On the Benefits of Masking for Sparse Coding (ICML 2023), https://arxiv.org/abs/2302.12715"
 
 #: Every label with the severities it comes in.
-LABELS: dict[str, tuple[Severity, ...]] = {
-    "hidden coordinates": (Severity.NOTE,),
-    "predicts nothing": (Severity.WARNING,),
-    "overfits": (Severity.WARNING,),
-    "no overfitting": (Severity.GOOD,),
-    "reconstruction predicts better": (Severity.NOTE,),
-    "fits its own signals": (Severity.NOTE,),
-    "chosen size": (Severity.NOTE,),
-    "size at the edge": (Severity.NOTE,),
-    "idle atoms": (Severity.NOTE, Severity.WARNING),
-    "no idle atoms": (Severity.GOOD,),
-    "twin atoms": (Severity.NOTE,),
-    "atoms fall together": (Severity.WARNING,),
-    "still learning": (Severity.NOTE,),
-    "missing values": (Severity.NOTE,),
-    "zero signals": (Severity.NOTE,),
-}
+LABELS = labels(
+    good="no overfitting | no idle atoms",
+    note=(
+        "hidden coordinates | reconstruction predicts better | fits its own signals | chosen size | size at the edge | "
+        "idle atoms | twin atoms | still learning | missing values | zero signals"
+    ),
+    warning="predicts nothing | overfits | idle atoms | atoms fall together",
+)
 
 TWIN = 0.95  # |cosine| from which two atoms count as one
 IDLE = 0.1  # share of idle atoms that deserves a warning
@@ -42,20 +35,6 @@ OWN = 1.25  # held-out over training error from which a dictionary fits its own 
 FALLING = 0.02  # relative fall of the loss over the last tenth of the passes: not at rest
 
 _found = Findings(SOURCE, LABELS)
-
-
-def dictionary_findings(study: DictionaryStudy) -> list[Finding]:
-    """The findings of a study, on its main dictionary and, where both objectives were tried, on their difference."""
-    main = study.judged[study.main]
-    return [
-        _prediction(study, main),
-        *_overfitting(study),
-        *_choice(study),
-        _idle(main),
-        *_twins(study, main),
-        *_rest(main),
-        *_data(study),
-    ]
 
 
 def write_dictionary(
@@ -70,13 +49,15 @@ def write_dictionary(
     """Write a study as a self-contained page; the page's place and its findings, the weightiest first."""
     sections = [
         _prediction_section(study),
-        *_choice_section(study),
+        *map(_choice_section, [study.choice] if study.choice else []),
         _atoms_section(study, patch_shape, feature_names),
         _usage_section(study),
         _learning_section(study),
     ]
-    everything = {**(facts or {}), **_facts(study)}
-    return write_analysis(analysis_page(study, name, "dictionary", sections, dictionary_findings(study), everything), out)
+    main = study.judged[study.main]
+    findings = [_prediction(study, main), *_overfitting(study), *_choice(study), _idle(main)]
+    findings += [*_twins(study, main), *_rest(main), *_data(study)]
+    return write_analysis(study, out, name, "dictionary", sections, findings, {**(facts or {}), **_facts(study)}, SOURCE)
 
 
 def _prediction(study: DictionaryStudy, main: Judged) -> Finding:
@@ -185,9 +166,9 @@ def _rest(main: Judged) -> list[Finding]:
     if tenth < 2:
         return []
     before, last = float(losses[-2 * tenth : -tenth].mean()), float(losses[-tenth:].mean())
-    if not before > 0 or (before - last) / before < FALLING:
+    fall = (before - last) / before if before > 0 else 0.0
+    if fall < FALLING:
         return []
-    fall = (before - last) / before
     text = f"The loss was still falling when learning ended: by {fall:.0%} over the last {tenth} of {len(losses)} passes."
     advice = f"--resume --epochs {2 * len(losses)} goes on from here."
     return [_found("learning", "still learning", text, advice=advice, quantity="fall of the loss", value=fall)]
@@ -236,33 +217,24 @@ def _prediction_section(study: DictionaryStudy) -> Section:
             "share of the hidden energy that is predicted. Reconstruction looks at all coordinates and so can also fit their "
             "noise; a lower reconstruction error with a higher hidden error is the mark of overfitting."
         ),
-        source=SOURCE,
     )
 
 
-def _choice_section(study: DictionaryStudy) -> list[Section]:
-    from theodolite import plots
-
-    if study.choice is None:
-        return []
-    section = Section(
+def _choice_section(choice: DictionaryChoice) -> Section:
+    return Section(
         name="choice",
         title="The size",
         question="How many atoms, and how many per signal?",
-        svg=plots.to_svg(plots.plot_dictionary_choice(study.choice.rows()), prefix="choice"),
-        rows=study.choice.rows(),
+        svg=plots.to_svg(plots.plot_dictionary_choice(choice.rows()), prefix="choice"),
+        rows=choice.rows(),
         how=(
             "Every size was learned from the same signals and judged on the same held-out ones; the lowest error on hidden "
             "coordinates was taken. The error of reconstruction falls with every atom and cannot choose."
         ),
-        source=SOURCE,
     )
-    return [section]
 
 
 def _atoms_section(study: DictionaryStudy, shape: Sequence[int] | None, names: Sequence[str] | None) -> Section:
-    from theodolite import plots
-
     usage = study.judged[study.main].usage
     order = usage.uses.argsort(descending=True, stable=True).tolist()
     title = "Atoms, those used most first"
@@ -278,13 +250,10 @@ def _atoms_section(study: DictionaryStudy, shape: Sequence[int] | None, names: S
             "Atoms have unit length and no sign: blue and red, or up and down, may be exchanged. Uses count the training signals "
             "whose code has the atom, energy is its share of all squared code entries, the twin is the other atom most like it."
         ),
-        source=SOURCE,
     )
 
 
 def _usage_section(study: DictionaryStudy) -> Section:
-    from theodolite import plots
-
     rows = [{"objective": name, **row} for name, judged in study.judged.items() for row in judged.usage.rows()]
     axes = plots.plot_atom_usage(rows, by="objective" if len(study.judged) > 1 else None, title="How often atoms are used")
     return Section(
@@ -293,13 +262,10 @@ def _usage_section(study: DictionaryStudy) -> Section:
         question="Do all atoms work?",
         sentence=study.judged[study.main].usage.sentence(),
         svg=plots.to_svg(axes, prefix="usage"),
-        source=SOURCE,
     )
 
 
 def _learning_section(study: DictionaryStudy) -> Section:
-    from theodolite import plots
-
     by = "objective" if len(study.judged) > 1 else None
     axes = plots.plot_learning_curve(study.learning_rows(), by=by, title="Squared error per coordinate while learning")
     return Section(
@@ -318,5 +284,4 @@ def _learning_section(study: DictionaryStudy) -> Section:
             "curves do not measure the same."
         ),
         cost=f"{study.cost.seconds:.3g} s in all",
-        source=SOURCE,
     )  # fmt: skip

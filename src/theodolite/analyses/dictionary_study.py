@@ -15,6 +15,7 @@ from torch import Tensor
 
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dictionary import DictionaryChoice, HiddenError, choose_dictionary, hidden_error
+from theodolite.measures.dictionary.arrays import without_missing
 from theodolite.measures.dictionary.decoding import Decoder, decode
 from theodolite.measures.dictionary.estimator import split_signals
 from theodolite.measures.dictionary.hidden import hidden_count
@@ -60,6 +61,11 @@ class DictionaryPlan:
     batch_size: int = 200
     learning_rate: float = 1e-3
     seed: int = 0
+
+    @property
+    def stream(self) -> int:
+        """That of `MaskedDictionaryLearning(random_state=seed)`, so that both learn the same atoms."""
+        return start_seeds(self.seed)[0]
 
     def atoms(self, dim: int) -> int:
         return dim if self.n_components is None else self.n_components
@@ -203,13 +209,19 @@ def study_dictionary(
             on_choice(choice)
     atoms = plan.atoms(data.shape[1]) if choice is None else choice.n_components
     sparsity = plan.nonzeros(data.shape[1], atoms) if choice is None else choice.sparsity
-    seen, unseen = _observed(train), _observed(test)
+    seen, unseen = without_missing(train), without_missing(test)
     judged = {}
     for objective in plan.objectives:
         settings = plan.settings(objective, sparsity)
-        learner = (learned or {}).get(objective) or _start(seen[0], atoms, plan)
-        learner = _learn(learner, *seen, settings, plan, keep, progress)
-        judged[objective] = _judge(learner, seen, unseen, settings, plan)
+        learner = (learned or {}).get(objective)
+        if learner is None:
+            first = initial_dictionary(seen[0], atoms, plan.init, seed=plan.stream)
+            learner = Learner(LearnerState.begin(first[None]), torch.zeros(0, dtype=torch.float64))
+        learner = _learn(learner, *seen, settings, plan, keep or (lambda *_: None), progress)
+        how = fields_of(settings, "sparsity hidden_fraction decoder selection penalty") | {"seed": plan.stream}
+        held, own = (hidden_error(Y, learner.components, observed=there, **how) for Y, there in (unseen, seen))
+        usage = atom_usage(_codes(*seen, learner.components, settings), learner.components)
+        judged[objective] = Judged(learner, held, own, usage)
     return DictionaryStudy(
         main=plan.objectives[0],
         judged=judged,
@@ -232,16 +244,13 @@ def study_dictionary(
 def encode(signals: Any, study: DictionaryStudy, plan: DictionaryPlan) -> SparseCodes | Tensor:
     """Codes of signals (n, d), NaN where missing, by the main dictionary: non-zeros (n, k), or dense (n, p) for the Lasso."""
     centred = np.asarray(signals) if study.offset is None else np.asarray(signals) - study.offset.numpy()
-    Y, observed = _observed(centred)
-    return _codes(Y, observed, study.components, plan.settings(study.main, study.sparsity))
+    return _codes(*without_missing(centred), study.components, plan.settings(study.main, study.sparsity))
 
 
 def _codes(Y: Tensor, observed: Tensor | None, atoms: Tensor, settings: LearningSettings) -> SparseCodes | Tensor:
-    seen = None if observed is None else observed[None]
+    seen, how = None if observed is None else observed[None], fields_of(settings, "decoder selection penalty")
     with torch.no_grad():
-        codes = decode(
-            Y[None], atoms[None].to(Y), settings.sparsity, seen, settings.decoder, settings.selection, settings.penalty
-        )
+        codes = decode(Y[None], atoms[None].to(Y), settings.sparsity, seen, **how)
     return codes[0] if isinstance(codes, Tensor) else SparseCodes(codes.support[0], codes.values[0])
 
 
@@ -252,18 +261,6 @@ def _mean_signal(train: NDArray[Any]) -> tuple[NDArray[Any], float]:
     mean = filled.sum(0) / np.maximum(there.sum(0), 1)
     energy = float(np.square(filled, dtype=np.float64).sum())
     return mean.astype(train.dtype), float((mean**2 * there).sum()) / energy if energy > 0 else 0.0
-
-
-def _observed(data: NDArray[Any]) -> tuple[Tensor, Tensor | None]:
-    """Signals with zeros where missing, and what is there (None: everything)."""
-    Y = torch.from_numpy(np.ascontiguousarray(data))
-    there = ~Y.isnan()
-    return (Y, None) if bool(there.all()) else (torch.nan_to_num(Y, nan=0.0), there)
-
-
-def _seed(plan: DictionaryPlan) -> int:
-    """The stream of `MaskedDictionaryLearning(random_state=seed)`, so that both learn the same atoms."""
-    return start_seeds(plan.seed)[0]
 
 
 def _choose(data: NDArray[Any], plan: DictionaryPlan, samples: int, progress: bool | None) -> DictionaryChoice:
@@ -280,18 +277,13 @@ def _choose(data: NDArray[Any], plan: DictionaryPlan, samples: int, progress: bo
     )
 
 
-def _start(Y: Tensor, atoms: int, plan: DictionaryPlan) -> Learner:
-    first = initial_dictionary(Y, atoms, plan.init, seed=_seed(plan))
-    return Learner(LearnerState.begin(first[None]), torch.zeros(0, dtype=torch.float64))
-
-
 def _learn(
     learner: Learner,
     Y: Tensor,
     observed: Tensor | None,
     settings: LearningSettings,
     plan: DictionaryPlan,
-    keep: Keep | None,
+    keep: Keep,
     progress: bool | None,
 ) -> Learner:
     """Pass after pass up to the number planned, noting in between where learning stands."""
@@ -304,7 +296,7 @@ def _learn(
             while learner.state.epoch < total:
                 bite = min(bite, total - learner.state.epoch)
                 done = learn_dictionaries(
-                    Y[None], None, settings, epochs=bite, seeds=(_seed(plan),), observed=known, resume=learner.state
+                    Y[None], None, settings, epochs=bite, seeds=(plan.stream,), observed=known, resume=learner.state
                 )
                 if not done.outcome.good:
                     raise NonFiniteError(
@@ -316,25 +308,9 @@ def _learn(
                 if done.interrupted:
                     raise KeyboardInterrupt
                 bite = max(1, round(BITE * len(done.losses) / max(done.cost.seconds, 1e-3)))
-                if keep is not None and time.perf_counter() - noted > KEEP_EVERY:
+                if time.perf_counter() - noted > KEEP_EVERY:
                     keep(settings.objective, learner)
                     noted = time.perf_counter()
         finally:
-            if keep is not None:
-                keep(settings.objective, learner)
+            keep(settings.objective, learner)
     return learner
-
-
-def _judge(
-    learner: Learner,
-    seen: tuple[Tensor, Tensor | None],
-    unseen: tuple[Tensor, Tensor | None],
-    settings: LearningSettings,
-    plan: DictionaryPlan,
-) -> Judged:
-    def error(Y: Tensor, observed: Tensor | None) -> HiddenError:
-        how = fields_of(settings, "hidden_fraction decoder selection penalty")
-        return hidden_error(Y, learner.components, settings.sparsity, **how, observed=observed, seed=_seed(plan))
-
-    codes = _codes(*seen, learner.components, settings)
-    return Judged(learner, error(*unseen), error(*seen), atom_usage(codes, learner.components))

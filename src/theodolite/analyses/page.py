@@ -12,6 +12,19 @@ from theodolite.report import Page, Section, provenance_of, write_page
 from theodolite.results import Finding, Result, Severity, worst_first
 
 
+def labels(**by_severity: str) -> dict[str, tuple[Severity, ...]]:
+    """Labels with the severities they come in, the usual one first, from lists of labels with bars between them.
+
+    >>> labels(note="idle | chosen", warning="idle")["idle"]
+    (<Severity.NOTE: 'note'>, <Severity.WARNING: 'warning'>)
+    """
+    found: dict[str, tuple[Severity, ...]] = {}
+    for severity, listed in by_severity.items():
+        for label in listed.split(" | "):
+            found[label] = (*found.get(label, ()), Severity(severity))
+    return found
+
+
 @dataclass(frozen=True)
 class Findings:
     """Makes findings from one source; `labels` says in which severities each label comes, the usual one first."""
@@ -24,20 +37,24 @@ class Findings:
         return Finding(instrument=section, label=label, sentence=sentence, **usual | fields)
 
 
-def analysis_page(
+def write_analysis(
     result: Result,
+    out: str | PathLike[str],
     name: str,
     kind: str,
     sections: Sequence[Section],
     findings: Sequence[Finding],
     facts: Mapping[str, str],
-) -> Page:
-    """All that the page of an analysis shows; every text is escaped by the template."""
-    placed = [replace(section, findings=[f for f in findings if f.instrument == section.name]) for section in sections]
+    source: str,
+) -> tuple[Path, list[Finding]]:
+    """Write the page of an analysis; its place and its findings, the weightiest first.
+
+    `source` is that of the sections that name none. Every text is escaped by the template.
+    """
+    placed = [
+        replace(section, source=section.source or source, findings=[f for f in findings if f.instrument == section.name])
+        for section in sections
+    ]
     provenance = provenance_of(result)
-    return Page(title=name, findings=findings, sections=placed, kind=kind, part="section", facts=facts, provenance=provenance)
-
-
-def write_analysis(page: Page, out: str | PathLike[str]) -> tuple[Path, list[Finding]]:
-    """Write the page; its place and its findings, the weightiest first."""
-    return write_page(page, out), worst_first(page.findings or ())
+    page = Page(title=name, findings=findings, sections=placed, kind=kind, part="section", facts=facts, provenance=provenance)
+    return write_page(page, out), worst_first(findings)

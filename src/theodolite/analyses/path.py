@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
-from theodolite.analyses.page import analysis_page
+from theodolite import plots
+from theodolite.analyses.page import write_analysis
 from theodolite.measures.mode_connectivity.linear_path import LinearPath
-from theodolite.report import Section, write_page
+from theodolite.report import Section
 from theodolite.results import Finding, Severity
 
 SOURCE = "Karp (2024), thesis, chapter 2: linear mode connectivity of solutions from neighbouring training sets."
@@ -40,14 +41,11 @@ def path_finding(path: LinearPath, names: tuple[str, str], name: str, *, barrier
 
 def path_section(path: LinearPath, names: tuple[str, str], name: str) -> Section:
     """The profile as a section of a page, called `name`."""
-    from theodolite import plots
-    from theodolite.plots.linear_path import linear_path_panels
-
     return Section(
         name=name,
         title=f"Path from {names[0]} to {names[1]}",
         question="Do the two models lie in one basin, so that their weights may be averaged?",
-        svg=plots.to_svg(linear_path_panels(path, ends=names), prefix=name),
+        svg=plots.to_svg(plots.linear_path_panels(path, ends=names), prefix=name),
         rows=path.rows(),
         how=(
             f"Weights alpha · {names[0]} + (1 − alpha) · {names[1]} at {len(path.alphas)} values of alpha. The barrier is how "
@@ -67,6 +65,5 @@ def write_path(
     finding = path_finding(path, names, "path", barrier=Severity.WARNING)
     samples = str(path.train_samples) + (f", test {path.test_samples}" if path.test_samples else "")
     everything = {**(facts or {}), "BatchNorm": path.batchnorm, "samples": samples}
-    sections = [path_section(path, names, "path")]
-    page = analysis_page(path, f"{names[0]} to {names[1]}", "linear path", sections, [finding], everything)
-    return write_page(page, out), finding
+    title, sections = f"{names[0]} to {names[1]}", [path_section(path, names, "path")]
+    return write_analysis(path, out, title, "linear path", sections, [finding], everything, SOURCE)[0], finding

@@ -9,40 +9,32 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from theodolite.analyses.page import Findings, analysis_page, write_analysis
+from theodolite import plots
+from theodolite.analyses.page import Findings, labels, write_analysis
 from theodolite.analyses.path import SOURCE as PATH_SOURCE
 from theodolite.measures.stability import StabilityResult
 from theodolite.measures.stability.explanation import BOUND_RATE, MARKED, SIZES
 from theodolite.measures.stability.power_law import PowerFit, signed
+from theodolite.plots.stability import LABELS as QUANTITIES
 from theodolite.report import Section
-from theodolite.results import Finding, Row, Severity
+from theodolite.results import Finding, Row
 
 SOURCE = "Karp (2024), thesis, chapter 2: empirical uniform stability of stochastic gradient descent."
 BOUND_SOURCE = "Karp (2024), thesis, Eq. 2.1: the gap is bounded by max{β, 1/√m} up to logarithms, β the uniform stability."
 
 #: Every label with the severities it comes in.
-LABELS: dict[str, tuple[Severity, ...]] = {
-    "sensitivity": (Severity.NOTE,),
-    "diverged pairs": (Severity.WARNING,),
-    "all pairs diverged": (Severity.CRITICAL,),
-    "falls with data": (Severity.GOOD,),
-    "hardly falls": (Severity.WARNING,),
-    "no law": (Severity.NOTE,),
-    "generalisation gap": (Severity.NOTE,),
-    "explains": (Severity.GOOD,),
-    "does not explain": (Severity.NOTE,),
-    "unclear": (Severity.NOTE,),
-    "distance": (Severity.NOTE,),
-    "same basin": (Severity.GOOD,),
-    "other basins": (Severity.NOTE,),
-    "basins not told": (Severity.NOTE,),
-    "trials": (Severity.NOTE,),
-    "repeatable": (Severity.GOOD,),
-    "not checked": (Severity.WARNING,),
-}
+LABELS = labels(
+    good="falls with data | explains | same basin | repeatable",
+    note=(
+        "sensitivity | no law | generalisation gap | does not explain | unclear | distance | other basins | basins not told | "
+        "trials"
+    ),
+    warning="diverged pairs | hardly falls | not checked",
+    critical="all pairs diverged",
+)
 
 _found = Findings(SOURCE, LABELS)
-Reduce = Callable[[list[float]], float]
+Columns = Mapping[str, tuple[str, Callable[[list[float]], float]]]  # of a table: by the title, what is reduced and how
 _STOPPED = {
     "updates": "a fixed number of updates, the same for all sizes",
     "epochs": "a fixed number of epochs: larger sets take more updates",
@@ -91,11 +83,12 @@ def write_stability(
     sections = [*_path_sections(result), _checks_section(result)]
     if any(math.isfinite(row["stab"]) for row in result.table):
         makers = [_stability_section, _gap_section, _distance_section]
-        makers += [_growth_section] if _steps(result) else []
+        first = {row["step"] for row in result.table if row["m"] == result.sizes[0]}
+        makers += [_growth_section] if len(first) > 1 else []
         makers += [_trials_section] if len(result.trials) > 1 else []
         sections = [*(make(result) for make in makers), *sections]
     found, everything = stability_findings(result, places), {**(facts or {}), **_facts(result)}
-    return write_analysis(analysis_page(result, name, "stability", sections, found, everything), out)
+    return write_analysis(result, out, name, "stability", sections, found, everything, SOURCE)
 
 
 def _finite(rows: Sequence[Row], name: str) -> list[float]:
@@ -110,7 +103,8 @@ def _sensitivity(result: StabilityResult, places: Sequence[int] | None) -> Findi
     largest = {name: max(row[name] for row in rows) for name in ("stab", "stab_excl_z", "q99", "q50")}
     example = f"test example {worst['worst']}" + ("" if places is None else f", number {places[worst['worst']]} of the data")
     own = sum(row["worst"] == row["z"] for row in rows)
-    itself = f" {_pairs(own, len(rows))} it is the example that came in that changes most." if own else ""
+    which = "In every pair" if own == len(rows) else f"In {own} of {len(rows)} pairs"
+    itself = f" {which} it is the example that came in that changes most." if own else ""
     sentence = (
         f"Exchanging one of {m} training examples changed the loss of a test example by up to {largest['stab']:.3g} ({example}), "
         f"and by {largest['stab_excl_z']:.3g} without the example that came in; the mean test loss is "
@@ -120,10 +114,6 @@ def _sensitivity(result: StabilityResult, places: Sequence[int] | None) -> Findi
     )
     quantity = f"largest change of a test loss, m = {m}"
     return _found("stability", "sensitivity", sentence, quantity=quantity, value=worst["stab"], headline=True)
-
-
-def _pairs(count: int, of: int) -> str:
-    return "In every pair" if count == of else f"In {count} of {of} pairs"
 
 
 def _interval(fit: PowerFit) -> dict[str, Any]:
@@ -163,31 +153,25 @@ def _law(result: StabilityResult) -> Finding:
 
 
 def _gap(result: StabilityResult) -> Finding:
-    m = result.sizes[-1]
-    rows = last_rows(result, m)
-    gaps, fit = _finite(rows, "gap_loss"), _fit(result, "gap_loss")
-    wrong = _finite(rows, "gap_01")
-    shares = f" and {100 * median(wrong):.2g} percentage points of wrong answers" if wrong else ""
-    largest = f"{max(gaps):.3g}" if gaps else "not known"
-    law = f"goes like m^{fit.exponent()}" if not fit.reason else f"follows no power law ({fit.reason})"
-    sentence = (
-        f"The generalisation gap at {m} examples, test minus training loss, is {median(gaps):.3g}{shares} in the median of the "
-        f"pairs and at most {largest}; the largest {law}."
-        if gaps
-        else f"There is no finite generalisation gap at {m} examples."
-    )
+    m, fit = result.sizes[-1], _fit(result, "gap_loss")
+    gaps, wrong = (_finite(last_rows(result, m), name) for name in ("gap_loss", "gap_01"))
+    sentence = f"There is no finite generalisation gap at {m} examples."
+    if gaps:
+        shares = f" and {100 * median(wrong):.2g} percentage points of wrong answers" if wrong else ""
+        law = f"goes like m^{fit.exponent()}" if not fit.reason else f"follows no power law ({fit.reason})"
+        sentence = (
+            f"The generalisation gap at {m} examples, test minus training loss, is {median(gaps):.3g}{shares} in the median of "
+            f"the pairs and at most {max(gaps):.3g}; the largest {law}."
+        )
     return _found("gap", "generalisation gap", sentence, quantity="exponent of the largest gap in m", **_interval(fit))
 
 
 def _verdict(result: StabilityResult) -> Finding:
     found = result.explanation
-    width = (found.delta_high - found.delta_low) / 2
-    measured = {
-        "value": found.delta_b if math.isfinite(found.delta_b) else None,
-        "error": width if math.isfinite(width) else None,
-    }
-    quantity = "Δb, exponent of stability minus that of the gap"
-    return _found("gap", found.verdict, found.sentence(), quantity=quantity, source=BOUND_SOURCE, headline=True, **measured)
+    numbers = {"value": found.delta_b, "error": (found.delta_high - found.delta_low) / 2}
+    measured: dict[str, Any] = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+    measured["quantity"] = "Δb, exponent of stability minus that of the gap"
+    return _found("gap", found.verdict, found.sentence(), source=BOUND_SOURCE, headline=True, **measured)
 
 
 def _distance(result: StabilityResult) -> Finding:
@@ -227,8 +211,7 @@ def _diverged(result: StabilityResult) -> list[Finding]:
     lost = [row for row in rows if row["diverged"]]
     if not lost:
         return []
-    advice = "Lower the learning rate."
-    count = {"quantity": "diverged pairs", "value": float(len(lost)), "advice": advice}
+    count = {"quantity": "diverged pairs", "value": float(len(lost)), "advice": "Lower the learning rate."}
     if len(lost) == len(rows):
         text = f"All {len(rows)} pairs diverged, so nothing could be compared."
         return [_found("stability", "all pairs diverged", text, **count)]
@@ -281,15 +264,18 @@ def _facts(result: StabilityResult) -> dict[str, str]:
 
 
 def _panels(result: StabilityResult, quantities: Sequence[str], prefix: str) -> str:
-    from theodolite import plots
-    from theodolite.plots.stability import stability_panels
-
     shown = [name for name in quantities if any(math.isfinite(row[name]) for row in result.table)]
-    return plots.to_svg(stability_panels(result.rows(), shown), prefix=prefix)
+    return plots.to_svg(plots.stability_panels(result.rows(), shown), prefix=prefix)
 
 
-def _sizes_table(result: StabilityResult, columns: Mapping[str, tuple[str, Reduce]]) -> list[Row]:
-    """One row per trial and size; `columns` says by its title what is reduced and how."""
+def _reduced(pairs: Sequence[Row], columns: Columns) -> Row:
+    """Columns over the pairs that have a finite number there, None without any."""
+    finite = {title: _finite(pairs, name) for title, (name, _) in columns.items()}
+    return {title: reduce(finite[title]) if finite[title] else None for title, (_, reduce) in columns.items()}
+
+
+def _sizes_table(result: StabilityResult, columns: Columns) -> list[Row]:
+    """One row per trial and size."""
     rows: list[Row] = []
     for trial in result.trials:
         for m in result.sizes:
@@ -298,10 +284,7 @@ def _sizes_table(result: StabilityResult, columns: Mapping[str, tuple[str, Reduc
                 continue
             place: Row = {"trial": trial} if len(result.trials) > 1 else {}
             place |= {"m": m, "updates": pairs[0]["step"], "pairs": sum(not row["diverged"] for row in pairs)}
-            for title, (name, reduce) in columns.items():
-                finite = [row[name] for row in pairs if math.isfinite(row[name])]
-                place[title] = reduce(finite) if finite else None
-            rows.append(place)
+            rows.append(place | _reduced(pairs, columns))
     return rows
 
 
@@ -328,13 +311,10 @@ def _stability_section(result: StabilityResult) -> Section:
             "pairs and is rather too short for maxima."
         ),
         cost=f"{result.cost.seconds:.3g} s for the whole study, {result.cost.route}",
-        source=SOURCE,
     )
 
 
 def _gap_section(result: StabilityResult) -> Section:
-    from theodolite.plots.stability import LABELS
-
     kept = ("b", "b_low", "b_high", "b_loglog", "r2", "sizes", "pairs")
     return Section(
         name="gap",
@@ -342,7 +322,7 @@ def _gap_section(result: StabilityResult) -> Section:
         question="Does stability explain how the gap between test and training loss falls with more data?",
         svg=_panels(result, ("gap_loss", "gap_01"), "gap"),
         rows=[
-            {"quantity": LABELS.get(row["quantity"], row["quantity"]), **{key: row[key] for key in kept}}
+            {"quantity": QUANTITIES.get(row["quantity"], row["quantity"]), **{key: row[key] for key in kept}}
             for row in result.explanation.rows()
             if math.isfinite(row["b"])
         ],
@@ -376,31 +356,17 @@ def _distance_section(result: StabilityResult) -> Section:
             "For a convex loss and a small enough rate it grows by at most 2 η L / B in each batch that holds the exchanged "
             "place, and such batches are the rarer the more examples there are."
         ),
-        source=SOURCE,
     )
 
 
-def _steps(result: StabilityResult) -> list[int]:
-    """The checkpoints, where there is more than the end of the runs."""
-    first = [row for row in result.table if row["m"] == result.sizes[0]]
-    steps = sorted({row["step"] for row in first})
-    return steps if len(steps) > 1 else []
-
-
 def _growth_section(result: StabilityResult) -> Section:
-    from theodolite import plots
-
+    columns: Columns = {"largest change": ("stab", max), "largest distance": ("dist", max), "test loss": ("test_loss", median)}
     rows: list[Row] = []
-    trial = result.trials[0]
     for m in result.sizes:
         for step in sorted({row["step"] for row in result.table if row["m"] == m}):
-            pairs = [row for row in result.select(trial=trial, m=m, step=step) if math.isfinite(row["stab"])]
+            pairs = [row for row in result.select(trial=result.trials[0], m=m, step=step) if math.isfinite(row["stab"])]
             if pairs:
-                change, distance = (max(row[name] for row in pairs) for name in ("stab", "dist"))
-                middle = median(row["test_loss"] for row in pairs)
-                rows.append(
-                    {"m": m, "updates": step, "largest change": change, "largest distance": distance, "test loss": middle}
-                )
+                rows.append({"m": m, "updates": step, **_reduced(pairs, columns)})
     axes = plots.curves(
         rows,
         "updates",
@@ -416,7 +382,6 @@ def _growth_section(result: StabilityResult) -> Section:
         svg=plots.to_svg(axes, prefix="growth"),
         rows=rows,
         how="The same numbers at every checkpoint; the largest of the pairs of the first seed-trial.",
-        source=SOURCE,
     )
 
 
@@ -432,18 +397,15 @@ def _trials_section(result: StabilityResult) -> Section:
             for one in each
         ],
         how="The bound must hold for each draw of the algorithm's own randomness, so each seed has laws of its own.",
-        source=SOURCE,
     )  # fmt: skip
 
 
 def _path_sections(result: StabilityResult) -> list[Section]:
     """A picture per size; the finding stands with the largest."""
-    from theodolite import plots
-    from theodolite.plots.linear_path import linear_path_panels
-
     by_size: dict[int, dict[str, Any]] = {}
     for name, path in result.paths.items():
-        by_size.setdefault(_size_of(name), {})[name] = path
+        size = name.split(", m ")[1].split(",")[0]  # a name is "trial 0, m 800, pair 3"
+        by_size.setdefault(int(size), {})[name] = path
     sections: list[Section] = []
     for m, paths in sorted(by_size.items(), reverse=True):
         rows = [{**row, "pair": name} for name, path in paths.items() for row in path.rows()]
@@ -453,7 +415,7 @@ def _path_sections(result: StabilityResult) -> list[Section]:
                 name="path" if first else f"path-{m}",
                 title=f"Between the two models, {m} examples",
                 question="Do the two models of a pair lie in one basin?",
-                svg=plots.to_svg(linear_path_panels(rows, ends=("S", "S′")), prefix=f"path-{m}"),
+                svg=plots.to_svg(plots.linear_path_panels(rows, ends=("S", "S′")), prefix=f"path-{m}"),
                 rows=[{"pair": name, **path.summary()} for name, path in paths.items()],
                 how=(
                     "Weights alpha · A(S) + (1 − alpha) · A(S′) at 76 values of alpha; S′ is the set with the exchanged example. "
@@ -466,11 +428,6 @@ def _path_sections(result: StabilityResult) -> list[Section]:
     return sections
 
 
-def _size_of(name: str) -> int:
-    """The size in a path's name, "trial 0, m 800, pair 3"."""
-    return int(next(part for part in name.split(", ") if part.startswith("m ")).removeprefix("m "))
-
-
 def _checks_section(result: StabilityResult) -> Section:
     return Section(
         name="repeatable",
@@ -481,5 +438,4 @@ def _checks_section(result: StabilityResult) -> Section:
             "Before each measurement all pairs are trained on two equal sets for a tenth of the run. Weights and outputs must "
             "stay bitwise equal, otherwise the run stops: what is measured would be rounding."
         ),
-        source=SOURCE,
     )

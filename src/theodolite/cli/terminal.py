@@ -8,12 +8,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from theodolite.results import Finding
+from theodolite.arguments import at_least
 
 Model = Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")]
 Data = Annotated[str | None, typer.Option(help="A data set's NAME, module:attribute, or a file.")]
@@ -45,9 +44,7 @@ def whole_numbers(option: str, text: str, *, least: int, example: str) -> tuple[
 
 def check_counts(least: int = 1, **options: int | None) -> None:
     """Refuse options below `least`; None was not given."""
-    for name, value in options.items():
-        if value is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}. Got {value}.")
+    at_least(least, **{f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None})
 
 
 def check_folder(out: Path) -> None:
@@ -93,16 +90,19 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(plain(value), indent=1, default=str, allow_nan=False))
 
 
-def print_findings(findings: Iterable[Finding]) -> None:
-    """Each finding on a line of its own."""
-    for finding in findings:
-        typer.echo(str(finding))
+def show(as_json: bool, everything: Mapping[str, Any], *lines: object) -> None:
+    """What a command found: everything for machines, or these lines for people."""
+    if as_json:
+        print_json(everything)
+        return
+    for line in lines:
+        typer.echo(str(line))
 
 
 def plain(value: Any) -> Any:
     """The same without NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value

@@ -113,22 +113,23 @@ def _npz(name: str, shape: readers.Shape, classes: tuple[str, ...] = ()) -> tupl
     return Form(((f"{name}.npz",),), read), Form(((f"{name}_subset.npz",),), read)
 
 
-def _idx(name: str, title: str, terms: str, classes: tuple[str, ...], folder: str, files: tuple[File, ...]) -> Entry:
-    needs = tuple((f"{stem}.gz", stem) for stem in IDX)
-    form = Form(needs, partial(readers.read_idx_set, shape=(1, 28, 28), classes=classes), own_folder=True)
+def _idx(name: str, title: str, terms: str, classes: tuple[str, ...], folder: str, base: str, *sums: tuple[str, int]) -> Entry:
+    """A set in the format of MNIST; `sums` are the checksums and sizes of its four files and of the .npz."""
+    form = Form(
+        tuple((f"{stem}.gz", stem) for stem in IDX),
+        partial(readers.read_idx_set, shape=(1, 28, 28), classes=classes),
+        own_folder=True,
+    )
+    files = _files(base, *((f"{stem}.gz", *each) for stem, each in zip(IDX, sums[:4], strict=True)))
+    files += (File(f"{name}.npz", sums[4][0], size=sums[4][1]),)
     return Entry(name, "images", title, terms, (form, *_npz(name, (1, 28, 28), classes)), files, (name, folder))
 
 
 def _cifar(
-    count: int,
-    folder: str,
-    files: tuple[str, ...],
-    read: Callable[..., Any],
-    classes: tuple[str, ...],
-    whole: tuple[str, int],
-    subset: tuple[str, int],
+    count: int, folder: str, files: tuple[str, ...], read: Callable[..., Any], classes: tuple[str, ...], *sums: tuple[str, int]
 ) -> Entry:
-    """CIFAR-10 or CIFAR-100; `whole` and `subset` are the checksums and sizes of the archive and of the .npz."""
+    """CIFAR-10 or CIFAR-100; `sums` are the checksums and sizes of the archive and of the .npz."""
+    whole, subset = sums
     name, archive = f"cifar{count}", f"cifar-{count}-binary.tar.gz"
     unpacked = Form(tuple((file,) for file in files), read, own_folder=True)
     forms = (Form(((archive,),), read), unpacked, *_npz(name, (3, 32, 32), classes))
@@ -143,16 +144,12 @@ _MNIST = _idx(
     "CC BY-SA 3.0 (Y. LeCun, C. Cortes)",
     DIGITS,
     "MNIST/raw",
-    (
-        *_files(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            (f"{IDX[0]}.gz", "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422),
-            (f"{IDX[1]}.gz", "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881),
-            (f"{IDX[2]}.gz", "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877),
-            (f"{IDX[3]}.gz", "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542),
-        ),
-        File("mnist.npz", "sha256:a7ca5941ed14a4e275a85c70d92dc1ec30216050a9a8efb4cd648939b6ce6b80", size=9_477_731),
-    ),
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    ("sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422),
+    ("sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881),
+    ("sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877),
+    ("sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542),
+    ("sha256:a7ca5941ed14a4e275a85c70d92dc1ec30216050a9a8efb4cd648939b6ce6b80", 9_477_731),
 )
 _FASHION_MNIST = _idx(
     "fashion_mnist",
@@ -160,16 +157,12 @@ _FASHION_MNIST = _idx(
     "MIT, Zalando SE",
     FASHION,
     "FashionMNIST/raw",
-    (
-        *_files(
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            (f"{IDX[0]}.gz", "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", 26_421_880),
-            (f"{IDX[1]}.gz", "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", 29_515),
-            (f"{IDX[2]}.gz", "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", 4_422_102),
-            (f"{IDX[3]}.gz", "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", 5_148),
-        ),
-        File("fashion_mnist.npz", "sha256:26ddcaeea2ffe7bf63a3e81a2bc12a5894bdab7e97a6511bf870f78fa1f3a3d8", size=26_447_519),
-    ),
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    ("sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", 26_421_880),
+    ("sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", 29_515),
+    ("sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", 4_422_102),
+    ("sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", 5_148),
+    ("sha256:26ddcaeea2ffe7bf63a3e81a2bc12a5894bdab7e97a6511bf870f78fa1f3a3d8", 26_447_519),
 )
 _CIFAR10 = _cifar(
     10,
@@ -213,13 +206,8 @@ _USPS = Entry(
     "images",
     "USPS: 9298 handwritten digits, 16x16 grey",
     "no licence stated; cite J. Hull, IEEE TPAMI 16(5), 1994",
-    (
-        Form(
-            (("usps.bz2", "usps"), ("usps.t.bz2", "usps.t")),
-            partial(readers.read_usps, classes=DIGITS),
-            own_folder=True,  # a folder may be called usps too
-        ),
-    ),
+    # A file may be called like the folder, so only a folder of its own counts.
+    (Form((("usps.bz2", "usps"), ("usps.t.bz2", "usps.t")), partial(readers.read_usps, classes=DIGITS), own_folder=True),),
     _files(
         "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/",
         ("usps.bz2", "md5:ec16c51db3855ca6c91edd34d0e9b197", None),

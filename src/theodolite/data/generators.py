@@ -178,9 +178,9 @@ def planted_dictionary(atoms: int = 200, dim: int = 100, *, seed: int = 0) -> Te
     tensor([1., 1., 1.], dtype=torch.float64)
     """
     at_least(1, atoms=atoms, dim=dim)
-    rows = torch.randn(atoms, dim, generator=stream("planted_dictionary", seed), dtype=torch.float64)
-    lengths: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows / lengths
+    return torch.nn.functional.normalize(
+        torch.randn(atoms, dim, generator=stream("planted_dictionary", seed), dtype=torch.float64)
+    )
 
 
 def planted_samples(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -125,7 +124,9 @@ def find(entry: Entry, folder: str | Path | None = None) -> Location:
     partial = []
     for form in entry.forms:
         for root in roots(folder):
-            for place in _places(entry, form, root, named=folder is not None):
+            # The set's own folders of `root`, then `root` itself.
+            own = [root / name for name in entry.folders]
+            for place in own if folder is None and form.own_folder else [*own, root]:
                 found = [next((p for name in names for p in sorted(place.glob(name))), None) for names in form.needs]
                 paths = tuple(path for path in found if path is not None)
                 if len(paths) == len(form.needs):
@@ -151,13 +152,6 @@ def _missing(entry: Entry, folder: str | Path | None, partial: list[str]) -> str
     places = ", ".join(map(str, roots(folder))) + (f" (${VARIABLE} is not set)" if unset else "")
     incomplete = f" Incomplete: {'; '.join(partial)}." if partial else ""
     return f"{entry.name} is not there. Looked in {places}.{incomplete} {remedy(entry)}"
-
-
-def _places(entry: Entry, form: Form, root: Path, named: bool) -> Iterator[Path]:
-    """The folders of `root` where this form may lie: the set's own ones, then `root` itself."""
-    yield from (root / name for name in entry.folders)
-    if named or not form.own_folder:
-        yield root
 
 
 def _read(entry: Entry, folder: str | Path | None, options: dict[str, Any]) -> tuple[Any, Location]:

@@ -378,13 +378,14 @@ def _in_turn(files: list[list[Path]]) -> list[Labelled]:
 def _dataset(train: list[Labelled], test: list[Labelled], classes: tuple[str, ...], size: int) -> Dataset:
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel. Got {size}.")
-    tensors = []
-    for part in (train, test):
+
+    def read(part: list[Labelled]) -> tuple[Tensor, Tensor]:
         x = torch.zeros(len(part), 3, size, size, dtype=torch.uint8)
         for row, (path, _) in zip(x, part, strict=True):
             row[:] = read_picture(path, size)
-        tensors += [x, torch.tensor([label for _, label in part], dtype=torch.int64)]
-    return Dataset(tensors[0], tensors[1], tensors[2], tensors[3], classes)
+        return x, torch.tensor([label for _, label in part], dtype=torch.int64)
+
+    return Dataset(*read(train), *read(test), classes)
 
 
 # Reader of the Free Spoken Digit Dataset: a folder of .wav files named `{digit}_{speaker}_{take}.wav`.
@@ -431,16 +432,12 @@ def read_fsdd(folder: Path, *, length: int = 8000) -> Dataset:
     """All recordings cut or filled with zeros to `length` samples, (N, 1, length); takes 0..4 are the test part."""
     if length < 1:
         raise ValueError(f"length must be at least 1 sample. Got {length}.")
-    parts: dict[bool, list[Recording]] = {False: [], True: []}
-    for recording in read_recordings(folder):
-        parts[recording.take <= _LAST_TEST_TAKE].append(recording)
-    tensors = []
-    for part in (False, True):
-        x = torch.zeros(len(parts[part]), 1, length)
-        for row, recording in zip(x, parts[part], strict=True):
-            row[0, : len(recording.samples)] = recording.samples[:length]
-        tensors += [x, torch.tensor([r.digit for r in parts[part]], dtype=torch.int64)]
-    return Dataset(tensors[0], tensors[1], tensors[2], tensors[3], tuple("0123456789"), peak=1.0)
+    found = read_recordings(folder)
+    x, digits = torch.zeros(len(found), 1, length), torch.tensor([recording.digit for recording in found], dtype=torch.int64)
+    for row, recording in zip(x, found, strict=True):
+        row[0, : len(recording.samples)] = recording.samples[:length]
+    test = torch.tensor([recording.take <= _LAST_TEST_TAKE for recording in found])
+    return Dataset(x[~test], digits[~test], x[test], digits[test], tuple("0123456789"), peak=1.0)
 
 
 # Readers of text: running text in one or three files, and the .csv of AG NEWS.

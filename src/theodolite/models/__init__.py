@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from theodolite._names import attach
 
 if TYPE_CHECKING:
     from theodolite.models.dag import cnn_graph as cnn_graph
@@ -46,28 +47,5 @@ if TYPE_CHECKING:
     from theodolite.models.transformers import llama_from_config as llama_from_config
     from theodolite.models.transformers import vision_transformer as vision_transformer
 
-# By file; imported on first use, so listing the names does not load torch. No function may be called like a file: the
-# module would hide it.
-_CONTENTS = {
-    "registry": ["build", "names"],
-    "feedforward": ["fcn", "f_network", "cnn", "lenet5", "lenet_mini", "myrtle5", "vgg11"],
-    "resnet": ["resnet18", "resnet20", "cifar_resnet", "wrn"],
-    "transformers": ["gpt", "bert", "vision_transformer", "llama_decoder", "llama_from_config"],
-    "ntk": ["ntk_fcn", "ntk_cnn"],
-    "dag": ["fcn_graph", "densenet_graph", "cnn_graph", "with_drops", "with_skips", "with_bottlenecks", "with_connections"],
-    "initialisation": ["count_parameters", "initialise", "ntk_parameterise"],
-    "pretrained": ["load_weights", "resnet20_from", "stories260k_from"],
-}
-_HOME = {name: f"theodolite.models.{module}" for module, names in _CONTENTS.items() for name in names}
-
-__all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'theodolite.models' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+# Imported on first use, so listing the names does not load torch.
+__all__, __getattr__, __dir__ = attach(__name__, __file__)

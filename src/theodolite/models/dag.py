@@ -75,9 +75,7 @@ def cnn_graph(length: int, widths: Sequence[int], outputs: int = 1, *, channels:
     edges.append(_all_pairs(layers[-2], layers[-1]))
     weights.append(used + torch.arange(len(edges[-1])))
     fan_in[layers[-1]] = len(layers[-2])
-    return Graph.of(
-        torch.cat(edges), vertices=len(fan_in), weight_of=torch.cat(weights), fan_in=fan_in, inputs=layers[0], outputs=layers[-1]
-    )
+    return _graph(edges, layers, weight_of=torch.cat(weights), fan_in=fan_in)
 
 
 def with_drops(graph: Graph, probability: float = 0.5, *, seed: int = 0) -> Graph:
@@ -173,8 +171,8 @@ def _all_pairs(sources: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([sources.repeat(len(targets)), targets.repeat_interleave(len(sources))], dim=1)
 
 
-def _graph(edges: list[Tensor], layers: list[Tensor]) -> Graph:
-    return Graph.of(torch.cat(edges), vertices=sum(map(len, layers)), inputs=layers[0], outputs=layers[-1])
+def _graph(edges: list[Tensor], layers: list[Tensor], **more: Tensor) -> Graph:
+    return Graph.of(torch.cat(edges), vertices=sum(map(len, layers)), inputs=layers[0], outputs=layers[-1], **more)
 
 
 def _convolution(before: int, after: int, length: int, kernel: int) -> tuple[Tensor, Tensor]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from torch import nn
 
 from theodolite.arguments import positive_integers
 from theodolite.models.initialisation import activation as make_activation
 from theodolite.models.initialisation import construct
+
+Modules = OrderedDict[str, nn.Module]
+Linear = Callable[[int, int], nn.Module]
 
 # Fully connected networks, and the names F-n^m the sources give them.
 
@@ -39,18 +43,27 @@ def fcn(
     """
     positive_integers(inputs=inputs, outputs=outputs, **{f"widths[{i}]": w for i, w in enumerate(widths)})
 
-    def make() -> nn.Sequential:
-        modules: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-        sizes = [inputs, *widths]
-        for i, (before, after) in enumerate(itertools.pairwise(sizes), start=1):
-            modules[f"fc{i}"] = nn.Linear(before, after, bias)
-            modules[f"act{i}"] = make_activation(activation)
-            if batchnorm:
-                modules[f"bn{i}"] = nn.BatchNorm1d(after, affine=False)
-        modules[f"fc{len(sizes)}"] = nn.Linear(sizes[-1], outputs, bias)
-        return nn.Sequential(modules)
+    sizes, linear = [inputs, *widths, outputs], partial(nn.Linear, bias=bias)
+    return construct(lambda: fully_connected(OrderedDict(), sizes, activation, linear, batchnorm=batchnorm), init, seed)
 
-    return construct(make, init, seed)
+
+def fully_connected(
+    modules: Modules, sizes: Sequence[int], activation: str, linear: Linear, last: Linear | None = None, batchnorm: bool = False
+) -> nn.Sequential:
+    """Behind the modules linear layers fc1, fc2, ... between these sizes, the hidden ones with activation and norm.
+
+    `last` makes the output layer where that differs.
+    """
+    units = sum(name.startswith("act") for name in modules)  # hidden layers so far: each has its own activation and norm
+    modules["flatten"] = nn.Flatten()
+    *hidden, outputs = sizes
+    for i, (inputs, width) in enumerate(itertools.pairwise(hidden), start=1):
+        modules[f"fc{i}"] = linear(inputs, width)
+        modules[f"act{units + i}"] = make_activation(activation)
+        if batchnorm:
+            modules[f"bn{units + i}"] = nn.BatchNorm1d(width, affine=False)
+    modules[f"fc{len(hidden)}"] = (last or linear)(hidden[-1], outputs)
+    return nn.Sequential(modules)
 
 
 def f_network(
@@ -127,15 +140,13 @@ def _stacked(
     bias: bool = True,
 ) -> nn.Sequential:
     """Convolutions conv1, conv2, ..., each with an activation and the pooling that stands under its number, then fc1."""
-    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    modules: Modules = OrderedDict()
     for i, (before, after) in enumerate(zip((channels, *widths), widths, strict=False), start=1):
         modules[f"conv{i}"] = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=bias)
         modules[f"act{i}"] = make_activation(activation)
         if i in pools:
             modules.update([pools[i]])
-    modules["flatten"] = nn.Flatten()
-    modules["fc1"] = nn.Linear(widths[-1], classes, bias=bias)
-    return nn.Sequential(modules)
+    return fully_connected(modules, [widths[-1], classes], activation, partial(nn.Linear, bias=bias))
 
 
 # LeNet5 and its relatives, for images of any size the convolutions fit.
@@ -199,29 +210,20 @@ def _network(
     batchnorm: bool,
 ) -> nn.Sequential:
     """Convolutions given as (channels, kernel, pooling), then hidden linear layers, then the classifier."""
-    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    modules: Modules = OrderedDict()
     channels, height, width = image
-    units = 0  # hidden layers so far: each has its own activation and norm
-    for units, (after, kernel, pool) in enumerate(convolutions, start=1):
-        modules[f"conv{units}"] = nn.Conv2d(channels, after, kernel)
-        modules[f"act{units}"] = make_activation(activation)
+    for i, (after, kernel, pool) in enumerate(convolutions, start=1):
+        modules[f"conv{i}"] = nn.Conv2d(channels, after, kernel)
+        modules[f"act{i}"] = make_activation(activation)
         if batchnorm:
-            modules[f"bn{units}"] = nn.BatchNorm2d(after, affine=False)
+            modules[f"bn{i}"] = nn.BatchNorm2d(after, affine=False)
         if pool > 1:
-            modules[f"pool{units}"] = nn.MaxPool2d(pool)
+            modules[f"pool{i}"] = nn.MaxPool2d(pool)
         channels, height, width = after, (height - kernel + 1) // pool, (width - kernel + 1) // pool
     if min(height, width) < 1:
         raise ValueError(f"image is too small for this network: nothing is left of {image[1]}×{image[2]} pixels.")
-    modules["flatten"] = nn.Flatten()
-    features = channels * height * width
-    for i, after in enumerate(widths, start=1):
-        modules[f"fc{i}"] = nn.Linear(features, after)
-        modules[f"act{units + i}"] = make_activation(activation)
-        if batchnorm:
-            modules[f"bn{units + i}"] = nn.BatchNorm1d(after, affine=False)
-        features = after
-    modules[f"fc{len(widths) + 1}"] = nn.Linear(features, classes)
-    return nn.Sequential(modules)
+    sizes = [channels * height * width, *widths, classes]
+    return fully_connected(modules, sizes, activation, nn.Linear, batchnorm=batchnorm)
 
 
 # Myrtle-5: four 3×3 convolutions and a linear layer.

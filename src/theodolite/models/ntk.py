@@ -19,14 +19,16 @@ trained, and start at 0 (`bias_init="zero"`) or at N(0, 1) (`"normal"`).
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from theodolite.arguments import entry, positive_integers
+from theodolite.models.feedforward import fully_connected
 from theodolite.models.initialisation import NTKConv, NTKLinear, named, ntk_layers, seeded
 from theodolite.models.initialisation import activation as make_activation
 
@@ -57,18 +59,9 @@ def ntk_fcn(
     """
     widths = _hidden(width, depth)
     positive_integers(inputs=inputs, outputs=outputs, **{f"width[{i}]": w for i, w in enumerate(widths)})
-    hidden_bias, last_bias = entry("bias", bias, _BIASES)
-
-    def make() -> nn.Sequential:
-        modules: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-        sizes = [inputs, *widths]
-        for i, (before, after) in enumerate(itertools.pairwise(sizes), start=1):
-            modules[f"fc{i}"] = NTKLinear(before, after, hidden_bias)
-            modules[f"act{i}"] = make_activation(activation)
-        modules[f"fc{len(sizes)}"] = NTKLinear(sizes[-1], outputs, last_bias)
-        return nn.Sequential(modules)
-
-    return _construct(make, init, bias_init, seed)
+    hidden, last = (partial(NTKLinear, bias=there) for there in entry("bias", bias, _BIASES))
+    sizes = [inputs, *widths, outputs]
+    return _construct(lambda: fully_connected(OrderedDict(), sizes, activation, hidden, last), init, bias_init, seed)
 
 
 def ntk_cnn(
@@ -107,9 +100,8 @@ def ntk_cnn(
         for i, (before, after) in enumerate(zip([channels, *widths], widths, strict=False), start=1):
             modules[f"conv{i}"] = NTKConv(before, after, (kernel,) * dimensions, padding=kernel // 2, bias=hidden_bias)
             modules[f"act{i}"] = make_activation(activation)
-        modules["flatten"] = nn.Flatten()
-        modules["fc1"] = NTKLinear(widths[-1] * int(torch.Size(pixels).numel()), outputs, last_bias)
-        return nn.Sequential(modules)
+        last = partial(NTKLinear, bias=last_bias)
+        return fully_connected(modules, [widths[-1] * math.prod(pixels), outputs], activation, last)
 
     return _construct(make, init, bias_init, seed)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import io
 import warnings
-from collections.abc import Mapping
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,24 @@ def smollm2_file() -> Path | None:
     return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' own warnings, reports and bars; all settings are put back."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
     """The causal language model of a .gguf file in float32 and in eval mode, and its tokenizer; nothing is downloaded."""
     path = Path(path)
@@ -41,24 +59,15 @@ def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
     where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # its bar does not ask whether it is wanted
-            warnings.simplefilter("ignore")
+        with quiet(), redirect_stderr(io.StringIO()):  # its bar does not ask whether it is wanted
             model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **where)
             tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
     except Exception as error:  # a damaged file, an architecture that transformers does not know
         first = (str(error).strip().splitlines() or [""])[0]
         raise ValueError(f"{path}: transformers could not read it: {type(error).__name__}: {first}") from error
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
     return model.eval(), tokenizer
 
 

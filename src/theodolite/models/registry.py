@@ -2,96 +2,75 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from theodolite import models
 from theodolite.text import nearest
 
 if TYPE_CHECKING:
     from torch import nn
 
-Arguments = Callable[["re.Match[str]"], dict[str, Any]]
+# How the named groups of a pattern are read; whole numbers where nothing stands here.
+_READ: dict[str, Callable[[str], Any]] = {
+    "name": str,
+    "batchnorm": bool,
+    "widths": lambda text: tuple(int(width) for width in text.split("-")),
+}
 
 
 @dataclass(frozen=True)
 class Family:
-    """Names of one shape: the pattern they fit, some of them, the builder, and the arguments a name stands for."""
+    """Names of one shape: the builder, the pattern they fit with the arguments as named groups, some of them, fixed arguments."""
 
+    builder: str
     pattern: str
     examples: tuple[str, ...]
-    module: str
-    builder: str
-    arguments: Arguments = lambda match: {}
+    fixed: dict[str, Any] = field(default_factory=dict)
 
-
-def _numbers(match: re.Match[str]) -> dict[str, Any]:
-    """The named groups of the pattern that took part, as whole numbers."""
-    return {key: int(value) for key, value in match.groupdict().items() if value is not None}
-
-
-def _norm(match: re.Match[str]) -> dict[str, Any]:
-    return {"batchnorm": True} if match["bn"] else {}
-
-
-def _lenet(match: re.Match[str]) -> dict[str, Any]:
-    return _norm(match) | ({match["layer"]: int(match["width"])} if match["layer"] else {})
-
-
-def _widths(match: re.Match[str]) -> dict[str, Any]:
-    return {"widths": tuple(int(width) for width in match["widths"].split("-"))}
-
-
-def _fixed(**arguments: Any) -> Arguments:
-    return lambda match: arguments
+    def arguments(self, match: re.Match[str]) -> dict[str, Any]:
+        """Those that a name stands for."""
+        said = {key: value for key, value in match.groupdict().items() if value is not None}
+        return {key: _READ.get(key, int)(value) for key, value in said.items()} | self.fixed
 
 
 _BERT = {"vocabulary": 30522, "context": 512}
-_PACKAGE = "theodolite.models"
 _FAMILIES = [
     Family(
-        r"F(-\d+(\^\d+)?)+(-BN)?",
+        "f_network",
+        r"(?P<name>F(-\d+(\^\d+)?)+(-BN)?)",
         ("F-200^2", "F-200^2-100", "F-200^2-BN", "F-200^4", "F-600", "F-600^2", "F-600^4", "F-600^8", "F-1500^3", "F-40^2"),
-        "feedforward", "f_network", lambda match: {"name": match[0]},
     ),
     Family(
-        r"LeNet5(?P<bn>-BN)?(-\((?P<layer>conv1|conv2|fc1|fc2)-(?P<width>\d+)\))?",
+        "lenet5",
+        r"LeNet5(?P<batchnorm>-BN)?(-\((conv1-(?P<conv1>\d+)|conv2-(?P<conv2>\d+)|fc1-(?P<fc1>\d+)|fc2-(?P<fc2>\d+))\))?",
         ("LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5-(fc1-150)"),
-        "feedforward", "lenet5", _lenet,
     ),
-    Family(r"LeNet-mini(?P<bn>-BN)?", ("LeNet-mini", "LeNet-mini-BN"), "feedforward", "lenet_mini", _norm),
+    Family("lenet_mini", r"LeNet-mini(?P<batchnorm>-BN)?", ("LeNet-mini", "LeNet-mini-BN")),
     Family(
+        "vgg11",
         r"VGG11(-W(?P<width>\d+))?",
         ("VGG11", "VGG11-W32", "VGG11-W48", "VGG11-W64", "VGG11-W80", "VGG11-W200"),
-        "feedforward", "vgg11", _numbers,
     ),
-    Family(
-        r"ResNet18(-W(?P<width>\d+))?",
-        ("ResNet18", "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"),
-        "resnet", "resnet18", _numbers,
-    ),
-    Family(r"ResNet(?P<depth>\d+)", ("ResNet20", "ResNet32", "ResNet56"), "resnet", "cifar_resnet", _numbers),
-    Family(
-        r"WRN-(?P<depth>\d+)-(?P<k>\d+)",
-        ("WRN-10-1", "WRN-10-2", "WRN-10-10", "WRN-16-2"),
-        "resnet", "wrn", _numbers,
-    ),
-    Family(r"Myrtle-5", ("Myrtle-5",), "feedforward", "myrtle5"),
-    Family(r"CNN-(?P<widths>\d+(-\d+)*)", ("CNN-16-32", "CNN-16-32-64"), "feedforward", "cnn", _widths),
-    Family(r"ViT-(?P<depth>\d+)", ("ViT-4",), "transformers", "vision_transformer", _numbers),
-    Family(r"GPT-small", ("GPT-small",), "transformers", "gpt"),
-    Family(r"GPT-2", ("GPT-2",), "transformers", "gpt", _fixed(vocabulary=50257, context=1024, dim=768, depth=12, heads=12)),
-    Family(r"BERT-small", ("BERT-small",), "transformers", "bert"),
-    Family(r"BERT-base", ("BERT-base",), "transformers", "bert", _fixed(**_BERT, dim=768, depth=12, heads=12)),
-    Family(r"BERT-large", ("BERT-large",), "transformers", "bert", _fixed(**_BERT, dim=1024, depth=24, heads=16)),
-    Family(r"stories260k", ("stories260k",), "transformers", "llama_decoder"),
-    Family(r"NTK-FCN-(?P<depth>\d+)", ("NTK-FCN-2", "NTK-FCN-3", "NTK-FCN-4", "NTK-FCN-5"), "ntk", "ntk_fcn", _numbers),
-    Family(r"NTK-CNN-(?P<depth>\d+)", ("NTK-CNN-2", "NTK-CNN-5"), "ntk", "ntk_cnn", _numbers),
-]  # fmt: skip
+    Family("resnet18", r"ResNet18(-W(?P<width>\d+))?", ("ResNet18", "ResNet18-W48", "ResNet18-W64", "ResNet18-W80")),
+    Family("cifar_resnet", r"ResNet(?P<depth>\d+)", ("ResNet20", "ResNet32", "ResNet56")),
+    Family("wrn", r"WRN-(?P<depth>\d+)-(?P<k>\d+)", ("WRN-10-1", "WRN-10-2", "WRN-10-10", "WRN-16-2")),
+    Family("myrtle5", r"Myrtle-5", ("Myrtle-5",)),
+    Family("cnn", r"CNN-(?P<widths>\d+(-\d+)*)", ("CNN-16-32", "CNN-16-32-64")),
+    Family("vision_transformer", r"ViT-(?P<depth>\d+)", ("ViT-4",)),
+    Family("gpt", r"GPT-small", ("GPT-small",)),
+    Family("gpt", r"GPT-2", ("GPT-2",), {"vocabulary": 50257, "context": 1024, "dim": 768, "depth": 12, "heads": 12}),
+    Family("bert", r"BERT-small", ("BERT-small",)),
+    Family("bert", r"BERT-base", ("BERT-base",), {**_BERT, "dim": 768, "depth": 12, "heads": 12}),
+    Family("bert", r"BERT-large", ("BERT-large",), {**_BERT, "dim": 1024, "depth": 24, "heads": 16}),
+    Family("llama_decoder", r"stories260k", ("stories260k",)),
+    Family("ntk_fcn", r"NTK-FCN-(?P<depth>\d+)", ("NTK-FCN-2", "NTK-FCN-3", "NTK-FCN-4", "NTK-FCN-5")),
+    Family("ntk_cnn", r"NTK-CNN-(?P<depth>\d+)", ("NTK-CNN-2", "NTK-CNN-5")),
+]
 
 
 def names(pattern: str = "*") -> list[str]:
@@ -115,7 +94,7 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
         near = ", ".join(nearest(str(name), names(), count=3))
         raise ValueError(f"No model is called {name!r}. Nearest names: {near}. theodolite.models.names() lists them all.")
     family, match = found
-    said, builder = family.arguments(match), _builder(family)
+    said, builder = family.arguments(match), getattr(models, family.builder)
     twice = [key for key in said if key in arguments]
     if twice:
         raise ValueError(f"{twice[0]}: the name {match[0]!r} already says {said[twice[0]]!r}.")
@@ -123,7 +102,8 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
     missing = [key for key, part in parts.items() if part.default is part.empty and key not in {*said, *arguments}]
     if missing:
         raise ValueError(f"{match[0]} needs {missing[0]}: build({match[0]!r}, {missing[0]}=...).")
-    return builder(**said, **arguments)
+    model: nn.Module = builder(**said, **arguments)
+    return model
 
 
 def arguments_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]] | None:
@@ -137,7 +117,7 @@ def arguments_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any
     if found is None:
         return None
     family, match = found
-    return dict(inspect.signature(_builder(family)).parameters), family.arguments(match)
+    return dict(inspect.signature(getattr(models, family.builder)).parameters), family.arguments(match)
 
 
 def _find(name: Any) -> tuple[Family, re.Match[str]] | None:
@@ -146,8 +126,3 @@ def _find(name: Any) -> tuple[Family, re.Match[str]] | None:
         if match:
             return family, match
     return None
-
-
-def _builder(family: Family) -> Callable[..., nn.Module]:
-    builder: Callable[..., nn.Module] = getattr(importlib.import_module(f"{_PACKAGE}.{family.module}"), family.builder)
-    return builder

@@ -150,7 +150,6 @@ def gpt(
     """
     hidden = 4 * dim if hidden is None else hidden
     positive_integers(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
-    check_heads(dim, heads)
     return construct(lambda: GPT(vocabulary, context, dim, depth, heads, hidden, tied, activation), init, seed, TOKEN_INITS)
 
 
@@ -208,7 +207,6 @@ def bert(
     """
     hidden = 4 * dim if hidden is None else hidden
     positive_integers(vocabulary=vocabulary, context=context, dim=dim, depth=depth, heads=heads, hidden=hidden)
-    check_heads(dim, heads)
     return construct(
         lambda: BERT(vocabulary, context, dim, depth, heads, hidden, norm_first, activation), init, seed, TOKEN_INITS
     )
@@ -262,7 +260,6 @@ def vision_transformer(
     52234
     """
     positive_integers(patch=patch, dim=dim, depth=depth, heads=heads, classes=classes)
-    check_heads(dim, heads)
     if image[1] % patch or image[2] % patch:
         raise ValueError(f"patch must divide the image. Got patch {patch} for {image[1]}×{image[2]} pixels.")
     hidden = round(mlp_ratio * dim)

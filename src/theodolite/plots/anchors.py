@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +15,6 @@ from theodolite.plots.axes_style import (
     label_axes,
     labelled,
     legend,
-    legend_title,
     make_headroom,
     note,
     note_not_positive,
@@ -23,10 +22,11 @@ from theodolite.plots.axes_style import (
     set_scales,
     span,
 )
+from theodolite.plots.chart import Grouping, chart
 from theodolite.plots.figures import panels
 from theodolite.plots.spectra import draw_stairs, eigenvalues, histogram
-from theodolite.plots.style import GREY, PALETTE, look, looks, new_axes, style
-from theodolite.plots.tables import By, finite, groups, label_of, numbers, positive, read
+from theodolite.plots.style import GREY, PALETTE, look, looks, new_axes, style, write
+from theodolite.plots.tables import finite, groups, label_of, numbers, positive, read
 
 #: Curves of the error panel: column, name, whether it is a yardstick.
 _ERRORS = (
@@ -184,12 +184,7 @@ def counted_histogram(
     low: str = "low",
     high: str = "high",
     density: str = "density",
-    by: By = None,
-    order: Sequence[Any] | None = None,
-    xlabel: str | None = None,
-    ylabel: str | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
+    **given: Unpack[Grouping],
 ) -> Axes:
     """Histograms whose bars are the rows: their edges and the density between them, one outline per value of `by`.
 
@@ -197,19 +192,14 @@ def counted_histogram(
     >>> ax.patches[0].get_data().values.tolist()
     [0.25, 0.75]
     """
-    table = read(rows, low, high, density, by)
-    found = groups(table, by, order)
-    with style():
-        ax = new_axes(ax)
-        for group, look in zip(found, looks([g.key for g in found], start=labelled(ax)), strict=True):
+    grouped = given.get("by") is not None
+    with chart(rows, low, density, high, own_legend=not grouped, **given) as drawn:
+        for group, look in drawn:
             left, right, heights = (numbers(group.rows, name) for name in (low, high, density))
-            edges = np.append(left, right[-1:])
-            draw_stairs(ax, heights, edges, look, group.label)
-        label_axes(ax, low, density, xlabel, ylabel, title)
-        if by is not None:
-            ax.set_ylim(top=ax.get_ylim()[1] * (1 + 0.13 * len(found)))  # room for the key
-            legend(ax, legend_title(by, found))
-    return ax
+            draw_stairs(drawn.ax, heights, np.append(left, right[-1:]), look, group.label)
+        if grouped:
+            drawn.ax.set_ylim(top=drawn.ax.get_ylim()[1] * (1 + 0.13 * len(drawn.groups)))  # room for the key
+    return drawn.ax
 
 
 def grouped_bars(
@@ -247,7 +237,7 @@ def grouped_bars(
                     ax.plot([at - 0.46 * width, at + 0.46 * width], [marks[i]] * 2, color="#222222", linewidth=1.6)
                 text = label_of(group.rows[i][by]).replace(" (", "\n(")
                 over = (at, float(max(heights[i], marks[i])))
-                ax.annotate(text, over, xytext=(0, 4), textcoords="offset points", ha="center", fontsize=7.5)
+                write(ax, text, over, (0, 4), ha="center", fontsize=7.5)
         ax.set_xticks(range(len(found)), [group.label for group in found])
         label_axes(ax, x, y, xlabel, ylabel, title)
         ax.margins(y=0.25 if log else 0.12)

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Annotation
 from matplotlib.ticker import Formatter
 
-from theodolite.plots.style import GREY, Look, style
+from theodolite.plots.style import GREY, Look, dots, style, write
 from theodolite.plots.tables import Array, By, Group, is_number, words
 
 _NOTE = "_note"  # as an artist label: hidden from legends, and unlike a gid never written into the SVG
 _ROOM = 20_000  # points up to which matplotlib may search the best place of a legend
 
-_KIND = "_reference"
+#: Behind a text that stands on data.
+BOX = {"boxstyle": "square,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
 
 
 def check_log(log: str) -> None:
@@ -143,16 +144,7 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, float]], labels: Sequence[s
     """Each line's name at its right end, moved apart where they would overlap."""
     heights = ends_in_points(ax, ends)[:, 1].tolist()
     for end, label, look, old, new in zip(ends, labels, looks, heights, spread(heights, 11.5), strict=True):
-        ax.annotate(
-            label,
-            end,
-            xytext=(7, new - old),
-            textcoords="offset points",
-            color=look.colour,
-            fontsize=9,
-            va="center",
-            annotation_clip=False,
-        )
+        write(ax, label, end, (7, new - old), color=look.colour, fontsize=9, va="center", annotation_clip=False)
 
 
 def note(ax: Axes, text: str) -> None:
@@ -162,20 +154,8 @@ def note(ax: Axes, text: str) -> None:
             if text not in child.get_text().split("\n"):
                 child.set_text(f"{child.get_text()}\n{text}")
             return
-    where: Any = ("axes fraction", ax.xaxis.label)
-    ax.annotate(
-        text,
-        (1.0, 0.0),
-        xycoords=where,
-        xytext=(0, -3),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        fontsize=8,
-        color=GREY,
-        label=_NOTE,
-        annotation_clip=False,
-    )
+    look: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 8, "color": GREY, "annotation_clip": False}
+    write(ax, text, (1.0, 0.0), (0, -3), xycoords=("axes fraction", ax.xaxis.label), label=_NOTE, **look)
 
 
 def notes(ax: Axes) -> list[str]:
@@ -200,18 +180,9 @@ def mark_missing(ax: Axes, above: Array, below: Array, look: Look, row: int) -> 
     """Hollow triangles at the edge of the axes where values are not finite; `row` keeps groups apart."""
     for places, marker, height in ((above, "^", 0.985 - 0.04 * row), (below, "v", 0.015 + 0.04 * row)):
         if len(places):
-            ax.plot(
-                places,
-                np.full(len(places), height),
-                linestyle="none",
-                marker=marker,
-                markerfacecolor="white",
-                markeredgecolor=look.colour,
-                transform=ax.get_xaxis_transform(),
-                clip_on=False,
-                zorder=4,
-                label="_missing",
-            )
+            at_the_edge = {"transform": ax.get_xaxis_transform(), "clip_on": False, "zorder": 4}
+            heights = np.full(len(places), height)
+            dots(ax, places, heights, look.colour, marker, markerfacecolor="white", label="_missing", **at_the_edge)
 
 
 def reference(ax: Axes, *, x: float | None = None, y: float | None = None, label: str = "", colour: str = GREY) -> Axes:
@@ -258,9 +229,10 @@ def span(
 
 def _name(ax: Axes, axis: str, place: float, label: str, colour: str, *, box: bool = True) -> None:
     """The text beside a line: on its other side near the edge, one line lower where another name is close."""
-    share = _share(ax, axis, place)
-    same = [text for text in _names_on(ax) if text.get_label() == f"{_KIND}-{axis}"]
-    near = sum(abs(_share(ax, axis, _place(text, axis)) - share) < (0.3 if axis == "x" else 0.06) for text in same)
+    share, kind = _share(ax, axis, place), f"_reference-{axis}"
+    others: list[Any] = [text for text in ax.texts if text.get_label() == kind]
+    places = [float(text.xy["xy".index(axis)]) for text in others]
+    near = sum(abs(_share(ax, axis, other) - share) < (0.3 if axis == "x" else 0.06) for other in places)
     backwards = share > 0.72
     if axis == "x":
         where, transform = (place, 1.0), ax.get_xaxis_transform()
@@ -269,28 +241,8 @@ def _name(ax: Axes, axis: str, place: float, label: str, colour: str, *, box: bo
         where, transform = (0.0 if near % 2 else 1.0, place), ax.get_yaxis_transform()
         ha, va = ("left" if near % 2 else "right"), ("top" if share > 0.9 else "bottom")
         offset = (3.0 if near % 2 else -3.0, -3.0 if share > 0.9 else 2.0)
-    ax.annotate(
-        label,
-        where,
-        xycoords=transform,
-        xytext=offset,
-        textcoords="offset points",
-        ha=ha,
-        va=va,
-        fontsize=8.5,
-        color=colour,
-        zorder=5,
-        label=f"{_KIND}-{axis}",
-        bbox={"boxstyle": "square,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75 if box else 0.0},
-    )
-
-
-def _names_on(ax: Axes) -> list[Text]:
-    return [text for text in ax.texts if str(text.get_label()).startswith(_KIND)]
-
-
-def _place(text: Text, axis: str) -> float:
-    return float(text.xy[0 if axis == "x" else 1])  # type: ignore[attr-defined]
+    look: dict[str, Any] = {"ha": ha, "va": va, "fontsize": 8.5, "color": colour, "bbox": {**BOX, "alpha": 0.75 if box else 0.0}}
+    write(ax, label, where, offset, xycoords=transform, zorder=5, label=kind, **look)
 
 
 def _share(ax: Axes, axis: str, place: float) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,20 +12,17 @@ from numpy.typing import NDArray
 from theodolite.plots.axes_style import (
     check_log,
     ends_in_points,
-    label_axes,
     label_ends,
     labelled,
     legend,
-    legend_title,
     mark_missing,
     note,
-    note_left_out,
     note_not_positive,
-    set_scales,
     spread,
 )
-from theodolite.plots.style import Look, looks, new_axes, style
-from theodolite.plots.tables import Array, Band, By, Group, Summary, finite, groups, numbers, positive, read, summarise
+from theodolite.plots.chart import Chart, Grouping, chart
+from theodolite.plots.style import Look, dots
+from theodolite.plots.tables import Array, Band, Group, Summary, finite, numbers, positive, summarise
 
 _FEW = 25  # points per line up to which each one gets a marker
 _NAMES = {
@@ -42,21 +38,15 @@ def curves(
     x: str,
     y: str,
     *,
-    by: By = None,
     band: Band | None = "stderr",
     quantiles: tuple[float, float] = (0.25, 0.75),
     lower: str | None = None,
     upper: str | None = None,
     error: str | None = None,
     log: str = "",
-    order: Sequence[Any] | None = None,
-    label: str = "",
     labels: Literal["auto", "direct", "legend", "none"] = "auto",
     markers: bool | None = None,
-    xlabel: str | None = None,
-    ylabel: str | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
+    **given: Unpack[Grouping],
 ) -> Axes:
     """Column `y` against column `x`, one line per value of `by`.
 
@@ -73,32 +63,26 @@ def curves(
         raise ValueError(f'labels must be "auto", "direct", "legend" or "none". Got {labels!r}.')
     if (lower is None) != (upper is None) or (lower is not None and error is not None):
         raise ValueError("A band by columns is either lower= and upper=, or error=.")
-    table = read(rows, x, y, by, lower, upper, error)
-    found = groups(table, by, order)
-    if by is None:
-        found = [replace(found[0], label=label)]
     by_columns = error is not None or lower is not None
-    lines = [_by_columns(g, x, y, lower, upper, error) if by_columns else _repeats(g, x, y, band, quantiles) for g in found]
-    with style():
-        ax = new_axes(ax)
-        looking = looks([g.key for g in found], start=labelled(ax))
-        set_scales(ax, log)
+    with chart(rows, x, y, lower, upper, error, log=log, own_legend=True, **given) as drawn:
+        ax = drawn.ax
+        lines = [
+            _by_columns(group, x, y, lower, upper, error)
+            if by_columns
+            else summarise(numbers(group.rows, x), numbers(group.rows, y), band, quantiles)
+            for group in drawn.groups
+        ]
         lines = _off_the_scale(ax, lines, log)
-        for group, line, look in zip(found, lines, looking, strict=True):
+        for (group, look), line in zip(drawn, lines, strict=True):
             _draw(ax, line, look, group.label, log, markers)
-        for row, (line, look) in enumerate(zip(lines, looking, strict=True)):
+        for row, (line, look) in enumerate(zip(lines, drawn.looks, strict=True)):
             mark_missing(ax, _on_axis(line.above, log), _on_axis(line.below, log), look, row)
-        label_axes(ax, x, y, xlabel, ylabel, title)
-        _name_lines(ax, found, lines, looking, labels, legend_title(by, found))
+        _name_lines(drawn, lines, labels)
         if not by_columns:
             _say_what_the_band_is(ax, lines, band, quantiles)
-        marked = any(len(line.above) + len(line.below) for line in lines)
-        note_left_out(ax, sum(line.bad for line in lines), sum(line.total for line in lines), marked=marked)
+        drawn.marked = any(len(line.above) + len(line.below) for line in lines)
+        drawn.bad, drawn.total = sum(line.bad for line in lines), sum(line.total for line in lines)
     return ax
-
-
-def _repeats(group: Group, x: str, y: str, band: Band | None, quantiles: tuple[float, float]) -> Summary:
-    return summarise(numbers(group.rows, x), numbers(group.rows, y), band, quantiles)
 
 
 def _by_columns(group: Group, x: str, y: str, lower: str | None, upper: str | None, error: str | None) -> Summary:
@@ -151,7 +135,7 @@ def _draw(ax: Axes, line: Summary, look: Look, label: str, log: str, markers: bo
     ax.plot(line.x, line.y, color=look.colour, linestyle=look.line, marker=look.marker if few else "", label=label)
     if not few:
         alone = _isolated(line.y)
-        ax.plot(line.x[alone], line.y[alone], color=look.colour, linestyle="none", marker=look.marker)
+        dots(ax, line.x[alone], line.y[alone], look.colour, look.marker)
 
 
 def _isolated(y: Array) -> NDArray[np.bool_]:
@@ -160,16 +144,17 @@ def _isolated(y: Array) -> NDArray[np.bool_]:
     return np.asarray(here[1:-1] & ~here[:-2] & ~here[2:])
 
 
-def _name_lines(ax: Axes, found: list[Group], lines: list[Summary], looking: list[Look], labels: str, title: str | None) -> None:
+def _name_lines(drawn: Chart, lines: list[Summary], labels: str) -> None:
+    ax, found, title = drawn.ax, drawn.groups, drawn.legend_title
     named = [i for i, group in enumerate(found) if group.label]
     if labels == "none" or not named:
         return
-    drawn = [i for i in named if np.isfinite(lines[i].y).any()]
-    ends = [_end(lines[i]) for i in drawn]
-    texts = [f"{title} {found[i].label}" if title else found[i].label for i in drawn]
-    if labels == "direct" or (labels == "auto" and len(drawn) == len(found) and _room_at_the_end(ax, ends, texts)):
+    seen = [i for i in named if np.isfinite(lines[i].y).any()]
+    ends = [_end(lines[i]) for i in seen]
+    texts = [f"{title} {found[i].label}" if title else found[i].label for i in seen]
+    if labels == "direct" or (labels == "auto" and len(seen) == len(found) and _room_at_the_end(ax, ends, texts)):
         if ends:
-            label_ends(ax, ends, texts, [looking[i] for i in drawn])
+            label_ends(ax, ends, texts, [drawn.looks[i] for i in seen])
     else:
         legend(ax, title)
 

@@ -16,7 +16,7 @@ from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
 from theodolite.plots.heatmaps import as_array
 from theodolite.plots.spectra import histogram
-from theodolite.plots.style import DIVERGING, GREY, PALETTE, Look, looks, new_axes, style
+from theodolite.plots.style import DIVERGING, GREY, PALETTE, Look, dots, looks, new_axes, style
 from theodolite.plots.tables import Group, finite, groups, numbers, read
 
 _IMAGES, _CURVES = 100, 12  # atoms shown at most, unless asked for more
@@ -141,8 +141,8 @@ def plot_dictionary_choice(rows: Any, *, title: str | None = None, figure: Figur
             note_left_out(ax, int((~usable).sum()), len(table))
         best = min((row for row in table if math.isfinite(row["hidden_error"])), key=lambda r: r["hidden_error"], default=None)
         if best is not None:
-            ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "black"}
-            left.plot([best["n_components"]], [best["hidden_error"]], linestyle="none", label="_chosen", zorder=4, **ring)
+            ring = {"markersize": 12, "markerfacecolor": "none", "zorder": 4}
+            dots(left, [best["n_components"]], [best["hidden_error"]], "black", "o", label="_chosen", **ring)
         label_axes(left, "", "", "atoms", "error on hidden coordinates", "decides: lowest is best")
         label_axes(right, "", "", "atoms", "error of reconstruction", "cannot decide")
         legend(right, legend_title("sparsity", found))

@@ -19,13 +19,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from theodolite.plots.style import new_figure, style
+from theodolite.plots.style import new_figure, style, write
 
 # Letters are drawn as paths: a page with no network cannot bring its font, and in another font labels would be
 # clipped or overlap. The words are kept for screen readers in the <title>.
 _SETTINGS: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": "theodolite", "svg.image_inline": True}
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-_PASSES = 1  # draws before the one that counts: then the layout is settled as far as the eye can see
 _PROLOG = '<?xml version="1.0" encoding="utf-8" standalone="no"?>\n'
 _ROOT = re.compile(r"<svg\b[^>]*>")
 
@@ -71,27 +70,12 @@ def panels(
             for ax in axes[max(count - columns, 0) :]:
                 ax.xaxis.set_tick_params(labelbottom=True)
         if letters:
+            where = {"xycoords": "axes fraction", "annotation_clip": False}
             for i, ax in enumerate(axes):
-                _letter(ax, f"({_name(i)})")
+                write(ax, f"({_name(i)})", (0, 1), (-8, 8), ha="right", fontsize=11, fontweight="bold", label="_letter", **where)
         if title is not None:
             figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure, axes
-
-
-def _letter(ax: Axes, text: str) -> None:
-    ax.annotate(
-        text,
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(-8, 8),
-        textcoords="offset points",
-        ha="right",
-        va="baseline",
-        fontsize=11,
-        fontweight="bold",
-        annotation_clip=False,
-        label="_letter",
-    )
 
 
 def _name(i: int) -> str:
@@ -136,8 +120,7 @@ def _drawn(figure: Figure) -> str:
     buffer = StringIO()
     with style(), matplotlib.rc_context(_SETTINGS), _as_found(figure):
         figure.dpi = 72  # that of the SVG writer
-        for _ in range(_PASSES):
-            figure.draw_without_rendering()
+        figure.draw_without_rendering()  # once before the draw that counts: then the layout is settled as far as the eye can see
         canvas: Any = FigureCanvasSVG(figure)
         canvas.print_svg(buffer, metadata=_NO_METADATA)
     text = re.sub(r"\s*<!--.*?-->", "", buffer.getvalue(), flags=re.DOTALL)  # the words of each label, once more

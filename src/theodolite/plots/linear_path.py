@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from theodolite.measures.mode_connectivity.linear_path import Barrier, accuracy_barrier, loss_barrier
-from theodolite.plots.axes_style import note, reference, span
+from theodolite.plots.axes_style import BOX, note, reference, span
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
-from theodolite.plots.style import GREY, look, new_axes, style
+from theodolite.plots.style import GREY, look, new_axes, style, write
 from theodolite.plots.tables import Array, Group, finite, groups, numbers, positive, read
 from theodolite.results import Row
 
@@ -157,14 +157,6 @@ def _measure(ax: Axes, rows: list[Row], data: str, y: str, barrier: Barrier) -> 
         ax.annotate(
             "", (barrier.alpha, level), xytext=(barrier.alpha, there), arrowprops={"arrowstyle": "<->", "color": GREY, "lw": 1.2}
         )
-        ax.annotate(
-            f"{data} barrier: {_height(barrier.value, y)}",
-            (barrier.alpha, there),
-            xytext=(0, -4 if y == "accuracy" else 4),
-            textcoords="offset points",
-            ha="center",
-            va="top" if y == "accuracy" else "bottom",
-            fontsize=8.5,
-            color=GREY,
-            bbox={"boxstyle": "square,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
-        )
+        offset, va = (-4, "top") if y == "accuracy" else (4, "bottom")
+        text = f"{data} barrier: {_height(barrier.value, y)}"
+        write(ax, text, (barrier.alpha, there), (0, offset), ha="center", va=va, fontsize=8.5, color=GREY, bbox=BOX)

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from theodolite.plots.axes_style import legend, note, reference
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
-from theodolite.plots.style import GREY, PALETTE, style
-from theodolite.plots.tables import Array, finite, label_of, numbers, positive
+from theodolite.plots.style import GREY, PALETTE, dots, style
+from theodolite.plots.tables import finite, label_of, numbers, positive
 from theodolite.results import Row
 
 #: Colour and marker of each cause of a spike.
@@ -117,7 +117,9 @@ def _panel(ax: Axes, name: str, log_axis: bool, lines: list[tuple[list[Row], str
             ax.set_yticks([])
             return
     values = np.concatenate([numbers(rows, column) for rows, column, _ in shown])
-    scale = "y" if log_axis and _mostly_positive(values[finite(values)]) else ""
+    values = values[finite(values)]
+    mostly_positive = len(values) > 0 and positive(values).mean() >= 0.9
+    scale = "y" if log_axis and mostly_positive else ""
     for rows, column, label in shown:
         drawn = len(ax.lines)
         curves(rows, "step", column, log=scale, label=label, labels="none", markers=len(rows) <= 40, ylabel="", ax=ax)
@@ -131,10 +133,6 @@ def _panel(ax: Axes, name: str, log_axis: bool, lines: list[tuple[list[Row], str
         legend(ax)
 
 
-def _mostly_positive(values: Array) -> bool:
-    return bool(len(values)) and float(positive(values).mean()) >= 0.9
-
-
 def _mark_spikes(ax: Axes, spikes: Sequence[Row], steps: Sequence[Row]) -> None:
     """A mark at the peak of each spike, named by its cause."""
     losses = {row["step"]: row.get("loss") for row in steps}
@@ -146,16 +144,8 @@ def _mark_spikes(ax: Axes, spikes: Sequence[Row], steps: Sequence[Row]) -> None:
         ]
         heights = numbers([{"loss": losses.get(peak)} for peak in peaks], "loss")
         good = positive(heights) & finite(heights) if ax.get_yscale() == "log" else finite(heights)
-        colour, marker = CAUSES.get(cause, _OTHER)
-        drawing: dict[str, Any] = {
-            "linestyle": "none",
-            "marker": marker,
-            "color": colour,
-            "markeredgecolor": "white",
-            "markersize": 7.5,
-            "zorder": 5,
-        }
-        (marks,) = ax.plot(peaks, np.where(good, heights, top), label=f"_{cause}", clip_on=False, **drawing)
+        look: dict[str, Any] = {"markeredgecolor": "white", "markersize": 7.5, "zorder": 5, "clip_on": False}
+        marks = dots(ax, peaks, np.where(good, heights, top), *CAUSES.get(cause, _OTHER), label=f"_{cause}", **look)
         named[f"{label_of(cause)} ({len(peaks)})"] = marks
     ax.set_ylim(bottom, top)
     figure = ax.get_figure()
@@ -174,8 +164,8 @@ def _mark_exceeded(ax: Axes, looks: Sequence[Row]) -> None:
     above = [look for look in looks if look.get("exceeded") and look.get("ratio") is not None]
     shown = _thinned(above, "ratio")
     if shown:
-        marks: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3.5, "color": PALETTE[1], "zorder": 4}
-        ax.plot(numbers(shown, "step"), numbers(shown, "ratio"), label="_above", **marks)
+        place, ratio = numbers(shown, "step"), numbers(shown, "ratio")
+        dots(ax, place, ratio, PALETTE[1], "o", markersize=3.5, zorder=4, label="_above")
         note(ax, f"dots: {len(above)} of {len(looks)} batches above their critical rate")
     bottom, top = ax.get_ylim()
     if ax.get_yscale() == "log" and bottom < _LOWEST < top:  # a schedule that ends at zero would flatten the rest

@@ -5,25 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from theodolite.measures.fits import log_log_fit
-from theodolite.plots.axes_style import (
-    check_log,
-    label_axes,
-    labelled,
-    legend,
-    legend_title,
-    make_headroom,
-    note,
-    note_left_out,
-    set_scales,
-)
-from theodolite.plots.style import GREY, looks, new_axes, style
-from theodolite.plots.tables import Array, By, finite, groups, label_of, numbers, positive, read
+from theodolite.plots.axes_style import check_log, labelled, make_headroom, note
+from theodolite.plots.chart import Grouping, chart
+from theodolite.plots.style import GREY, dots, write
+from theodolite.plots.tables import Array, finite, label_of, numbers, positive
 
 
 def scatter(
@@ -31,17 +22,11 @@ def scatter(
     x: str,
     y: str,
     *,
-    by: By = None,
     text: str | None = None,
     identity: bool = False,
     correlation: Literal["pearson", "spearman"] | None = None,
     log: str = "",
-    order: Sequence[Any] | None = None,
-    label: str = "",
-    xlabel: str | None = None,
-    ylabel: str | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
+    **given: Unpack[Grouping],
 ) -> Axes:
     """Column `y` against column `x` as points, one look per value of `by`.
 
@@ -55,32 +40,26 @@ def scatter(
     check_log(log)
     if identity and log not in ("", "xy"):
         raise ValueError('The line y = x needs both axes alike: log="" or log="xy".')
-    table = read(rows, x, y, by, text)
-    found = groups(table, by, order)
     kept: list[Array] = []
-    bad = negative = 0
-    with style():
-        ax = new_axes(ax, size=(4.6, 4.2) if identity else None)
-        set_scales(ax, log)
-        for group, look in zip(found, looks([g.key for g in found], start=labelled(ax)), strict=True):
+    with chart(rows, x, y, text, log=log, size=(4.6, 4.2) if identity else None, **given) as drawn:
+        for group, look in drawn:
             points = np.column_stack([numbers(group.rows, x), numbers(group.rows, y)])
-            usable = finite(points).all(axis=1)
-            hidden = usable & (_not_positive(points, log))
-            bad, negative = bad + int((~usable).sum()), negative + int(hidden.sum())
-            shown = np.flatnonzero(usable & ~hidden)
+            usable = np.asarray(finite(points).all(axis=1))
+            allowed = usable & ~_not_positive(points, log)
+            drawn.count(usable, allowed)
+            shown = np.flatnonzero(allowed)
             points = points[shown]
             kept.append(points)
-            _draw(ax, points, look, group.label or label)
+            _draw(drawn.ax, points, look, group.label)
             if text is not None:
-                _write(ax, points, [label_of(group.rows[i].get(text)) for i in shown])
+                for i, point in zip(shown, points, strict=True):
+                    name = label_of(group.rows[i].get(text))
+                    write(drawn.ax, name, (point[0], point[1]), (5, 4), fontsize=8.5, color=GREY)
         if identity:
-            _diagonal(ax, np.concatenate(kept))
-        label_axes(ax, x, y, xlabel, ylabel, title)
-        legend(ax, legend_title(by, found))
+            _diagonal(drawn.ax, np.concatenate(kept))
         if correlation is not None:
-            note(ax, _correlation_sentence(np.concatenate(kept), correlation, log))
-        note_left_out(ax, bad, len(table), negative=negative)
-    return ax
+            note(drawn.ax, _correlation_sentence(np.concatenate(kept), correlation, log))
+    return drawn.ax
 
 
 def correlation_of(x: Any, y: Any, kind: Literal["pearson", "spearman"] = "pearson") -> float:
@@ -144,11 +123,6 @@ def _draw(ax: Axes, points: Array, look: Any, label: str) -> None:
         rasterized=crowd > 5000,
         zorder=2.2,
     )
-
-
-def _write(ax: Axes, points: Array, names: list[str]) -> None:
-    for point, name in zip(points, names, strict=True):
-        ax.annotate(name, (point[0], point[1]), xytext=(5, 4), textcoords="offset points", fontsize=8.5, color=GREY)
 
 
 def _diagonal(ax: Axes, points: Array) -> None:
@@ -220,15 +194,9 @@ def log_log(
     x: str,
     y: str,
     *,
-    by: By = None,
     window: tuple[float, float] | None = None,
     guides: Sequence[float] = (),
-    order: Sequence[Any] | None = None,
-    label: str = "",
-    xlabel: str | None = None,
-    ylabel: str | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
+    **given: Unpack[Grouping],
 ) -> Axes:
     """Points on log-log axes with a fitted power law per value of `by`, each slope written with its standard error.
 
@@ -239,29 +207,24 @@ def log_log(
     >>> ax.get_legend().get_texts()[0].get_text()
     'slope −1.00 ± 0.00'
     """
-    table = read(rows, x, y, by)
-    found = groups(table, by, order)
-    bad = negative = 0
-    with style():
-        ax = new_axes(ax)
-        set_scales(ax, "xy")
-        for group, look in zip(found, looks([g.key for g in found], start=labelled(ax)), strict=True):
+    low, high = window or (0.0, math.inf)
+    with chart(rows, x, y, log="xy", **given) as drawn:
+        ax = drawn.ax
+        for group, look in drawn:
             xs, ys = numbers(group.rows, x), numbers(group.rows, y)
             usable = finite(xs) & finite(ys)
             shown = usable & positive(xs) & positive(ys)
-            bad, negative = bad + int((~usable).sum()), negative + int((usable & ~shown).sum())
+            drawn.count(usable, shown)
             xs, ys = xs[shown], ys[shown]
-            inside = np.ones(len(xs), bool) if window is None else (xs >= window[0]) & (xs <= window[1])
+            inside = (xs >= low) & (xs <= high)
             text = _draw_fit(ax, xs[inside], ys[inside], look)
-            name = group.label or label
-            ax.plot(xs, ys, linestyle="none", marker=look.marker, color=look.colour, label=f"{name}: {text}" if name else text)
+            name = f"{group.label}: {text}" if group.label else text
+            dots(ax, xs, ys, look.colour, look.marker, label=name)
         _draw_guides(ax, guides)
-        label_axes(ax, x, y, xlabel, ylabel, title)
         make_headroom(ax, labelled(ax))
-        legend(ax)
+        drawn.legend_title = None  # slopes are no values of `by`
         if window is not None:
-            note(ax, f"fitted from {window[0]:g} to {window[1]:g}")
-        note_left_out(ax, bad, len(table), negative=negative)
+            note(ax, f"fitted from {low:g} to {high:g}")
     return ax
 
 
@@ -295,6 +258,6 @@ def _draw_guides(ax: Axes, slopes: Sequence[float]) -> None:
         return
     middle = np.exp(np.log(points).mean(axis=0))
     ends = np.array([points[:, 0].min(), points[:, 0].max()])
-    for slope, dots in zip(slopes, [(0, (1, 2)), (0, (1, 4)), (0, (3, 3))] * len(slopes), strict=False):
+    for slope, dash in zip(slopes, [(0, (1, 2)), (0, (1, 4)), (0, (3, 3))] * len(slopes), strict=False):
         text = f"slope {slope:g} for comparison".replace("-", "−")
-        ax.plot(ends, middle[1] * (ends / middle[0]) ** slope, color=GREY, linestyle=dots, linewidth=1.3, zorder=1.5, label=text)
+        ax.plot(ends, middle[1] * (ends / middle[0]) ** slope, color=GREY, linestyle=dash, linewidth=1.3, zorder=1.5, label=text)

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
-from theodolite.plots.axes_style import (
-    check_log,
-    label_axes,
-    labelled,
-    legend,
-    legend_title,
-    note,
-    note_left_out,
-    set_scales,
-)
-from theodolite.plots.style import GREY, Look, looks, new_axes, style
-from theodolite.plots.tables import Array, By, finite, groups, numbers, positive, read
+from theodolite.plots.axes_style import check_log, note, set_scales
+from theodolite.plots.chart import Grouping, chart
+from theodolite.plots.style import GREY, Look, dots
+from theodolite.plots.tables import Array, finite, numbers, positive, read
 
 _BINS = 120  # no more, whatever the rule says: heavy tails would ask for millions
 
@@ -32,15 +23,9 @@ def eigenvalues(
     value: str = "eigenvalue",
     index: str | None = None,
     error: str | None = None,
-    by: By = None,
     kind: Literal["points", "stems"] = "points",
     log: bool = False,
-    order: Sequence[Any] | None = None,
-    label: str = "",
-    xlabel: str | None = None,
-    ylabel: str | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
+    **given: Unpack[Grouping],
 ) -> Axes:
     """Eigenvalues by rank (1, 2, ... in the order of the rows) or by the column `index`.
 
@@ -53,33 +38,26 @@ def eigenvalues(
     """
     if kind not in ("points", "stems"):
         raise ValueError(f'kind must be "points" or "stems". Got {kind!r}.')
-    table = read(rows, value, index, error, by)
-    if error is None and any("residual" in row for row in table):
-        error = "residual"
-    found = groups(table, by, order)
-    bad = zero = 0
-    with style():
-        ax = new_axes(ax)
-        set_scales(ax, "y" if log else "")
-        for group, look in zip(found, looks([g.key for g in found], start=labelled(ax)), strict=True):
+    with chart(rows, value, index, error, log="y" if log else "", **given) as drawn:
+        if error is None and any("residual" in row for row in drawn.table):
+            error = "residual"
+        for group, look in drawn:
             values = numbers(group.rows, value)
             at = np.arange(1.0, len(values) + 1) if index is None else numbers(group.rows, index)
             errors = np.full(len(values), np.nan) if error is None else numbers(group.rows, error)
             if (errors < 0).any():
                 raise ValueError(f"Column {error!r} must not be negative: it is an error.")
             usable = finite(values) & finite(at)
-            drawn = usable & positive(np.abs(values)) if log else usable
-            bad, zero = bad + int((~usable).sum()), zero + int((usable & ~drawn).sum())
-            _draw_values(ax, at[drawn], values[drawn], errors[drawn], look, group.label or label, kind, log)
+            shown = usable & positive(np.abs(values)) if log else usable
+            drawn.count(usable, shown)
+            _draw_values(drawn.ax, at[shown], values[shown], errors[shown], look, group.label, kind, log)
         errored = "" if error is None else f" ± {error}"
-        label_axes(ax, index or "rank", ("magnitude of " if log else "") + value + errored, xlabel, ylabel, title)
+        drawn.names = (index or "rank", ("magnitude of " if log else "") + value + errored)
         if index is None:
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            drawn.ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if not log and kind == "stems":
-            ax.axhline(0, color="#444444", linewidth=0.8, zorder=1.5)
-        legend(ax, legend_title(by, found))
-        note_left_out(ax, bad, len(table), negative=zero)
-    return ax
+            drawn.ax.axhline(0, color="#444444", linewidth=0.8, zorder=1.5)
+    return drawn.ax
 
 
 def density(
@@ -89,16 +67,10 @@ def density(
     y: str = "density",
     error: str | None = None,
     width: float = 2.0,
-    by: By = None,
     nodes: Any = None,
     log: bool = True,
     floor: float = 1e-6,
-    order: Sequence[Any] | None = None,
-    label: str = "",
-    xlabel: str | None = None,
-    ylabel: str | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
+    **given: Unpack[Grouping],
 ) -> Axes:
     """A density curve with a band of `width` standard errors (column `error`, by default "stderr" if there is one).
 
@@ -109,35 +81,30 @@ def density(
     >>> ax.get_yscale()
     'log'
     """
-    table = read(rows, x, y, error, by)
+    table = read(rows, x, y, error)
     if error is None and any("stderr" in row for row in table):
         error = "stderr"
-    found = groups(table, by, order)
     values = numbers(table, y)
     peak = float(np.max(values[finite(values)], initial=0.0))
     lowest = peak * floor if log and peak > 0 else -np.inf
-    bad = 0
-    with style():
-        ax = new_axes(ax)
-        set_scales(ax, "y" if log and peak > 0 else "")
-        for group, look in zip(found, looks([g.key for g in found], start=labelled(ax)), strict=True):
+    with chart(table, x, y, log="y" if log and peak > 0 else "", **given) as drawn:
+        ax = drawn.ax
+        for group, look in drawn:
             columns = [numbers(group.rows, name) for name in (x, y, error or y)]
             ordering = np.argsort(columns[0], kind="stable")
             at, curve, errors = (column[ordering] for column in columns)
             usable = finite(at) & finite(curve)
-            bad += int((~usable).sum())
+            drawn.count(usable, usable)
             if error is not None:
-                _band(ax, at, curve, width * errors, usable & finite(errors), lowest, look)
+                low, high = (np.maximum(curve + side * width * errors, lowest / 10) for side in (-1, 1))
+                ax.fill_between(at, low, high, where=usable & finite(errors), color=look.colour, alpha=0.22, linewidth=0)
             shown = np.where(usable, np.maximum(curve, lowest / 10), np.nan)
-            ax.plot(at, shown, color=look.colour, linestyle=look.line, linewidth=1.5, label=group.label or label)
+            ax.plot(at, shown, color=look.colour, linestyle=look.line, linewidth=1.5, label=group.label)
         if np.isfinite(lowest):
             ax.set_ylim(bottom=lowest)
         _rug(ax, nodes)
-        label_axes(ax, x, y, xlabel, ylabel, title)
-        legend(ax, legend_title(by, found))
         if error is not None:
             note(ax, f"band: ± {width:g} standard errors")
-        note_left_out(ax, bad, len(table))
     return ax
 
 
@@ -145,16 +112,10 @@ def histogram(
     rows: Any,
     value: str,
     *,
-    by: By = None,
     bins: int | Sequence[float] | None = None,
     density: bool = True,
     log: str = "",
-    order: Sequence[Any] | None = None,
-    label: str = "",
-    xlabel: str | None = None,
-    ylabel: str | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
+    **given: Unpack[Grouping],
 ) -> Axes:
     """Histogram of a column, the same bins for each value of `by`; with eigenvalues, the empirical spectral density.
 
@@ -166,30 +127,25 @@ def histogram(
     [1, 2]
     """
     check_log(log)
-    table = read(rows, value, by)
-    found = groups(table, by, order)
-    columns = [numbers(group.rows, value) for group in found]
-    usable = [finite(column) for column in columns]
-    above = [positive(column) if "x" in log else np.ones(len(column), bool) for column in columns]
-    shown = [c[u & p] for c, u, p in zip(columns, usable, above, strict=True)]
-    edges = _edges(np.concatenate(shown), bins, "x" in log)
-    widths = np.diff(np.log10(edges)) if "x" in log else np.diff(edges)
-    outside = sum(int(((c < edges[0]) | (c > edges[-1])).sum()) for c in shown)
-    with style():
-        ax = new_axes(ax)
-        set_scales(ax, log if any(map(len, shown)) else log.replace("y", ""))
-        for group, sample, look in zip(found, shown, looks([g.key for g in found], start=labelled(ax)), strict=True):
+    with chart(rows, value, **given) as drawn:
+        samples = []
+        for group in drawn.groups:
+            values = numbers(group.rows, value)
+            usable = finite(values)
+            shown = usable & positive(values) if "x" in log else usable
+            drawn.count(usable, shown)
+            samples.append(values[shown])
+        edges = _edges(np.concatenate(samples), bins, "x" in log)
+        widths = np.diff(np.log10(edges)) if "x" in log else np.diff(edges)
+        set_scales(drawn.ax, log if any(map(len, samples)) else log.replace("y", ""))
+        for (group, look), sample in zip(drawn, samples, strict=True):
             counts, _ = np.histogram(sample, edges)
             heights = counts / (max(len(sample), 1) * widths) if density else counts
-            draw_stairs(ax, heights, edges, look, group.label or label)
+            draw_stairs(drawn.ax, heights, edges, look, group.label)
         height = "density per decade" if "x" in log else "density"
-        label_axes(ax, value, height if density else "count", xlabel, ylabel, title)
-        legend(ax, legend_title(by, found))
-        lost = sum(int((u & ~p).sum()) for u, p in zip(usable, above, strict=True))
-        note_left_out(ax, sum(int((~u).sum()) for u in usable), len(table), negative=lost)
-        if outside:
-            note(ax, f"{outside} of {len(table)} values outside the bins")
-    return ax
+        drawn.names = (value, height if density else "count")
+        drawn.outside = sum(int(((s < edges[0]) | (s > edges[-1])).sum()) for s in samples)
+    return drawn.ax
 
 
 def _draw_values(ax: Axes, at: Array, values: Array, errors: Array, look: Look, label: str, kind: str, log: bool) -> None:
@@ -202,12 +158,11 @@ def _draw_values(ax: Axes, at: Array, values: Array, errors: Array, look: Look, 
         bars = np.vstack([np.minimum(known, 0.9 * heights) if log else known, known])
         ax.errorbar(at, heights, yerr=bars, fmt="none", ecolor=look.colour, elinewidth=1.1, capsize=2.5)
     hollow = values < 0 if log else np.zeros(len(at), bool)
-    plain: dict[str, Any] = {"linestyle": "none", "marker": look.marker, "color": look.colour, "markersize": 5}
     if (~hollow).any() or not hollow.any():
-        ax.plot(at[~hollow], heights[~hollow], label=label, **plain)
+        dots(ax, at[~hollow], heights[~hollow], look.colour, look.marker, markersize=5, label=label)
     if hollow.any():
         name = f"{label}, negative" if label else "negative"
-        ax.plot(at[hollow], heights[hollow], label=name, markerfacecolor="white", **plain)
+        dots(ax, at[hollow], heights[hollow], look.colour, look.marker, markersize=5, label=name, markerfacecolor="white")
 
 
 def draw_stairs(ax: Axes, heights: Array, edges: Array, look: Look, label: str) -> None:
@@ -216,28 +171,14 @@ def draw_stairs(ax: Axes, heights: Array, edges: Array, look: Look, label: str) 
     ax.stairs(heights, edges, color=look.colour, linestyle=look.line, linewidth=1.4, label=label)
 
 
-def _band(ax: Axes, at: Array, curve: Array, half: Array, usable: NDArray[np.bool_], lowest: float, look: Look) -> None:
-    low, high = curve - half, curve + half
-    floor = lowest / 10
-    ax.fill_between(at, np.maximum(low, floor), np.maximum(high, floor), where=usable, color=look.colour, alpha=0.22, linewidth=0)
-
-
 def _rug(ax: Axes, nodes: Any) -> None:
     if nodes is None:
         return
     places = np.asarray([float(node) for node in nodes], dtype=np.float64)
     good = finite(places)
-    ax.plot(
-        places[good],
-        np.full(int(good.sum()), 0.02),
-        "|",
-        color=GREY,
-        markersize=9,
-        markeredgewidth=1.1,
-        transform=ax.get_xaxis_transform(),
-        clip_on=False,
-        label="nodes",
-    )
+    at_the_edge = {"transform": ax.get_xaxis_transform(), "clip_on": False}
+    heights = np.full(int(good.sum()), 0.02)
+    dots(ax, places[good], heights, GREY, "|", markersize=9, markeredgewidth=1.1, label="nodes", **at_the_edge)
     if not good.all():
         note(ax, f"{int((~good).sum())} of {len(places)} nodes not finite")
 

@@ -24,7 +24,7 @@ from theodolite.plots.axes_style import (
     span,
 )
 from theodolite.plots.figures import panels
-from theodolite.plots.style import PALETTE, new_axes, style
+from theodolite.plots.style import PALETTE, dots, new_axes, style
 from theodolite.plots.tables import finite, groups, numbers, positive, read, words
 
 #: Colour and marker; the shapes tell them apart without colour.
@@ -50,25 +50,17 @@ def stability_panels(
     quantities: Sequence[str] = ("gap_loss", "stab", "dist"),
     *,
     by: str | None = None,
-    step: int | None = None,
-    reduce: Literal["max", "mean", "median"] = "max",
-    log: bool = True,
-    window: bool = False,
-    resamples: int = 1000,
-    seed: int = 0,
     title: str | None = None,
     figure: Figure | None = None,
+    **options: Any,
 ) -> Figure:
     """A panel per quantity, a line of panels per seed-trial: all pairs, their maxima, and the law fitted to these.
 
     Args:
         rows: of a stability study, a DataFrame or a result: `m`, the quantities, and where there are several `trial` and `step`.
         by: a column of configurations; they become the columns of panels, and each trial gets a line per quantity.
-        step: the checkpoint; None means the last of each size.
-        log: both axes logarithmic; otherwise linear.
-        window: shade the widest range of m in which the local slope is roughly constant.
-        reduce, resamples, seed: as for `fit_power_law`.
         figure: drawn into where given, `plt.figure(layout="constrained")` say.
+        options: of each panel, those of `pairs_and_maxima`.
 
     >>> rows = [{"m": m, "pair": k, "stab": (2 - k) / m} for m in (100, 200, 400) for k in (0, 1)]
     >>> figure = stability_panels(rows, ["stab"])
@@ -88,19 +80,8 @@ def stability_panels(
         if chosen is None:  # a configuration without this trial
             ax.set_axis_off()
             continue
-        pairs_and_maxima(
-            chosen,
-            quantity,
-            step=step,
-            reduce=reduce,
-            log=log,
-            window=window,
-            resamples=resamples,
-            seed=seed,
-            title=", ".join(filter(None, heading)) or None,
-            key=ax is axes[0],
-            ax=ax,
-        )
+        heading_text = ", ".join(filter(None, heading)) or None
+        pairs_and_maxima(chosen, quantity, title=heading_text, key=ax is axes[0], ax=ax, **options)
     return figure
 
 
@@ -118,9 +99,15 @@ def pairs_and_maxima(
     key: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    """One quantity of one trial against the size of the training set; arguments as for `stability_panels`.
+    """One quantity of one trial against the size of the training set.
 
-    `key` names pairs and maxima in the legend beside the law.
+    Args:
+        rows: as for `stability_panels`.
+        step: the checkpoint; None means the last of each size.
+        log: both axes logarithmic; otherwise linear.
+        window: shade the widest range of m in which the local slope is roughly constant.
+        reduce, resamples, seed: as for `fit_power_law`.
+        key: whether the legend names pairs and maxima beside the law.
 
     >>> ax = pairs_and_maxima([{"m": m, "stab": (2 - k) / m} for m in (100, 200, 400) for k in (0, 1)], "stab")
     >>> [text.get_text().split(" ")[0] for text in ax.get_legend().get_texts()]
@@ -135,11 +122,8 @@ def pairs_and_maxima(
     with style():
         ax = new_axes(ax)
         set_scales(ax, "xy" if log else "")
-        colour, marker = PAIRS
         hide = "" if key else "_"  # matplotlib leaves such labels out of legends
-        ax.plot(
-            x[shown], y[shown], linestyle="none", marker=marker, color=colour, markersize=3.5, alpha=0.45, label=hide + "pairs"
-        )
+        dots(ax, x[shown], y[shown], *PAIRS, markersize=3.5, alpha=0.45, label=hide + "pairs")
         _draw_reduced(ax, fit, hide, log)
         _draw_fit(ax, fit)
         if window:
@@ -156,16 +140,10 @@ def pairs_and_maxima(
 
 def _draw_reduced(ax: Axes, fit: PowerFit, hide: str, log: bool) -> None:
     """The maxima, on top of the pairs."""
-    colour, marker = MAXIMA
     points = [(m, g) for m, g in zip(fit.ms, fit.g, strict=True) if g > 0 or not log]
-    look: dict[str, Any] = {
-        "marker": marker,
-        "color": colour,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.6,
-        "markersize": 6,
-    }
-    ax.plot(*np.array(points).reshape(-1, 2).T, linestyle="none", zorder=3, label=hide + _REDUCED[fit.reduce], **look)
+    ms, heights = np.array(points).reshape(-1, 2).T
+    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+    dots(ax, ms, heights, *MAXIMA, markersize=6, zorder=3, label=hide + _REDUCED[fit.reduce], **edge)
 
 
 def _draw_fit(ax: Axes, fit: PowerFit) -> None:

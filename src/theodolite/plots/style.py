@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from theodolite.plots.tables import is_number
 
@@ -103,6 +104,16 @@ def looks(keys: Sequence[Any], start: int = 0) -> list[Look]:
         return plain
     colours = matplotlib.colormaps[SEQUENTIAL]
     return [Look(to_hex(colours(0.88 * i / (len(keys) - 1))), p.marker, p.line) for i, p in enumerate(plain)]
+
+
+def write(ax: Axes, text: str, at: tuple[Any, Any], offset: tuple[float, float], **look: Any) -> None:
+    """A text beside a place, so many points away from it."""
+    ax.annotate(text, at, xytext=offset, textcoords="offset points", **look)
+
+
+def dots(ax: Axes, x: Any, y: Any, colour: Any, marker: str, **look: Any) -> Line2D:
+    """Points without a line."""
+    return ax.plot(x, y, linestyle="none", marker=marker, color=colour, **look)[0]
 
 
 def new_axes(ax: Axes | None = None, *, size: tuple[float, float] | None = None) -> Axes:

@@ -3,37 +3,21 @@
 Names are imported on first use: the live page is served without loading torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from theodolite._names import attach
 
 if TYPE_CHECKING:
-    from theodolite.report.gallery import Gallery, collect_runs, write_gallery
-    from theodolite.report.page import Page, Section, page_html, provenance_of, write_page
-    from theodolite.report.watch import WatchServer, watch_html, write_watch
+    from theodolite.report.gallery import Gallery as Gallery
+    from theodolite.report.gallery import collect_runs as collect_runs
+    from theodolite.report.gallery import write_gallery as write_gallery
+    from theodolite.report.page import Page as Page
+    from theodolite.report.page import Section as Section
+    from theodolite.report.page import page_html as page_html
+    from theodolite.report.page import provenance_of as provenance_of
+    from theodolite.report.page import write_page as write_page
+    from theodolite.report.watch import WatchServer as WatchServer
+    from theodolite.report.watch import watch_html as watch_html
+    from theodolite.report.watch import write_watch as write_watch
 
-_CONTENTS = {
-    "gallery": ["Gallery", "collect_runs", "write_gallery"],
-    "page": ["Page", "Section", "page_html", "provenance_of", "write_page"],
-    "watch": ["WatchServer", "watch_html", "write_watch"],
-}
-_HOME = {name: module for module, names in _CONTENTS.items() for name in names}
-
-__all__ = [
-    "Gallery",
-    "Page",
-    "Section",
-    "WatchServer",
-    "collect_runs",
-    "page_html",
-    "provenance_of",
-    "watch_html",
-    "write_gallery",
-    "write_page",
-    "write_watch",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"theodolite.report.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'theodolite.report' has no attribute {name!r}")
+__all__, __getattr__, __dir__ = attach(__name__, __file__)

@@ -199,7 +199,7 @@ def table_of(rows: Sequence[Row], shown: int = SHOWN) -> Table:
     kept = list(rows[:MOST])
     names = list(dict.fromkeys(name for row in kept for name in row))
     values = {name: [_plain(row.get(name)) for row in kept] for name in names}
-    cells = {name: [_cell(value) for value in values[name]] for name in names}
+    cells = {name: [v if isinstance(v, Cell) else Cell(text=cell(v)) for v in values[name]] for name in names}
     lines = [[cells[name][i] for name in names] for i in range(len(kept))]
     cut = len(lines) if len(lines) <= shown + SPARE else shown
     columns = [(str(name).replace("_", " "), _kind(values[name], cells[name])) for name in names]
@@ -247,10 +247,6 @@ def _plain(value: Any) -> Any:
     return value.tolist() if math.prod(shape) <= _FEW else " × ".join(map(str, shape)) + " numbers"
 
 
-def _cell(value: Any) -> Cell:
-    return value if isinstance(value, Cell) else Cell(text=cell(value))
-
-
 def _kind(values: Sequence[Any], cells: Sequence[Cell]) -> str:
     there = [value for value in values if value is not None]
     if there and all(isinstance(value, Real) and not isinstance(value, bool) for value in there):
@@ -276,13 +272,9 @@ def _part(section: Section, anchor: str) -> Part:
     if section.state in ("failed", "skipped"):
         badge: Badge | None = Badge(section.state, section.state)
     else:
-        badge = _badge(findings[0].severity) if findings else None
+        badge = Badge(findings[0].severity.value, findings[0].severity.value) if findings else None
     further = [finding for finding in findings if finding.sentence != section.sentence]
     return Part(section, anchor, table_of(section.rows, section.shown), badge, further)
-
-
-def _badge(severity: Severity) -> Badge:
-    return Badge(severity.value, severity.value)
 
 
 def _counts(findings: Sequence[Finding]) -> list[Badge]:
@@ -293,10 +285,8 @@ def _counts(findings: Sequence[Finding]) -> list[Badge]:
 
 def _states(sections: Sequence[Section], part: str) -> str:
     """How many instruments there were, and how many of them have nothing to show."""
-    count = len(sections)
-    text = plural(count, part)
     rest = [(sum(section.state == state for section in sections), state) for state in ("failed", "skipped")]
-    return ", ".join([text, *(f"{n} {state}" for n, state in rest if n)])
+    return ", ".join([plural(len(sections), part), *(f"{n} {state}" for n, state in rest if n)])
 
 
 def _quiet(sections: Sequence[Section]) -> str:

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from theodolite.files import write_whole
@@ -78,11 +78,8 @@ def page_data(log: MonitorLog, buckets: int | None = None) -> dict[str, Any]:
 
     With `buckets` long tables are thinned to the extremes of that many parts; `counts` are those of all rows.
     """
-    tables = {
-        "steps": log.steps,
-        "batch": [look for look in log.looks if look.get("on") == "batch"],
-        "probe": [look for look in log.looks if look.get("on") == "probe"],
-    }
+    looks = {on: [look for look in log.looks if look.get("on") == on] for on in ("batch", "probe")}
+    tables = {"steps": log.steps, **looks}
     columns = {name: _columns(rows, COLUMNS[name]) for name, rows in tables.items()}
     counts = {name: len(rows) for name, rows in tables.items()}
     counts["exceeded"] = sum(bool(value) for value in columns["batch"]["exceeded"])
@@ -122,26 +119,27 @@ def thinned(table: Columns, buckets: int) -> Columns:
     return {name: [values[i] for i in sorted(kept)] for name, values in table.items()}
 
 
-class WatchServer:
+class WatchServer(ThreadingHTTPServer):
     """Serves the page of the log at `path` on the loopback address; `port` 0 takes a free one.
 
     It answers GET of three paths, to whoever calls it by a loopback name: a web page elsewhere that points its own name at
     this machine is refused.
     """
 
+    daemon_threads = True
+
     def __init__(self, path: str | PathLike[str], port: int = 0) -> None:
         self.path = log_path(path)
         try:
-            self._server = _Server(("127.0.0.1", port), _Handler)
+            super().__init__(("127.0.0.1", port), _Handler)
         except OverflowError as error:
             raise ValueError(f"A port is a number from 0 to 65535; 0 takes a free one. Got {port}.") from error
         except OSError as error:
             raise ValueError(f"Port {port} of 127.0.0.1 cannot be used: {error.strerror}. --port 0 takes a free one.") from error
-        self._server.log = self.path
 
     @property
     def port(self) -> int:
-        return int(self._server.server_address[1])
+        return int(self.server_address[1])
 
     @property
     def address(self) -> str:
@@ -149,41 +147,30 @@ class WatchServer:
 
     def serve(self) -> None:
         """Answer until `stop` is called from another thread, or Ctrl-C."""
-        self._server.serve_forever(poll_interval=0.2)
+        self.serve_forever(poll_interval=0.2)
 
     def stop(self) -> None:
-        self._server.shutdown()
+        self.shutdown()
 
     def close(self) -> None:
-        self._server.server_close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    log: Path
+        self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: WatchServer
     server_version = "theodolite"
     sys_version = ""
     timeout = 20  # seconds a silent caller may hold a thread
 
     def do_GET(self) -> None:
-        if not _is_ours(self.headers.get("Host", ""), int(self.server.server_address[1])):
+        if not _is_ours(self.headers.get("Host", ""), self.server.port):
             self._answer(HTTPStatus.FORBIDDEN, b"Only loopback names are served.\n", "text/plain")
             return
         address = urlsplit(self.path)
         if address.path == "/":
-            self._answer(HTTPStatus.OK, watch_html(self.server.log).encode(errors="replace"), "text/html; charset=utf-8")
+            self._answer(HTTPStatus.OK, watch_html(self.server.path).encode(errors="replace"), "text/html; charset=utf-8")
         elif address.path == "/data":
-            self._answer(HTTPStatus.OK, news(self.server.log, address.query), "application/json")
+            self._answer(HTTPStatus.OK, news(self.server.path, address.query), "application/json")
         elif address.path == "/favicon.ico":
             self._answer(HTTPStatus.NO_CONTENT, b"", "image/x-icon")
         else:

@@ -7,26 +7,24 @@ import math
 import pytest
 
 from theodolite.experiments import get
-from theodolite.experiments.catapult_features.features_gd import (
+from theodolite.experiments.catapult_features.features import (
+    BatchSizes,
     Figure48,
     FigureC17,
     RaisedRates,
-    block_distance,
-    by_seed,
-    nearer,
-    seeds_better,
-)
-from theodolite.experiments.catapult_features.features_optimizers import OPTIMIZERS, TABLE_C_1, correlation, rate_of
-from theodolite.experiments.catapult_features.features_sgd import (
-    BatchSizes,
     Table41,
+    block_distance,
     by_batch,
+    by_seed,
     gain,
     lowest,
     monotone,
+    nearer,
     quotient,
+    seeds_better,
     spread,
 )
+from theodolite.experiments.catapult_features.features_optimizers import OPTIMIZERS, TABLE_C_1, correlation, rate_of
 from theodolite.experiments.catapult_features.tasks import Setting
 from theodolite.runners import Computations, run_stored
 

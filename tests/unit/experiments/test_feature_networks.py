@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -109,7 +111,7 @@ def test_a_model_comes_out_as_it_went_in(case):
 
 def test_copies_and_rows():
     networks = StackedNetworks([ntk_fcn(4, 3, 2, seed=s) for s in range(2)])
-    other = networks.copy()
+    other = copy.deepcopy(networks)
     for tensor in other.tensors:
         tensor.add_(1.0)
     networks.take(torch.tensor([False, True]), other)

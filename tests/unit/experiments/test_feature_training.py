@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.experiments.catapult_features.stacked_networks import StackedNetworks
-from theodolite.experiments.catapult_features.stacked_training import (
+from theodolite.experiments.catapult_features.stacked_networks import (
     LATEST,
     PATIENCE,
     QUIET,
     CriticalRates,
-    Feed,
     Points,
     Raises,
     Splits,
+    StackedNetworks,
+    batches,
     critical_rate,
     descend_with_raises,
     loss_gradient,
@@ -66,7 +66,7 @@ def test_large_batches_take_the_same_step_and_find_the_same_edge(monkeypatch):
     _, small = stack()
     _, large = stack()
     by_products = sgd_step(large, batch.x, batch.y, rates, CriticalRates())
-    monkeypatch.setattr("theodolite.experiments.catapult_features.stacked_training.LARGEST_KERNEL", 10**6)
+    monkeypatch.setattr("theodolite.experiments.catapult_features.stacked_networks.LARGEST_KERNEL", 10**6)
     by_kernel = sgd_step(small, batch.x, batch.y, rates, CriticalRates())
     torch.testing.assert_close(by_products, by_kernel, rtol=1e-4, atol=0.0)
     for mine, theirs in zip(large.tensors, small.tensors, strict=True):
@@ -87,13 +87,13 @@ def test_loss_and_gradient_over_chunks():
 
 def test_an_epoch_holds_every_point_once_in_an_order_of_its_own():
     data = points(10, d=1)
-    feed = Feed(data, 3, [4, 5])
-    parts = [feed.next()[0][:, :, 0] for _ in range(4)]
+    feed = batches(data, 3, [4, 5])
+    parts = [next(feed)[0][:, :, 0] for _ in range(4)]
     assert [part.shape[1] for part in parts] == [3, 3, 3, 1]
     seen = torch.cat(parts, 1)
     assert torch.equal(seen.sort(1).values, data.x[:, :, 0].sort(1).values)
     assert not torch.equal(seen[0], data.x[0, :, 0])
-    assert torch.equal(Feed(data, 10, [4, 5]).next()[0], data.x)
+    assert torch.equal(next(batches(data, 10, [4, 5]))[0], data.x)
 
 
 def trained(**changes):

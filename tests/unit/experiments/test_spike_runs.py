@@ -8,7 +8,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.experiments import Params
-from theodolite.experiments.catapult_features import batch_rates, catapults, runs
+from theodolite.experiments.catapult_features import catapults, critical_rates, runs
 from theodolite.experiments.catapult_features.runs import RMS, Points, constant, descend, network, points
 
 SMALL = Params(fcn=16, cnn=4, shallow=32, four=8, wrn=1, vit=8, patch=4, myrtle=4)
@@ -113,14 +113,16 @@ def test_the_share_of_a_rise_counts_from_the_lowest_loss_before_the_peak():
     rows = run_of([1.0, 0.5, 2.5, 0.4], [0.8, 0.4, 2.2, 0.1], [3.0, 3.0, 2.0, 1.0])
     assert catapults.share_of_rise(rows, 1) == pytest.approx(1.8 / 2.0)
     assert catapults.peak_over_start(rows) == 2.5
-    assert catapults.end_over_start(rows) == 0.4
-    assert catapults.end_over_start(rows, "kernel") == pytest.approx(1 / 3)
+    assert catapults.end_over_start()(rows) == 0.4
+    assert catapults.end_over_start("kernel")(rows) == pytest.approx(1 / 3)
     assert catapults.highest_spike(rows) == 5.0
     assert catapults.kernel_falls()(rows) == 1.0
     assert catapults.share_of_spikes(1)(rows) == pytest.approx(0.9)
     assert catapults.rises_of_rest(rows, 1) == 1  # 0.1 to 0.3
     with pytest.raises(ValueError, match="diverged"):
-        catapults.peak_over_start([*rows, {"panel": "p", "seed": 0, "ratio": 1.5, "step": 4, "loss": None, "diverged": True}])
+        catapults.of_runs(catapults.peak_over_start)(
+            [*rows, {"panel": "p", "seed": 0, "ratio": 1.5, "step": 4, "loss": None, "diverged": True}]
+        )
 
 
 def test_the_match_table_of_several_runs_is_their_sum():
@@ -128,9 +130,9 @@ def test_the_match_table_of_several_runs_is_their_sum():
     second = [
         {**row, "exceeded": e} for row, e in zip(run_of([1, 3, 4], [0] * 3, [1] * 3, seed=1), (True, False, None), strict=True)
     ]
-    found = batch_rates.table([*first, *second])
+    found = critical_rates.table([*first, *second])
     assert (found.both, found.only_up, found.only_exceeded, found.neither) == (2, 1, 0, 1)
-    assert batch_rates.table([*first, *second], slack=0.5).only_up == 0
+    assert critical_rates.table([*first, *second], slack=0.5).only_up == 0
 
 
 def test_raises_are_measured_on_their_own_flights():
@@ -148,6 +150,6 @@ def test_raises_are_measured_on_their_own_flights():
 
 
 def test_check_09_the_doubled_sample_is_four_times_steeper():
-    rows = list(batch_rates.Figure45().run({"width": 2000, "n": 100, "steps": 1, "seed": 0}))
+    rows = list(critical_rates.Figure45().run({"width": 2000, "n": 100, "steps": 1, "seed": 0}))
     assert rows[0]["critical_steep"] / rows[0]["critical_others"] == pytest.approx(0.25, rel=0.1)
     assert rows[0]["critical_others"] == pytest.approx(200, rel=0.05)  # K(x, x) = ‖x‖²/(2d)

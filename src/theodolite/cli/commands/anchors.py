@@ -13,8 +13,7 @@ from theodolite.cli.terminal import (
     check_counts,
     check_folder,
     exit_when_interrupted,
-    print_findings,
-    print_json,
+    show,
     whole_numbers,
     with_notes,
 )
@@ -78,11 +77,12 @@ def anchors(
 
 def _subject(directory: str | None, text: str | None, seed: int) -> LanguageModel:
     from theodolite.cli.loading import language_models as sources
+    from theodolite.cli.loading.datasets import STORIES
 
     if directory is not None:
         return sources.load_language_model(directory, seed)
     if sources.stories_are_there():
-        return sources.load_language_model(sources.STORIES, seed)
+        return sources.load_language_model(STORIES, seed)
     if text is not None:
         raise ValueError("--text needs a model: name a folder with a Hugging Face checkpoint.")
     return sources.trained_example(seed)
@@ -93,13 +93,14 @@ def _tokens(subject: LanguageModel, text: str | None, limit: int) -> tuple[Tenso
     import torch
 
     from theodolite.cli.loading import language_models as sources
+    from theodolite.cli.loading.datasets import SAMPLE_TEXT, STORIES
 
     if subject.ids is not None:
         return subject.ids, {}, ()
     if text is None:
-        if subject.name != sources.STORIES:
+        if subject.name != STORIES:
             raise ValueError(f"--text is needed: a text file that {subject.name} is read on, or the name of a text data set.")
-        text = sources.SAMPLE_TEXT
+        text = SAMPLE_TEXT
     content, origin = sources.load_text(text)
     assert subject.tokens is not None
     ids = subject.tokens.first(content, limit + 1)
@@ -158,19 +159,14 @@ def _report(
     write_whole(table, probe.to_frame().to_csv(index=False).encode())
     if save:
         probe.save(out / "probe")
-    if as_json:
-        everything = {
-            "model": subject.name,
-            "findings": [finding.row() for finding in findings],
-            "rows": probe.rows(),
-            "clusters": [row for found in probe.clusters for row in found.rows()],
-            "notes": [*notes, *probe.notes],
-            "page": str(page),
-            "table": str(table),
-        }
-        print_json(everything)
-        return
-    print_findings(findings)
-    for note in (*notes, *probe.notes):
-        typer.echo(f"({note})")
-    typer.echo(f"The page is {page}, the table {table}")
+    notes = (*notes, *probe.notes)
+    everything = {
+        "model": subject.name,
+        "findings": [finding.row() for finding in findings],
+        "rows": probe.rows(),
+        "clusters": [row for found in probe.clusters for row in found.rows()],
+        "notes": notes,
+        "page": str(page),
+        "table": str(table),
+    }
+    show(as_json, everything, *findings, *(f"({note})" for note in notes), f"The page is {page}, the table {table}")

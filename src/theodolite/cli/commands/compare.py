@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, print_json
+from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, show
 
 
 def compare(
@@ -40,11 +40,7 @@ def compare(
     found = compare_problems(problems, layers, k=k, path=path, seed=seed)
     facts = {"network": model, "data": data or "of the model", "checkpoints": ", ".join(map(str, checkpoints))}
     page = found.to_html(out / "index.html", facts=facts)
-    if as_json:
-        print_json({"findings": [f.row() for f in found.findings], "page": str(page)})
-        return
-    for finding in found.findings:
-        typer.echo(finding.sentence)
-    for layer, why in found.without.items():
-        typer.echo(f"{layer}: not compared, {why}")
-    typer.echo(f"The page is {page}")
+    lines = [finding.sentence for finding in found.findings]
+    lines += [f"{layer}: not compared, {why}" for layer, why in found.without.items()]
+    everything = {"findings": [finding.row() for finding in found.findings], "page": str(page)}
+    show(as_json, everything, *lines, f"The page is {page}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import Seed, check_counts, exit_when_interrupted, print_findings, print_json, whole_numbers
+from theodolite.cli.terminal import Seed, check_counts, exit_when_interrupted, show, whole_numbers
 
 if TYPE_CHECKING:
     from theodolite.analyses.dictionary_study import DictionaryPlan, DictionaryStudy
@@ -24,32 +24,10 @@ EXAMPLE: dict[str, Any] = {
 }
 
 
-class Aim(StrEnum):
-    MASKED = "masked"
-    RECONSTRUCTION = "reconstruction"
-    BOTH = "both"
-
-
-class Init(StrEnum):
-    SAMPLES = "samples"
-    RANDOM = "random"
-
-
-class Decoding(StrEnum):
-    OMP = "omp"
-    LASSO = "lasso"
-
-
-class Missing(StrEnum):
-    ERROR = "error"
-    MASK = "mask"
-
-
-AIMS: dict[Aim | None, tuple[str, ...]] = {
-    Aim.MASKED: ("masked",),
-    Aim.RECONSTRUCTION: ("reconstruction",),
-    Aim.BOTH: ("masked", "reconstruction"),
-}
+Aim = StrEnum("Aim", {"MASKED": "masked", "RECONSTRUCTION": "reconstruction", "BOTH": "both"})
+Init = StrEnum("Init", {"SAMPLES": "samples", "RANDOM": "random"})
+Decoding = StrEnum("Decoding", {"OMP": "omp", "LASSO": "lasso"})
+Missing = StrEnum("Missing", {"ERROR": "error", "MASK": "mask"})
 
 
 def dictionary(
@@ -97,8 +75,9 @@ def dictionary(
     folder = Folder(out)
     if not (resume or fresh):
         folder.refuse_existing()
-    given = {"n_components": components, "sparsity": sparsity, "objectives": AIMS.get(objective)}
-    given |= {"epochs": epochs, "center": center}
+    given: dict[str, Any] = {"n_components": components, "sparsity": sparsity, "epochs": epochs, "center": center}
+    if objective is not None:
+        given["objectives"] = EXAMPLE["objectives"] if objective is Aim.BOTH else (objective.value,)
     plan = DictionaryPlan(
         **{**(EXAMPLE if data is None else {}), **{name: value for name, value in given.items() if value is not None}},
         hidden_fraction=hidden_fraction,
@@ -156,16 +135,11 @@ def _report(
         patch_shape=shape,
         feature_names=signals.names,
     )
-    if as_json:
-        everything = {
-            "findings": [finding.row() for finding in findings],
-            "rows": study.rows(),
-            "choice": None if study.choice is None else study.choice.rows(),
-            "files": [str(path) for path in written],
-            "page": str(page),
-        }
-        print_json(everything)
-        return
-    print_findings(findings)
-    typer.echo(f"The atoms are {written[0]}")
-    typer.echo(f"The page is {page}")
+    everything = {
+        "findings": [finding.row() for finding in findings],
+        "rows": study.rows(),
+        "choice": None if study.choice is None else study.choice.rows(),
+        "files": [str(path) for path in written],
+        "page": str(page),
+    }
+    show(as_json, everything, *findings, f"The atoms are {written[0]}", f"The page is {page}")

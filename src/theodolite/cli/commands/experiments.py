@@ -11,11 +11,7 @@ import typer
 
 from theodolite.cli.terminal import Address, EngineName, Threads, Workers, exit_when_interrupted
 
-
-class Size(StrEnum):
-    TINY = "tiny"
-    LAPTOP = "laptop"
-    PAPER = "paper"
+Size = StrEnum("Size", {"TINY": "tiny", "LAPTOP": "laptop", "PAPER": "paper"})
 
 
 def list_(

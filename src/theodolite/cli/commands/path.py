@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, print_json
+from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, show
 
 if TYPE_CHECKING:
     from theodolite.cli.loading.datasets import Part
-    from theodolite.cli.loading.subject import Subject
+    from theodolite.cli.loading.own_model import Subject
 
 
-class Statistics(StrEnum):
-    INTERPOLATE = "interpolate"
-    RECOMPUTE = "recompute"
-    BATCH = "batch"
+Statistics = StrEnum("Statistics", {"INTERPOLATE": "interpolate", "RECOMPUTE": "recompute", "BATCH": "batch"})
 
 
 def path(
@@ -66,10 +63,5 @@ def path(
     facts = {"network": model, "data": data or "of the model", "checkpoints": f"{first}, {second}"}
     facts |= {"test data": "none" if tests is None else tests.facts.get("data", "")}
     page, finding = write_path(found, names, out / "index.html", facts=facts)
-    if as_json:
-        print_json({"finding": finding.row(), **found.summary(), "profile": found.rows(), "page": str(page)})
-        return
-    typer.echo(finding.sentence)
-    for note in ends[0].notes:
-        typer.echo(note)
-    typer.echo(f"The page is {page}")
+    everything = {"finding": finding.row(), **found.summary(), "profile": found.rows(), "page": str(page)}
+    show(as_json, everything, finding.sentence, *ends[0].notes, f"The page is {page}")

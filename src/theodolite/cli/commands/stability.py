@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,8 +17,7 @@ from theodolite.cli.terminal import (
     check_counts,
     check_folder,
     exit_when_interrupted,
-    print_findings,
-    print_json,
+    show,
     whole_numbers,
     with_notes,
 )
@@ -82,7 +80,8 @@ def stability(
     Pairs of models are trained on sets that differ in one example, at several sizes. Without arguments a small network learns
     handwritten digits. Exit code 1 if a job failed or all pairs diverged.
     """
-    from theodolite.cli.loading.stability_study import Plan, StudyOptions, check_sizes, default_sizes, open_study
+    from theodolite.cli.loading.stability_study import Plan, StudyOptions, default_sizes, open_study
+    from theodolite.measures.stability.pairs import check_size
     from theodolite.runners import Engine
     from theodolite.runners.store import refuse_existing
 
@@ -102,7 +101,8 @@ def stability(
     with exit_when_interrupted("Interrupted. What had finished is kept; the same command with --resume goes on."):
         study = open_study(options)
         used = default_sizes(len(study.bench.train)) if wanted is None else wanted
-        check_sizes(used, len(study.bench.train))
+        for m in used:
+            check_size(m, len(study.bench.train))
         plan = Plan(options, used, pairs, trials, looks, paths)
         _show_estimate(plan, study, chosen, dry_run=dry_run, as_json=as_json)
         summary = _run(plan, study, out, chosen, resume=resume, fresh=fresh)
@@ -136,9 +136,7 @@ def _show_estimate(plan: Plan, study: Study, engine: Engine, *, dry_run: bool, a
     what += f" in {plan.trials} trials" if plan.trials > 1 else ""
     if dry_run:
         facts = {"seconds": seconds / shared, "sizes": list(plan.sizes), "pairs": plan.pairs, "trials": plan.trials, "jobs": jobs}
-        typer.echo(json.dumps(facts, indent=1) if as_json else f"It would train {what}, and take about {time}.")
-        for note in () if as_json else study.notes:
-            typer.echo(note)
+        show(as_json, facts, f"It would train {what}, and take about {time}.", *study.notes)
         raise typer.Exit(0)
     if seconds / shared > LONG:
         typer.echo(f"Training {what}; this takes about {time}.", err=True)
@@ -184,22 +182,16 @@ def _report(plan: Plan, study: Study, summary: RunSummary, out: Path, as_json: b
     test = f"{len(study.bench.test)} examples" + ("" if places is None else " held out")
     facts = with_notes({**study.facts, "test data": test}, study.notes)
     page, findings = write_stability(found, out / "index.html", name=study.name, facts=facts, places=places)
-    if as_json:
-        everything = {
-            "findings": [finding.row() for finding in findings],
-            "verdict": found.verdict,
-            "laws": found.explanation.rows(),
-            "paths": {name: path.summary() for name, path in found.paths.items()},
-            "notes": [*study.notes, *found.notes],
-            "rows": found.rows(),
-            "page": str(page),
-        }
-        print_json(everything)
-    else:
-        print_findings(findings)
-        for note in (*study.notes, *found.notes):
-            typer.echo(note)
-        if summary.reused:
-            typer.echo(f"{summary.reused} of {summary.jobs} jobs were there already.")
-        typer.echo(f"The page is {page}")
+    notes = [*study.notes, *found.notes]
+    everything = {
+        "findings": [finding.row() for finding in findings],
+        "verdict": found.verdict,
+        "laws": found.explanation.rows(),
+        "paths": {name: path.summary() for name, path in found.paths.items()},
+        "notes": notes,
+        "rows": found.rows(),
+        "page": str(page),
+    }
+    reused = [f"{summary.reused} of {summary.jobs} jobs were there already."] if summary.reused else []
+    show(as_json, everything, *findings, *notes, *reused, f"The page is {page}")
     return found.outcome is not Outcome.DIVERGED

@@ -13,7 +13,7 @@ import typer
 from theodolite.cli.terminal import Samples, Seed, check_folder, exit_when_interrupted, print_json, with_notes
 
 if TYPE_CHECKING:
-    from theodolite.cli.loading.subject import Subject
+    from theodolite.cli.loading.own_model import Subject
     from theodolite.instruments import Plan, Survey
 
 #: Seconds of a budget kept for drawing and writing the page.
@@ -79,7 +79,8 @@ def survey(
     if save:
         found.save(out / "survey")
     if as_json:
-        print_json({**_as_json(found), "page": str(page)})
+        facts_of = {"title": found.title, "good": found.good, "findings": found.rows(), "facts": found.facts}
+        print_json({**facts_of, "plan": [*found.plan], "page": str(page)})
     else:
         _show(found)
         typer.echo(f"The page is {page}")
@@ -155,7 +156,3 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         else:
             typer.echo(f"{row['instrument']:<14}{'':>30}  skipped: {row['reason']}")
     typer.echo(str(plan))
-
-
-def _as_json(found: Survey) -> dict[str, Any]:
-    return {"title": found.title, "good": found.good, "findings": found.rows(), "facts": found.facts, "plan": [*found.plan]}

@@ -16,13 +16,14 @@ from theodolite import data as data_sets
 from theodolite import models
 from theodolite.cli.loading import text as tokens
 from theodolite.cli.loading.batches import first_parts, raw_batches, top_label, with_inputs, with_targets
-from theodolite.cli.loading.datasets import Source, from_set, load_data
+from theodolite.cli.loading.datasets import SAMPLE_TEXT, STORIES, Share, Source, are_there, from_set, load_data
 from theodolite.cli.loading.losses import token_cross_entropy, word_of
-from theodolite.cli.loading.model_spec import ModelSpec
 from theodolite.cli.loading.module_attribute import reason
+from theodolite.cli.loading.own_model import Subject
 from theodolite.models import registry
 from theodolite.problem.tensors import named_tensors
 from theodolite.text import listed, nearest
+from theodolite.training.fleets.recorder import eval_mode
 
 SIDE = 32  # images too small for a network are enlarged to this
 RESNET20 = ("resnet20_cifar10", "cifar10", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -56,13 +57,13 @@ class BuildRequest:
 
     def load(self, data: str) -> Source:
         """The data called so, as many samples as were asked for."""
-        return load_data(data, samples=self.samples, seed=self.seed)
+        return load_data(data, Share(self.samples, self.seed))
 
-    def spec(self, model: nn.Module, data: Any, source: Source, weights: str = "", **more: Any) -> ModelSpec:
+    def spec(self, model: nn.Module, data: Any, source: Source, weights: str = "", **more: Any) -> Subject:
         """The network on the data, with where both come from."""
         random = f"random, initialisation {getattr(model, 'initialisation', 'torch')}, seed {self.seed}"
         facts = {"model": f"{self.name}, built in", "weights": weights or random, "data": source.origin}
-        return ModelSpec(model, self.name, data, source.name, population=source.population, facts=facts, **more)
+        return Subject(model, self.name, data, source.name, population=source.population, facts=facts, **more)
 
 
 def builder_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
@@ -79,7 +80,7 @@ def builder_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]
     raise ValueError(f"--model {name!r} must be the name of a built-in network, module:attribute, or hf:FOLDER. {hint}")
 
 
-def named_model(request: BuildRequest, source: Source | None) -> ModelSpec:
+def named_model(request: BuildRequest, source: Source | None) -> Subject:
     """The network asked for on the data, or on data that suits it where there is none."""
     name = request.name
     if "vocabulary" in request.arguments:
@@ -89,17 +90,17 @@ def named_model(request: BuildRequest, source: Source | None) -> ModelSpec:
         return stored
     notes: tuple[str, ...] = ()
     if source is None:
-        chosen = RESNET20[1] if name == "ResNet20" and _is_there(RESNET20[1]) else "digits"
+        chosen = RESNET20[1] if name == "ResNet20" and are_there(RESNET20[1]) else "digits"
         source = request.load(chosen)
         notes = (f"the data are {chosen}, because no --data was given",)
     if source.documents is not None:
-        source = from_set(source.documents.bag_of_words(), source.name, request.samples, request.seed)
+        source = from_set(source.documents.bag_of_words(), source.name, Share(request.samples, request.seed))
     if source.content is None:
         raise ValueError(f"--model {name} takes numbers, not text like {source.name}. Language networks: GPT-small, BERT-small.")
     return _sized(request, source, notes)
 
 
-def _sized(request: BuildRequest, source: Source, notes: tuple[str, ...]) -> ModelSpec:
+def _sized(request: BuildRequest, source: Source, notes: tuple[str, ...]) -> Subject:
     """Build with the sizes of the data; images that are too small for the network are enlarged."""
     name = request.name
     data, outputs = _targets(source, request)
@@ -140,21 +141,12 @@ def _build(request: BuildRequest, data: Any, outputs: int) -> nn.Module:
     if "inputs" not in request.arguments and len(shape) != 3 and not (request.name.startswith("NTK-CNN") and len(shape) == 2):
         raise ValueError(f"it takes images (channels, height, width); the examples have shape {shape}.")
     model = request.build(inputs=x[0].numel(), image=shape, channels=shape[0], outputs=outputs, classes=outputs)
-    training = model.training
-    with torch.no_grad():
-        model.eval()(x[:2].to(next(model.parameters()).dtype))
-    return model.train(training)
+    with torch.no_grad(), eval_mode(model):
+        model(x[:2].to(next(model.parameters()).dtype))
+    return model
 
 
-def _is_there(name: str) -> bool:
-    try:
-        data_sets.where(name)
-    except data_sets.MissingDataError:
-        return False
-    return True
-
-
-def _stored_resnet(request: BuildRequest, source: Source | None) -> ModelSpec | None:
+def _stored_resnet(request: BuildRequest, source: Source | None) -> Subject | None:
     """ResNet20 with its trained weights on CIFAR-10, where both are there and nothing else was asked for."""
     weights_name, data_name, mean, std = RESNET20
     if request.name != "ResNet20" or not request.stored or (source is not None and (source.name != data_name or source.own)):
@@ -170,9 +162,6 @@ def _stored_resnet(request: BuildRequest, source: Source | None) -> ModelSpec | 
     return request.spec(models.resnet20_from(weights), data, source, data_sets.where(weights_name).origin, notes=notes)
 
 
-STORIES, SAMPLE_TEXT = "stories260k", "tinystories_sample"
-
-
 @dataclass(frozen=True)
 class _Vocabulary:
     """How text becomes tokens, how many there are, and the token that hides another one."""
@@ -186,18 +175,18 @@ class _Vocabulary:
         return self.size - 1
 
 
-def token_model(request: BuildRequest, source: Source | None) -> ModelSpec:
+def token_model(request: BuildRequest, source: Source | None) -> Subject:
     """A language network on text (the next token, for BERT the hidden ones), or on token data of the user's own."""
     name = request.name
     if source is not None and source.text is None:
         if source.documents is not None or source.content is None:
             raise ValueError(f"--model {name} takes running text or tokens, not labelled texts like {source.name}.")
         return _on_own_data(request, source)
-    if source is None and name == STORIES:
-        source = _sample_text(request)
+    if source is None and name == STORIES and are_there(STORIES, SAMPLE_TEXT):
+        source = request.load(SAMPLE_TEXT)  # the text that it knows
     masked = "BERT" in name
     words = _vocabulary(request, source, masked=masked)
-    model, weights, weight_notes = _stored_stories(request) or (request.build(vocabulary=words.size), "", _no_stored(request))
+    model, weights, weight_notes = _with_weights(request, words.size)
     context = int(request.said.get("context", request.arguments["context"].default))
     data, population, notes = _token_data(source, words, context, masked, request)
     notes = (*weight_notes, *notes, *((words.note,) if words.note and source is not None else ()))
@@ -242,7 +231,7 @@ def _vocabulary(request: BuildRequest, source: Source | None, *, masked: bool) -
     return _Vocabulary(max(2, len(alphabet) + masked), tokens.character_encoder(alphabet), note)
 
 
-def _on_own_data(request: BuildRequest, source: Source) -> ModelSpec:
+def _on_own_data(request: BuildRequest, source: Source) -> Subject:
     """A vocabulary and a context that are large enough for the user's tokens."""
     found = [t for batch in raw_batches(source.content) for _, t in named_tensors(batch)]
     if not found or any(t.is_floating_point() or t.ndim < 2 for t in found):
@@ -254,30 +243,13 @@ def _on_own_data(request: BuildRequest, source: Source) -> ModelSpec:
     return request.spec(request.build(**sizes), source.content, source, loss=token_cross_entropy, notes=source.notes)
 
 
-def _stored_stories(request: BuildRequest) -> tuple[nn.Module, str, tuple[str, ...]] | None:
-    if request.name != STORIES or not request.stored:
-        return None
-    try:
-        model = models.stories260k_from(data_sets.weights(STORIES), data_sets.stories260k_config())
-    except data_sets.MissingDataError:
-        return None
-    return model, data_sets.where(STORIES).origin, ()
-
-
-def _no_stored(request: BuildRequest) -> tuple[str, ...]:
-    if request.name != STORIES or not request.stored:
-        return ()
-    try:
-        data_sets.where(STORIES)
-    except data_sets.MissingDataError as error:
-        return (f"weights are random, because the trained ones are not there ({reason(error)})",)
-    return ()
-
-
-def _sample_text(request: BuildRequest) -> Source | None:
-    """The text that stories260k knows, if that and its tokenizer are there."""
-    try:
-        data_sets.where(STORIES)
-        return request.load(SAMPLE_TEXT)
-    except data_sets.MissingDataError:
-        return None
+def _with_weights(request: BuildRequest, vocabulary: int) -> tuple[nn.Module, str, tuple[str, ...]]:
+    """The network, with its trained weights where there are some, where these come from, and a note where they are missing."""
+    notes: tuple[str, ...] = ()
+    if request.name == STORIES and request.stored:
+        try:
+            model = models.stories260k_from(data_sets.weights(STORIES), data_sets.stories260k_config())
+            return model, data_sets.where(STORIES).origin, ()
+        except data_sets.MissingDataError as error:
+            notes = (f"weights are random, because the trained ones are not there ({reason(error)})",)
+    return request.build(vocabulary=vocabulary), "", notes

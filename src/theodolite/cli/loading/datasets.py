@@ -21,10 +21,40 @@ from theodolite.text import listed, nearest
 Part = Literal["train", "test"]
 FILES = (".npz", ".pt", ".pth", ".safetensors", ".txt", ".txt.gz")
 DEFAULT_SAMPLES = 1000
+STORIES, SAMPLE_TEXT = "stories260k", "tinystories_sample"  # a trained network, and the text it knows
+
+
+ALL = 10**9  # samples: whatever there is
 
 
 class NoTestPartError(ValueError):
     """The test part was asked of data that have none."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much of the data is taken: a seeded choice of `samples` examples of a part, None where no number was given."""
+
+    samples: int | None
+    seed: int
+    part: Part = "train"
+    everything: bool = False
+
+    def count(self, source: Source | None) -> int | None:
+        """Sequences to make of a text, None for the usual number; random ones have no end."""
+        return ALL if self.samples is None and self.everything and source is not None else self.samples
+
+    def most(self, default: int) -> int:
+        """How many examples to take of a data set or a file, `default` where no number was given."""
+        return self.samples or (ALL if self.everything else default)
+
+    def remarks(self, count: int, size: int) -> dict[str, Any]:
+        """Population and note of a choice."""
+        if count == size:
+            return {}
+        name = "training" if self.part == "train" else "test"
+        note = f"{count} of {size} {name} examples, a seeded choice; --samples names another number"
+        return {"population": size, "notes": () if self.samples else (note,)}
 
 
 @dataclass(frozen=True)
@@ -46,21 +76,32 @@ class Source:
     own: bool = False
 
 
-def load_data(word: str, *, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES, part: Part = "train") -> Source:
-    """The data of a word; of data sets and files a seeded choice of `samples` examples of a part, `default` if None."""
+def load_data(word: str, share: Share, default: int = DEFAULT_SAMPLES) -> Source:
+    """The share of the data of a word; of data sets and files `default` examples where no number was given."""
     path = Path(word).expanduser()
     suffix = next((s for s in sorted(FILES, key=len, reverse=True) if word.lower().endswith(s)), None)
     if word in data_sets.names():
-        return from_set(_read_set(word), word, samples, seed, default, part)
+        return from_set(_read_set(word), word, share, default)
     if suffix is not None and (path.is_file() or not names_code(word)):
-        return _from_file(path, suffix, samples, seed, default, part)
+        return _from_file(path, suffix, share, default)
     if names_code(word):
-        return _from_code(word, samples, seed, default, part)
+        found = load_attribute(word, "--data", share.seed)
+        if callable(found) and not isinstance(found, torch.utils.data.Dataset):
+            found = call(word, found, share.seed)
+        return from_value(found, word, share, default)
     near = listed(nearest(word, data_sets.names(), 3))
     raise ValueError(
         f"--data {word!r} must be the name of a data set, module:attribute, or a file ({listed(FILES)}). Nearest names: {near}. "
         "All names: theodolite data list."
     )
+
+
+def are_there(*names: str) -> bool:
+    """Whether these data sets can be loaded."""
+    try:
+        return all(map(data_sets.where, names))
+    except data_sets.MissingDataError:
+        return False
 
 
 def _read_set(name: str) -> Any:
@@ -72,11 +113,9 @@ def _read_set(name: str) -> Any:
         raise ValueError(f"--data {name!r} is no data set but trained weights; --model takes those.") from error
 
 
-def from_set(
-    found: Any, name: str, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES, part: Part = "train"
-) -> Source:
-    """A part of a data set of this package as tensors from 0 to 1, or as text."""
-    if part == "test":
+def from_set(found: Any, name: str, share: Share, default: int = DEFAULT_SAMPLES) -> Source:
+    """A share of a data set of this package as tensors from 0 to 1, or as text."""
+    if share.part == "test":
         found = _test_part(found, name)
     origin = getattr(found, "origin", "") or "built in"
     if isinstance(found, data_sets.Text):
@@ -84,10 +123,10 @@ def from_set(
     if isinstance(found, data_sets.Documents):
         return Source(name, origin, documents=found)
     size = len(found.y_train)
-    count = min(samples or default, size)
-    taken = found.subset(count, 0, seed=seed) if count < size else found
+    count = min(share.most(default), size)
+    taken = found.subset(count, 0, seed=share.seed) if count < size else found
     content = (taken.scaled().x_train, taken.y_train)
-    return Source(name, origin, content, classes=len(found.classes), **_share(count, size, samples, part))
+    return Source(name, origin, content, classes=len(found.classes), **share.remarks(count, size))
 
 
 def _test_part(found: Any, name: str) -> Any:
@@ -100,30 +139,11 @@ def _test_part(found: Any, name: str) -> Any:
     raise NoTestPartError(f"--data {name} has no test part that can be read by itself.")
 
 
-def _share(count: int, size: int, samples: int | None, part: Part = "train") -> dict[str, Any]:
-    """Population and note of a choice."""
-    if count == size:
-        return {}
-    note = (
-        f"{count} of {size} {'training' if part == 'train' else 'test'} examples, a seeded choice; --samples names another number"
-    )
-    return {"population": size, "notes": () if samples else (note,)}
-
-
-def _from_code(word: str, samples: int | None, seed: int, default: int, part: Part) -> Source:
-    found = load_attribute(word, "--data", seed)
-    if callable(found) and not isinstance(found, torch.utils.data.Dataset):
-        found = call(word, found, seed)
-    return from_value(found, word, samples, seed, default, part)
-
-
-def from_value(
-    value: Any, name: str, samples: int | None, seed: int, default: int = DEFAULT_SAMPLES, part: Part = "train"
-) -> Source:
+def from_value(value: Any, name: str, share: Share, default: int = DEFAULT_SAMPLES) -> Source:
     """The user's own data, whatever its form."""
     if isinstance(value, data_sets.Dataset | data_sets.Text | data_sets.Documents):
-        return from_set(value, value.name or name, samples, seed, default, part)
-    if part == "test":
+        return from_set(value, value.name or name, share, default)
+    if share.part == "test":
         raise NoTestPartError(f"--data {name} is one set of examples without parts.")
     if isinstance(value, torch.utils.data.TensorDataset):
         value = tuple(value.tensors)
@@ -138,27 +158,26 @@ def from_value(
             f"--data {name!r} must be (inputs, targets), a mapping, a list of batches, a DataLoader or a data set, "
             f"or a function that returns one. It is a {type(value).__name__}."
         )
-    content, population = take_samples(value, samples, seed)
+    content, population = take_samples(value, share.samples, share.seed)
     return Source(name, name, content, population=population, own=True)
 
 
-def _from_file(path: Path, suffix: str, samples: int | None, seed: int, default: int, part: Part) -> Source:
+def _from_file(path: Path, suffix: str, share: Share, default: int) -> Source:
     if not path.is_file():
         raise FileNotFoundError(f"--data: there is no file {path}.")
     name = path.name.removesuffix(suffix)
-    if part == "test" and suffix.startswith(".txt"):
+    if share.part == "test" and suffix.startswith(".txt"):
         raise NoTestPartError(f"--data {path} is one text without parts.")
     if suffix.startswith(".txt"):
         text = data_sets.Text(read_text(path), "", "", name, str(path))
         return Source(name, str(path), text=text)
     content = read_arrays(path) if suffix == ".npz" else read_file(path)
-    x, y = _x_and_y(content, path, part)
-    size = len(x)
-    pair, _ = take_samples((x, y), samples or default, seed)
+    x, y = _x_and_y(content, path, share.part)
+    pair, _ = take_samples((x, y), share.most(default), share.seed)
+    remarks = share.remarks(len(pair[1]), len(x))
     x, scaled = _fitting_inputs(pair[0])
-    share = _share(len(pair[1]), size, samples, part)
-    notes = (*share.pop("notes", ()), *(("bytes of the file were scaled to 0..1",) if scaled else ()))
-    return Source(name, str(path), (x, pair[1]), notes=notes, **share)
+    notes = (*remarks.pop("notes", ()), *(("bytes of the file were scaled to 0..1",) if scaled else ()))
+    return Source(name, str(path), (x, pair[1]), notes=notes, **remarks)
 
 
 def _x_and_y(content: Any, path: Path, part: Part) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from theodolite.analyses.dictionary_study import DictionaryPlan, DictionaryStudy, Learner, encode
 from theodolite.cli.loading.module_attribute import reason
-from theodolite.cli.terminal import plain
+from theodolite.cli.terminal import check_folder, plain
 from theodolite.data.readers import blaming, read_arrays
 from theodolite.files import write_whole
 from theodolite.measures.dictionary import DictionaryChoice, LearnerState, SparseCodes
@@ -218,8 +218,7 @@ class Folder:
         return self.path / f"learner-{objective}.npz"
 
     def refuse_existing(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"--out must be a folder. {self.path} is a file.")
+        check_folder(self.path)
         if self.manifest.exists():
             raise ValueError(
                 f"{self.path} already holds a dictionary. Go on with it by --resume, do it anew by --fresh, or choose another "
@@ -254,7 +253,7 @@ class Folder:
     def keep(self, objective: str, learner: Learner) -> None:
         arrays = {name: getattr(learner.state, name).numpy() for name in _STATE}
         counts = {"step": learner.state.step, "epoch": learner.state.epoch}
-        write_whole(self.learner(objective), _npz(**arrays, **counts, losses=learner.losses.numpy()))
+        write_whole(self.learner(objective), _bytes(np.savez, **arrays, **counts, losses=learner.losses.numpy()))
 
     def keep_choice(self, choice: DictionaryChoice) -> None:
         names = ("n_components", "sparsity", "simplest_components", "simplest_sparsity", "table", "seed")
@@ -265,9 +264,9 @@ class Folder:
         written = []
         for objective, judged in study.judged.items():
             name = "components.npy" if objective == study.main else f"components-{objective}.npy"
-            written.append(self._put(name, _npy(judged.learner.components)))
+            written.append(self._put(name, _bytes(np.save, judged.learner.components.numpy())))
         if study.offset is not None:
-            written.append(self._put("offset.npy", _npy(study.offset)))
+            written.append(self._put("offset.npy", _bytes(np.save, study.offset.numpy())))
         atoms = [{"objective": name, **row} for name, judged in study.judged.items() for row in judged.usage.rows()]
         tables: dict[str, Sequence[Row]] = {"rows.csv": study.rows(), "atoms.csv": atoms, "learning.csv": study.learning_rows()}
         if study.choice is not None:
@@ -323,15 +322,10 @@ def _read_learner(path: Path, dim: int) -> Learner:
     return Learner(state, torch.from_numpy(arrays["losses"]))
 
 
-def _npy(values: Tensor) -> bytes:
+def _bytes(save: Callable[..., object], *values: Any, **arrays: Any) -> bytes:
+    """What a function would write to a file."""
     buffer = io.BytesIO()
-    np.save(buffer, values.numpy(), allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _npz(**arrays: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
+    save(buffer, *values, **arrays)
     return buffer.getvalue()
 
 
@@ -352,6 +346,4 @@ def _sparse(codes: SparseCodes | Tensor, atoms: int) -> bytes:
         rows = torch.arange(len(taken))[:, None].expand_as(taken)[taken]
         entries = (codes.values[taken].numpy(), (rows.numpy(), codes.support[taken].numpy()))
         matrix = sparse.csr_matrix(entries, shape=(len(taken), atoms))
-    buffer = io.BytesIO()
-    sparse.save_npz(buffer, matrix)
-    return buffer.getvalue()
+    return _bytes(sparse.save_npz, matrix)

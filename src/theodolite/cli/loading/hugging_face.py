@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,15 @@ from torch import Tensor, nn
 from theodolite import data as data_sets
 from theodolite.cli.loading import text as tokens
 from theodolite.cli.loading.batches import LABELS, in_batches, is_one_batch, raw_batches, top_label
-from theodolite.cli.loading.datasets import Source
+from theodolite.cli.loading.datasets import STORIES, Source
 from theodolite.cli.loading.losses import cross_entropy_for
 from theodolite.cli.loading.module_attribute import reason
 from theodolite.cli.loading.text import Encode
 from theodolite.models.initialisation import seeded
-from theodolite.models.pretrained import load_weights
+from theodolite.models.pretrained import load_weights, quiet
 from theodolite.problem.calling import main_output
 from theodolite.text import listed
 
-STORIES = "stories260k"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # Task -> the table of transformers that lists its classes; the first one that has a family gives its head.
 TABLES = {
@@ -61,24 +59,6 @@ class HuggingFaceModel:
     notes: tuple[str, ...] = ()
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' own warnings, reports and bars; all settings are put back."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
 def transformers() -> Any:
     """The library, or one line that says how to get it."""
     try:
@@ -88,6 +68,12 @@ def transformers() -> Any:
     except ImportError as error:
         raise ValueError(f"hf: needs transformers ({reason(error)}): pip install 'theodolite[hf]'") from error
     return library
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder; whatever transformers raises comes through."""
+    with quiet():
+        return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def load_folder(word: str, seed: int) -> HuggingFaceModel:
@@ -188,8 +174,7 @@ def _loading_notes(info: dict[str, Any], kind: str) -> tuple[str, ...]:
     ):
         names = sorted(info.get(key) or ())
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            notes.append(text + listed(names[:3]) + more)
+            notes.append(text + listed(names, 3))
     return tuple(notes)
 
 
@@ -334,11 +319,8 @@ class HuggingData:
     def _read_tokenizer(self) -> Any:
         folder = self.loaded.folder
         if self._tokenizer is None and folder is not None and any((folder / name).is_file() for name in TOKENIZER_FILES):
-            from transformers import AutoTokenizer
-
             try:
-                with quiet():
-                    self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+                self._tokenizer = read_tokenizer(folder)
             except Exception as error:  # a missing package, a foreign file
                 note = f"the folder's tokenizer could not be used: {reason(error)}"
                 self.notes += [note] if note not in self.notes else []

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from theodolite import data as data_sets
+from theodolite.cli.loading.datasets import SAMPLE_TEXT, STORIES, are_there
 from theodolite.cli.loading.module_attribute import reason
+from theodolite.cli.loading.text import encoded
 from theodolite.data.readers import read_text
 from theodolite.text import listed, nearest
 
-STORIES, SMOLLM2, SAMPLE_TEXT = "stories260k", "smollm2", "tinystories_sample"
+SMOLLM2 = "smollm2"
 LANGUAGE_TASKS = ("causal", "masked", "seq2seq")
 SHORTEST = 2  # tokens
 
@@ -34,12 +36,7 @@ class Tokens:
 
     def first(self, text: str, count: int) -> list[int]:
         """At most so many tokens from the start of a text, of which no more is encoded than needed."""
-        width = 8 * count
-        while True:
-            ids = list(self.encode(text[:width]))
-            if len(ids) > count or width >= len(text):
-                return ids[:count]
-            width *= 2
+        return encoded(text, self.encode, count)[0][:count]
 
     def single(self, word: str) -> list[int]:
         """The tokens that are this word by itself, at the start of a text or after a blank."""
@@ -81,12 +78,7 @@ def load_language_model(word: str, seed: int = 0) -> LanguageModel:
 
 def stories_are_there() -> bool:
     """Whether the stored model and the text it knows can be loaded."""
-    try:
-        data_sets.where(STORIES)
-        data_sets.where(SAMPLE_TEXT)
-    except data_sets.MissingDataError:
-        return False
-    return True
+    return are_there(STORIES, SAMPLE_TEXT)
 
 
 def load_text(word: str) -> tuple[str, str]:
@@ -145,16 +137,14 @@ def _widened(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def _tokenizer(folder: Path) -> Tokens:
-    from theodolite.cli.loading.hugging_face import TOKENIZER_FILES, quiet, transformers
+    from theodolite.cli.loading.hugging_face import TOKENIZER_FILES, read_tokenizer
 
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):  # transformers would make one that knows no word
         raise FileNotFoundError(f"{folder} holds no tokenizer (tokenizer.json or another form). Save it beside the model.")
     try:
-        with quiet():
-            tokenizer = transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return _as_tokens(read_tokenizer(folder))
     except Exception as error:  # a missing file or package, a foreign format
         raise ValueError(f"{folder}: the tokenizer cannot be read ({reason(error)}). Save it beside the model.") from error
-    return _as_tokens(tokenizer)
 
 
 def _as_tokens(tokenizer: Any) -> Tokens:

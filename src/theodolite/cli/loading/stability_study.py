@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,14 +16,14 @@ from theodolite.cli.loading.batches import first_parts
 from theodolite.cli.loading.checkpoints import load_checkpoint
 from theodolite.cli.loading.datasets import Part
 from theodolite.cli.loading.hugging_face import as_one_tensor
-from theodolite.cli.loading.model_spec import own_model
 from theodolite.cli.loading.module_attribute import load_attribute, names_code
 from theodolite.cli.loading.optimizers import WORDS, make_optimizer
-from theodolite.cli.loading.subject import Subject, load_subject, load_test_part
+from theodolite.cli.loading.own_model import Subject, own_model
+from theodolite.cli.loading.subject import load_subject, load_test_part
 from theodolite.errors import NotRepeatableError
 from theodolite.measures.mode_connectivity.linear_path import POINTS, LinearPath
 from theodolite.measures.stability.config import StabilityConfig, Stopping, check_loss
-from theodolite.measures.stability.pairs import Swap, check_size, draw_swaps, read_pool
+from theodolite.measures.stability.pairs import Swap, draw_swaps, read_pool
 from theodolite.measures.stability.study import (
     CHECK_STEPS,
     Measured,
@@ -35,7 +34,7 @@ from theodolite.measures.stability.study import (
     with_length,
 )
 from theodolite.measures.stability.training_pairs import Bench, Recipe, compare_pairs, null_swap
-from theodolite.results import Cost, Outcome, Row
+from theodolite.results import Cost, Outcome, Result, Row, fields_of
 
 MODEL, DATA, MOMENTUM = "F-48^2", "digits", 0.9  # the embedded example
 RATE = 0.1  # of SGD where none is named
@@ -44,8 +43,6 @@ EXAMPLES = 10_000  # on which the models of a pair are compared, at most
 
 SIZES, LARGEST = 4, 0.8  # default: so many sizes, each twice the one before, up to this share of the pool
 TRIED, MOST_TRIED, LONG_ENOUGH = 2, 200, 0.3  # steps that the estimate is made of, and seconds they should take
-_TENSORS = ("alphas", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
-_NUMBERS = ("train_samples", "test_samples", "barrier_train_error", "barrier_test_error", "batchnorm", "forward_passes", "chance")
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,11 @@ class StudyOptions:
     epochs: int | None = None
     loss_target: float | None = None
     seed: int = 0
+
+    @property
+    def own_model(self) -> bool:
+        """Whether the model comes from the user's code or folder."""
+        return self.model is not None and (names_code(self.model) or self.model.startswith("hf:"))
 
     @property
     def stop(self) -> Stopping:
@@ -93,6 +95,10 @@ class Study:
     places: Tensor | None
     facts: dict[str, str]
     notes: tuple[str, ...]
+
+    def recipe_for(self, m: int) -> Recipe:
+        """The recipe with as many steps as a training set of this size takes."""
+        return with_length(self.recipe, m, self.options.stop, self.options.steps, self.options.epochs)
 
     def fingerprint(self, trial: int) -> str:
         """A digest of the examples and of the weights that a trial starts from."""
@@ -189,8 +195,7 @@ def options_of(job: Mapping[str, Any]) -> StudyOptions:
 
 def _with_example(options: StudyOptions) -> StudyOptions:
     """The embedded example where model and data are not named, its data for built-in networks."""
-    own = options.model is not None and (names_code(options.model) or options.model.startswith("hf:"))
-    if options.data is not None or own:
+    if options.data is not None or options.own_model:
         return options
     if options.model is not None:
         return replace(options, data=DATA)
@@ -238,7 +243,7 @@ def _fixed(options: StudyOptions, subject: Subject, factory: Replicas) -> str:
     if options.weights is not None:
         return options.weights
     known = subject.facts.get("weights", "")
-    if options.model is None or not (names_code(options.model) or options.model.startswith("hf:")) or known.startswith("random"):
+    if not options.own_model or known.startswith("random"):
         return ""
     one, other = (factory(options.seed + trial).state_dict() for trial in (0, 1))
     same = one.keys() == other.keys() and all(
@@ -298,15 +303,9 @@ class Plan:
     checkpoints: tuple[int, ...] = ()
     paths: int = 0
 
-    def config(self, sizes: Sequence[int] | None = None, paths: int | None = None) -> StabilityConfig:
-        return StabilityConfig(
-            sizes=self.sizes if sizes is None else tuple(sizes),
-            pairs=self.pairs,
-            checkpoints=self.checkpoints,
-            trials=tuple(range(self.trials)),
-            pair_seed=self.options.seed,
-            paths=self.paths if paths is None else paths,
-        )
+    def config(self) -> StabilityConfig:
+        same = fields_of(self, "sizes pairs checkpoints paths")
+        return StabilityConfig(**same, trials=tuple(range(self.trials)), pair_seed=self.options.seed)
 
     def jobs(self, study: Study) -> list[dict[str, Any]]:
         """Plain values; data and starting weights enter by their digest, so that no result of others is taken for one."""
@@ -337,16 +336,10 @@ def default_sizes(pool: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, largest // 2**k) for k in range(SIZES)}))
 
 
-def check_sizes(sizes: Sequence[int], pool: int) -> None:
-    """Refuse sizes that the pool cannot give."""
-    for m in sizes:
-        check_size(m, pool)
-
-
 def measure_job(job: Mapping[str, Any]) -> list[Row]:
     """All pairs of one size in one trial, as rows: those of the pairs, of the paths, and one on the whole."""
     options = options_of(job)
-    study = _study(json.dumps(job_of(options)))
+    study = _study(options)
     if study.fingerprint(job["trial"]) != job["content"]:
         raise NotRepeatableError(
             "The words of the command gave other data or other weights here than where the run was started: they must depend "
@@ -354,20 +347,18 @@ def measure_job(job: Mapping[str, Any]) -> list[Row]:
         )
     m, trial = job["m"], job["trial"]
     config = Plan(options, (m,), job["pairs"], trial + 1, tuple(job["checkpoints"]), job["paths"]).config()
-    recipe = with_length(study.recipe, m, options.stop, options.steps, options.epochs)
-    found = measure_size(recipe, study.bench, config, m, trial, progress=False)
-    return as_rows(found)
+    return as_rows(measure_size(study.recipe_for(m), study.bench, config, m, trial, progress=False))
 
 
 @lru_cache(maxsize=1)
-def _study(options: str) -> Study:
+def _study(options: StudyOptions) -> Study:
     """What was loaded, not what was trained; one study at a time, so that the jobs of a process read their data once."""
-    return load_study(options_of(json.loads(options)))
+    return load_study(options)
 
 
 def open_study(options: StudyOptions) -> Study:
     """The study of the options, checked; the jobs done in this process share it."""
-    study = _study(json.dumps(job_of(options)))
+    study = _study(options)
     check_data_stays(study)
     return study
 
@@ -389,29 +380,27 @@ def from_rows(rows: Iterable[Row]) -> list[Measured]:
         elif row["part"] == "pair":
             found[-1].rows.append(rest)
         else:
-            found[-1].paths[rest.pop("name")] = _path_from(rest)
+            name = rest.pop("name")
+            found[-1].paths[name] = _path_from(rest)
     return found
 
 
 def result_of(plan: Plan, study: Study, rows: Iterable[Row], seconds: float) -> StabilityResult:
     """The rows of all jobs as one result."""
     options = plan.options
-    recipe = with_length(study.recipe, max(plan.sizes), options.stop, options.steps, options.epochs)
+    recipe = study.recipe_for(max(plan.sizes))
     return joined(from_rows(rows), plan.config(), study.bench, recipe, stop=options.stop, epochs=options.epochs, seconds=seconds)
 
 
 def _path_row(path: LinearPath) -> Row:
-    tensors = {name: None if (t := getattr(path, name)) is None else t.tolist() for name in _TENSORS}
-    return {**tensors, **{name: getattr(path, name) for name in _NUMBERS}, "seconds": path.cost.seconds}
+    common = {f.name for f in fields(Result)}
+    own = {f.name: getattr(path, f.name) for f in fields(path) if f.name not in common}
+    return {name: v.tolist() if isinstance(v, Tensor) else v for name, v in own.items()} | {"seconds": path.cost.seconds}
 
 
 def _path_from(row: Row) -> LinearPath:
-    def tensor(values: list[float] | None) -> Tensor | None:
-        return None if values is None else torch.tensor(values, dtype=torch.float64)
-
-    fields: dict[str, Any] = {name: tensor(row[name]) for name in _TENSORS}
-    fields |= {name: row[name] for name in _NUMBERS}
-    return LinearPath(**fields, outcome=Outcome.FINISHED, cost=Cost(row["seconds"]))
+    own: dict[str, Any] = {name: torch.tensor(v, dtype=torch.float64) if isinstance(v, list) else v for name, v in row.items()}
+    return LinearPath(outcome=Outcome.FINISHED, cost=Cost(own.pop("seconds")), **own)
 
 
 def estimate_seconds(plan: Plan, study: Study) -> float:
@@ -428,10 +417,7 @@ def estimate_seconds(plan: Plan, study: Study) -> float:
     building = time.perf_counter() - began
     step, compared = _timed(recipe, study.bench, swaps)
     return plan.trials * sum(
-        _steps(plan, study, size) * step
-        + 2 * building
-        + compared * (1 + len(plan.checkpoints))
-        + _path_seconds(plan, size, compared)
+        _steps(study, size) * step + 2 * building + compared * (1 + len(plan.checkpoints)) + _path_seconds(plan, size, compared)
         for size in plan.sizes
     )
 
@@ -453,9 +439,9 @@ def _timed(recipe: Recipe, bench: Bench, swaps: Sequence[Swap]) -> tuple[float, 
     return took / trace.loss.shape[1], time.perf_counter() - began
 
 
-def _steps(plan: Plan, study: Study, m: int) -> int:
+def _steps(study: Study, m: int) -> int:
     """Updates of a size with those of the null swap."""
-    steps = with_length(study.recipe, m, plan.options.stop, plan.options.steps, plan.options.epochs).steps
+    steps = study.recipe_for(m).steps
     return steps + min(steps, max(CHECK_STEPS, steps // 10))
 
 

@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
 from theodolite.arguments import positive_integers
 from theodolite.cli.loading import losses
 from theodolite.cli.loading import text as tokens
 from theodolite.cli.loading.batches import first_parts, in_batches, with_inputs, with_targets
 from theodolite.cli.loading.checkpoints import load_checkpoint
-from theodolite.cli.loading.datasets import DEFAULT_SAMPLES, NoTestPartError, Part, Source, from_value, load_data
-from theodolite.cli.loading.model_spec import ModelSpec
+from theodolite.cli.loading.datasets import DEFAULT_SAMPLES, NoTestPartError, Part, Share, Source, from_value, load_data
 from theodolite.cli.loading.module_attribute import names_code
 from theodolite.cli.loading.optimizers import load_state
+from theodolite.cli.loading.own_model import Subject, own_model
 from theodolite.data import load
 from theodolite.models import build
 from theodolite.models.initialisation import seeded
-from theodolite.problem import Problem
 from theodolite.problem.calling import main_output
 from theodolite.results import fields_of
 from theodolite.training import train
+from theodolite.training.fleets.recorder import eval_mode
 
-ALL = 10**9  # samples: whatever there is
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is to be surveyed, and where it came from.
-
-    `loss` is None where the model returns its own. `facts` says what was loaded from where, `notes` what the user must
-    know. `population` is the size of the full data where these are a part of it. `optimizer`, `lr` and `problem` are there
-    where the user's own code gave them, `optimizer_state` where the checkpoint held one.
-    """
-
-    name: str
-    model: nn.Module
-    loss: Callable[[Any, Any], Tensor] | None
-    data: Any
-    facts: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    population: int | None = None
-    optimizer: Optimizer | None = None
-    lr: float | None = None
-    problem: Problem | None = None
-    optimizer_state: dict[str, Any] | None = None
+SEQUENCES = 16  # for a model of transformers, where no number was given
 
 
 def load_subject(
@@ -84,21 +62,20 @@ def load_subject(
     losses.word_of(loss)  # a wrong word shows before anything is loaded
     stored = pretrained and checkpoint is None
     with seeded(seed):
-        spec = _load_spec(model, data, loss, _Share(samples, seed, part, everything), stored)
-        state = None
+        found = _load_parts(model, data, loss, Share(samples, seed, part, everything), stored)
         if checkpoint is not None:
-            state = load_checkpoint(spec.model, checkpoint).optimizer
-            fresh = tuple(n for n in spec.notes if not n.startswith("weights are random"))
-            spec = replace(spec, facts={**spec.facts, "weights": str(checkpoint)}, notes=fresh)
-            if state is not None and spec.optimizer is not None:
-                load_state(spec.optimizer, state)
-        spec = _with_loss(spec, loss)
+            state = load_checkpoint(found.model, checkpoint).optimizer
+            fresh = tuple(n for n in found.notes if not n.startswith("weights are random"))
+            facts = {**found.facts, "weights": str(checkpoint)}
+            found = replace(found, facts=facts, notes=fresh, optimizer_state=state)
+            if state is not None and found.optimizer is not None:
+                load_state(found.optimizer, state)
+        found = _with_loss(found, loss)
         if batch_size is not None:
-            spec = replace(spec, data=in_batches(spec.data, batch_size), problem=None)
-    title = f"{spec.name} on {spec.data_name}" if spec.data_name else spec.name
-    facts = {**spec.facts, "loss": spec.facts.get("loss", losses.name_of(spec.loss))}
-    same = fields_of(spec, "model loss data population optimizer lr problem")
-    return Subject(title, **same, facts=facts, notes=tuple(dict.fromkeys(spec.notes)), optimizer_state=state)
+            found = replace(found, data=in_batches(found.data, batch_size), problem=None)
+    title = f"{found.name} on {found.data_name}" if found.data_name else found.name
+    facts = {**found.facts, "loss": found.facts.get("loss", losses.name_of(found.loss))}
+    return replace(found, name=title, facts=facts, notes=tuple(dict.fromkeys(found.notes)))
 
 
 def load_test_part(load: Callable[[str, Part], Subject], test: str | None, data: str | None) -> Subject | None:
@@ -115,43 +92,26 @@ def load_test_part(load: Callable[[str, Part], Subject], test: str | None, data:
         return None if test is None else load(word, "train")
 
 
-@dataclass(frozen=True)
-class _Share:
-    """How much of the data is taken, and of which part."""
-
-    samples: int | None
-    seed: int
-    part: Part
-    everything: bool
-
-    def load(self, word: str, default: int = DEFAULT_SAMPLES) -> Source:
-        return load_data(word, samples=self.samples, seed=self.seed, default=ALL if self.everything else default, part=self.part)
-
-    def count(self, source: Source | None) -> int | None:
-        """Sequences to make of a text, None for the usual number; random ones have no end."""
-        return ALL if self.samples is None and self.everything and source is not None else self.samples
-
-
-def _load_spec(model: str | None, data: str | None, loss: str | None, share: _Share, stored: bool) -> ModelSpec:
+def _load_parts(model: str | None, data: str | None, loss: str | None, share: Share, stored: bool) -> Subject:
     if model is not None and model.startswith("hf:"):
         from theodolite.cli.loading.hugging_face import load_folder
 
         loaded = load_folder(model, share.seed)
-        return _hugging_spec(loaded, None if data is None else share.load(data, 16), share)
+        return _hugging_subject(loaded, None if data is None else load_data(data, share, SEQUENCES), share)
     if model is not None and names_code(model):
         return _own_parts(model, data, share)
     from theodolite.cli.loading.built_in_models import BuildRequest, named_model
 
-    source = None if data is None else share.load(data)
+    source = None if data is None else load_data(data, share)
     notes: tuple[str, ...] = ()
     if model is None:
         model = "GPT-small" if source is not None and source.text is not None else "F-40^2"
         notes = (f"the network is {model}, because no --model was given",)
-    spec = named_model(BuildRequest(model, loss, share.count(source), share.seed, stored), source)
-    return replace(spec, notes=(*notes, *spec.notes))
+    built = named_model(BuildRequest(model, loss, share.count(source), share.seed, stored), source)
+    return replace(built, notes=(*notes, *built.notes))
 
 
-def _hugging_spec(loaded: Any, source: Source | None, share: _Share) -> ModelSpec:
+def _hugging_subject(loaded: Any, source: Source | None, share: Share) -> Subject:
     from theodolite.cli.loading.hugging_face import HuggingData
 
     maker = HuggingData(loaded, share.count(source), share.seed)
@@ -163,67 +123,65 @@ def _hugging_spec(loaded: Any, source: Source | None, share: _Share) -> ModelSpe
         "data": f"random, seed {share.seed}" if source is None else source.origin,
     }
     name = "random images" if loaded.task == "images" else "random tokens"
-    return ModelSpec(
+    return Subject(
         loaded.model, loaded.name, content, name if source is None else source.name, own_loss=True,
         population=population, facts=facts, notes=(*loaded.notes, *(() if source is None else source.notes), *maker.notes),
     )  # fmt: skip
 
 
-def _own_parts(target: str, data: str | None, share: _Share) -> ModelSpec:
+def _own_parts(target: str, data: str | None, share: Share) -> Subject:
     """The user's model on the data named, on the data it brought, or on random data if transformers knows its kind."""
-    from theodolite.cli.loading.model_spec import own_model
-
-    spec = own_model(target, share.seed)
-    hugging = _as_hugging(spec) if spec.own_loss else None
+    own = own_model(target, share.seed)
+    hugging = _as_hugging(own) if own.own_loss else None
     if data is not None:
-        source = share.load(data, 16 if hugging is not None else DEFAULT_SAMPLES)
-    elif spec.data is not None:
-        source = from_value(spec.data, "its own data", share.samples, share.seed)
+        source = load_data(data, share, SEQUENCES if hugging is not None else DEFAULT_SAMPLES)
+    elif own.data is not None:
+        source = from_value(own.data, "its own data", Share(share.samples, share.seed))
     elif hugging is not None:
         source = None
     else:
         raise ValueError(f"--model {target!r} brings no data: name some with --data, or return a dict with the key data.")
     if hugging is not None and (source is None or not source.own):
-        made = _hugging_spec(hugging, source, share)
-        facts = {**spec.facts, "data": made.facts["data"]}
-        return replace(spec, **fields_of(made, "data data_name population notes"), facts=facts)
+        made = _hugging_subject(hugging, source, share)
+        facts = {**own.facts, "data": made.facts["data"]}
+        return replace(own, **fields_of(made, "data data_name population notes"), facts=facts)
     assert source is not None
     text = source.content is None
-    source = text_for_any_model(spec.model, source, share.count(source)) if text else fit_inputs(spec.model, source)
+    source = text_for_any_model(own.model, source, share.count(source)) if text else fit_inputs(own.model, source)
     untouched = data is None and source.population is None
     return replace(
-        spec, data=source.content, data_name="" if data is None else source.name, population=source.population,
-        problem=spec.problem if untouched else None, facts={**spec.facts, "data": source.origin}, notes=source.notes,
+        own, data=source.content, data_name="" if data is None else source.name, population=source.population,
+        problem=own.problem if untouched else None, facts={**own.facts, "data": source.origin}, notes=source.notes,
     )  # fmt: skip
 
 
-def _as_hugging(spec: ModelSpec) -> Any:
+def _as_hugging(own: Subject) -> Any:
     """The user's model as one of transformers' that we can make batches for, or None."""
-    if not hasattr(getattr(spec.model, "config", None), "get_text_config"):
+    if not hasattr(getattr(own.model, "config", None), "get_text_config"):
         return None
     from theodolite.cli.loading.hugging_face import HuggingFaceModel, task_of
 
-    task = task_of(type(spec.model).__name__)
-    return None if task is None else HuggingFaceModel(spec.model, task, spec.name)
+    task = task_of(type(own.model).__name__)
+    return None if task is None else HuggingFaceModel(own.model, task, own.name)
 
 
-def _with_loss(spec: ModelSpec, word: str | None) -> ModelSpec:
+def _with_loss(found: Subject, word: str | None) -> Subject:
     """The loss by the word, by the builder, by the model itself, or by the targets, in this order."""
     plain = losses.word_of(word)
-    if word is not None and spec.own_loss and plain is not None:
+    if word is not None and found.own_loss and plain is not None:
         if plain != "cross-entropy":
             raise ValueError(
-                f"--loss {word}: {type(spec.model).__name__} computes its own loss. Leave --loss out, or name module:attribute."
+                f"--loss {word}: {type(found.model).__name__} computes its own loss. Leave --loss out, or name module:attribute."
             )
-        return replace(spec, notes=(*spec.notes, "cross-entropy is computed by the model itself, which knows its labels"))
-    if word is None and (spec.loss is not None or spec.own_loss):
-        return spec
-    target = first_parts(spec.data)[1]
+        return replace(found, notes=(*found.notes, "cross-entropy is computed by the model itself, which knows its labels"))
+    if word is None and (found.loss is not None or found.own_loss):
+        return found
+    target = first_parts(found.data)[1]
     if word is None:
         chosen, note = losses.inferred(target)
-        return replace(spec, loss=chosen, notes=(*spec.notes, note))
-    kept = spec.loss if plain == "cross-entropy" and spec.loss is losses.token_cross_entropy else None
-    changed = replace(spec, loss=kept or losses.loss_from(word, target), own_loss=False, problem=None)
+        return replace(found, loss=chosen, notes=(*found.notes, note))
+    kept = found.loss if plain == "cross-entropy" and found.loss is losses.token_cross_entropy else None
+    changed = replace(found, loss=kept or losses.loss_from(word, target), own_loss=False, problem=None)
     if plain in losses.ELEMENTWISE:
         fitted, note = fit_targets(changed.model, changed.data)
         changed = replace(changed, data=fitted, notes=(*changed.notes, *((note,) if note else ())))
@@ -234,16 +192,11 @@ def trial(model: nn.Module, inputs: Any) -> Tensor | None:
     """The output for two samples, in eval mode and without a trace; None where the model refuses them."""
     if not isinstance(inputs, Tensor):
         return None
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(model):
             return main_output(model(inputs[:2]))
     except Exception:  # any refusal is reported in full when the survey calls the model
         return None
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def fit_inputs(model: nn.Module, source: Source) -> Source:

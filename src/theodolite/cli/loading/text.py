@@ -35,30 +35,23 @@ def sequences(text: str, encode: Encode, length: int, samples: int, name: str) -
     rows, used = [], 0.0
     for i in range(samples):
         begin = i * stride
-        begin += 0 if begin == 0 else _to_next_word(text[begin : begin + 40])
-        row, spent = _one_row(text[begin : (i + 1) * stride], encode, length)
-        if row is None:
+        begin += 0 if begin == 0 else text[begin : begin + 40].find(" ") + 1  # a row does not begin within a word
+        tokens, characters = encoded(text[begin : (i + 1) * stride], encode, length)
+        if len(tokens) < length:
             return _cut_up(text, encode, length, samples, name)
-        rows.append(row)
-        used += spent
+        rows.append(tokens[:length])
+        used += characters * length / len(tokens)
     total = math.floor(len(text) / (used / samples))
     return torch.tensor(rows, dtype=torch.int64), total if total > samples else None
 
 
-def _to_next_word(text: str) -> int:
-    """How far it is to the first word that begins here, so that a row does not begin within one; 0 where there is none."""
-    return text.find(" ") + 1
-
-
-def _one_row(text: str, encode: Encode, length: int) -> tuple[list[int] | None, float]:
-    """The first `length` tokens of a part, and how many characters they stand for."""
-    width = 8 * length
+def encoded(text: str, encode: Encode, count: int) -> tuple[list[int], int]:
+    """More than `count` tokens from the start of a text, or all it has, and how many characters they stand for."""
+    width = 8 * count
     while True:
         tokens = list(encode(text[:width]))
-        if len(tokens) > length or (len(tokens) == length and width >= len(text)):
-            return tokens[:length], min(width, len(text)) * length / len(tokens)
-        if width >= len(text):
-            return None, 0.0
+        if len(tokens) > count or width >= len(text):
+            return tokens, min(width, len(text))
         width *= 2
 
 

@@ -19,19 +19,10 @@ from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.datasets import Source, features, load_or
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, labelled, log_log
-from theodolite.experiments.query import Column, Value, select, values_of
+from theodolite.experiments.query import Value, select, values_of
 from theodolite.experiments.study import grid
+from theodolite.measures import quadratic_models as quadratic
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.quadratic_models import (
-    Orbit,
-    descend,
-    displacement,
-    gated_kernel,
-    gated_output,
-    largest_rate,
-    one_example,
-    unit_sigma,
-)
 from theodolite.measures.quadratic_models.models import gates
 from theodolite.models import ntk_fcn
 from theodolite.results import Row
@@ -57,28 +48,24 @@ def draw_networks(m: int, draws: int, seed: int, d: int = 1) -> Start:
     v = torch.randint(0, 2, (draws, m), generator=generator).double() * 2 - 1
     x = torch.ones(1, d, dtype=torch.float64)
     gate = gates(u, x)
-    return Start(u, v, x, gated_output(u, v, gate, x)[:, 0], gated_kernel(u, v, gate, x)[:, 0, 0])
+    return Start(u, v, x, quadratic.gated_output(u, v, gate, x)[:, 0], quadratic.gated_kernel(u, v, gate, x)[:, 0, 0])
 
 
-class QuadraticStart(NamedTuple):
-    """Outputs, kernels ‖φ + γΣw‖² and φᵀΣφ (draws) of general quadratic models at one example."""
+def draw_quadratic(draws: int, gamma: float, seed: int) -> tuple[Tensor, Callable[..., quadratic.Orbit]]:
+    """General quadratic models at one example: kernels ‖φ + γΣw‖² (draws) at their start, and their descent by rate and steps.
 
-    output: Tensor
-    kernel: Tensor
-    bend: Tensor
-
-
-def draw_quadratic(draws: int, gamma: float, seed: int, p: int = 100) -> QuadraticStart:
-    """Models with φ a random unit vector of p entries, Σ = diag(±1), w ~ N(0, I)."""
+    φ is a random unit vector of 100 entries, Σ = diag(±1), w ~ N(0, I).
+    """
     generator = torch.Generator().manual_seed(seed)
-    phi, w = torch.randn(2, draws, p, generator=generator, dtype=torch.float64)
+    phi, w = torch.randn(2, draws, 100, generator=generator, dtype=torch.float64)
     phi = phi / phi.norm(dim=1, keepdim=True)
-    signs = torch.randint(0, 2, (draws, p), generator=generator).double() * 2 - 1
+    signs = torch.randint(0, 2, (draws, 100), generator=generator).double() * 2 - 1
     output = (w * phi).sum(1) + 0.5 * gamma * (signs * w.square()).sum(1)
-    return QuadraticStart(output, (phi + gamma * signs * w).square().sum(1), (signs * phi.square()).sum(1))
+    kernel, bend = (phi + gamma * signs * w).square().sum(1), (signs * phi.square()).sum(1)
+    return kernel, partial(quadratic.unit_sigma, output, kernel, TARGET, bend, gamma)
 
 
-def words(orbit: Orbit, quadratic: bool = True) -> list[str]:
+def words(orbit: quadratic.Orbit, quadratic: bool = True) -> list[str]:
     """The regime of every run of an orbit, run axes flattened."""
     losses, norms = orbit.loss.flatten(1).T.tolist(), orbit.kernel_norm.flatten(1).T.tolist()
     return [classify_run(loss, kernel=norm, quadratic=quadratic) for loss, norm in zip(losses, norms, strict=True)]
@@ -95,34 +82,22 @@ TITLES = {
 WORDS = ("monotone", "catapult", "divergent", "other")
 
 
-def _one_example(job: Mapping[str, Any], c: float) -> Orbit:
-    """The recursion of the gated network; with c = 0 it is that of the linear model."""
-    start = draw_networks(job["width"], job["draws"], job["seed"])
-    return one_example(start.output, start.kernel, TARGET, c, 2 * job["ratio"] / start.kernel, job["steps"])
-
-
-def _general(job: Mapping[str, Any]) -> Orbit:
-    gamma = 1e-3
-    start = draw_quadratic(job["draws"], gamma, job["seed"])
-    return unit_sigma(start.output, start.kernel, TARGET, start.bend, gamma, 2 * job["ratio"] / start.kernel, job["steps"])
-
-
-def _network(job: Mapping[str, Any]) -> Orbit:
-    generator = torch.Generator().manual_seed(job["seed"])
-    x = torch.randn(8, 10, generator=generator, dtype=torch.float64)
-    y = torch.randint(0, 2, (8,), generator=generator).double() * 2 - 1
-    start = draw_networks(job["width"], job["draws"], job["seed"], d=10)
-    kernel = gated_kernel(start.u, start.v, gates(start.u, x), x)
-    rate = 2 * job["ratio"] / torch.linalg.eigvalsh(kernel)[:, -1]
-    return descend(start.u, start.v, x, y, rate, job["steps"], frozen=False, until=1e-10)
-
-
-ORBITS: Mapping[str, Callable[[Mapping[str, Any]], Orbit]] = {
-    "linear": lambda job: _one_example(job, 0.0),
-    "quadratic": lambda job: _one_example(job, 1.0 / job["width"]),
-    "general quadratic": _general,
-    "network": _network,
-}
+def orbits(job: Mapping[str, Any]) -> quadratic.Orbit:
+    """Descent of a model from all starts at `ratio` times their critical rates."""
+    model, width, draws, steps, seed = (job[name] for name in ("model", "width", "draws", "steps", "seed"))
+    if model == "general quadratic":
+        kernel, at_rate = draw_quadratic(draws, 1e-3, seed)
+        return at_rate(2 * job["ratio"] / kernel, steps)
+    if model == "network":
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(8, 10, generator=generator, dtype=torch.float64)
+        y = torch.randint(0, 2, (8,), generator=generator).double() * 2 - 1
+        start = draw_networks(width, draws, seed, d=10)
+        kernels = quadratic.gated_kernel(start.u, start.v, gates(start.u, x), x)
+        rate = 2 * job["ratio"] / torch.linalg.eigvalsh(kernels)[:, -1]
+        return quadratic.descend(start.u, start.v, x, y, rate, steps, frozen=False, until=1e-10)
+    start, c = draw_networks(width, draws, seed), 0.0 if model == "linear" else 1.0 / width  # with c = 0 the recursion is linear
+    return quadratic.one_example(start.output, start.kernel, TARGET, c, 2 * job["ratio"] / start.kernel, steps)
 
 
 def regime(model: str, text: str, word: str, low: float, high: float) -> Claim:
@@ -168,7 +143,7 @@ class Figure31(Experiment):
             yield from grid(p, "draws", "steps", model=[model], ratio=p.ratios, width=[width], seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        found = Counter(words(ORBITS[job["model"]](job), quadratic=job["model"] != "network"))
+        found = Counter(words(orbits(job), quadratic=job["model"] != "network"))
         shared = {"model": job["model"], "ratio": job["ratio"], "seed": job["seed"]}
         for word in WORDS:
             yield {**shared, "word": word, "share": found[word] / job["draws"]}
@@ -191,29 +166,27 @@ starts, networks = rows(part="quadratic"), rows(part="network")
 ends, scaled_peaks = (starts(rate=2.8).by("gamma").each(rows.median(column)) for column in ("end", "scaled_peak"))
 
 
-def smallest_factor(values: Column) -> Value:
-    """From one value to the next."""
-    return values.steps(lambda before, after: after / before).min()
-
-
-def smallest_fall(values: Column) -> Value:
-    """From one value to the next."""
-    return values.steps(sub).min()
+def factor(before: float, after: float) -> float:
+    return after / before
 
 
 def farthest(target: float) -> Callable[[list[float]], float]:
     return lambda values: max(values, key=lambda value: abs(value - target))
 
 
-def along_rates(rates: list[float], column: str, measure: Callable[[Column], Value]) -> Value:
-    """Part (a): what becomes of the median over the starts from one rate to the next, the smallest of the γ."""
-    return starts(rate=rates).by("gamma").each(measure(rows.by("rate").each(rows.median(column)))).min()
+def along_rates(rates: list[float], column: str, step: Callable[[float, float], float]) -> Value:
+    """Part (a): what becomes of the median over the starts from one rate to the next, the smallest of all steps and γ."""
+    return starts(rate=rates).by("gamma").each(rows.by("rate").each(rows.median(column)).steps(step).min()).min()
 
 
-#: Part (b): means over the starts by width at each rate, and by rate at each width, from small to large.
-peaks_by_width = networks.by("ratio").each(smallest_factor(rows.by("width").each(rows.mean("peak"))))
-peaks_by_rate = networks.by("width").each(smallest_factor(rows.by("ratio").each(rows.mean("peak"))))
+#: Part (b): means over the starts by width at each rate, and by rate at each width, from small to large; smallest factors.
+peaks_by_width = networks.by("ratio").each(rows.by("width").each(rows.mean("peak")).steps(factor).min()).min()
+peaks_by_rate = networks.by("width").each(rows.by("ratio").each(rows.mean("peak")).steps(factor).min()).min()
 ends_by_width = networks.by("ratio").each(abs(rows.by("width").each(rows.mean("end")).steps(sub).last()))
+
+
+NO_EFFECT = "(b) the width has no effect on the kernel at the end (distance of λ₁(end)/λ₁(0) between the two largest widths)"
+GATES_MOVE = "0.16 between widths of 256 and 1024: gates move, and these networks leave their quadratic models"
 
 
 class FigureB4(Experiment):
@@ -242,50 +215,40 @@ class FigureB4(Experiment):
         "The label of (a) is not stated; here 1. Rates of (b) are not in a stated convention; here multiples of 2/λ₁(0). With "
         "γ = 10⁻² and below the kernel at the end is monotone in the rate only up to about 3.2."
     )
-    claims = (
-        {
-            "(a) at η = 2.8 every start catapults, for every γ (share)": equal(
-                1.0, starts(rate=2.8).share(word="catapult"), says="catapult"
-            ),
-            "(a) peak of the loss times γ² at η = 2.8, median, of the γ farthest off": relative(
-                0.25, 0.032, scaled_peaks.reduce(farthest(0.032)), says="smaller γ, larger peak"
-            ),
-            "(a) kernel at the end at η = 2.8, median, of the γ farthest off": within(
-                0.05, 0.26, ends.reduce(farthest(0.26)), says="no effect of γ"
-            ),
-            "(a) γ has no effect on the kernel at the end (largest over smallest, η = 2.8)": at_most(
-                1.25, ends.max() / ends.min(), says="no effect"
-            ),
-            "(a) larger rates, larger peaks: smallest factor from one rate to the next, 2.2 to 3.6": at_least(
-                1.0, along_rates([2.2, 2.5, 2.8, 3.2, 3.6], "peak", smallest_factor), says="larger"
-            ),
-            "(a) larger rates, smaller kernel at the end: smallest fall from one rate to the next, 2.2 to 3.2": at_least(
-                0.0, along_rates([2.2, 2.5, 2.8, 3.2], "end", smallest_fall), says="decreases more"
-            ),
-            "(a) at η = 4.2 every start diverges (share)": equal(
-                1.0, starts(rate=4.2).share(word="divergent"), **zhu("divergence", "section 3.3", "theory")
-            ),
-            "(b) every network catapults (share)": equal(
-                1.0, networks(ratio=lambda ratio: ratio > 1).share(word="catapult"), says="catapult"
-            ),
-            "(b) wider networks, larger peaks: smallest factor from one width to the next": at_least(
-                1.5, peaks_by_width.min(), says="larger"
-            ),
-            "(b) larger rates, larger peaks: smallest factor from one rate to the next": at_least(
-                1.0, peaks_by_rate.min(), says="larger"
-            ),
-            "(b) larger rates, smaller kernel at the end: smallest fall of λ₁(end)/λ₁(0) from one rate to the next": at_least(
-                0.0, smallest_fall(networks.by("ratio").each(rows.mean("end"))), says="decreases more"
-            ),
-        },
-        at_most(
-            0.1,
-            "(b) the width has no effect on the kernel at the end (distance of λ₁(end)/λ₁(0) between the two largest widths)",
-            ends_by_width.max(),
-            says="no effect",
-            fails={"tiny": "0.16 between widths of 256 and 1024: gates move, and these networks leave their quadratic models"},
+    claims = {
+        "(a) at η = 2.8 every start catapults, for every γ (share)": equal(
+            1.0, starts(rate=2.8).share(word="catapult"), says="catapult"
         ),
-    )
+        "(a) peak of the loss times γ² at η = 2.8, median, of the γ farthest off": relative(
+            0.25, 0.032, scaled_peaks.reduce(farthest(0.032)), says="smaller γ, larger peak"
+        ),
+        "(a) kernel at the end at η = 2.8, median, of the γ farthest off": within(
+            0.05, 0.26, ends.reduce(farthest(0.26)), says="no effect of γ"
+        ),
+        "(a) γ has no effect on the kernel at the end (largest over smallest, η = 2.8)": at_most(
+            1.25, ends.max() / ends.min(), says="no effect"
+        ),
+        "(a) larger rates, larger peaks: smallest factor from one rate to the next, 2.2 to 3.6": at_least(
+            1.0, along_rates([2.2, 2.5, 2.8, 3.2, 3.6], "peak", factor), says="larger"
+        ),
+        "(a) larger rates, smaller kernel at the end: smallest fall from one rate to the next, 2.2 to 3.2": at_least(
+            0.0, along_rates([2.2, 2.5, 2.8, 3.2], "end", sub), says="decreases more"
+        ),
+        "(a) at η = 4.2 every start diverges (share)": equal(
+            1.0, starts(rate=4.2).share(word="divergent"), **zhu("divergence", "section 3.3", "theory")
+        ),
+        "(b) every network catapults (share)": equal(
+            1.0, networks(ratio=lambda ratio: ratio > 1).share(word="catapult"), says="catapult"
+        ),
+        "(b) wider networks, larger peaks: smallest factor from one width to the next": at_least(
+            1.5, peaks_by_width, says="larger"
+        ),
+        "(b) larger rates, larger peaks: smallest factor from one rate to the next": at_least(1.0, peaks_by_rate, says="larger"),
+        "(b) larger rates, smaller kernel at the end: smallest fall of λ₁(end)/λ₁(0) from one rate to the next": at_least(
+            0.0, networks.by("ratio").each(rows.mean("end")).steps(sub).min(), says="decreases more"
+        ),
+        NO_EFFECT: at_most(0.1, ends_by_width.max(), says="no effect", fails={"tiny": GATES_MOVE}),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield from grid(p, "rates", "draws", "steps", part=["quadratic"], gamma=p.gammas, seed=[0])
@@ -318,9 +281,9 @@ class FigureB4(Experiment):
 def _quadratic_rows(job: Mapping[str, Any]) -> Iterator[Row]:
     """Part (a), by the exact recursion for Σ² = I."""
     gamma = job["gamma"]
-    start = draw_quadratic(job["draws"], gamma, job["seed"])
+    _, at_rate = draw_quadratic(job["draws"], gamma, job["seed"])
     for rate in job["rates"]:
-        orbit = unit_sigma(start.output, start.kernel, TARGET, start.bend, gamma, rate, job["steps"])
+        orbit = at_rate(rate, job["steps"])
         found, peaks, ends = words(orbit), orbit.loss.amax(0).tolist(), orbit.kernel_norm[-1].tolist()
         shared = {"gamma": gamma, "rate": rate}
         for run, word in enumerate(found):
@@ -335,9 +298,9 @@ def _network_rows(job: Mapping[str, Any]) -> Iterator[Row]:
     x, y, origin = twenty_images(job["source"], job["side"], job["seed"])
     net: Any = ntk_fcn(x.shape[1], job["width"], 2, init="ntk_sign", seed=job["seed"]).to(x.dtype)
     u, v = net.fc1.weight.detach(), net.fc2.weight.detach()[0]
-    top = float(torch.linalg.eigvalsh(gated_kernel(u, v, gates(u, x), x))[-1])
+    top = float(torch.linalg.eigvalsh(quadratic.gated_kernel(u, v, gates(u, x), x))[-1])
     for ratio in job["ratios"]:
-        orbit = descend(u, v, x, y, ratio * 2 / top, job["steps"], frozen=False)
+        orbit = quadratic.descend(u, v, x, y, ratio * 2 / top, job["steps"], frozen=False)
         losses, norms = orbit.loss.tolist(), orbit.kernel_norm.tolist()
         shared = {"width": job["width"], "ratio": ratio, "data": origin}
         word = classify_run(losses, kernel=norms)
@@ -420,22 +383,22 @@ class Window(Experiment):
         m, few = job["m"], job["together"]
         start = draw_networks(m, job["draws"], job["seed"])
 
-        def orbit(ratio: float, draws: int | None = None) -> Orbit:
+        def orbit(ratio: float, draws: int | None = None) -> quadratic.Orbit:
             kernel = start.kernel[:draws]
-            return one_example(start.output[:draws], kernel, TARGET, 1 / m, ratio / kernel, job["steps"], until=1e-14)
+            return quadratic.one_example(start.output[:draws], kernel, TARGET, 1 / m, ratio / kernel, job["steps"], until=1e-14)
 
         def share(ratio: float, draws: int | None = None) -> float:
             loss = orbit(ratio, draws).loss
             return float((loss[-1] <= CONVERGED * loss[0]).double().mean())
 
         # At 100 units the edge is soft, and starts converge together only well below it.
-        found = largest_rate(lambda ratio: share(ratio, few) == 1.0, 2.05, 16.0, tol=1e-3)
+        found = quadratic.largest_rate(lambda ratio: share(ratio, few) == 1.0, 2.05, 16.0, tol=1e-3)
         shared = {"m": m, "seed": job["seed"]}
         yield {"kind": "window", **shared, "edge": found}
         for ratio in job["edge"]:
             yield {"kind": "edge", **shared, "ratio": ratio, "share": share(ratio)}
         for ratio in job["ratios"]:
-            way = displacement(orbit(ratio), 1 / m)[-1]
+            way = quadratic.displacement(orbit(ratio), 1 / m)[-1]
             yield {"kind": "travel", **shared, "ratio": ratio, "distance": median(way.tolist())}
 
     def draw(self, rows: list[Row]) -> Any:

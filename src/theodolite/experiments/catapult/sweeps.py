@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from theodolite.experiments import Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
-from theodolite.experiments.claims import Claims
+from theodolite.experiments.claims import Claim, Claims
 from theodolite.experiments.lab.datasets import two_classes
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, split, titled
 from theodolite.experiments.query import Column, Value, select
@@ -147,51 +147,42 @@ diverging = rows(model="linear", ratio=lambda ratio: ratio > 1.05).share(regime=
 # test loss than at 0.8; lowest above over that at 0.8: 0.975 and 0.993. By accuracy f_quad misses by 0.0003 (B.5), 0.002 (B.6).
 
 
+def both(text: str, claim: Callable[[str], Claim]) -> Claims:
+    """A claim on f and one on f_quad, with their names in its text."""
+    return {text.format(NAMES[model]): claim(model) for model in ("network", "quadratic")}
+
+
 def claims(*, accuracy: bool = False, also_at: float | None = None, **quadratic: Mapping[str, str]) -> Claims:
     """The claims of a figure of this kind.
 
     `also_at` is a rate at which convergence is shown without being judged; `fails` and `undecided` are those of the claim that
     f_quad converges.
     """
-    models = {model: NAMES[model] for model in ("network", "quadratic")}.items()
-    agree = {
-        f"up to 0.8 of the critical rate {name} has the best test loss of f_lin (largest relative distance)": at_most(
-            0.05, of_panels(distance, model).max(), says="nearly identical", since="laptop"
-        )
-        for model, name in models
-    }
+    agree = both(
+        "up to 0.8 of the critical rate {} has the best test loss of f_lin (largest relative distance)",
+        lambda model: at_most(0.05, of_panels(distance, model).max(), says="nearly identical", since="laptop"),
+    )
     diverge = {"f_lin diverges above 1.05 times the critical rate (share of the runs)": equal(1.0, diverging, says="diverges")}
-    converge = {
-        f"{name} converges at 1.5 times the critical rate (share of the runs)": equal(
-            1.0, converging(model, 1.5), says="converges", **(quadratic if model == "quadratic" else {})
-        )
-        for model, name in models
-    }
-    also_converge = {
-        f"{name} converges at {also_at} times the critical rate (share of the runs)": measured(converging(model, also_at))
-        for model, name in models
-        if also_at is not None
-    }
-    smaller = {
-        f"{name}: best test loss at 1.5 is at most that at 0.8 (share of the seeds, smallest of the panels)": at_least(
-            2 / 3, of_panels(seeds_that_gain, model).min(), tolerance=1e-9, says="smaller", since="laptop"
-        )
-        for model, name in models
-    }
-    lowest = {
-        f"{name}: lowest best test loss between 1.2 and 2 over that at 0.8 (largest of the panels)": at_most(
-            1.0, of_panels(lowest_above, model).max(), says="smaller", since="laptop"
-        )
-        for model, name in models
-    }
-    larger = {
-        f"{name}: above the critical rate the best accuracy is at least as large (gain, smallest of the panels)": at_least(
-            0.0, of_panels(accuracy_gain, model).min(), says="larger", read_from="plot", since="laptop"
-        )
-        for model, name in models
-    }
-    both = (diverge, converge, also_converge)
-    return (*both, larger) if accuracy else (agree, *both, smaller, lowest)
+    converge = both(
+        "{} converges at 1.5 times the critical rate (share of the runs)",
+        lambda model: equal(1.0, converging(model, 1.5), says="converges", **(quadratic if model == "quadratic" else {})),
+    )
+    if also_at is not None:
+        text = f"{{}} converges at {also_at} times the critical rate (share of the runs)"
+        converge = converge, both(text, lambda model: measured(converging(model, also_at)))
+    smaller = both(
+        "{}: best test loss at 1.5 is at most that at 0.8 (share of the seeds, smallest of the panels)",
+        lambda model: at_least(2 / 3, of_panels(seeds_that_gain, model).min(), tolerance=1e-9, says="smaller", since="laptop"),
+    )
+    lowest = both(
+        "{}: lowest best test loss between 1.2 and 2 over that at 0.8 (largest of the panels)",
+        lambda model: at_most(1.0, of_panels(lowest_above, model).max(), says="smaller", since="laptop"),
+    )
+    larger = both(
+        "{}: above the critical rate the best accuracy is at least as large (gain, smallest of the panels)",
+        lambda model: at_least(0.0, of_panels(accuracy_gain, model).min(), says="larger", read_from="plot", since="laptop"),
+    )
+    return (diverge, converge, larger) if accuracy else (agree, diverge, converge, smaller, lowest)
 
 
 class SweepFigure(Figure):
@@ -251,110 +242,65 @@ class Figure34(SweepFigure):
     claims = claims()
 
 
-def smooth(data: str, architecture: str = "fc") -> Sweep:
-    """Two smooth activations. No closed form is known here: the twins cost more than those of ReLU networks."""
-    both = [panel(data, architecture, activation=activation) for activation in ("swish", "tanh")]
-    return sweep(*both, tiny={"ratios": (0.4, 0.8, 1.2, 1.5)}, laptop={"n_test": 500, "steps": 200})
-
-
 NARROW = {"tiny": "narrow quadratic models do not always reach the theory's edge of twice the critical rate"}
 
 
-class FigureB10(SweepFigure):
-    """Best test loss with Swish and Tanh: two-layer fully connected networks on AG NEWS."""
-
-    study, item = smooth("ag_news"), "zhu-2024 Figure B.10"
-    claims = claims(also_at=1.2)
-
-
-class FigureB11(SweepFigure):
-    """Best test loss with Swish and Tanh: two-layer fully connected networks on FSDD."""
-
-    study, item = smooth("fsdd"), "zhu-2024 Figure B.11"
-    claims = claims(also_at=1.2)
+def figure(number: str, title: str, study: Sweep, remark: str = "", **stated: Any) -> type[SweepFigure]:
+    """A figure of the appendix, with what else it states."""
+    stated |= {"__module__": __name__, "__doc__": f"{title}.\n\n{remark}", "study": study, "item": f"zhu-2024 Figure {number}"}
+    return type(f"Figure{number.replace('.', '')}", (SweepFigure,), stated)
 
 
-class FigureB12(SweepFigure):
-    """Best test loss with Swish and Tanh: two-layer convolutional networks on CIFAR-2."""
+def smooth(number: str, data: str, architecture: str = "fc", **quadratic: Any) -> type[SweepFigure]:
+    """Two smooth activations. No closed form is known here: the twins cost more than those of ReLU networks."""
+    both = [panel(data, architecture, activation=activation) for activation in ("swish", "tanh")]
+    study = sweep(*both, tiny={"ratios": (0.4, 0.8, 1.2, 1.5)}, laptop={"n_test": 500, "steps": 200})
+    kind = "convolutional" if architecture == "cnn" else "fully connected"
+    title = f"Best test loss with Swish and Tanh: two-layer {kind} networks on {TITLES[data]}"
+    return figure(number, title, study, claims=claims(also_at=1.2, **quadratic))
 
-    study, item = smooth("cifar10", "cnn"), "zhu-2024 Figure B.12"
-    claims = claims(also_at=1.2, fails=NARROW)
 
-
-class FigureB13(SweepFigure):
-    """Best test loss with Swish and Tanh: two-layer convolutional networks on SVHN-2."""
-
-    study, item = smooth("svhn", "cnn"), "zhu-2024 Figure B.13"
-    claims = claims(also_at=1.2, fails=NARROW)
+FigureB10 = smooth("B.10", "ag_news")
+FigureB11 = smooth("B.11", "fsdd")
+FigureB12 = smooth("B.12", "cifar10", "cnn", fails=NARROW)
+FigureB13 = smooth("B.13", "svhn", "cnn", fails=NARROW)
 
 
 # By test accuracy
 
 
-class AccuracyFigure(SweepFigure):
-    """The same by accuracy."""
-
-    column = "best_test_accuracy"
-
-
-class FigureB5(AccuracyFigure):
-    """Best test accuracy against the learning rate: two-layer networks on MNIST and AG NEWS.
-
-    The runs of the first two settings of Figure 3.4.
-    """
-
-    study, item = sweep(MNIST, AG_NEWS), "zhu-2024 Figure B.5"
-    claims = claims(accuracy=True)
+def by_accuracy(number: str, title: str, study: Sweep, remark: str = "", **given: Any) -> type[SweepFigure]:
+    """The same by accuracy; `given` is for the claims."""
+    title, departs = f"Best test accuracy {title}", SweepFigure.departs
+    if "also_at" in given:
+        departs = f"The width is not stated; ours is 512. {departs}"
+    look = {"column": "best_test_accuracy", "departs": departs}
+    return figure(number, title, study, remark, claims=claims(accuracy=True, **given), **look)
 
 
-class FigureB6(AccuracyFigure):
-    """Best test accuracy against the learning rate: SGD on CIFAR-2, and a convolutional network on SVHN-2.
-
-    The runs of the third and fourth setting of Figure 3.4.
-    """
-
-    study, item = sweep(CIFAR_SGD, SVHN_CNN), "zhu-2024 Figure B.6"
-    claims = claims(accuracy=True)
-
-
-class FigureB7(AccuracyFigure):
-    """Best test accuracy against the learning rate: FSDD, and a convolutional network on CIFAR-2.
-
-    The runs of the last two settings of Figure 3.4.
-    """
-
-    study, item = sweep(FSDD, CIFAR_CNN), "zhu-2024 Figure B.7"
-    claims = claims(accuracy=True)
+RATE = "against the learning rate"
+FigureB5, FigureB6, FigureB7 = (
+    by_accuracy(number, f"{RATE}: {title}", sweep(*panels), f"The runs of the {which} of Figure 3.4.")
+    for number, title, which, panels in (
+        ("B.5", "two-layer networks on MNIST and AG NEWS", "first two settings", (MNIST, AG_NEWS)),
+        ("B.6", "SGD on CIFAR-2, and a convolutional network on SVHN-2", "third and fourth setting", (CIFAR_SGD, SVHN_CNN)),
+        ("B.7", "FSDD, and a convolutional network on CIFAR-2", "last two settings", (FSDD, CIFAR_CNN)),
+    )
+)
 
 
-def three_layers(*data: str) -> Sweep:
+def three_layers(number: str, title: str, *data: str, remark: str = "", **quadratic: Any) -> type[SweepFigure]:
     """Hundred training points; the width is not stated."""
-    return sweep(
+    study = sweep(
         *(panel(name, depth=3) for name in data),
         tiny={"width": 64, "ratios": (0.4, 0.8, 1.2, 1.5)},
         laptop={"width": 128, "n_test": 500},
         paper={"width": 512, "n": 100, "n_test": 500},
     )
+    return by_accuracy(number, f"of three-layer networks {RATE}: {title}", study, remark, also_at=1.2, **quadratic)
 
 
-class FigureB8(AccuracyFigure):
-    """Best test accuracy of three-layer networks against the learning rate: CIFAR-2 and SVHN-2.
-
-    No closed form is known here: f_lin and f_quad are expansions by automatic differentiation.
-    """
-
-    study, item = three_layers("cifar10", "svhn"), "zhu-2024 Figure B.8"
-    claims = claims(accuracy=True, also_at=1.2)
-    departs = f"The width is not stated; ours is 512. {SweepFigure.departs}"
-
-
-class FigureB9(AccuracyFigure):
-    """Best test accuracy of three-layer networks against the learning rate: FSDD-2 and AG NEWS."""
-
-    study, item = three_layers("fsdd", "ag_news"), "zhu-2024 Figure B.9"
-    claims = claims(
-        accuracy=True,
-        also_at=1.2,
-        undecided={"tiny": "the last bits decide: share 1.0 with reproducible matrix kernels, 0.83 (one run of six) without"},
-    )
-    departs = FigureB8.departs
+LAST_BITS = "the last bits decide: share 1.0 with reproducible matrix kernels, 0.83 (one run of six) without"
+BY_AUTOGRAD = "No closed form is known here: f_lin and f_quad are expansions by automatic differentiation."
+FigureB8 = three_layers("B.8", "CIFAR-2 and SVHN-2", "cifar10", "svhn", remark=BY_AUTOGRAD)
+FigureB9 = three_layers("B.9", "FSDD-2 and AG NEWS", "fsdd", "ag_news", undecided={"tiny": LAST_BITS})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
@@ -14,11 +14,11 @@ from torch import nn, optim
 
 from theodolite.experiments import Experiment, Figure, Params, Study, at_least, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import LAPTOP, NAMES, PAPER, TINY, Rate, constant, descend, network, points
-from theodolite.experiments.claims import Claims
+from theodolite.experiments.claims import Claim
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel as Drawing
 from theodolite.experiments.lab.panels import curves, draw_columns, draw_panels, melted, split, titled
-from theodolite.experiments.query import Groups, Query, Value, select
+from theodolite.experiments.query import Column, Groups, Query, Value, select
 from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import SpikeEvent, critical_learning_rate, spike_events
 from theodolite.monitors.rates.critical_rate import cyclical_rate
@@ -88,23 +88,31 @@ class PanelRuns(Study):
         panel, seed = Panel(**job["panel"]), job["seed"]
         drawn = {name: job[name] for name in ("side", "dim", "classes", "source")}
         sample = points(panel.data, job["n"], **drawn, seed=seed)
-        shape = tuple(sample.x.shape[1:])
-        model = network(panel.kind, shape, sample.outputs, job["widths"], default=panel.default, seed=seed)
+        model = network(panel.kind, sample.shape, sample.outputs, job["widths"], default=panel.default, seed=seed)
         settings = {name: job[name] for name in ("steps", "batch_size", "ranks", "until")}
         shared = {"panel": panel.title, "kind": panel.kind, "ratio": panel.ratio, "data": sample.origin, "seed": seed}
         for row in descend(model, sample, panel.rate, seed=seed, **settings):
             yield {**shared, **row}
 
 
-def panel_runs(base: Mapping[str, Params], *panels: Panel, **changed: Params) -> PanelRuns:
-    """The study of some panels at the sizes of `base`, apart from those that are given."""
-    return PanelRuns(sizes=sizes(panels=panels, **{**base, **changed}))
+def panel_runs(base: Mapping[str, Params], *panels: Panel, **changes: Mapping[str, Any]) -> PanelRuns:
+    """The study of some panels at the sizes of `base`, with other parameters at some of them."""
+    return PanelRuns(sizes={size: p.but(panels=panels, **changes.get(size, {})) for size, p in base.items()})
+
+
+DEPARTS = (
+    "Rates are multiples of the critical one of each start, n/λ₁(K) for the mean squared error; the multiples are those of the "
+    "source's settings. Biases and the scale of images are not stated: ours are none, and a root mean square of 1.1 without "
+    "centring. Below paper size images have 8 × 8 pixels and networks are narrower; where files are not there, generated images "
+    "(digits of scikit-learn for ten classes) stand in. WRN has no normalisation: the kernel of a sample needs that."
+)
 
 
 class PanelFigure(Figure):
     """The loss with its two parts above, the norm of the kernel below; the first seed of each panel."""
 
     shown: ClassVar[int] = 5  # the rank that is drawn
+    departs = DEPARTS
 
     def draw(self, rows: list[Row]) -> Any:
         mine = split(select(rows, seed=0, loss=lambda loss: loss is not None), "panel")
@@ -131,21 +139,25 @@ def runs(query: Query = rows) -> Groups:
     return query.by("panel", "seed")
 
 
-def finished(run: list[Row]) -> list[Row]:
-    """A run's rows; one that diverged, or has a loss that is no number, cannot be measured."""
-    if run[-1]["diverged"] or not all(math.isfinite(row["loss"]) for row in run):
-        raise ValueError(f"{run[-1]['panel']}, seed {run[-1]['seed']}, diverged")
-    return run
+def of_runs(measure: Callable[[list[Row]], Any], query: Query = rows) -> Column:
+    """What is measured on each run; one that diverged, or has a loss that is no number, cannot be measured."""
+
+    def checked(run: list[Row]) -> Any:
+        if run[-1]["diverged"] or not all(math.isfinite(row["loss"]) for row in run):
+            raise ValueError(f"{run[-1]['panel']}, seed {run[-1]['seed']}, diverged")
+        return measure(run)
+
+    return runs(query).each(checked)
 
 
-def peak_over_start(run: list[Row]) -> float:
-    """Peak over first loss."""
-    return float(max(row["loss"] for row in finished(run)) / run[0]["loss"])
-
-
-def end_over_start(run: list[Row], column: str = "loss") -> float:
+def end_over_start(column: str = "loss") -> Value:
     """Last over first loss, or what another column holds."""
-    return float(finished(run)[-1][column] / run[0][column])
+    return rows[column].last() / rows[column].first()
+
+
+#: Peak of the loss, and its largest rise in one step, over the first loss.
+peak_over_start = rows.max("loss") / rows["loss"].first()
+largest_rise = rows["loss"].steps().max() / rows["loss"].first()
 
 
 def highest_spike(run: list[Row]) -> float:
@@ -155,7 +167,7 @@ def highest_spike(run: list[Row]) -> float:
 
 def spikes(run: list[Row]) -> tuple[SpikeEvent, ...]:
     """Spikes of the loss on all points."""
-    return spike_events([row["loss"] for row in finished(run)], kernel=[row["kernel"] for row in run])
+    return spike_events([row["loss"] for row in run], kernel=[row["kernel"] for row in run])
 
 
 def share_in_top(low: Row, high: Row, rank: int) -> float:
@@ -166,14 +178,14 @@ def share_in_top(low: Row, high: Row, rank: int) -> float:
 
 def share_of_rise(run: list[Row], rank: int) -> float:
     """That part from the lowest loss before the peak."""
-    peak = max(range(len(finished(run))), key=lambda i: run[i]["loss"])
+    peak = max(range(len(run)), key=lambda i: run[i]["loss"])
     return share_in_top(min(run[: peak + 1], key=lambda row: row["loss"]), run[peak], rank)
 
 
 def rises_of_rest(run: list[Row], rank: int) -> int:
     """Steps in which the loss outside the top eigenspace rises by more than 2 % of the first loss."""
     name = f"rest_{rank}"
-    return sum(bool(b[name] - a[name] > 0.02 * run[0]["loss"]) for a, b in itertools.pairwise(finished(run)))
+    return sum(bool(b[name] - a[name] > 0.02 * run[0]["loss"]) for a, b in itertools.pairwise(run))
 
 
 def kernel_falls(least: float = 1.0) -> Value:
@@ -184,66 +196,52 @@ def kernel_falls(least: float = 1.0) -> Value:
         known = [spike.kernel_fell for spike in high if spike.kernel_fell is not None]
         return sum(known) / len(known)
 
-    return runs().each(spikes).reduce(share)
+    return of_runs(spikes).reduce(share)
 
 
 # One catapult
 
-DEPARTS = (
-    "Rates are multiples of the critical one of each start, n/λ₁(K) for the mean squared error; the multiples are those of the "
-    "source's settings. Biases and the scale of images are not stated: ours are none, and a root mean square of 1.1 without "
-    "centring. Below paper size images have 8 × 8 pixels and networks are narrower; where files are not there, generated images "
-    "(digits of scikit-learn for ten classes) stand in. WRN has no normalisation: the kernel of a sample needs that."
-)
-
 below = rows(ratio=lambda ratio: ratio < 1)
 above = rows(ratio=lambda ratio: ratio > 1)
 #: The setting of which more is asked: a fully connected network on images.
-fcn = runs(above(kind="5-FCN", data=lambda origin: origin != "rank-2"))
+fcn = above(kind="5-FCN", data=lambda origin: origin != "rank-2")
 KERNEL_FALLS = "share of the spikes that came back after which the kernel is smaller"
 
 
-def catapult_claims(since: str = "tiny") -> Claims:
+def catapult_claims(since: str = "tiny") -> dict[str, Claim]:
     """What every catapult figure of gradient descent shows; the first three are asked of the FCN on images.
 
     `since` is the size from which on the rest of the loss is expected to fall in networks that are not fully connected.
     """
     return {
         "FCN on images: the loss rises (peak over first loss, smallest)": at_least(
-            1.5, fcn.each(peak_over_start).min(), says="a spike", read_from="plot"
+            1.5, of_runs(peak_over_start, fcn).min(), says="a spike", read_from="plot"
         ),
         "FCN on images: and falls far below its start (last over first loss, largest)": at_most(
-            0.1, fcn.each(end_over_start).max(), says="falls", read_from="plot"
+            0.1, of_runs(end_over_start(), fcn).max(), says="falls", read_from="plot"
         ),
         "FCN on images: the kernel is smaller at the end (last over first norm, largest)": at_most(
-            0.9, fcn.each(lambda run: end_over_start(run, "kernel")).max(), says="the norm falls in the spike", read_from="plot"
+            0.9, of_runs(end_over_start("kernel"), fcn).max(), says="the norm falls in the spike", read_from="plot"
         ),
         "every network has a spike (highest over the loss before it, smallest)": at_least(
-            1.2, runs(above).each(highest_spike).min(), says="a spike", read_from="plot"
+            1.2, of_runs(highest_spike, above).min(), says="a spike", read_from="plot"
         ),
         KERNEL_FALLS: at_least(0.8, kernel_falls(), says="the norm falls in the spike", read_from="plot"),
         "share of the rise in the top 5 eigendirections per output (smallest)": at_least(
-            0.9, runs(above).each(lambda run: share_of_rise(run, 5)).min(), says="the spike lies in the top eigenspace"
+            0.9, of_runs(partial(share_of_rise, rank=5), above).min(), says="the spike lies in the top eigenspace"
         ),
         "the rest of the loss almost never rises: steps above 2 % of the first loss (most)": at_most(
-            3, runs(above).each(lambda run: rises_of_rest(run, 5)).max(), says="decreases almost monotonically", since=since
+            3, of_runs(partial(rises_of_rest, rank=5), above).max(), says="decreases almost monotonically", since=since
         ),
         "share of the rise in the top direction per output (smallest)": measured(
-            runs(above).each(lambda run: share_of_rise(run, 1)).min()
+            of_runs(partial(share_of_rise, rank=1), above).min()
         ),
     }
 
 
-def largest_rise(run: list[Row]) -> float:
-    """The largest rise of the loss in one step, over the first loss."""
-    return max(float((b["loss"] - a["loss"]) / run[0]["loss"]) for a, b in itertools.pairwise(finished(run)))
-
-
 def rises_without_reason(run: list[Row]) -> int:
     """Steps that raise the loss by a thousandth of the first although the rate is below the critical one of that step."""
-    return sum(
-        b["loss"] - a["loss"] > 1e-3 * run[0]["loss"] and a["rate"] < a["critical"] for a, b in itertools.pairwise(finished(run))
-    )
+    return sum(b["loss"] - a["loss"] > 1e-3 * run[0]["loss"] and a["rate"] < a["critical"] for a, b in itertools.pairwise(run))
 
 
 NONE_BELOW = zhu("no catapult below the critical rate", "section 4.2", "theory")
@@ -260,18 +258,15 @@ class Figure43(PanelFigure):
 
     item, where = ("zhu-2024 Figure 4.3", "zhu-2024 Figure 4.2", "zhu-2024 Figure C.2"), "sections 4.2 and 4.3, appendix C.2"
     study = panel_runs(GD, Panel("5-FCN", "cifar10", 1.67), Panel("5-CNN", "cifar10", 1.78), Panel("5-FCN", "cifar10", 0.8))
-    departs = DEPARTS
-    claims = (
-        catapult_claims(),
-        {
-            "at 0.8 of the critical rate no step raises the loss by more than a thousandth of the first": at_most(
-                1e-3, runs(below).each(largest_rise).max(), fails={"tiny": GROWS}, **NONE_BELOW
-            ),
-            "nor does any step that is below the critical rate of its own weights (steps that do)": equal(
-                0, runs(below).each(rises_without_reason).sum(), **NONE_BELOW
-            ),
-        },
-    )
+    claims = {
+        **catapult_claims(),
+        "at 0.8 of the critical rate no step raises the loss by more than a thousandth of the first": at_most(
+            1e-3, of_runs(largest_rise, below).max(), fails={"tiny": GROWS}, **NONE_BELOW
+        ),
+        "nor does any step that is below the critical rate of its own weights (steps that do)": equal(
+            0, of_runs(rises_without_reason, below).sum(), **NONE_BELOW
+        ),
+    }
 
 
 class FigureC3(PanelFigure):
@@ -305,7 +300,7 @@ class FigureC5(PanelFigure):
         GD,
         Panel("5-FCN", "cifar10", 2.94, many=True),
         Panel("5-CNN", "cifar10", 5.0, many=True),
-        tiny=GD["tiny"].but(n=24, slow_n=12, slow_steps=30),
+        tiny=Params(n=24, slow_n=12, slow_steps=30),
     )
     departs = DEPARTS + " Below paper size there are four classes."
     claims = catapult_claims(since="laptop")
@@ -392,7 +387,7 @@ class Figure44(Experiment):
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         sample = points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
-        model = network(job["kind"], tuple(sample.x.shape[1:]), 1, job["widths"], seed=job["seed"])
+        model = network(job["kind"], sample.shape, 1, job["widths"], seed=job["seed"])
         start = copy.deepcopy(model)
         data = (sample.x, sample.y)
         first = critical_learning_rate(Problem(model, nn.MSELoss(), data), by="kernel", progress=False).value
@@ -427,14 +422,14 @@ class Figure44(Experiment):
 # Spikes of SGD above the critical rate: many short catapults, each in the top eigendirection of the kernel
 
 #: A run stops at a loss of `until` on all points.
-SGD_TINY = GD["tiny"].but(
+_TINY = GD["tiny"].but(
     widths=TINY.but(fcn=256), steps=80, slow_steps=30, kinds=("5-FCN", "5-CNN"), ranks=(1, 5), until=1e-3, batch_share=0.25
 )
-SGD_LAPTOP = SGD_TINY.but(widths=LAPTOP, n=128, steps=500, slow_n=64, slow_steps=200, source="either", kinds=())
-SGD_PAPER = SGD_LAPTOP.but(widths=PAPER, steps=3000, slow_n=128, slow_steps=3000, side=32, source="files", seeds=3, classes=10)
+_LAPTOP = _TINY.but(widths=LAPTOP, n=128, steps=500, slow_n=64, slow_steps=200, source="either", kinds=())
+_PAPER = _LAPTOP.but(widths=PAPER, steps=3000, slow_n=128, slow_steps=3000, side=32, source="files", seeds=3, classes=10)
+SGD = {"tiny": _TINY, "laptop": _LAPTOP, "paper": _PAPER}
 #: Rates of the networks in units of the critical one of the start.
 RATIOS = {"5-FCN": 1.67, "5-CNN": 1.78, "WRN": 2.0, "ViT": 1.7}
-SGD = {"tiny": SGD_TINY, "laptop": SGD_LAPTOP, "paper": SGD_PAPER}
 
 
 def share_of_spikes(rank: int, query: Query = rows) -> Value:
@@ -444,12 +439,10 @@ def share_of_spikes(rank: int, query: Query = rows) -> Value:
         pairs = [(run[spike.start - 1], run[spike.peak]) for spike in spikes(run)]
         return [share_in_top(a, b, rank) for a, b in pairs if b["loss"] > a["loss"]]
 
-    return runs(query).each(shares).reduce(lambda found: float(median(itertools.chain(*found))))
+    return of_runs(shares, query).reduce(lambda found: float(median(itertools.chain(*found))))
 
 
-HAS_SPIKES = {
-    "every run has spikes (fewest)": at_least(1, runs().each(lambda run: len(spikes(run))).min(), says="spikes", read_from="plot")
-}
+HAS_SPIKES = {"every run has spikes (fewest)": at_least(1, of_runs(spikes).map(len).min(), says="spikes", read_from="plot")}
 #: What every figure of spikes in SGD shows.
 SPIKES = {
     **HAS_SPIKES,
@@ -460,7 +453,7 @@ SPIKES = {
     ),
     "share of spikes to at least three times the loss before after which the kernel is smaller": measured(kernel_falls(3.0)),
     "steps in which the rest of the loss rises by more than 2 % of the first loss (most)": measured(
-        runs().each(lambda run: rises_of_rest(run, 1)).max()
+        of_runs(partial(rises_of_rest, rank=1)).max()
     ),
 }
 
@@ -468,7 +461,7 @@ SPIKES = {
 class SpikeFigure(PanelFigure):
     """What the figures share."""
 
-    shown = 1
+    shown, claims = 1, SPIKES
     departs = (
         DEPARTS + " Batches are a quarter of the points, as in the source. The rate of the transformer stands without a "
         "critical one; ours is 1.7 of it. Residual network and transformer keep their output bias at zero: with it the former "
@@ -484,8 +477,7 @@ class Figure47(SpikeFigure):
     """
 
     item, where = ("zhu-2024 Figure 4.7", "zhu-2024 Figure C.8"), "section 4.3, appendix C.3"
-    study = panel_runs(SGD, *(Panel(kind, "cifar10", ratio) for kind, ratio in RATIOS.items()), tiny=SGD_TINY.but(kinds=()))
-    claims = SPIKES
+    study = panel_runs(SGD, *(Panel(kind, "cifar10", ratio) for kind, ratio in RATIOS.items()), tiny=Params(kinds=()))
 
 
 class FigureC9(SpikeFigure):
@@ -498,14 +490,13 @@ class FigureC9(SpikeFigure):
     study = panel_runs(
         SGD,
         *(Panel(kind, "cifar10", 0.4 if kind == "ViT" else 0.2, default=True) for kind in RATIOS),
-        tiny=SGD_TINY.but(slow_steps=60),
+        tiny=Params(slow_steps=60),
     )
     departs = (
         SpikeFigure.departs + " The rates are not stated. In this parameterisation outputs start near zero and the kernel grows "
         "many times over in the first steps, so ours are 0.2 of the critical one of the start (0.4 for ViT): at 1.7 of it these "
         "runs diverge."
     )
-    claims = SPIKES
 
 
 class FigureC10(SpikeFigure):
@@ -516,7 +507,6 @@ class FigureC10(SpikeFigure):
 
     item, where = "zhu-2024 Figure C.10", "appendix C.3"
     study = panel_runs(SGD, *(Panel(kind, "svhn", ratio) for kind, ratio in RATIOS.items()))
-    claims = SPIKES
 
 
 class FigureC11(SpikeFigure):
@@ -531,21 +521,20 @@ class FigureC11(SpikeFigure):
         Panel("5-FCN", "cifar10", 1.67),
         Panel("5-CNN", "cifar10", 1.78),
         Panel("Myrtle-5", "cifar10", 1.2, many=True),
-        tiny=SGD_TINY.but(widths=TINY.but(fcn=128), n=420, steps=25, kinds=()),
-        laptop=SGD_LAPTOP.but(widths=LAPTOP.but(fcn=256), n=1000, steps=150, slow_n=128, slow_steps=100),
-        paper=SGD_PAPER.but(n=5000, slow_n=5000, seeds=1),
+        tiny=Params(widths=TINY.but(fcn=128), n=420, steps=25, kinds=()),
+        laptop=Params(widths=LAPTOP.but(fcn=256), n=1000, steps=150, slow_n=128, slow_steps=100),
+        paper=Params(n=5000, slow_n=5000, seeds=1),
     )
     departs = (
         SpikeFigure.departs
         + " Below paper size the convolutional networks see fewer points than the FCN. Myrtle-5 trains at 1.2 and not "
         "1.7 times its critical rate, where narrow ones diverge."
     )
-    claims = SPIKES
 
 
 def cycles(run: list[Row]) -> float:
     """Rising phases with a spike that leaves a smaller kernel, as a share of all."""
-    last = finished(run)[-1]["step"]
+    last = run[-1]["step"]
     flown = [spike for spike in spikes(run) if spike.kernel_fell]
     phases = range(0, last - PERIOD // 2 + 1, PERIOD)
     seen = [any(start <= spike.peak <= start + PERIOD // 2 + 5 for spike in flown) for start in phases]
@@ -562,21 +551,19 @@ class FigureC12(SpikeFigure):
     study = panel_runs(
         SGD,
         *(Panel(kind, "cifar10", 2.0, cyclical=True) for kind in ("5-FCN", "WRN")),
-        tiny=SGD_TINY.but(steps=120, kinds=("5-FCN",), until=0.0),
-        laptop=SGD_LAPTOP.but(steps=200, slow_steps=200, until=0.0),
-        paper=SGD_PAPER.but(steps=400, slow_steps=400, until=0.0),
+        tiny=Params(steps=120, kinds=("5-FCN",), until=0.0),
+        laptop=Params(steps=200, slow_steps=200, until=0.0),
+        paper=Params(steps=400, slow_steps=400, until=0.0),
     )
     departs = (
         SpikeFigure.departs + " The cycle is not stated. The FCN stands beside the residual network; at tiny size it is alone."
     )
-    claims = (
-        {
-            "share of the rising phases with a spike that leaves a smaller kernel (smallest)": at_least(
-                1.0, runs().each(cycles).min(), says="a spike and a drop in each increasing phase", read_from="plot"
-            ),
-        },
-        SPIKES,
-    )
+    claims = {
+        "share of the rising phases with a spike that leaves a smaller kernel (smallest)": at_least(
+            1.0, of_runs(cycles).min(), says="a spike and a drop in each increasing phase", read_from="plot"
+        ),
+        **SPIKES,
+    }
 
 
 class FigureC22(SpikeFigure):
@@ -589,19 +576,17 @@ class FigureC22(SpikeFigure):
     study = panel_runs(
         SGD,
         *(Panel("2-FCN", "rank-2", 0.5), Panel("4-FCN", "rank-4", 0.5)),
-        tiny=SGD_TINY.but(widths=TINY.but(shallow=256), n=80, steps=250, dim=20, batch_share=1 / 16, kinds=()),
-        laptop=SGD_LAPTOP.but(n=500, steps=1000, dim=50, batch_share=0.01),
-        paper=SGD_PAPER.but(n=2000, steps=20_000, batch_share=0.0025),
+        tiny=Params(widths=TINY.but(shallow=256), n=80, steps=250, dim=20, batch_share=1 / 16, kinds=()),
+        laptop=Params(n=500, steps=1000, dim=50, batch_share=0.01),
+        paper=Params(n=2000, steps=20_000, batch_share=0.0025),
     )
     departs = (
         "The text names rank-4 beside Figure 4.9, which shows rank-3; ours is rank-4. Rates are half the critical one of all "
         "points, networks have no biases; below paper size there are 20 or 50 inputs and n = inputs²/5 points."
     )
-    claims = (
-        HAS_SPIKES,
-        {
-            "share of a spike in the top eigendirection (median)": at_least(
-                0.8, share_of_spikes(1), says="spikes in the top direction"
-            ),
-        },
-    )
+    claims = {
+        **HAS_SPIKES,
+        "share of a spike in the top eigendirection (median)": at_least(
+            0.8, share_of_spikes(1), says="spikes in the top direction"
+        ),
+    }

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.experiments import Experiment, Figure, Measured, Params, at_most, equal, measured, rows, sizes
 from theodolite.experiments.catapult_features.runs import squared_error
-from theodolite.experiments.catapult_features.stacked_training import UNTIL, Feed, History, critical_rate, train
+from theodolite.experiments.catapult_features.stacked_networks import UNTIL, batches, critical_rate, train
 from theodolite.experiments.catapult_features.tasks import Setting, TaskStudy, judged, prepare, score_of, setting_of, settings
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, heatmap, scatter, split, titled
@@ -79,10 +80,10 @@ class Optimizers(TaskStudy):
         return grid(p, "batch", "steps", "seeds", setting=found, optimizer=OPTIMIZERS, seed=[0])
 
     def run(self, job: Mapping[str, Any], reference: Sequence[Row] = ()) -> list[Row]:
-        momentum = MOMENTUM if job["optimizer"] == "SGD+M" else 0.0
-        rows = _optimized(job, momentum, reference)
-        if momentum and any(row["diverged"] for row in rows):
-            rows = _optimized(job, CAREFUL, reference)
+        for momentum in (MOMENTUM, CAREFUL) if job["optimizer"] == "SGD+M" else (0.0,):
+            rows = _optimized(job, momentum, reference)
+            if not any(row["diverged"] for row in rows):
+                break
         return rows
 
 
@@ -106,14 +107,11 @@ def _optimized(job: Mapping[str, Any], momentum: float, reference: Sequence[Row]
         check=max(CHECK, -(-points.size // job["batch"])),
         seeds=seeds,
     )
+    first = [row["loss"] for row in history.curves[: len(seeds)]]  # of the check before the first step
     in_table = TABLE_C_1[setting.task][OPTIMIZERS.index(optimizer)]
     rates = {"rate": rate, "rate_in_table": in_table, "ratio": rate / critical}
     mark = {"panel": setting.title, "data": start.origin, "optimizer": optimizer, "momentum": momentum, **rates}
-    return [{**mark, "seed": r, "first_loss": _first(history, r), **row} for r, row in enumerate(judged(start, history))]
-
-
-def _first(history: History, replica: int) -> float:
-    return next(float(row["loss"]) for row in history.curves if row["replica"] == replica)
+    return [{**mark, "seed": r, "first_loss": first[r], **row} for r, row in enumerate(judged(start, history))]
 
 
 def by_optimizer(rows: list[Row], panel: str, column: str) -> dict[str, float]:
@@ -252,11 +250,14 @@ class AGOPPenalty(Experiment):
         start = prepare(Setting(**job["setting"]), [job["seed"]])
         rate = 0.5 * float(critical_rate(start.networks, start.splits.train.x))
         model, splits = start.networks.model(0), start.splits
-        feed, best = Feed(splits.train, job["batch"], [job["seed"]]), (math.inf, copy.deepcopy(model))
+        sgd, best = torch.optim.SGD(model.parameters(), lr=rate), (math.inf, copy.deepcopy(model))
         parts = [(points.x[0], points.y[0]) for points in (splits.train, splits.validation, splits.test)]
-        for step in range(job["steps"]):
-            x, y = feed.next()
-            _penalised_step(model, x[0], y[0], rate, job["strength"])
+        feed = batches(splits.train, job["batch"], [job["seed"]])
+        for step, (x, y) in enumerate(itertools.islice(feed, job["steps"])):
+            penalty = job["strength"] * agop_penalty(model, x[0]) if job["strength"] else 0.0
+            sgd.zero_grad()
+            ((model(x[0])[:, 0] - y[0]).square().mean() + penalty).backward()
+            sgd.step()
             if (step + 1) % CHECK == 0:
                 loss, validation = squared_error(model, *parts[0]), squared_error(model, *parts[1])
                 best = (validation, copy.deepcopy(model)) if validation < best[0] else best
@@ -271,13 +272,3 @@ class AGOPPenalty(Experiment):
         names = {"alignment": "AGOP alignment", "test_loss": "test loss", "norm": "‖AGOP‖"}
         panels = [curves(rows, "strength", column, ylabel=label) for column, label in names.items()]
         return draw_panels(*panels, size=(3.6, 3.0), band="std", markers=True, xlabel="strength of the penalty")
-
-
-def _penalised_step(model: nn.Module, x: Tensor, y: Tensor, rate: float, strength: float) -> None:
-    loss = (model(x)[:, 0] - y).square().mean()
-    if strength:
-        loss = loss + strength * agop_penalty(model, x)
-    weights = list(model.parameters())
-    with torch.no_grad():
-        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-            weight.sub_(gradient, alpha=rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,10 @@ class Points(NamedTuple):
     @property
     def outputs(self) -> int:
         return int(self.y.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
 
 
 def points(name: str, n: int, *, side: int = 8, dim: int = 100, classes: int = 2, source: Source, seed: int = 0) -> Points:
@@ -110,33 +114,28 @@ def network(
     "2-FCN", "4-FCN" and "5-FCN" have one, three and four hidden layers, "5-CNN" four convolutions and a linear layer. "WRN" is
     10-k without normalisation, and "ViT" has its own initialisation: the NTK form is not defined for it.
     """
-    return _made(kind, shape, outputs, widths, default=default, seed=seed).double()
-
-
-def _made(kind: str, shape: tuple[int, ...], outputs: int, widths: Mapping[str, int], *, default: bool, seed: int) -> nn.Module:
     init, channels = "torch" if default else "ntk", shape[0]
     hidden = {"2-FCN": [widths["shallow"]], "4-FCN": [widths["four"]] * 3, "5-FCN": [widths["fcn"]] * 4}
     hidden["5-CNN"] = [widths["cnn"]] * 4
+    model: nn.Module
     if kind in hidden:
-        return plain_network(shape, hidden[kind], outputs, kind == "5-CNN", init, seed)
-    if kind == "WRN":
-        residual = wrn(10, widths["wrn"], outputs, channels, norm=None, bias=default, init=init, seed=seed)
-        return residual if default else _without_output_bias(residual, residual.fc1)
-    if kind == "Myrtle-5":
-        return myrtle5(widths["myrtle"], outputs, channels, seed=seed)
-    if kind == "ViT":
-        image = (channels, shape[1], shape[2])
+        model = plain_network(shape, hidden[kind], outputs, kind == "5-CNN", init, seed)
+    elif kind == "Myrtle-5":
+        model = myrtle5(widths["myrtle"], outputs, channels, seed=seed)
+    elif kind == "WRN":
+        model = wrn(10, widths["wrn"], outputs, channels, norm=None, bias=default, init=init, seed=seed)
+    elif kind == "ViT":
         init = "torch" if default else "xavier"
-        transformer = vision_transformer(image, widths["patch"], widths["vit"], 4, 4, outputs, init=init, seed=seed)
-        return transformer if default else _without_output_bias(transformer, transformer.head)
-    raise ValueError(f"kind must be one of 2-FCN, 4-FCN, 5-FCN, 5-CNN, WRN, ViT, Myrtle-5. Got {kind!r}.")
-
-
-def _without_output_bias(model: nn.Module, last: nn.Linear) -> nn.Module:
-    """The output bias stays at zero: it adds 1 to every entry of the kernel, which no catapult can lower."""
-    nn.init.zeros_(last.bias)
-    last.bias.requires_grad_(False)
-    return model
+        image = (channels, shape[1], shape[2])
+        model = vision_transformer(image, widths["patch"], widths["vit"], 4, 4, outputs, init=init, seed=seed)
+    else:
+        raise ValueError(f"kind must be one of 2-FCN, 4-FCN, 5-FCN, 5-CNN, WRN, ViT, Myrtle-5. Got {kind!r}.")
+    if kind in ("WRN", "ViT") and not default:
+        # The output bias stays at zero: it adds 1 to every entry of the kernel, which no catapult can lower.
+        last: Any = model.fc1 if kind == "WRN" else model.head
+        nn.init.zeros_(last.bias)
+        last.bias.requires_grad_(False)
+    return model.double()
 
 
 def plain_network(
@@ -217,9 +216,13 @@ def descend(
             yield row
             return
         batch = next(batches)
-        chosen, edge = rate(step, critical), batch_critical(kernel, _outputs_of(batch, sample.outputs))
+        outputs = (batch[:, None] * sample.outputs + torch.arange(sample.outputs)).flatten()
+        chosen, edge = rate(step, critical), batch_critical(kernel, outputs)
         yield {**row, "rate": chosen, "batch_critical": edge, "exceeded": chosen - edge > MARGIN}
-        _step(model, weights, sample, batch, chosen)
+        gradients = torch.autograd.grad(F.mse_loss(model(sample.x[batch]), sample.y[batch]), weights)
+        with torch.no_grad():
+            for w, g in zip(weights, gradients, strict=True):
+                w.sub_(chosen * g)
 
 
 def loss_and_kernel(kernel: Tensor, residual: Tensor, ranks: Sequence[int]) -> Row:
@@ -239,19 +242,6 @@ def batch_critical(kernel: Tensor, rows: Tensor) -> float:
     else:
         largest = float(top_eigenpairs(as_operator(part), 1, tol=1e-6, progress=False).values[0])
     return len(rows) / largest if largest > 0 else math.inf
-
-
-def _outputs_of(batch: Tensor, outputs: int) -> Tensor:
-    """Rows of the kernel that belong to some points."""
-    return (batch[:, None] * outputs + torch.arange(outputs)).flatten()
-
-
-def _step(model: nn.Module, weights: Sequence[Tensor], sample: Points, batch: Tensor, rate: float) -> None:
-    loss = nn.functional.mse_loss(model(sample.x[batch]), sample.y[batch])
-    gradient = torch.autograd.grad(loss, list(weights))
-    with torch.no_grad():
-        for w, g in zip(weights, gradient, strict=True):
-            w.sub_(rate * g)
 
 
 def _batches(n: int, size: int | None, seed: int) -> Iterator[Tensor]:

@@ -1,5 +1,8 @@
 """Many small ReLU networks as one program: outputs, gradients, tangent kernels and input gradients from the same two passes.
 
+They are trained by SGD, with the critical rate of every batch, and by gradient descent whose rate is raised above the critical
+one on purpose, and kept at the point of best validation.
+
 R networks of one architecture with a single output each are stacked along the first axis, so that a step of SGD on batches
 of five costs a handful of batched products. With h the input of a layer and D = ∂f/∂(its output before the activation), the
 gradient of f_i by the weights is `scale · D_i h_iᵀ`, and the tangent kernel is a sum over layers of
@@ -9,8 +12,9 @@ gradient of f_i by the weights is `scale · D_i h_iᵀ`, and the tangent kernel 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,8 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
+from torch.optim import Optimizer
 
+from theodolite.measures.dynamics import catapult_count
 from theodolite.models.initialisation import NTKConv, NTKLinear
+from theodolite.results import Row
+from theodolite.training.schedules import epoch_order
 
 #: Samples, and numbers in the images of a convolution, that pass through the networks together: they should stay in the cache.
 SAMPLES, NUMBERS = 250, 2**17
@@ -152,9 +160,8 @@ class StackedNetworks:
 
     def __init__(self, models: Sequence[nn.Sequential], image: tuple[int, int, int] | None = None) -> None:
         self._example = copy.deepcopy(models[0])
-        columns = zip(*(list(_weighted(model)) for model in models), strict=True)
         self.layers: list[Dense | Conv] = []
-        for column in columns:
+        for column in zip(*map(_weighted, models), strict=True):
             layer = _stack(column, image)
             self.layers.append(layer)
             if isinstance(layer, Conv):
@@ -174,9 +181,6 @@ class StackedNetworks:
         """Samples to take at once."""
         sizes = [self.replicas * math.prod(layer.image) for layer in self.layers if isinstance(layer, Conv)]
         return min([SAMPLES, *(max(1, NUMBERS // size) for size in sizes)])
-
-    def copy(self) -> StackedNetworks:
-        return copy.deepcopy(self)
 
     def take(self, rows: Tensor, other: StackedNetworks) -> None:
         """Take over the weights of `other` where `rows` (R,) is true."""
@@ -280,3 +284,281 @@ def _stack(column: Sequence[NTKLinear | NTKConv | nn.Linear | nn.Conv2d], image:
     if image is None:
         raise ValueError("Networks with convolutions need the shape of their images: image=(channels, height, width).")
     return Conv(weight, bias, scale, image)
+
+
+# Training
+
+#: A step is supercritical when its rate is above the critical one of its batch by more than this.
+MARGIN = 1e-8
+#: Training stops once the loss on all training points is below this, and a network is lost above `BLOW_UP`.
+UNTIL, BLOW_UP = 1e-3, 1e6
+#: Batches up to this size have their kernel formed; larger ones are asked for its top eigenvalue by power iteration.
+LARGEST_KERNEL = 250
+
+MakeOptimizer = Callable[[Iterable[Tensor]], Optimizer]
+
+
+class Points(NamedTuple):
+    """Inputs (R, n, d) and labels (R, n)."""
+
+    x: Tensor
+    y: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.y.shape[1]
+
+    def loss(self, networks: StackedNetworks) -> Tensor:
+        """Mean square error (R,), summed in float64."""
+        return (networks.outputs(self.x) - self.y).double().square().mean(1)
+
+    def error(self, networks: StackedNetworks) -> Tensor:
+        """Share of outputs with the wrong sign (R,)."""
+        return (networks.outputs(self.x) * self.y <= 0).double().mean(1)
+
+
+class Splits(NamedTuple):
+    """The points to train on, to choose the weights by, and to judge them by."""
+
+    train: Points
+    validation: Points
+    test: Points
+
+
+class History:
+    """What R networks did, and where their validation loss was least."""
+
+    def __init__(self, networks: StackedNetworks) -> None:
+        self.best = copy.deepcopy(networks)
+        self.best_loss = torch.full((networks.replicas,), torch.inf, dtype=torch.float64)  # on the validation points
+        self.final_loss = self.best_loss.clone()
+        self.best_step = torch.zeros(networks.replicas, dtype=torch.long)
+        self.steps = self.best_step.clone()  # taken before the loss was small enough, or in all
+        self.running = torch.ones(networks.replicas, dtype=torch.bool)
+        self.diverged = ~self.running
+        self.exceeded: list[Tensor] = []  # for each step (R,) bool: its rate was supercritical
+        self.curves: list[Row] = []
+
+    def check(self, step: int, networks: StackedNetworks, splits: Splits, until: float | Tensor) -> None:
+        """Look at all training and validation points, keep the best weights, and say who goes on."""
+        loss, validation = splits.train.loss(networks), splits.validation.loss(networks)
+        lost = self.running & ~(loss < BLOW_UP)
+        better = self.running & (validation < self.best_loss) & ~lost
+        self.best.take(better, networks)
+        self.best_loss = torch.where(better, validation, self.best_loss)
+        self.best_step[better] = step
+        self.steps[self.running] = step
+        self.final_loss = torch.where(self.running, loss, self.final_loss)
+        for r in self.running.nonzero()[:, 0].tolist():
+            self.curves.append({"replica": r, "step": step, "loss": float(loss[r]), "validation": float(validation[r])})
+        self.diverged |= lost
+        for tensor in networks.tensors:  # numbers that are none would be carried on for nothing
+            tensor[lost] = 0.0
+        self.running &= ~lost & ~(loss < until)
+
+    def row(self, r: int) -> Row:
+        """How run r went."""
+        names = ("best_step", "steps", "final_loss", "diverged")
+        return {"validation": self.best_loss[r].item(), **{name: getattr(self, name)[r].item() for name in names}}
+
+    def catapults(self, replica: int) -> tuple[int, int]:
+        """Supercritical steps up to the best validation loss, and in all."""
+        flags = [bool(each[replica]) for each in self.exceeded]
+        return catapult_count(flags, int(self.best_step[replica])), catapult_count(flags, int(self.steps[replica]))
+
+
+def train(
+    networks: StackedNetworks,
+    splits: Splits,
+    *,
+    rates: Tensor | None = None,
+    optimizer: MakeOptimizer | None = None,
+    batch: int,
+    steps: int,
+    check: int,
+    seeds: Sequence[int],
+    until: float = UNTIL,
+    kernel_every: int = 1,
+) -> History:
+    """Train in place with `rates` (R,) of SGD, or with a torch optimizer, whose rules act on each number alone.
+
+    Every `check` steps the losses on all points are taken. Critical rates are counted for SGD: of each batch, or every
+    `kernel_every` steps where the batch is all data, and then for the steps up to the next time.
+    """
+    history = History(networks)
+    history.check(0, networks, splits, until)
+    rule = None if optimizer is None else optimizer(networks.tensors)
+    critical = CriticalRates(kernel_every)
+    for step, (x, y) in enumerate(itertools.islice(batches(splits.train, batch, seeds), steps)):
+        if rule is not None:
+            loss_gradient(networks, x, y)
+            rule.step()
+        else:
+            assert rates is not None
+            edge = sgd_step(networks, x, y, rates * history.running, critical)  # who has stopped stays where it is
+            history.exceeded.append(rates - edge > MARGIN)
+        if (step + 1) % check == 0 or step + 1 == steps:
+            history.check(step + 1, networks, splits, until)
+            if not history.running.any():
+                break
+    return history
+
+
+def batches(points: Points, batch: int, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of every network's points in its own order, all of them once in each epoch."""
+    if batch >= points.size:
+        yield from itertools.repeat((points.x, points.y))
+    for epoch in itertools.count():
+        orders = torch.stack([epoch_order(seed, epoch, points.size) for seed in seeds])
+        x, y = points.x.gather(1, orders[:, :, None].expand_as(points.x)), points.y.gather(1, orders)
+        yield from zip(x.split(batch, 1), y.split(batch, 1), strict=True)
+
+
+class CriticalRates:
+    """b / λ₁ of the tangent kernel of each batch; for large batches looked at now and then, from the last top vector on."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every, self._asked = every, 0
+        self._vector: Tensor | None = None
+        self._last = torch.empty(0)
+
+    def of_kernel(self, kernel: Tensor) -> Tensor:
+        """(R, b, b) to (R,)."""
+        values = torch.linalg.eigvalsh(kernel.nan_to_num(0.0, 0.0, 0.0))
+        edges: Tensor = kernel.shape[1] / values[:, -1].clamp_min(torch.finfo(values.dtype).tiny)
+        return edges
+
+    def of_points(self, networks: StackedNetworks, x: Tensor) -> Tensor:
+        """(R,), for all points at once."""
+        if self._asked % self.every == 0:
+            value, vector = networks.top_kernel(x, self._vector, iterations=30 if self._vector is None else 1)
+            self._vector = torch.where(vector.isfinite() & (vector != 0), vector, torch.ones_like(vector))
+            self._last = x.shape[1] / value
+        self._asked += 1
+        return self._last
+
+
+def sgd_step(networks: StackedNetworks, x: Tensor, y: Tensor, rates: Tensor, critical: CriticalRates) -> Tensor:
+    """One step on a batch (R, b, d); the batch's critical rates (R,) at the weights before it."""
+    size = x.shape[1]
+    if size <= LARGEST_KERNEL:
+        passes = networks.passes(x)
+        edge = critical.of_kernel(networks.kernel(passes))
+        networks.add_(passes, (passes.outputs - y) * (-2.0 / size * rates)[:, None])
+        return edge
+    edge = critical.of_points(networks, x)
+    loss_gradient(networks, x, y)
+    gradient_step(networks, rates)
+    return edge
+
+
+def gradient_step(networks: StackedNetworks, rates: Tensor) -> None:
+    """Each network against its `.grad` with its own rate (R,)."""
+    for tensor in networks.tensors:
+        assert tensor.grad is not None
+        tensor.addcmul_(tensor.grad, -rates.view(-1, *(1,) * (tensor.ndim - 1)))
+
+
+def loss_gradient(networks: StackedNetworks, x: Tensor, y: Tensor) -> Tensor:
+    """Gradients of the mean square error of each network into `.grad`; the losses (R,)."""
+    for tensor in networks.tensors:
+        tensor.grad = None
+    total, size = y.new_zeros(len(y), dtype=torch.float64), y.shape[1]
+    for part, labels in zip(x.split(networks.chunk, 1), y.split(networks.chunk, 1), strict=True):
+        passes = networks.passes(part)
+        residual = passes.outputs - labels
+        total += residual.double().square().sum(1)
+        for tensor, gradient in zip(networks.tensors, networks.gradients(passes, residual * (2.0 / size)), strict=True):
+            tensor.grad = gradient if tensor.grad is None else tensor.grad.add_(gradient)
+    return total / size
+
+
+def critical_rate(networks: StackedNetworks, x: Tensor) -> Tensor:
+    """n / λ₁(K) on all points (R,)."""
+    return x.shape[1] / networks.top_kernel(x)[0]
+
+
+# Raises of the rate
+
+#: Rates before the first raise and after a catapult, over the critical one.
+QUIET = 0.8
+#: A raise by itself waits until the rate has been subcritical for so many steps, and a raised rate waits so long for its spike.
+PATIENCE, LATEST = 10, 40
+#: The critical rate is looked at every so many steps.
+KERNEL_EVERY = 2
+#: A raise went too far when the loss is this many times the first one: the weights before it are restored, its rate halved.
+TOO_FAR = 1e4
+
+
+class Raises:
+    """Rates (R,) of gradient descent: each network's is raised as often as it is told to, and kept subcritical in between.
+
+    Args:
+        wanted: (R,), how many raises.
+        critical: (R,), critical rates at the start.
+        table: Steps of the raises with the rate as a multiple of the critical one at the start. None raises by itself, to
+            `factor` times the critical rate of the moment, once the last catapult is over and the rate subcritical for a while.
+    """
+
+    def __init__(
+        self, wanted: Tensor, critical: Tensor, *, table: Sequence[tuple[int, float]] | None = None, factor: float = 1.6
+    ) -> None:
+        self.wanted, self.critical, self.factor = wanted, critical, factor
+        self.table = None if table is None else dict(table)
+        self.rates = QUIET * critical
+        self.done = torch.zeros_like(wanted)
+        self.restored = torch.zeros_like(wanted)
+        self._before = torch.full_like(critical, torch.inf)  # loss at the last raise
+        self._risen = torch.zeros_like(wanted, dtype=torch.bool)  # above it since then
+        self._since, self._calm = torch.full_like(wanted, LATEST), torch.zeros_like(wanted)
+
+    def due(self, step: int, loss: Tensor, critical: Tensor) -> Tensor:
+        """Set the rates of this step, at a loss (R,) and critical rates (R,) of now; which networks were raised (R,)."""
+        self._risen |= loss > self._before
+        over = (loss < self._before) & (self._risen | (self._since >= LATEST))  # the last catapult
+        if self.table is not None:
+            due, height = torch.full_like(over, step in self.table), self.table.get(step, 0.0) * self.critical
+        else:
+            self._calm = torch.where(over & (self.rates < critical), self._calm + 1, torch.zeros_like(self._calm))
+            due, height = self._calm >= PATIENCE, self.factor * critical
+            self._calm[due] = 0
+        due &= self.done < self.wanted
+        settle = ~due & over & (self.rates > critical)
+        self.rates = torch.where(due, height, torch.where(settle, QUIET * critical, self.rates))
+        self._before = torch.where(due, loss.to(self._before), self._before)
+        self._risen &= ~due
+        self._since = torch.where(due, torch.zeros_like(self._since), self._since + 1)
+        self.done += due
+        return due
+
+    def until(self, loss: float) -> Tensor:
+        """The loss to stop at (R,): none while raises are still to come."""
+        return torch.where(self.done < self.wanted, torch.full_like(self.critical, -1.0), torch.full_like(self.critical, loss))
+
+
+def descend_with_raises(
+    networks: StackedNetworks, splits: Splits, raises: Raises, *, steps: int, check: int, until: float = UNTIL
+) -> tuple[History, Tensor]:
+    """Gradient descent in place; the history, and the training loss before every step (T, R), NaN after a network stopped."""
+    history, critical, saved = History(networks), CriticalRates(KERNEL_EVERY), copy.deepcopy(networks)
+    losses: list[Tensor] = []
+    for step in range(steps):
+        edge = critical.of_points(networks, splits.train.x)
+        loss = loss_gradient(networks, splits.train.x, splits.train.y)
+        losses.append(loss.where(history.running, torch.full_like(loss, torch.nan)))
+        too_far = history.running & ~(loss < TOO_FAR * losses[0])
+        networks.take(too_far, saved)
+        if step % check == 0:
+            history.check(step, networks, splits, raises.until(until))
+        if not history.running.any():
+            break
+        saved.take(raises.due(step, loss, edge) & ~too_far, networks)
+        for tensor in networks.tensors:
+            assert tensor.grad is not None
+            tensor.grad.nan_to_num_(0.0, 0.0, 0.0)
+        gradient_step(networks, raises.rates * (history.running & ~too_far))
+        raises.rates = torch.where(too_far, raises.rates / 2, raises.rates)
+        raises.restored += too_far
+    else:
+        history.check(steps, networks, splits, raises.until(until))
+    return history, torch.stack(losses)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from theodolite import data, training
 from theodolite.data.generators import rank_k_targets, two_class_images
 from theodolite.experiments import Study, rows
-from theodolite.experiments.catapult_features.runs import plain_network
-from theodolite.experiments.catapult_features.stacked_networks import StackedNetworks
-from theodolite.experiments.catapult_features.stacked_training import History, Points, Splits
+from theodolite.experiments.catapult_features.runs import RMS, plain_network
+from theodolite.experiments.catapult_features.stacked_networks import History, Points, Splits, StackedNetworks
 from theodolite.experiments.claims import SIZES
 from theodolite.experiments.lab.datasets import Source, joined, load_or
 from theodolite.experiments.study import Computation
@@ -24,8 +23,6 @@ from theodolite.results import Row
 
 Init = Literal["ntk", "ntk_small", "torch"]
 
-#: Root mean square of the pixels, which are not centred.
-RMS = 1.1
 #: Share of flipped training labels where something stands in for the images, which would be too easy without.
 STAND_IN_NOISE = 0.1
 #: Share of a generated image's own part that tells its class: at 0.2 no network made an error, at 0.05 some do (measured once).
@@ -139,27 +136,24 @@ def prepare(
 
     Points of synthetic tasks are drawn anew for each seed.
     """
-    image: tuple[int, int, int] | None = None
-    if TASKS[setting.task].images:
+    task, image = TASKS[setting.task], None
+    if task.images:
         found = images(setting)
         noise = setting.noise or (0.0 if found.origin in REAL else STAND_IN_NOISE)
         labels = (flipped(found.y[0], noise), *found.y[1:])
-        parts = [(x.flatten(1), y) for x, y in zip(found.x, labels, strict=True)]
-        splits = Splits(*(_stacked([part] * (copies * len(seeds))) for part in parts))
+        drawn = [[(x.flatten(1), y) for x, y in zip(found.x, labels, strict=True)]] * len(seeds)
         [known], image, origin = reference, found.shape, found.origin
         target, error = known["target"], known["error"]
     else:
-        drawn = [_drawn(setting, seed) for seed in seeds] * copies
-        splits = Splits(*(_stacked([parts[i] for parts, _ in drawn]) for i in range(3)))
-        target, origin, error = drawn[0][1], setting.task, None
-    start = [network(setting, init, seed, image) for seed in seeds] * copies
+        name: Any = setting.task
+        sizes = [setting.n, setting.held_out, setting.held_out]
+        samples = [rank_k_targets(name, sum(sizes), dim=setting.dim, seed=seed) for seed in seeds]
+        drawn = [list(zip(sample.x.split(sizes), sample.y.split(sizes), strict=True)) for sample in samples]
+        target, origin, error = samples[0].target.egop, setting.task, None
+    splits = Splits(*(Points(*map(torch.stack, zip(*parts, strict=True))) for parts in zip(*drawn * copies, strict=True)))
+    shape, widths = image or (setting.dim,), [setting.width] * (task.depth - 1)
+    start = [plain_network(shape, widths, 1, task.convolutional, init, seed) for seed in seeds] * copies
     return Prepared(StackedNetworks(start, image), splits, target, origin, error)
-
-
-def network(setting: Setting, init: Init, seed: int, image: tuple[int, int, int] | None) -> nn.Sequential:
-    """The network of a task."""
-    task = TASKS[setting.task]
-    return plain_network(image or (setting.dim,), [setting.width] * (task.depth - 1), 1, task.convolutional, init, seed)
 
 
 def alignments(networks: StackedNetworks, x: Tensor, target: Tensor) -> list[float]:
@@ -175,25 +169,13 @@ def agops(networks: StackedNetworks, x: Tensor) -> Tensor:
 
 def judged(start: Prepared, history: History) -> list[Row]:
     """For each trained network: alignment and tests of its best weights, and how the run went."""
-    test = start.splits.test
-    columns = {
-        "alignment": alignments(history.best, start.splits.train.x, start.target),
-        "test_loss": test.loss(history.best).tolist(),
-        "test_error": test.error(history.best).tolist(),
-    }
-    runs = [{name: values[r] for name, values in columns.items()} for r in range(start.networks.replicas)]
-    return [{**run, **history.row(r), "reference_error": start.reference_error} for r, run in enumerate(runs)]
-
-
-def _stacked(parts: Sequence[tuple[Tensor, Tensor]]) -> Points:
-    return Points(torch.stack([x for x, _ in parts]), torch.stack([y for _, y in parts]))
-
-
-def _drawn(setting: Setting, seed: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    name: Any = setting.task
-    sample = rank_k_targets(name, setting.n + 2 * setting.held_out, dim=setting.dim, seed=seed)
-    sizes = [setting.n, setting.held_out, setting.held_out]
-    return list(zip(sample.x.split(sizes), sample.y.split(sizes), strict=True)), sample.target.egop
+    best, test = history.best, start.splits.test
+    aligned = alignments(best, start.splits.train.x, start.target)
+    found = zip(aligned, test.loss(best).tolist(), test.error(best).tolist(), strict=True)
+    return [
+        {"alignment": a, "test_loss": loss, "test_error": e, **history.row(r), "reference_error": start.reference_error}
+        for r, (a, loss, e) in enumerate(found)
+    ]
 
 
 # Images
@@ -214,7 +196,20 @@ class Images(NamedTuple):
 
 def images(setting: Setting) -> Images:
     """The points of an image task, the same for all seeds."""
-    x, y, origin = _pool(setting)
+    name = READ.get(setting.task, "")
+
+    def from_files() -> tuple[Tensor, Tensor, str]:
+        x, label = joined(data.load(name), CLASSES, setting.dim)
+        return x, label.float() * 2 - 1, "digits of scikit-learn" if name == "digits" else name
+
+    def generated() -> tuple[Tensor, Tensor, str]:
+        count, channels = setting.n + 2 * setting.held_out, 1 if setting.task == "fashion" else 3
+        seed = list(TASKS).index(setting.task)
+        made = two_class_images(count, setting.dim, channels, class_frac=CLASS_SHARE, seed=seed)
+        return made.x, made.y, "generated images"
+
+    source: Source = "files" if name == "digits" else setting.source if name else "stand-in"
+    x, y, origin = load_or(from_files, generated, source)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     x, y = x[order], y[order]
     if len(x) < setting.n + 2:
@@ -237,25 +232,6 @@ def flipped(y: Tensor, share: float) -> Tensor:
     return turned
 
 
-def _pool(setting: Setting) -> tuple[Tensor, Tensor, str]:
-    """Images (N, C, side, side), labels ±1, and the origin."""
-    name = READ.get(setting.task, "")
-
-    def from_files() -> tuple[Tensor, Tensor, str]:
-        x, label = joined(data.load(name), CLASSES, setting.dim)
-        return x, label.float() * 2 - 1, "digits of scikit-learn" if name == "digits" else name
-
-    def generated() -> tuple[Tensor, Tensor, str]:
-        count, channels = setting.n + 2 * setting.held_out, 1 if setting.task == "fashion" else 3
-        seed = list(TASKS).index(setting.task)
-        made = two_class_images(count, setting.dim, channels, class_frac=CLASS_SHARE, seed=seed)
-        return made.x, made.y, "generated images"
-
-    if name == "digits":
-        return from_files()
-    return load_or(from_files, generated, setting.source if name else "stand-in")
-
-
 #: Epochs and filters of the reference network, a Myrtle-5 with biases trained by Adam at 1e-3 in batches of 50 on training and
 #: validation points with their true labels.
 EPOCHS, FILTERS, BATCH, RATE = 20, 32, 50, 1e-3
@@ -263,9 +239,6 @@ EPOCHS, FILTERS, BATCH, RATE = 20, 32, 50, 1e-3
 
 class ReferenceNetwork(Study):
     """The network whose AGOP at the training images stands for the target of an image task, and its test error."""
-
-    def jobs(self, p: Any) -> list[dict[str, Any]]:
-        return [dict(self.of(setting).job) for setting in p.settings]
 
     def of(self, setting: Setting) -> Computation:
         """The job of a task, whatever is trained on it."""

@@ -63,8 +63,9 @@ class KroneckerIdentity(Experiment):
         # Uneven features, so that the eigenvalues of E[xxᵀ] lie apart.
         x = torch.randn(count, n, generator=generator, dtype=torch.float64) * torch.linspace(0.5, 2.0, n, dtype=torch.float64)
         y = torch.randn(count, m, generator=generator, dtype=torch.float64)
-        problem = Problem(_layer(n, m, generator), lambda z, t: 0.5 * (z - t).square().sum(1).mean(), (x, y))
-        H = hessian(problem)
+        model = nn.Linear(n, m, bias=False)
+        model.weight = nn.Parameter(torch.randn(m, n, generator=generator, dtype=torch.float64))
+        H = hessian(Problem(model, lambda z, t: 0.5 * (z - t).square().sum(1).mean(), (x, y)))
         correlation = x.T @ x / count
         kronecker = DenseOperator(torch.eye(m, dtype=torch.float64)).kron(DenseOperator(correlation))
         probes = torch.randn(m * n, 4, generator=generator, dtype=torch.float64)
@@ -95,10 +96,3 @@ class KroneckerIdentity(Experiment):
             by="layer",
             identity=True,
         )
-
-
-def _layer(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=False).double()
-    with torch.no_grad():
-        layer.weight.copy_(torch.randn(outputs, inputs, generator=generator, dtype=torch.float64))
-    return layer

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from theodolite.experiments import Experiment, at_most, rows, sizes
 from theodolite.experiments.lab.panels import curves, draw_panels, scatter
 from theodolite.experiments.query import Value, select
+from theodolite.experiments.study import grid
 from theodolite.linalg import top_eigenpairs
+from theodolite.measures.quadratic_models import critical_rate
 from theodolite.operators import hessian
 from theodolite.problem import Problem
 from theodolite.results import Row
@@ -24,9 +26,6 @@ def half_sum(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"half sum": half_sum, "mean": nn.MSELoss()}
-#: Learning rate at the edge, in units of 1/λ_1(K): 2 for ½ Σ r², n for (1/n) Σ r².
-KERNEL_EDGE = {"half sum": lambda n: 2.0, "mean": lambda n: float(n)}
-
 
 edges = rows(kind="edge")
 above = rows(kind="growth", ratio=lambda ratio: ratio > 1.0)
@@ -67,24 +66,17 @@ class StabilityEdge(Experiment):
     }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        shared = {name: p[name] for name in ("samples", "features", "steps", "bisections")}
-        for seed in range(p.seeds):
-            for loss in LOSSES:
-                yield {"loss": loss, **shared, "seed": seed}
+        return grid(p, "samples", "features", "steps", "bisections", seed=range(p.seeds), loss=LOSSES)
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         x, y = _data(job)
-        loss = LOSSES[job["loss"]]
-        problem = Problem(_model(x, y), loss, (x, y))
+        problem = Problem(_model(x, y), LOSSES[job["loss"]], (x, y))
         edge = 2.0 / float(top_eigenpairs(hessian(problem), 1, tol=1e-8).values[0])
-        kernel_edge = KERNEL_EDGE[job["loss"]](len(x)) / float(torch.linalg.eigvalsh(x @ x.T)[-1])
+        kernel_edge = critical_rate(float(torch.linalg.eigvalsh(x @ x.T)[-1]), job["loss"], len(x))
         lowest, highest = 0.5 * edge, 2.0 * edge
         for _ in range(job["bisections"]):
             rate = 0.5 * (lowest + highest)
-            if _growth(job, rate, x, y) < 1.0:
-                lowest = rate
-            else:
-                highest = rate
+            lowest, highest = (rate, highest) if _growth(job, rate, x, y) < 1.0 else (lowest, rate)
         shared = {"loss": job["loss"], "seed": job["seed"]}
         bisected = 0.5 * (lowest + highest)
         found = {"bisected": bisected, "hessian_edge": edge, "kernel_edge": kernel_edge}
@@ -116,9 +108,8 @@ def _model(x: Tensor, y: Tensor) -> nn.Linear:
     gram = x.T @ x
     sharpest = torch.linalg.eigh(gram).eigenvectors[:, -1:]
     others = torch.linspace(-1.0, 1.0, len(gram), dtype=torch.float64)[:, None]
-    model = nn.Linear(len(gram), 1, bias=False).double()
-    with torch.no_grad():
-        model.weight.copy_((torch.linalg.solve(gram, x.T @ y) + sharpest + 1e-3 * others).T)
+    model = nn.Linear(len(gram), 1, bias=False)
+    model.weight = nn.Parameter((torch.linalg.solve(gram, x.T @ y) + sharpest + 1e-3 * others).T)
     return model
 
 
@@ -127,5 +118,4 @@ def _growth(job: Mapping[str, Any], rate: float, x: Tensor, y: Tensor) -> float:
     model = _model(x, y)
     trace = train(model, LOSSES[job["loss"]], (x, y), torch.optim.SGD(model.parameters(), lr=rate), steps=job["steps"])
     half = trace.steps // 2
-    growth: float = (trace.loss[-1] / trace.loss[half]) ** (1.0 / (trace.steps - 1 - half))
-    return growth
+    return float((trace.loss[-1] / trace.loss[half]) ** (1.0 / (trace.steps - 1 - half)))

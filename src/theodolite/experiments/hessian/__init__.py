@@ -1,15 +1,8 @@
 """The layer-wise Hessian: Kronecker structure, overlap of models trained apart, and the theorems behind them."""
 
-from typing import Any
+from functools import partial
 
-from theodolite.experiments.claims import ReadFrom, Reported
+from theodolite.experiments.claims import quoted
 
-
-def paper(value: Any, place: str, read_from: ReadFrom = "text") -> Reported:
-    """What "Dissecting Hessian" reports at a place of it."""
-    return Reported(value, f"Wu, Zhu et al. 2020, {place}", read_from)
-
-
-def thesis(value: Any, place: str, read_from: ReadFrom = "text") -> Reported:
-    """What the thesis on it reports."""
-    return Reported(value, f"Wu 2023, {place}", read_from)
+#: What "Dissecting Hessian" and the thesis on it report at a place of theirs: `**paper("near 1", "section 4.2")`.
+paper, thesis = partial(quoted, "Wu, Zhu et al. 2020"), partial(quoted, "Wu 2023")

@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from torch import Tensor
-
 from theodolite.experiments import Figure, at_least, between, measured, rows
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import (
-    DIGITS,
-    MNIST,
-    SOURCE_MNIST,
-    TOLERANCE,
-    NetworkStudy,
-    cases,
-    layer_factors,
-    layer_pairs,
-    networks_of,
-    problems_of,
-)
+from theodolite.experiments.hessian.networks import DIGITS, MNIST, TOLERANCE, NetworkStudy, cases, layers_of, numbered
 from theodolite.experiments.hessian.overlap import farthest
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels
 from theodolite.experiments.query import Query, Value, select, values_of
 from theodolite.linalg import overlap_curve, top_eigenpairs
 from theodolite.measures.hessian import full_hessian_approximation, kronecker_overlap
@@ -46,27 +34,19 @@ class Approximation(NetworkStudy):
             yield job
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
-        [problem] = problems_of(job, weights)
+        [problem] = self.problems(job, weights)
         shared = {"network": job["setup"]["network"], "seed": job["seed"]}
         if "layers" in job:
-            for layer, true in layer_pairs(problem, job["layers"], job["k"]).items():
-                factors = layer_factors(problem, layer)
+            for layer, (factors, true) in layers_of(problem, job["layers"], job["k"]).items():
                 found = factors.top_eigenpairs(len(true.values)).values
-                overlap = kronecker_overlap(true.vectors, factors)
-                yield from _compared({**shared, "part": layer, "variant": "Kronecker"}, true.values, found, overlap)
+                columns = {"true": true.values, "approximate": found, "overlap": kronecker_overlap(true.vectors, factors)}
+                yield from numbered({**shared, "part": layer, "variant": "Kronecker"}, "k", **columns)
             return
         true = top_eigenpairs(hessian(problem), job["k"], tol=TOLERANCE, seed=0, progress=False)
         for variant in VARIANTS:
             whole = full_hessian_approximation(problem, job["k"], variant=variant)
-            overlap = overlap_curve(true.vectors, whole.vectors)
-            yield from _compared({**shared, "part": WHOLE, "variant": variant}, true.values, whole.values, overlap)
-
-
-def _compared(shared: Mapping[str, Any], true: Tensor, approximate: Tensor, overlap: Tensor) -> Iterator[Row]:
-    """Eigenvalues and overlap, one row per index."""
-    columns = zip(true.tolist(), approximate.tolist(), overlap.tolist(), strict=True)
-    for k, (value, found, common) in enumerate(columns, start=1):
-        yield {**shared, "k": k, "true": value, "approximate": found, "overlap": common}
+            columns = {"true": true.values, "approximate": whole.values, "overlap": overlap_curve(true.vectors, whole.vectors)}
+            yield from numbered({**shared, "part": WHOLE, "variant": variant}, "k", **columns)
 
 
 layers = rows(part=lambda part: part != WHOLE)
@@ -94,34 +74,30 @@ class ApproximationFigure(Figure):
     """Two panels per layer or network."""
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         parts = values_of(rows, "network", "part")
-        figure, axes = plots.panels(2 * len(parts), columns=4 if len(parts) > 1 else 2)
-        for i, (network, part) in enumerate(parts):
-            title = network if part == WHOLE else f"{part} of {network}"
-            _draw_pair(select(rows, network=network, part=part), title, axes[2 * i], axes[2 * i + 1])
-        return figure
+        panels = [panel for network, part in parts for panel in _pair(select(rows, network=network, part=part))]
+        return draw_panels(*panels, columns=4 if len(parts) > 1 else 2, by="name", band="range", labels="legend")
 
 
-def _draw_pair(rows: list[Row], title: str, values: Any, overlap: Any) -> None:
+def _pair(rows: list[Row]) -> tuple[Panel, Panel]:
     """Eigenvalues and overlap of one part, the mean over the seeds."""
-    from theodolite import plots
-
+    network, part = rows[0]["network"], rows[0]["part"]
+    title = network if part == WHOLE else f"{part} of {network}"
     variants = values_of(rows, "variant")
     names = {"paper": "approximate", "whitened": "whitened"} if len(variants) > 1 else {variants[0]: "approximate"}
     named = [{**row, "name": names[row["variant"]]} for row in rows]
     lines = [{**row, "name": "true", "value": row["true"]} for row in select(rows, variant=variants[0])]
     lines += [{**row, "value": row["approximate"]} for row in named]
-    look: dict[str, Any] = {"by": "name", "band": "range", "labels": "legend"}
-    plots.curves(lines, "k", "value", **look, log="y", xlabel="rank", ylabel="eigenvalue", title=title, ax=values)
-    plots.curves(named, "k", "overlap", **look, xlabel="dimension k", ylabel="overlap", title=f"{title}: overlap", ax=overlap)
-    overlap.set_ylim(0.0, 1.05)
-    plots.reference(overlap, x=9, label="c − 1")
+    overlap = curves(named, "k", "overlap", xlabel="dimension k", ylabel="overlap", title=f"{title}: overlap")
+    return (
+        curves(lines, "k", "value", log="y", xlabel="rank", ylabel="eigenvalue", title=title),
+        overlap.set(ylim=(0.0, 1.05)).line(x=9, label="c − 1"),
+    )
 
 
-WORKS, WORKS_FOR_ALL = "works reasonably well", "works reasonably well for the full parameter Hessian"
-WHITENED = measured("the same overlap of the whitened variant", smallest_overlap(rows(part=WHOLE, variant="whitened")))
+WORKS = paper("works reasonably well", "section 4.1")
+WORKS_FOR_ALL = paper("works reasonably well for the full parameter Hessian", "section 4.1")
+WHITENED = {"the same overlap of the whitened variant": measured(smallest_overlap(rows(part=WHOLE, variant="whitened")))}
 
 
 class Figure2(ApproximationFigure):
@@ -135,30 +111,19 @@ class Figure2(ApproximationFigure):
     study = Approximation.of(
         tiny=cases(DIGITS, seeds=2, layers=["fc1", "fc2", "fc3"], layer_k=20, k=20),
         laptop=cases(MNIST, seeds=2, layers=["fc1", "fc2", "fc3"], layer_k=30, k=30),
-        paper=cases(SOURCE_MNIST, layers=["fc1", "fc2", "fc3"], layer_k=300, k=50),
+        paper=cases("MNIST F-200^2", layers=["fc1", "fc2", "fc3"], layer_k=300, k=50),
     )
     # How near is near the source does not say; measured on digits, two seeds: 0.56, 0.698 (fc1, which fails), 0.834.
-    claims = (
-        between(
-            *(0.5, 2.0, "the first nine eigenvalues of every layer (approximate over true, the one farthest from 1)"),
-            value_ratio(layers),
-            reported=paper(WORKS, "section 4.1"),
+    claims = {
+        "the first nine eigenvalues of every layer (approximate over true, the one farthest from 1)": between(
+            0.5, 2.0, value_ratio(layers), **WORKS
         ),
-        at_least(
-            0.7,
-            "the first nine eigenvectors of every layer (overlap, smallest of the layers)",
-            smallest_overlap(layers),
-            reported=paper(WORKS, "section 4.1"),
-            fails={"tiny": "0.698 in fc1, wanted 0.7"},
+        "the first nine eigenvectors of every layer (overlap, smallest of the layers)": at_least(
+            0.7, smallest_overlap(layers), **WORKS, fails={"tiny": "0.698 in fc1, wanted 0.7"}
         ),
-        at_least(
-            0.6,
-            "the first nine eigenvectors of the whole Hessian (overlap)",
-            smallest_overlap(whole),
-            reported=paper(WORKS, "section 4.1"),
-        ),
-        WHITENED,
-    )
+        "the first nine eigenvectors of the whole Hessian (overlap)": at_least(0.6, smallest_overlap(whole), **WORKS),
+        **WHITENED,
+    }
 
 
 class Figure8(ApproximationFigure):
@@ -170,27 +135,21 @@ class Figure8(ApproximationFigure):
     item = "wu-zhu-2020 Figure 8"
     where = "appendix B: F-200^2, F-200^4, F-600^4 and F-600^8 on MNIST, 50 dimensions"
     study = Approximation.of(
-        tiny=cases(*networks_of(DIGITS, "F-40^2", "F-40^4"), seeds=2, k=20),
-        laptop=cases(*networks_of(MNIST, "F-200^2", "F-200^4"), k=30),
-        paper=cases(*networks_of(SOURCE_MNIST, "F-200^2", "F-200^4", "F-600^4", "F-600^8"), k=50),
+        tiny=cases(*DIGITS.networks("F-40^2", "F-40^4"), seeds=2, k=20),
+        laptop=cases(*MNIST.networks("F-200^2", "F-200^4"), k=30),
+        paper=cases("MNIST F-200^2", "MNIST F-200^4", "MNIST F-600^4", "MNIST F-600^8", k=50),
     )
-    claims = (
-        at_least(
-            0.6,
-            "the first nine eigenvectors of the whole Hessian (overlap, smallest of the networks)",
-            smallest_overlap(whole),
-            reported=paper(WORKS_FOR_ALL, "section 4.1"),
+    claims = {
+        "the first nine eigenvectors of the whole Hessian (overlap, smallest of the networks)": at_least(
+            0.6, smallest_overlap(whole), **WORKS_FOR_ALL
         ),
-        between(
-            *(0.5, 2.0, "the first nine eigenvalues of the whole Hessian (approximate over true, the one farthest from 1)"),
-            value_ratio(whole),
-            reported=paper(WORKS_FOR_ALL, "section 4.1"),
+        "the first nine eigenvalues of the whole Hessian (approximate over true, the one farthest from 1)": between(
+            0.5, 2.0, value_ratio(whole), **WORKS_FOR_ALL
         ),
-        at_least(
+        "the leading directions are found best (overlap at 9 over that at the last k, smallest of the networks)": at_least(
             1.0,
-            "the leading directions are found best (overlap at 9 over that at the last k, smallest of the networks)",
             whole.by("network").each(better_in_front).min(),
-            reported=paper("accurate for top eigenvectors, not as accurate for latter ones", "appendix B"),
+            **paper("accurate for top eigenvectors, not as accurate for latter ones", "appendix B"),
         ),
-        WHITENED,
-    )
+        **WHITENED,
+    }

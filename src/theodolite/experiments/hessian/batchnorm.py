@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -12,130 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.experiments import Experiment, Figure, at_least, at_most, between, rows
+from theodolite.experiments import Experiment, at_least, at_most, between, rows
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.layer_inputs import (
-    DENSE,
-    SMALL_LENET,
-    TABLE_6,
-    TABLE_8,
-    LayerInputs,
-    as_printed,
-    cifar,
-    draw_lines,
-    fc,
-    largest,
-    mnist,
-    smallest,
-)
-from theodolite.experiments.hessian.networks import SOURCE, NetworkStudy, Setup, case_sizes, cases, networks_of, problems_of
+from theodolite.experiments.hessian.networks import Layer, NetworkStudy, Setup, as_printed, cases, numbered
+from theodolite.experiments.lab.panels import curves, draw_panels
 from theodolite.experiments.query import Query, Value, select
 from theodolite.linalg import Eigenpairs, overlap_curve, top_eigenpairs
 from theodolite.measures.hessian import autocorrelation, correspondence, kronecker_overlap
 from theodolite.operators import KroneckerFactors, kronecker_factors, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Row
-
-[DENSE_BN] = networks_of(DENSE, "F-40^2-BN")
-[SMALL_LENET_BN] = networks_of(SMALL_LENET, "LeNet-mini-BN")
-
-#: Fully connected layers but the first, with batch norm in the network and without.
-dense = rows(part="fc", normalised=True, network=lambda network: network.startswith("F-"))
-lenets = fc(normalised=True, network=lambda network: network.startswith("LeNet"))
-plain = fc(normalised=False)
-
-
-def pooled_over_others(rows: list[Row]) -> float:
-    """LeNet5-BN: the squared dot product of fc1, which is fed by a pooling, minus the larger of those of fc2 and fc3."""
-    lenet = select(rows, network="LeNet5-BN")
-    if not lenet:
-        return math.nan
-    pooled, *others = (fmean(row["squared_dot"] for row in select(lenet, layer=name)) for name in ("fc1", "fc2", "fc3"))
-    return pooled - largest(others)
-
-
-NOT_CENTRED = "the norm before fc1 of LeNet-mini-BN centres each channel, not each place: 0.302, and 2.6 for one seed of three"
-
-
-class Table8(Figure):
-    """With batch norm the mean no longer rules: squared dot products and spectral ratios.
-
-    As Table 6, for networks with a batch norm (no scale, no shift, statistics frozen) after each ReLU, beside the same
-    networks without. The first layer has no norm before it and keeps its structure. A norm of a convolution centres each
-    channel over all its places together: the means of single places remain, so fc1 of a LeNet keeps a mean.
-    """
-
-    item, where = "wu-zhu-2020 Table 8", "appendix F.4; Wu 2023, section C.7.3"
-    view = rows(part="fc")
-    study = LayerInputs.of(
-        tiny=cases(DENSE_BN, DENSE, replace(SMALL_LENET_BN, epochs=10), seeds=3),
-        laptop=cases(
-            *(DENSE_BN, DENSE, SMALL_LENET_BN, mnist("F-200^2-BN", 10), mnist("F-200^2", 10), mnist("F-600^2-BN", 4)),
-            cifar("LeNet5-BN", 20),
-            seeds=2,
-        ),
-        paper=cases(*(as_printed(line.removesuffix(norm)) for norm in ("", "-BN") for line in TABLE_8), seeds=3),
-    )
-    claims = (
-        at_most(
-            0.3,
-            "with batch norm the leading eigenvector is not the mean (mean squared dot product, fully connected networks)",
-            dense(first=False).mean("squared_dot"),
-            says="0.026 to 0.062",
-        ),
-        at_most(
-            2.0,
-            "with batch norm no eigenvalue stands out (largest λ₁/λ₂, fully connected networks)",
-            dense(first=False)["ratio"].reduce(largest),
-            reported=paper(1.30, "Table 8, largest"),
-        ),
-        at_most(
-            0.3,
-            "LeNets: with batch norm the leading eigenvector is not the mean (mean squared dot product)",
-            lenets.mean("squared_dot"),
-            reported=paper(0.210, "Table 8, LeNet5-BN"),
-            fails={"tiny": NOT_CENTRED},
-        ),
-        at_most(
-            2.0,
-            "LeNets: with batch norm no eigenvalue stands out (largest λ₁/λ₂)",
-            lenets["ratio"].reduce(largest),
-            reported=paper(1.89, "Table 8, largest of LeNet5-BN"),
-            fails={"tiny": NOT_CENTRED},
-        ),
-        at_least(
-            0.98,
-            "without batch norm it is the mean (smallest squared dot product)",
-            plain["squared_dot"].reduce(smallest),
-            reported=paper(0.997, "Table 6, smallest of these networks"),
-        ),
-        at_least(
-            2.5,
-            "without batch norm one eigenvalue stands out (smallest λ₁/λ₂)",
-            plain["ratio"].reduce(smallest),
-            reported=paper(5.88, "Table 6, smallest of these networks"),
-        ),
-        at_least(
-            1.0,
-            "the first layer has no norm before it and keeps its gap (its λ₁/λ₂ over the largest of the others)",
-            dense(first=True)["ratio"].reduce(smallest) / dense(first=False)["ratio"].reduce(largest),
-            reported=paper("except for the first layer", "appendix F.4"),
-        ),
-        at_least(
-            0.1,
-            "LeNet5-BN: the pooling after the norm brings the mean back in fc1 (squared dot product above fc2 and fc3)",
-            pooled_over_others,
-            reported=paper(0.803, "Table 8, largest of LeNet5-BN; that it is fc1 is our reading"),
-            since="laptop",
-        ),
-    )
-
-    def draw(self, rows: list[Row]) -> Any:
-        return draw_lines(select(rows, first=False), {**TABLE_6, **TABLE_8})
-
-
-# Spectra, correspondence and overlaps
-
 
 with_norm, without = rows(norm=True), rows(norm=False)
 
@@ -168,8 +52,7 @@ def peak_place(rows: list[Row]) -> float:
 def _with_and_without(setup: Setup, models: int, outer: str = "fc1") -> list[dict[str, Any]]:
     """`outer` is fed by the data, `inner` by a hidden layer."""
     looked_at: dict[str, Any] = {"models": [["default", models]], "outer": outer, "inner": "fc2", "leading": 9}
-    [normalised] = networks_of(setup, f"{setup.network}-BN")
-    return cases(normalised, norm=True, **looked_at) + cases(setup, norm=False, **looked_at)
+    return cases(*setup.networks(f"{setup.network}-BN"), norm=True, **looked_at) + cases(setup, norm=False, **looked_at)
 
 
 class Figure27(NetworkStudy, Experiment):
@@ -182,91 +65,75 @@ class Figure27(NetworkStudy, Experiment):
 
     item = ("wu-zhu-2020 Figure 27", "wu-zhu-2020 Figure 28", "wu-zhu-2020 Figure 29")
     where = "appendix F.4; Wu 2023, section C.7.3"
-    sizes = case_sizes(
-        tiny=_with_and_without(Setup("F-40^2", samples=500), 3),
-        laptop=_with_and_without(Setup("F-40^2", epochs=200, until=0.02), 5),
-        paper=_with_and_without(SOURCE, 5, outer="conv1"),
-    )
-    claims = (
-        at_least(
-            0.5,  # λ₁/λ₂ below 2, the threshold of Table 8
-            "with batch norm E[xxᵀ] has several large eigenvalues (second over first)",
-            at(with_norm, "spectrum", "second"),
-            reported=paper("a few large eigenvalues", "Figure 27a", "plot"),
+    sizes = {
+        "tiny": _with_and_without(Setup("F-40^2", samples=500), 3),
+        "laptop": _with_and_without(Setup("F-40^2", epochs=200, until=0.02), 5),
+        "paper": _with_and_without(as_printed("CIFAR10 LeNet5"), 5, outer="conv1"),
+    }
+    claims = {
+        # λ₁/λ₂ below 2, the threshold of Table 8
+        "with batch norm E[xxᵀ] has several large eigenvalues (second over first)": at_least(
+            0.5, at(with_norm, "spectrum", "second"), **paper("a few large eigenvalues", "Figure 27a", "plot")
         ),
-        at_most(
-            0.5,
-            "with batch norm few eigenvectors lie along v₁ (their share is at most half of that without)",
-            aligned(with_norm) / aligned(without),
-            reported=paper("only very few", "Figure 27b"),
+        "with batch norm few eigenvectors lie along v₁ (their share is at most half of that without)": at_most(
+            0.5, aligned(with_norm) / aligned(without), **paper("only very few", "Figure 27b")
         ),
-        at_least(
+        "the Kronecker form still gives the correspondence with v₁ (cosine of the true and the approximate row)": at_least(
             0.5,
-            "the Kronecker form still gives the correspondence with v₁ (cosine of the true and the approximate row)",
             with_norm.measure(alike),
-            reported=paper("a reasonable approximation", "Figures 27b and 27c"),
+            **paper("a reasonable approximation", "Figures 27b and 27c"),
             fails={"tiny": "0.41: few eigenvectors lie along v₁, and those of the product that do have other ranks"},
         ),
-        at_most(
-            0.0,
-            "but worse than without batch norm (difference of the cosines)",
-            with_norm.measure(alike) - without.measure(alike),
-            reported=paper("worse than the cases without", "appendix F.4"),
+        "but worse than without batch norm (difference of the cosines)": at_most(
+            0.0, with_norm.measure(alike) - without.measure(alike), **paper("worse than the cases without", "appendix F.4")
         ),
-        at_least(
+        "the overlap between models at the layer's width is at least halved by batch norm (without over with)": at_least(
             2.0,
-            "the overlap between models at the layer's width is at least halved by batch norm (without over with)",
             at(without, "overlap", "outputs") / at(with_norm, "overlap", "outputs"),
-            reported=paper("the peak disappears", "Figure 28"),
+            **paper("the peak disappears", "Figure 28"),
         ),
-        at_least(
+        "the layer fed by the data has no norm before it and keeps its overlap (over that of the hidden layer, at m)": at_least(
             2.0,
-            "the layer fed by the data has no norm before it and keeps its overlap (over that of the hidden layer, at m)",
             at(with_norm, "outer overlap", "outputs") / at(with_norm, "overlap", "outputs"),
-            reported=paper("BN is not applied to the input", "appendix F.4"),
+            **paper("BN is not applied to the input", "appendix F.4"),
         ),
-        between(
-            *(0.8, 1.3, "the layer fed by the data keeps its peak near m (place of the largest overlap over m)"),
+        "the layer fed by the data keeps its peak near m (place of the largest overlap over m)": between(
+            0.8,
+            1.3,
             with_norm(kind="outer overlap").measure(peak_place),
-            reported=paper("the peak still exists in conv1", "appendix F.4"),
+            **paper("the peak still exists in conv1", "appendix F.4"),
             fails={"tiny": "on digits the overlap of a first layer keeps rising behind m, with batch norm or without"},
         ),
-        at_most(
+        "the Kronecker form explains the leading eigenspace less with batch norm (overlap with less without)": at_most(
             0.0,
-            "the Kronecker form explains the leading eigenspace less with batch norm (overlap with less without)",
             at(with_norm, "explained", "leading") - at(without, "explained", "leading"),
-            reported=paper("worse than without", "Figure 29"),
+            **paper("worse than without", "Figure 29"),
         ),
-        at_least(
-            0.1,  # chance is 9 of 1600 dimensions, 0.006
-            "and yet far better than chance: overlap with the leading eigenspace, with batch norm",
-            at(with_norm, "explained", "leading"),
-            reported=paper("highly nontrivial", "Figure 29"),
+        # chance is 9 of 1600 dimensions, 0.006
+        "and yet far better than chance: overlap with the leading eigenspace, with batch norm": at_least(
+            0.1, at(with_norm, "explained", "leading"), **paper("highly nontrivial", "Figure 29")
         ),
-    )
+    }
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         outer, inner = job["outer"], job["inner"]
-        found = [_layers(problem, (outer, inner)) for problem in problems_of(job, weights)]
-        for seed, (pairs, factors) in enumerate(found):
-            yield from _explained(job, seed, pairs[inner], factors[inner])
-        for layer, kind in ((outer, "outer overlap"), (inner, "overlap")):
-            m = len(found[0][1][layer].output)
-            for (i, (a, _)), (j, (b, _)) in combinations(enumerate(found), 2):
-                yield from _curve(job, kind, f"{i} and {j}", overlap_curve(a[layer].vectors, b[layer].vectors), m)
+        found = [_layers(problem, (outer, inner)) for problem in self.problems(job, weights)]
+        for seed, layers in enumerate(found):
+            for kind, curve in _explained(*layers[inner]).items():
+                yield from _curve(job, kind, str(seed), curve, layers[inner])
+        for name, kind in ((outer, "outer overlap"), (inner, "overlap")):
+            for (i, a), (j, b) in combinations(enumerate(layers[name] for layers in found), 2):
+                yield from _curve(job, kind, f"{i} and {j}", overlap_curve(a.pairs.vectors, b.pairs.vectors), a)
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         named = [{**row, "network": "with batch norm" if row["norm"] else "without"} for row in rows]
-        figure, axes = plots.panels(6, size=(3.7, 3.0))
-        for ax, (kind, xlabel, ylabel, log) in zip(axes, PANELS, strict=True):
+        shown = []
+        for kind, xlabel, ylabel, log in PANELS:
             part = [row for row in named if row["kind"] == kind and (kind != "spectrum" or row["index"] <= 20)]
             part = _so_far(part) if kind.endswith("correspondence") else part
-            plots.curves(part, "index", "value", by="network", xlabel=xlabel, ylabel=ylabel, log=log, markers=False, ax=ax)
-            if kind.endswith("overlap"):
-                plots.reference(ax, x=part[0]["outputs"], label="m")
-        return figure
+            panel = curves(part, "index", "value", xlabel=xlabel, ylabel=ylabel, log=log)
+            shown.append(panel.line(x=part[0]["outputs"], label="m") if kind.endswith("overlap") else panel)
+        return draw_panels(*shown, size=(3.7, 3.0), by="network", markers=False)
 
 
 def _so_far(rows: list[Row]) -> list[Row]:
@@ -290,30 +157,32 @@ PANELS = (
 )
 
 
-def _layers(problem: Problem, layers: tuple[str, ...]) -> tuple[dict[str, Eigenpairs], dict[str, KroneckerFactors]]:
-    """Eigenpairs of the layers' blocks, half as many again as the layer has outputs, and the factors."""
-    factors: Any = kronecker_factors(problem, layers)
-    blocks = layer_hessians(problem, layers)
-    counts = {name: min(3 * len(factors[name].output) // 2, blocks[name].shape[0]) for name in layers}
-    pairs = {name: top_eigenpairs(blocks[name], k, progress=False) for name, k in counts.items()}
-    return pairs, {name: factors[name] for name in layers}
+def _layers(problem: Problem, names: tuple[str, ...]) -> dict[str, Layer]:
+    """The layers, with half as many eigenpairs again as they have outputs."""
+    factors: Any = kronecker_factors(problem, names)
+    blocks = layer_hessians(problem, names)
+    counts = {name: 3 * len(factors[name].output) // 2 for name in names}
+    return {name: Layer(factors[name], top_eigenpairs(blocks[name], k, progress=False)) for name, k in counts.items()}
 
 
-def _explained(job: Mapping[str, Any], seed: int, pairs: Eigenpairs, factors: KroneckerFactors) -> Iterator[Row]:
+def _explained(factors: KroneckerFactors, pairs: Eigenpairs) -> dict[str, Tensor]:
     """Curves of one model's hidden layer."""
-    m, k = len(factors.output), len(pairs.values)
     gamma = autocorrelation(factors).values
-    curves: dict[str, Tensor] = {
+    return {
         "spectrum": gamma / gamma[0],
         "correspondence": correspondence(pairs.vectors, factors).inputs[0],
-        "product correspondence": correspondence(factors.top_eigenpairs(k).vectors, factors).inputs[0],
+        "product correspondence": correspondence(factors.top_eigenpairs(len(pairs.values)).vectors, factors).inputs[0],
         "explained": kronecker_overlap(pairs.vectors, factors),
     }
-    for kind, curve in curves.items():
-        yield from _curve(job, kind, str(seed), curve, m)
 
 
-def _curve(job: Mapping[str, Any], kind: str, model: str, values: Tensor, m: int) -> Iterator[Row]:
-    shared = {"kind": kind, "norm": job["norm"], "model": model, "outputs": m, "leading": job["leading"], "second": 2}
-    for index, value in enumerate(values.tolist(), start=1):
-        yield {**shared, "index": index, "value": value}
+def _curve(job: Mapping[str, Any], kind: str, model: str, values: Tensor, layer: Layer) -> Iterator[Row]:
+    shared = {
+        "kind": kind,
+        "norm": job["norm"],
+        "model": model,
+        "outputs": layer.shape[0],
+        "leading": job["leading"],
+        "second": 2,
+    }
+    return numbered(shared, "index", value=values)

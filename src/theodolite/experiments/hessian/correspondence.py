@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from theodolite.experiments import Experiment, Figure, at_least, at_most, measured, rows
 from theodolite.experiments.hessian import paper, thesis
-from theodolite.experiments.hessian.networks import (
-    CIFAR,
-    DIGITS,
-    MINI,
-    SOURCE,
-    NetworkStudy,
-    case_sizes,
-    cases,
-    layer_factors,
-    layer_pairs,
-    networks_of,
-    problems_of,
-)
+from theodolite.experiments.hessian.networks import CIFAR, DIGITS, MINI, Layer, NetworkStudy, cases, entries, layers_of, numbered
+from theodolite.experiments.lab.panels import Panel
 from theodolite.experiments.query import Column, Query, select, values_of
 from theodolite.measures.hessian import correspondence, rank_ratios
-from theodolite.problem import Problem
 from theodolite.results import Row
 
 #: Eigenvectors that the claims look at: c − 1.
@@ -33,22 +22,21 @@ class Correspondence(NetworkStudy):
     """Corners of the correspondence matrices of the true and the approximate Hessian, and each layer in one row."""
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
-        [problem] = problems_of(job, weights)
-        for layer in job["layers"]:
-            yield from _layer_rows(problem, layer, job)
+        [problem] = self.problems(job, weights)
+        for name in job["layers"]:
+            yield from _layer_rows(layers_of(problem, [name], job["corner"])[name], name, job)
 
 
-def _layer_rows(problem: Problem, layer: str, job: Mapping[str, Any]) -> Iterator[Row]:
-    factors, corner = layer_factors(problem, layer), job["corner"]
-    m, n = factors.output.shape[0], factors.input.shape[0]
-    k, leading = min(corner, m * n), min(LEADING, m, n)
-    shared = {"network": job["setup"]["network"], "layer": layer, "seed": job["seed"]}
-    true = correspondence(layer_pairs(problem, [layer], k)[layer].vectors, factors)
-    approximate = correspondence(factors.top_eigenpairs(k).vectors, factors)
+def _layer_rows(layer: Layer, name: str, job: Mapping[str, Any]) -> Iterator[Row]:
+    factors, pairs = layer
+    leading = min(LEADING, *layer.shape)
+    shared = {"network": job["setup"]["network"], "layer": name, "seed": job["seed"]}
+    true = correspondence(pairs.vectors, factors)
+    approximate = correspondence(factors.top_eigenpairs(len(pairs.values)).vectors, factors)
     yield {
         "kind": "layer",
         **shared,
-        "outputs": m,
+        "outputs": layer.shape[0],
         "leading_share": float(true.inputs[0, :leading].mean()),
         "diagonal": float((true.outputs.diagonal()[:leading] > 0.5).double().mean()),
         "input_distance": float((true.inputs - approximate.inputs)[:, :leading].square().sum(0).sqrt().mean()),
@@ -56,11 +44,9 @@ def _layer_rows(problem: Problem, layer: str, job: Mapping[str, Any]) -> Iterato
     }
     if job["seed"] > 0:
         return  # figures show the first model only
-    for name, table in (("true", true), ("approximate", approximate)):
+    for matrix, table in (("true", true), ("approximate", approximate)):
         for factor, values in (("E[xxᵀ]", table.inputs), ("E[M]", table.outputs)):
-            for i, line in enumerate(values[:corner].tolist(), start=1):
-                for j, value in enumerate(line, start=1):
-                    yield {"kind": "entry", **shared, "matrix": name, "factor": factor, "i": i, "j": j, "value": value}
+            yield from entries({"kind": "entry", **shared, "matrix": matrix, "factor": factor}, values[: job["corner"]])
 
 
 layers = rows(kind="layer")
@@ -71,18 +57,15 @@ def means(query: Query, column: str) -> Column:
     return query.by("network", "layer").each(rows.mean(column))
 
 
-def draw_correspondence(rows: list[Row], title: str, ylabel: str, ax: Any) -> None:
+def correspondence_panel(rows: list[Row], title: str, vector: str) -> Panel:
     """A corner of a correspondence matrix, first row at the top."""
-    from theodolite import plots
-
     height, width = max(row["i"] for row in rows), max(row["j"] for row in rows)
     table = [[0.0] * width for _ in range(height)]
     for row in rows:
         table[row["i"] - 1][row["j"] - 1] = min(row["value"], 1.0)  # rounding
     look: dict[str, Any] = {"limits": (0.0, 1.0), "center": None, "annotate": False, "label": "correspondence"}
-    plots.matrix(table, **look, xlabel="eigenvector h_j", ylabel=f"eigenvector {ylabel}", title=title, ax=ax)
-    _count_from_one(ax.xaxis, width)
-    _count_from_one(ax.yaxis, height)
+    panel = Panel("matrix", table, **look, xlabel="eigenvector h_j", ylabel=f"eigenvector {vector}", title=title)
+    return panel.then(lambda ax: _count_from_one(ax.xaxis, width)).then(lambda ax: _count_from_one(ax.yaxis, height))
 
 
 def _count_from_one(axis: Any, count: int) -> None:
@@ -90,6 +73,18 @@ def _count_from_one(axis: Any, count: int) -> None:
     every = 1 if count <= 10 else 5 if count <= 60 else 20
     shown = [i for i in range(1, count + 1) if i == 1 or i % every == 0]
     axis.set_ticks([i - 1 for i in shown], [str(i) for i in shown])
+
+
+def draw_corners(rows: list[Row], matrices: tuple[str, ...], text: str, **look: Any) -> Any:
+    """A panel for each layer, Hessian and factor, with `text` as its title."""
+    from theodolite import plots
+
+    shown = list(product(values_of(rows, "network", "layer"), matrices, (("E[xxᵀ]", "v_i"), ("E[M]", "u_i"))))
+    figure, axes = plots.panels(len(shown), columns=2 * len(matrices), **look)
+    for ax, ((network, layer), matrix, (factor, vector)) in zip(axes, shown, strict=True):
+        part = {"network": network, "layer": layer, "matrix": matrix, "factor": factor}
+        correspondence_panel(select(rows, kind="entry", **part), text.format(**part), vector).draw(ax)
+    return figure
 
 
 class Figure3(Figure):
@@ -104,41 +99,26 @@ class Figure3(Figure):
     study = Correspondence.of(
         tiny=cases(DIGITS, seeds=2, layers=["fc2"], corner=20) + cases(MINI, seeds=2, layers=["fc1"], corner=20),
         laptop=cases(CIFAR, seeds=2, layers=["fc1"], corner=20),
-        paper=cases(SOURCE, seeds=5, layers=["fc1"], corner=120),
+        paper=cases("CIFAR10 LeNet5", seeds=5, layers=["fc1"], corner=120),
     )
-    claims = (
-        at_least(
+    claims = {
+        "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_i), smallest of the layers)": at_least(
             0.8,
-            "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_i), smallest of the layers)",
             means(layers, "leading_share").min(),
-            reported=paper("the top m eigenvectors are all highly correlated with v₁", "section 4.2"),
+            **paper("the top m eigenvectors are all highly correlated with v₁", "section 4.2"),
             fails={"tiny": "0.77 in fc1 of LeNet-mini: only the first six of its eigenvectors lie along v₁"},
         ),
-        at_least(
-            0.5,
-            "and each along its own u_i (share of the first nine with Corr(u_i, h_i) > 0.5, smallest of the layers)",
-            means(layers, "diagonal").min(),
-            reported=paper("a near diagonal pattern", "section 4.2"),
+        "and each along its own u_i (share of the first nine with Corr(u_i, h_i) > 0.5, smallest of the layers)": at_least(
+            0.5, means(layers, "diagonal").min(), **paper("a near diagonal pattern", "section 4.2")
         ),
-        measured(
-            "true and approximate Hessian have similar patterns with E[xxᵀ] (mean distance of the first nine columns)",
-            means(layers, "input_distance").max(),
+        "true and approximate Hessian have similar patterns with E[xxᵀ] (mean distance of the first nine columns)": measured(
+            means(layers, "input_distance").max()
         ),
-    )
+    }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        found = values_of(rows, "network", "layer")
-        title = " and ".join(f"{layer} of {network}" for network, layer in found)
-        figure, axes = plots.panels(4 * len(found), columns=4, size=(3.6, 3.1), title=title)
-        place = iter(axes)
-        for network, layer in found:
-            for name in ("true", "approximate"):
-                for factor, vector in (("E[xxᵀ]", "v_i"), ("E[M]", "u_i")):
-                    entries = select(rows, network=network, layer=layer, kind="entry", matrix=name, factor=factor)
-                    draw_correspondence(entries, f"{name}: {layer} with {factor}", vector, next(place))
-        return figure
+        title = " and ".join(f"{layer} of {network}" for network, layer in values_of(rows, "network", "layer"))
+        return draw_corners(rows, ("true", "approximate"), "{matrix}: {layer} with {factor}", size=(3.6, 3.1), title=title)
 
 
 class Figure15(Figure):
@@ -156,48 +136,36 @@ class Figure15(Figure):
     study = Correspondence.of(
         tiny=cases(MINI, seeds=2, layers=["fc2", "conv1", "conv2"], corner=20),
         laptop=cases(CIFAR, seeds=2, layers=["fc2", "conv1", "conv2"], corner=30),
-        paper=cases(SOURCE, layers=["fc2", "conv1", "conv2"], corner=50)
-        + cases(*networks_of(SOURCE, "VGG11"), layers=["conv1", "conv2", "conv3"], corner=50),
+        paper=cases("CIFAR10 LeNet5", layers=["fc2", "conv1", "conv2"], corner=50)
+        + cases("CIFAR10 VGG11", layers=["conv1", "conv2", "conv3"], corner=50),
     )
-    claims = (
-        *(
-            at_least(
+    claims = {
+        **{
+            f"the top eigenvectors of {' and '.join(names)} lie along v₁ (mean of Corr(v₁, h_i), smallest)": at_least(
                 0.5,
-                f"the top eigenvectors of {' and '.join(names)} lie along v₁ (mean of Corr(v₁, h_i), smallest)",
                 means(layers(layer=names), "leading_share").min(),
-                reported=paper("all layers show a strong correlation with the first eigenvector of E[xxᵀ]", "E.3"),
+                **paper("all layers show a strong correlation with the first eigenvector of E[xxᵀ]", "E.3"),
                 fails=fails,
             )
             for names, fails in (
                 (["conv1"], {"tiny": "0.35: conv1 is fed by pixels, whose mean does not stand out"}),
                 (["conv2", "conv3"], {}),
             )
-        ),
-        at_most(
+        },
+        "convolutions show no diagonal with E[M] (share of Corr(u_i, h_i) > 0.5, largest of the layers)": at_most(
             0.5,
-            "convolutions show no diagonal with E[M] (share of Corr(u_i, h_i) > 0.5, largest of the layers)",
             means(layers(layer=["conv1", "conv2"]), "diagonal").max(),
-            reported=thesis("does not exhibit the diagonal pattern", "appendix C.6.3"),
+            **thesis("does not exhibit the diagonal pattern", "appendix C.6.3"),
         ),
-        at_least(
+        "fc2 lies along v₁ for its first c − 1 eigenvectors (mean of Corr(v₁, h_i))": at_least(
             0.5,
-            "fc2 lies along v₁ for its first c − 1 eigenvectors (mean of Corr(v₁, h_i))",
             means(layers(layer="fc2"), "leading_share").min(),
-            reported=thesis("the strong correlation stops at dimension 9", "appendix C.6.3"),
+            **thesis("the strong correlation stops at dimension 9", "appendix C.6.3"),
         ),
-    )
+    }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        found = values_of(rows, "network", "layer")
-        figure, axes = plots.panels(2 * len(found), columns=2, size=(4.4, 3.3))
-        place = iter(axes)
-        for network, layer in found:
-            for factor, vector in (("E[xxᵀ]", "v_i"), ("E[M]", "u_i")):
-                entries = select(rows, network=network, layer=layer, kind="entry", matrix="true", factor=factor)
-                draw_correspondence(entries, f"{layer} of {network} with {factor}", vector, next(place))
-        return figure
+        return draw_corners(rows, ("true",), "{layer} of {network} with {factor}", size=(4.4, 3.3))
 
 
 class Figure6(NetworkStudy, Experiment):
@@ -209,35 +177,29 @@ class Figure6(NetworkStudy, Experiment):
 
     item = ("wu-zhu-2020 Figure 6", "wu-zhu-2020 Figure 22")
     where = "section 5.2 and appendix F.2: LeNet5 on CIFAR10, the first 200 eigenvectors"
-    sizes = case_sizes(
-        tiny=cases(MINI, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], k=30),
-        laptop=cases(CIFAR, layers=["conv2", "fc1", "fc2", "fc3"], k=60),
-        paper=cases(SOURCE, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], k=200),
-    )
-    claims = (
-        at_least(
+    sizes = {
+        "tiny": cases(MINI, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], k=30),
+        "laptop": cases(CIFAR, layers=["conv2", "fc1", "fc2", "fc3"], k=60),
+        "paper": cases("CIFAR10 LeNet5", layers=["conv1", "conv2", "fc1", "fc2", "fc3"], k=200),
+    }
+    claims = {
+        "the eigenvectors are nearly of rank one (median of the ratio, smallest of the layers)": at_least(
             0.7,
-            "the eigenvectors are nearly of rank one (median of the ratio, smallest of the layers)",
             rows.by("layer").each(rows.median("ratio")).min(),
-            reported=paper("usually much larger than 0.5", "section 5.2"),
+            **paper("usually much larger than 0.5", "section 5.2"),
             fails={"tiny": "0.67 in conv2: behind the first ten the ratio falls in layers with so few outputs"},
         ),
-        at_least(
-            0.5,
-            "the first ten have no exception (smallest ratio of all layers and models)",
-            rows(i=range(1, 11)).min("ratio"),
-            reported=paper("usually much larger than 0.5", "section 5.2"),
+        "the first ten have no exception (smallest ratio of all layers and models)": at_least(
+            0.5, rows(i=range(1, 11)).min("ratio"), **paper("usually much larger than 0.5", "section 5.2")
         ),
-    )
+    }
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
-        [problem] = problems_of(job, weights)
-        for layer, pairs in layer_pairs(problem, job["layers"], job["k"]).items():
-            factors = layer_factors(problem, layer)
-            m, n = factors.output.shape[0], factors.input.shape[0]
-            shared = {"network": job["setup"]["network"], "layer": layer, "outputs": m, "seed": job["seed"]}
-            for i, ratio in enumerate(rank_ratios(pairs.vectors, m, n).tolist(), start=1):
-                yield {**shared, "i": i, "ratio": ratio, "flat": min(m, n) ** -0.5}
+        [problem] = self.problems(job, weights)
+        for name, layer in layers_of(problem, job["layers"], job["k"]).items():
+            m, n = layer.shape
+            shared = {"network": job["setup"]["network"], "layer": name, "outputs": m, "seed": job["seed"]}
+            yield from numbered({**shared, "flat": min(m, n) ** -0.5}, ratio=rank_ratios(layer.pairs.vectors, m, n))
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots

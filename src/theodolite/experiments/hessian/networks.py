@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.data import load
+from theodolite.experiments.query import Query, Value
 from theodolite.experiments.study import Computation, Params, Study
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.models import build
 from theodolite.operators import KroneckerFactors, kronecker_factors, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Row
-from theodolite.training import train
+from theodolite.training import Trace, train
 
-#: Settings of the source's training that a job may change.
-ALTERNATIVES: dict[str, dict[str, float]] = {
-    "default": {},
-    "small rate": {"rate": 0.2},  # in units of the default rate
-    "momentum": {"momentum": 0.9, "weight_decay": 5e-4},
+#: Trainings that a job may ask for: the rate in units of the default one, and settings of SGD.
+ALTERNATIVES: dict[str, tuple[float, dict[str, Any]]] = {
+    "default": (1.0, {}),
+    "small rate": (0.2, {}),
+    "momentum": (1.0, {"momentum": 0.9, "weight_decay": 5e-4}),
 }
+#: Data sets as the tables of the source call them.
+NAMES = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,18 @@ class Setup:
         """The network, and the data where they are not prepared as usual."""
         return self.network if self.pixels == "standard" else f"{self.network} on {self.pixels} {self.data}"
 
-    def at_init(self) -> Setup:
-        return replace(self, epochs=0)
+    @property
+    def line(self) -> str:
+        """The line of the source's tables that it stands in; "-R" marks random labels."""
+        return f"{NAMES[self.data]}{'-R' if self.labels == 'random' else ''} {self.network}"
+
+    def but(self, **changes: Any) -> Setup:
+        """The same with other values."""
+        return replace(self, **changes)
+
+    def networks(self, *names: str) -> list[Setup]:
+        """The same training of other networks."""
+        return [self.but(network=name) for name in names]
 
 
 #: Small networks on digits, and those of the laptop size.
@@ -65,15 +79,22 @@ CIFAR = Setup("LeNet5", data="cifar10", epochs=15, rate=0.05, batch=64, samples=
 MNIST = Setup("F-200^2", data="mnist", epochs=5, rate=0.05, batch=32, samples=2000)
 #: Pixels that are not centred have a strong mean; at this rate most units of the first layer stay alive.
 RAW_CIFAR = Setup("F-200^2", data="cifar10", epochs=80, until=0.0, rate=0.01, batch=32, samples=500, pixels="raw", span=True)
-#: The source's training: 1000 epochs whatever the loss, curvature on all 50000 images.
-SOURCE = Setup("LeNet5", data="cifar10", epochs=1000, until=0.0, rate=0.01, batch=128, samples=50000, flat=False)
-SOURCE_100 = replace(SOURCE, data="cifar100")
-SOURCE_MNIST = replace(SOURCE, network="F-200^2", data="mnist", samples=60000, flat=True)
 
 
-def networks_of(base: Setup, *networks: str) -> list[Setup]:
-    """The same training of other networks."""
-    return [replace(base, network=network) for network in networks]
+def as_printed(line: str, samples: int | None = None) -> Setup:
+    """The source's training for a line of its tables: 1000 epochs whatever the loss, curvature on all images or on `samples`."""
+    data, network = line.split(" ", 1)
+    return Setup(
+        network,
+        data=data.removesuffix("-R").lower(),
+        labels="random" if data.endswith("-R") else "true",
+        epochs=1000,
+        until=0.0,
+        rate=0.01,
+        batch=128,
+        samples=samples or (60000 if data.startswith("MNIST") else 50000),
+        flat=network.startswith("F-"),
+    )
 
 
 # Training, and what it left
@@ -81,9 +102,6 @@ def networks_of(base: Setup, *networks: str) -> list[Setup]:
 
 class Training(Study):
     """A network trained as its setup says; its row holds the weights by name."""
-
-    def jobs(self, p: Any) -> Iterable[dict[str, Any]]:
-        return ()  # those that figures need
 
     def run(self, job: Mapping[str, Any]) -> Row:
         setup = Setup(**{name: value for name, value in job.items() if name != "seed"})
@@ -121,12 +139,15 @@ def problem_of(setup: Setup, seed: int, weights: Sequence[Row] | None = None) ->
 
 
 class NetworkStudy(Study):
-    """A study of trained networks. A size holds `cases` (see `cases`): one job for each of them and each of its seeds."""
+    """A study of trained networks. A size is a list of `cases`: one job for each of them and each of its seeds."""
 
     @classmethod
-    def of(cls, **cases_by_size: list[dict[str, Any]]) -> Self:
-        """The study with these cases."""
-        return cls(sizes=case_sizes(**cases_by_size))
+    def of(cls, **sizes: list[dict[str, Any]]) -> Self:
+        """The study with other cases."""
+        return cls(sizes=sizes)
+
+    def parameters(self, size: str) -> Params:
+        return Params(cases=super().parameters(size))
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for case in p.cases:
@@ -136,15 +157,15 @@ class NetworkStudy(Study):
     def needs(self, job: Mapping[str, Any]) -> list[Computation]:
         return [training_of(*model) for model in models_of(job)]
 
+    def problems(self, job: Mapping[str, Any], weights: Iterable[Sequence[Row]]) -> list[Problem]:
+        """The models of a job, from the rows of their trainings."""
+        return [problem_of(*model, found) for model, found in zip(models_of(job), weights, strict=True)]
 
-def cases(*setups: Setup, seeds: int = 1, **looked_at: Any) -> list[dict[str, Any]]:
-    """Networks, how many seeds of each, and what is looked at, as plain values."""
-    return [{"setup": asdict(setup), **looked_at, "seeds": seeds} for setup in setups]
 
-
-def case_sizes(**cases_by_size: list[dict[str, Any]]) -> dict[str, Params]:
-    """The sizes of a study of networks, from their cases."""
-    return {size: Params(cases=found) for size, found in cases_by_size.items()}
+def cases(*setups: Setup | str, seeds: int = 1, **looked_at: Any) -> list[dict[str, Any]]:
+    """Networks, or lines of the source's tables as printed; how many seeds of each, and what is looked at, as plain values."""
+    made = [as_printed(setup) if isinstance(setup, str) else setup for setup in setups]
+    return [{"setup": asdict(setup), **looked_at, "seeds": seeds} for setup in made]
 
 
 def models_of(job: Mapping[str, Any]) -> list[tuple[Setup, int]]:
@@ -152,12 +173,12 @@ def models_of(job: Mapping[str, Any]) -> list[tuple[Setup, int]]:
     setup = Setup(**job["setup"])
     if "models" not in job:
         return [(setup, job["seed"])]
-    return [(replace(setup, training=name), job["seed"] + i) for name, count in job["models"] for i in range(count)]
+    return [(setup.but(training=name), job["seed"] + i) for name, count in job["models"] for i in range(count)]
 
 
-def problems_of(job: Mapping[str, Any], weights: Iterable[Sequence[Row]]) -> list[Problem]:
-    """The models of a job, from the rows of their trainings."""
-    return [problem_of(*model, found) for model, found in zip(models_of(job), weights, strict=True)]
+def if_any(query: Query, measure: Callable[[list[Row]], Any]) -> Value:
+    """A measure of some rows; NaN where there are none, as of networks that a size does not train."""
+    return Value(lambda rows: measure(found) if (found := query.of(rows)) else math.nan)
 
 
 # The curvature of layers
@@ -167,16 +188,45 @@ def problems_of(job: Mapping[str, Any], weights: Iterable[Sequence[Row]]) -> lis
 TOLERANCE = 1e-5
 
 
+class Layer(NamedTuple):
+    """A layer of one model: its Kronecker factors and the top eigenpairs of its Hessian."""
+
+    factors: KroneckerFactors
+    pairs: Eigenpairs
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return len(self.factors.output), len(self.factors.input)
+
+
 def layer_factors(problem: Problem, layer: str) -> KroneckerFactors:
     """The Kronecker factors of a layer."""
     found: KroneckerFactors = kronecker_factors(problem, [layer])[layer]
     return found
 
 
-def layer_pairs(problem: Problem, layers: Sequence[str], k: int, tol: float = TOLERANCE) -> dict[str, Eigenpairs]:
+def layer_pairs(problem: Problem, layers: Sequence[str], k: int, tol: float = TOLERANCE) -> Mapping[str, Eigenpairs]:
     """The k largest eigenpairs of the layers' blocks, k capped at their sizes; several in lockstep."""
-    found = top_eigenpairs(layer_hessians(problem, layers), k, tol=tol, seed=0, progress=False)
-    return {name: found[name] for name in layers}
+    return top_eigenpairs(layer_hessians(problem, layers), k, tol=tol, seed=0, progress=False)
+
+
+def layers_of(problem: Problem, layers: Sequence[str], k: int, tol: float = TOLERANCE) -> dict[str, Layer]:
+    """The layers with their factors and k largest eigenpairs."""
+    pairs = layer_pairs(problem, layers, k, tol)
+    return {layer: Layer(layer_factors(problem, layer), pairs[layer]) for layer in layers}
+
+
+def numbered(shared: Mapping[str, Any], index: str = "i", **columns: Tensor) -> Iterator[Row]:
+    """Vectors of equal length as columns of rows that are counted from 1."""
+    for i, values in enumerate(zip(*(column.tolist() for column in columns.values()), strict=True), start=1):
+        yield {**shared, index: i, **dict(zip(columns, values, strict=True))}
+
+
+def entries(shared: Mapping[str, Any], matrix: Tensor) -> Iterator[Row]:
+    """The entries of a matrix, rows and columns counted from 1."""
+    for i, line in enumerate(matrix, start=1):
+        yield from numbered({**shared, "i": i}, "j", value=line)
 
 
 # How networks are made
@@ -189,9 +239,12 @@ def _data(setup: Setup, seed: int) -> tuple[Tensor, Tensor]:
     images = data.scaled() if setup.pixels == "raw" else data.scaled(mean.tolist(), std.tolist())
     images = images.flat() if setup.flat else images
     y = images.y_train
-    if setup.labels == "random":
-        y = torch.randint(0, len(images.classes), y.shape, generator=torch.Generator().manual_seed(1000 + seed))
-    return images.x_train, y
+    return images.x_train, random_labels(y, len(images.classes), seed) if setup.labels == "random" else y
+
+
+def random_labels(like: Tensor, classes: int, seed: int) -> Tensor:
+    """Labels that know nothing of the images."""
+    return torch.randint(0, classes, like.shape, generator=torch.Generator().manual_seed(1000 + seed))
 
 
 def _build(setup: Setup, x: Tensor, seed: int) -> nn.Module:
@@ -217,26 +270,19 @@ def _in_span(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _train(setup: Setup, model: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
-    change = ALTERNATIVES[setup.training]
-    sgd = torch.optim.SGD(
-        model.parameters(),
-        lr=setup.rate * change.get("rate", 1.0),
-        momentum=change.get("momentum", 0.0),
-        weight_decay=change.get("weight_decay", 0.0),
-    )
-    loss = nn.CrossEntropyLoss()
-    epochs = round(setup.epochs / change.get("rate", 1.0))
+    rate, settings = ALTERNATIVES[setup.training]
+    sgd = torch.optim.SGD(model.parameters(), lr=setup.rate * rate, **settings)
+    epochs = round(setup.epochs / rate)
     for epoch in range(0, epochs, 5):
-        trace = train(
-            model,
-            loss,
-            (x, y),
-            sgd,
-            epochs=min(5, epochs - epoch),
-            batch_size=setup.batch,
-            seed=1000 * seed + epoch,
-            progress=False,
-        )
+        trace = train_on(model, (x, y), sgd, setup, range(epoch, min(epoch + 5, epochs)), seed)
         last = trace.loss[-max(1, len(trace.loss) // 5) :]
         if sum(last) / len(last) < setup.until:
             break
+
+
+def train_on(
+    model: nn.Module, data: tuple[Tensor, Tensor], sgd: torch.optim.SGD, setup: Setup, epochs: range, seed: int
+) -> Trace:
+    """Some epochs of a training, with an order of the samples of their own."""
+    settings: dict[str, Any] = {"epochs": len(epochs), "batch_size": setup.batch, "seed": 1000 * seed + epochs.start}
+    return train(model, nn.CrossEntropyLoss(), data, sgd, **settings, progress=False)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,21 +19,19 @@ from theodolite.experiments.hessian.networks import (
     DIGITS,
     MNIST,
     RAW_CIFAR,
-    SOURCE,
-    SOURCE_100,
-    SOURCE_MNIST,
+    Layer,
     NetworkStudy,
     Setup,
     cases,
+    if_any,
     layer_factors,
     layer_pairs,
-    models_of,
-    networks_of,
-    problems_of,
+    numbered,
 )
+from theodolite.experiments.lab.panels import Panel, draw_panels
 from theodolite.experiments.query import Column, Query, select, values_of
 from theodolite.experiments.study import Computation
-from theodolite.linalg import Eigenpairs, overlap_curve
+from theodolite.linalg import overlap_curve
 from theodolite.measures.hessian import autocorrelation, predicted_overlap, rank_one_count
 from theodolite.measures.hessian.structure import matricised
 from theodolite.operators import KroneckerFactors
@@ -47,18 +44,10 @@ PANEL = (4.4, 3.3)
 REACH = 1.5
 
 
-class Layer(NamedTuple):
-    """A layer of one model: its Kronecker factors and the top eigenpairs of its Hessian."""
-
-    factors: KroneckerFactors
-    pairs: Eigenpairs
-
-
 def layer_of_each(problems: Sequence[Problem], layer: str, reach: float = REACH) -> list[Layer]:
     """The same layer of several models, with `reach` times as many eigenpairs as it has outputs."""
     factors = [layer_factors(problem, layer) for problem in problems]
-    m, n = factors[0].output.shape[0], factors[0].input.shape[0]
-    k = min(round(reach * m), m * n)
+    k = round(reach * len(factors[0].output))
     return [Layer(f, layer_pairs(problem, [layer], k)[layer]) for f, problem in zip(factors, problems, strict=True)]
 
 
@@ -69,7 +58,7 @@ def overlap_rows(layers: Sequence[Layer], **shared: Any) -> Iterator[Row]:
     row of the layer: m, K*, γ₁/γ₂ (medians over the models), and (v₁·v₁')², the mean over the pairs.
     """
     factors = [layer.factors for layer in layers]
-    m, n, k = factors[0].output.shape[0], factors[0].input.shape[0], len(layers[0].pairs.values)
+    (m, n), k = layers[0].shape, len(layers[0].pairs.values)
     curves = torch.stack([overlap_curve(a.pairs.vectors, b.pairs.vectors) for a, b in combinations(layers, 2)])
     predicted = torch.stack([predicted_overlap(a, b, k) for a, b in combinations(factors, 2)]).mean(0)
     yield from _curve_rows(curves, predicted, m, n, shared)
@@ -88,10 +77,9 @@ def overlap_rows(layers: Sequence[Layer], **shared: Any) -> Iterator[Row]:
 def _curve_rows(curves: Tensor, predicted: Tensor, m: int, n: int, shared: Mapping[str, Any]) -> Iterator[Row]:
     """Curves (pairs, k) as rows, one per k."""
     spread = curves.std(0) if len(curves) > 1 else torch.full_like(predicted, math.nan)
-    columns = zip(curves.mean(0).tolist(), spread.tolist(), predicted.tolist(), strict=True)
-    for k, (overlap, deviation, expected) in enumerate(columns, start=1):
-        values = {"overlap": overlap, "spread": deviation, "predicted": expected, "chance": k / (m * n), "outputs": m}
-        yield {"kind": "overlap", **shared, "k": k, **values}
+    chance = torch.arange(1, len(predicted) + 1, dtype=torch.float64) / (m * n)
+    columns = {"overlap": curves.mean(0), "spread": spread, "predicted": predicted, "chance": chance}
+    return numbered({"kind": "overlap", **shared, "outputs": m}, "k", **columns)
 
 
 class Overlap(NetworkStudy):
@@ -108,33 +96,25 @@ class Overlap(NetworkStudy):
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         if "spectrum" in job:
             yield from _made_up_rows(job)
-            yield from _spectrum_rows(job["spectrum"], SPECTRA[job["spectrum"]](job["outputs"]))
             return
-        layer, problems = job["layer"], problems_of(job, weights)
-        found = layer_of_each(problems, layer, job["reach"])
-        setup = models_of(job)[0][0]
-        shared = {"network": setup.title, "layer": layer}
-        yield from overlap_rows(found, **shared)
-        factors = found[0].factors
-        yield from _spectrum_rows(f"{layer} of {setup.network}", torch.linalg.eigvalsh(factors.output).flip(0))
-        first = layer_pairs(problems[0], [layer], 4)[layer].vectors
-        singular = torch.linalg.svdvals(matricised(first, factors.output.shape[0], factors.input.shape[0]))
-        for i, values in enumerate(singular.tolist(), start=1):
-            ends = {"first": values[0], "second": values[1]}
-            for j, value in enumerate(values[:10], start=1):
-                yield {"kind": "singular", **shared, "eigenvector": f"h{i}", "index": j, "value": value, **ends}
+        name, problems, setup = job["layer"], self.problems(job, weights), Setup(**job["setup"])
+        layers = layer_of_each(problems, name, job["reach"])
+        shared = {"network": setup.title, "layer": name}
+        yield from overlap_rows(layers, **shared)
+        values = torch.linalg.eigvalsh(layers[0].factors.output).flip(0)
+        yield from numbered({"kind": "spectrum", "network": f"{name} of {setup.network}"}, value=values / values[0])
+        first = layer_pairs(problems[0], [name], 4)[name].vectors
+        for i, singular in enumerate(torch.linalg.svdvals(matricised(first, *layers[0].shape)), start=1):
+            ends = {"first": float(singular[0]), "second": float(singular[1])}
+            yield from numbered({"kind": "singular", **shared, "eigenvector": f"h{i}", **ends}, "index", value=singular[:10])
 
 
-def apart(*setups: Setup, layers: Sequence[str], models: int | list[list[Any]], reach: float = REACH) -> list[dict[str, Any]]:
-    """Cases of networks of which several models are compared: so many of the default training, or of each named one."""
-    counted = [["default", models]] if isinstance(models, int) else models
-    return cases(*setups, layers=list(layers), models=counted, reach=reach)
-
-
-def _spectrum_rows(network: str, values: Tensor) -> Iterator[Row]:
-    """The spectrum of an output Hessian over its largest eigenvalue."""
-    for i, value in enumerate((values / values[0]).tolist(), start=1):
-        yield {"kind": "spectrum", "network": network, "i": i, "value": value}
+def apart(*setups: Setup | str, layers: Sequence[str], models: int | Sequence[int], reach: float = REACH) -> list[dict[str, Any]]:
+    """Cases of networks of which several models are compared: so many of the default training, or of each alternative."""
+    counts = [models] if isinstance(models, int) else models
+    return cases(
+        *setups, layers=list(layers), models=[list(pair) for pair in zip(ALTERNATIVES, counts, strict=False)], reach=reach
+    )
 
 
 # Made-up layers
@@ -154,7 +134,7 @@ def made_up(*spectra: str, outputs: int, pairs: int) -> list[dict[str, Any]]:
 
 
 def _made_up_rows(job: Mapping[str, Any]) -> Iterator[Row]:
-    """The predicted overlap of pairs of made-up layers, and their row."""
+    """The predicted overlap of pairs of made-up layers, their row and their spectrum."""
     m, generator = job["outputs"], torch.Generator().manual_seed(job["seed"])
     k = round(10 / 3 * m)
     curves, counts = [], []
@@ -166,6 +146,8 @@ def _made_up_rows(job: Mapping[str, Any]) -> Iterator[Row]:
     shared = {"network": job["spectrum"], "layer": "made up"}
     yield from _curve_rows(table, table.mean(0), m, m, shared)
     yield {"kind": "layer", **shared, "outputs": m, "pairs": job["pairs"], "rank_one_count": median(counts)}
+    values = SPECTRA[job["spectrum"]](m)
+    yield from numbered({"kind": "spectrum", "network": job["spectrum"]}, value=values / values[0])
 
 
 def _made_up_factors(spectrum: str, m: int, generator: torch.Generator) -> KroneckerFactors:
@@ -188,20 +170,22 @@ def _made_up_factors(spectrum: str, m: int, generator: torch.Generator) -> Krone
 curves = rows(kind="overlap")
 
 
-def peak(rows: Sequence[Row], upto: float = math.inf) -> Row:
-    """The row with the largest overlap among those with k up to a limit."""
-    return max((row for row in rows if not row["k"] > upto), key=lambda row: row["overlap"])
-
-
-def early_peak(rows: Sequence[Row]) -> Row:
-    """The row with the largest overlap among the first m/2 dimensions."""
-    return peak(rows, upto=0.5 * rows[0]["outputs"])
-
-
 def place(rows: Sequence[Row]) -> float:
     """Place of a curve's peak over m."""
-    top = peak(rows)
+    top = max(rows, key=lambda row: row["overlap"])
     return float(top["k"] / top["outputs"])
+
+
+def early_place(rows: Sequence[Row]) -> float:
+    """Where a curve is largest among the first m/2 dimensions."""
+    early = [row for row in rows if not row["k"] > 0.5 * row["outputs"]]
+    return float(max(early, key=lambda row: row["overlap"])["k"])
+
+
+def relative_overlap(rows: Sequence[Row], k: float, base: float) -> float:
+    """A curve at k over the same at another place."""
+    curve = {row["k"]: row["overlap"] for row in rows}
+    return float(curve[k] / curve[base])
 
 
 def places(query: Query) -> Column:
@@ -214,12 +198,6 @@ def farthest(ratios: Sequence[float]) -> float:
     if any(not ratio > 0 for ratio in ratios):
         return math.nan
     return max(ratios, key=lambda ratio: max(ratio, 1.0 / ratio))
-
-
-def peak_of(network: str) -> Callable[[list[Row]], float]:
-    """Place of the peak over m in fc1 of a network; NaN where it was not trained at this size."""
-    mine = curves(network=network, layer="fc1")
-    return lambda rows: place(mine.of(rows)) if mine.of(rows) else math.nan
 
 
 at_outputs = curves.where(lambda row: row["k"] == row["outputs"])
@@ -239,27 +217,27 @@ class OverlapFigure(Figure):
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        found = values_of(curves.of(rows), "network", "layer")
-        figure, axes = plots.panels(len(found), size=PANEL)
-        for ax, case in zip(axes, found, strict=True):
-            draw_overlap(case_rows(rows, case), title_of(case), ax, names=ax is axes[0] or case[1] == "made up")
+        shown = layer_panels(rows, lambda place, layer: place == 0 or layer == "made up")
+        figure, axes = plots.panels(len(shown), size=PANEL)
+        for panel, ax in zip(shown, axes, strict=True):
+            panel.draw(ax)
         return figure
 
 
-def case_rows(rows: list[Row], case: tuple[str, str]) -> list[Row]:
-    """The rows of a network's layer."""
-    return select(rows, network=case[0], layer=case[1])
+def layer_panels(rows: list[Row], named: Callable[[int, str], bool]) -> list[Panel]:
+    """A panel for each layer; `named` says of its place and layer whether it has a legend."""
+    return [
+        overlap_panel(
+            select(rows, network=network, layer=layer),
+            f"Made up: {network}" if layer == "made up" else f"{layer} of {network}",
+            names=named(place, layer),
+        )
+        for place, (network, layer) in enumerate(values_of(curves.of(rows), "network", "layer"))
+    ]
 
 
-def title_of(case: tuple[str, str]) -> str:
-    """What a panel shows."""
-    return f"Made up: {case[0]}" if case[1] == "made up" else f"{case[1]} of {case[0]}"
-
-
-def draw_overlap(rows: list[Row], title: str, ax: Any, *, names: bool = True) -> None:
+def overlap_panel(rows: list[Row], title: str, *, names: bool = True) -> Panel:
     """One layer's curve with its spread over the pairs, the one that the factors predict, chance, and m."""
-    from theodolite import plots
-
     curve = curves.of(rows)
     lines = [{**row, "curve": "mean ± deviation of pairs", "value": row["overlap"]} for row in curve]
     if any(row["predicted"] != row["overlap"] for row in curve):
@@ -267,10 +245,9 @@ def draw_overlap(rows: list[Row], title: str, ax: Any, *, names: bool = True) ->
     lines += [{**row, "curve": "random subspaces", "value": row["chance"], "spread": 0.0} for row in curve]
     error = "spread" if all(row["spread"] == row["spread"] for row in lines) else None
     look: dict[str, Any] = {"markers": False, "labels": "legend" if names else "none", "title": title}
-    plots.curves(lines, "k", "value", by="curve", error=error, xlabel="dimension k", ylabel="overlap", **look, ax=ax)
+    panel = Panel("curves", lines, "k", "value", by="curve", error=error, xlabel="dimension k", ylabel="overlap", **look)
     m = curve[0]["outputs"]
-    if m <= len(curve):
-        plots.reference(ax, x=m, label=f"m = {m}")
+    return panel.line(x=m, label=f"m = {m}") if m <= len(curve) else panel
 
 
 # The peak at the number of outputs
@@ -278,7 +255,7 @@ def draw_overlap(rows: list[Row], title: str, ax: Any, *, names: bool = True) ->
 
 #: Why small networks show no peak at m.
 NO_PEAK = "networks on digits of this size have 6 to 8 sharp output directions, not m: their factors predict no peak at m either"
-PEAKS_AT_OUTPUTS = "the overlap peaks at the dimension of the layer's output"
+PEAKS_AT_OUTPUTS = paper("the overlap peaks at the dimension of the layer's output", "section 1.1")
 
 
 class Figure1(OverlapFigure):
@@ -301,55 +278,34 @@ class Figure1(OverlapFigure):
         tiny=apart(DIGITS, layers=["fc1"], models=3),
         laptop=apart(CIFAR, layers=["fc1"], models=3) + apart(MNIST, RAW_CIFAR, layers=["fc1"], models=2),
         paper=[
-            *apart(SOURCE, SOURCE_MNIST, layers=["fc1"], models=5),
-            *apart(replace(RAW_CIFAR, epochs=1000, batch=128, samples=1000), layers=["fc1"], models=5),
-            *apart(replace(SOURCE_100, network="ResNet18-W64"), layers=["conv11"], models=5),
+            *apart("CIFAR10 LeNet5", "MNIST F-200^2", layers=["fc1"], models=5),
+            *apart(RAW_CIFAR.but(epochs=1000, batch=128, samples=1000), layers=["fc1"], models=5),
+            *apart("CIFAR100 ResNet18-W64", layers=["conv11"], models=5),
         ],
     )
-    claims = (
-        between(
-            *(0.8, 1.3, "the overlap peaks at the number m of outputs (place of the peak over m)"),
-            places(curves).reduce(farthest),
-            reported=paper(PEAKS_AT_OUTPUTS, "section 1.1"),
-            fails={"tiny": NO_PEAK},
+    claims = {
+        "the overlap peaks at the number m of outputs (place of the peak over m)": between(
+            0.8, 1.3, places(curves).reduce(farthest), **PEAKS_AT_OUTPUTS, fails={"tiny": NO_PEAK}
         ),
-        *(
-            between(
-                *(0.8, 1.3, f"{network}, fc1: the overlap peaks at m (place of the peak over m)"),
-                peak_of(network),
-                reported=paper(PEAKS_AT_OUTPUTS, "section 1.1"),
-                since="laptop",
+        **{
+            f"{network}, fc1: the overlap peaks at m (place of the peak over m)": between(
+                0.8, 1.3, if_any(curves(network=network, layer="fc1"), place), **PEAKS_AT_OUTPUTS, since="laptop"
             )
             for network in ("LeNet5", MNIST.title, RAW_CIFAR.title)
+        },
+        "the first four eigenvectors are nearly of rank one (first singular value over the second, smallest)": at_least(
+            3.0, (leading_singular["first"] / leading_singular["second"]).min(), **paper("approximately rank 1", "section 1.1")
         ),
-        at_least(
-            3.0,
-            "the first four eigenvectors are nearly of rank one (first singular value over the second, smallest)",
-            (leading_singular["first"] / leading_singular["second"]).min(),
-            reported=paper("approximately rank 1", "section 1.1"),
-        ),
-        measured("the overlap at m, in units of that of random subspaces", above_chance),
-    )
+        "the overlap at m, in units of that of random subspaces": measured(above_chance),
+    }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        found = values_of(curves.of(rows), "network", "layer")
-        figure, axes = plots.panels(len(found) + 1, size=PANEL)
-        for ax, case in zip(axes, found, strict=False):
-            draw_overlap(case_rows(rows, case), title_of(case), ax, names=ax is axes[0])
-        plots.curves(
-            select(case_rows(rows, found[0]), kind="singular"),
-            "index",
-            "value",
-            by="eigenvector",
-            markers=True,
-            xlabel="rank of the singular value",
-            ylabel="singular value",
-            title=f"Eigenvectors of {found[0][1]} as matrices",
-            ax=axes[-1],
-        )
-        return figure
+        first = curves.of(rows)[0]
+        values = select(rows, kind="singular", network=first["network"], layer=first["layer"])
+        look: dict[str, Any] = {"xlabel": "rank of the singular value", "ylabel": "singular value"}
+        look["title"] = f"Eigenvectors of {first['layer']} as matrices"
+        singular = Panel("curves", values, "index", "value", by="eigenvector", markers=True, **look)
+        return draw_panels(*layer_panels(rows, lambda place, _: place == 0), singular, size=PANEL)
 
 
 class Figure5(OverlapFigure):
@@ -362,31 +318,28 @@ class Figure5(OverlapFigure):
     item = "wu-zhu-2020 Figure 5"
     where = "section 5.1: four widths of LeNet5, three of ResNet18 and VGG11; which layers is not said"
     study = Overlap.of(
-        tiny=apart(*networks_of(DIGITS, "F-20-40", "F-40^2"), layers=["fc1"], models=3),
-        laptop=apart(*networks_of(CIFAR, "LeNet5-(fc1-80)", "LeNet5-(fc1-150)"), layers=["fc1"], models=2),
+        tiny=apart(*DIGITS.networks("F-20-40", "F-40^2"), layers=["fc1"], models=3),
+        laptop=apart(*CIFAR.networks("LeNet5-(fc1-80)", "LeNet5-(fc1-150)"), layers=["fc1"], models=2),
         paper=[
             *apart(
-                *networks_of(SOURCE, "LeNet5-(fc1-80)", "LeNet5-(fc1-100)", "LeNet5", "LeNet5-(fc1-150)"),
+                *(f"CIFAR10 LeNet5{width}" for width in ("-(fc1-80)", "-(fc1-100)", "", "-(fc1-150)")),
                 layers=["fc1"],
                 models=5,
             ),
-            *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=["conv11"], models=5),
-            *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W64", "VGG11-W80"), layers=["conv8"], models=5),
+            *apart(*(f"CIFAR100 ResNet18-W{width}" for width in (48, 64, 80)), layers=["conv11"], models=5),
+            *apart(*(f"CIFAR100 VGG11-W{width}" for width in (48, 64, 80)), layers=["conv8"], models=5),
         ],
     )
-    claims = (
-        between(
-            *(0.75, 1.25, "the overlap peaks near m at every width (place of the peak over m, the one farthest from 1)"),
+    claims = {
+        "the overlap peaks near m at every width (place of the peak over m, the one farthest from 1)": between(
+            0.75,
+            1.25,
             places(curves).reduce(farthest),
-            reported=paper("peaks near m, the dimension of the layer's output", "section 5.1"),
+            **paper("peaks near m, the dimension of the layer's output", "section 5.1"),
             fails={"tiny": NO_PEAK},
         ),
-        measured("the overlap at m, in units of that of random subspaces (smallest)", above_chance),
-    )
-
-
-def _each_training(*counts: int) -> list[list[Any]]:
-    return [[name, count] for name, count in zip(ALTERNATIVES, counts, strict=True)]
+        "the overlap at m, in units of that of random subspaces (smallest)": measured(above_chance),
+    }
 
 
 class Figure9(OverlapFigure):
@@ -399,22 +352,22 @@ class Figure9(OverlapFigure):
 
     item, where = "wu-zhu-2020 Figure 9", "appendix E.2.1: LeNet5 on CIFAR10, 6 + 5 + 5 models"
     study = Overlap.of(
-        tiny=apart(replace(DIGITS, epochs=15), layers=["fc1", "fc3"], models=_each_training(1, 1, 1)),
-        laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=_each_training(3, 3, 3)),
-        paper=apart(SOURCE, layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=_each_training(6, 5, 5)),
+        tiny=apart(DIGITS.but(epochs=15), layers=["fc1", "fc3"], models=(1, 1, 1)),
+        laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=(3, 3, 3)),
+        paper=apart("CIFAR10 LeNet5", layers=["conv1", "conv2", "fc1", "fc2", "fc3"], models=(6, 5, 5)),
     )
     departs = "The small learning rate is a fifth of the default and its epochs are five times as many; the source's is a tenth."
-    claims = (
-        between(
-            *(0.8, 1.3, "the overlap of fc1 peaks near m (place of the peak over m)"),
+    claims = {
+        "the overlap of fc1 peaks near m (place of the peak over m)": between(
+            0.8,
+            1.3,
             places(curves(layer="fc1")).reduce(farthest),
-            reported=paper("the position of the peak roughly agrees with m", "appendix E.2.1"),
+            **paper("the position of the peak roughly agrees with m", "appendix E.2.1"),
             fails={"tiny": NO_PEAK},
         ),
-        at_most(
+        "the overlap of the last layer, fc3, is flat up to c − 1 (largest over smallest)": at_most(
             2.0,
-            "the overlap of the last layer, fc3, is flat up to c − 1 (largest over smallest)",
             last_layer.max("overlap") / last_layer.min("overlap"),
-            reported=paper("no linear growth starting from 0 as in other layers", "appendix E.2.1"),
+            **paper("no linear growth starting from 0 as in other layers", "appendix E.2.1"),
         ),
-    )
+    }

@@ -3,64 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from theodolite.experiments import Experiment, at_least, at_most, between, rows, within
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.correspondence import draw_correspondence
-from theodolite.experiments.hessian.networks import (
-    CIFAR,
-    DIGITS,
-    MINI,
-    MNIST,
-    SOURCE,
-    SOURCE_100,
-    SOURCE_MNIST,
-    NetworkStudy,
-    case_sizes,
-    cases,
-    networks_of,
-    problems_of,
-)
+from theodolite.experiments.hessian.correspondence import correspondence_panel
+from theodolite.experiments.hessian.networks import CIFAR, DIGITS, MINI, MNIST, NetworkStudy, cases, entries, numbered
 from theodolite.experiments.hessian.overlap import (
     PANEL,
     SPECTRA,
     Overlap,
     OverlapFigure,
     apart,
-    case_rows,
     curves,
-    draw_overlap,
-    early_peak,
+    early_place,
     farthest,
     layer_of_each,
+    layer_panels,
     made_up,
+    overlap_panel,
     overlap_rows,
     place,
     places,
-    title_of,
+    relative_overlap,
 )
+from theodolite.experiments.lab.panels import Panel, draw_panels
 from theodolite.experiments.query import select, values_of
 from theodolite.measures.hessian import correspondence
 from theodolite.results import Row
 
 CONVOLUTIONS = [f"conv{i}" for i in range(1, 9)]
 RESIDUAL = [f"conv{i}" for i in range(1, 18)]
-DROPS = "drops after exceeding the dimension of final output"
-VGG_200 = replace(SOURCE, network="VGG11-W200")
-
-
-def drop(rows: list[Row]) -> float:
-    """Overlap of a last layer at 1.5 c over that at c − 1."""
-    curve = {row["k"]: row["overlap"] for row in rows}
-    return float(curve[max(curve)] / curve[rows[0]["outputs"] - 1])
+DROPS = paper("drops after exceeding the dimension of final output", "E.2.2")
+SHARP_DECREASE = paper("a sharp decrease after dimension 9", "F.3.3")
 
 
 convolutions = curves(layer=lambda layer: layer.startswith("conv") and layer != "conv1")
-classifier_drop = curves(layer=lambda layer: layer.startswith("fc")).by("network", "layer").each(drop).max()
+last_layers = curves(layer=lambda layer: layer.startswith("fc")).by("network", "layer")
+#: Overlap at 1.5 c, the last of the curve, over that at c − 1.
+classifier_drop = last_layers.each(lambda curve: relative_overlap(curve, curve[-1]["k"], curve[0]["outputs"] - 1)).max()
 
 
 class Figure10(OverlapFigure):
@@ -74,48 +57,29 @@ class Figure10(OverlapFigure):
     where = "appendix E.2.2: VGG11 on CIFAR10 and CIFAR100, ResNet18 on CIFAR100"
     study = Overlap.of(
         tiny=apart(MINI, layers=["conv1", "conv2", "fc3"], models=3),
-        laptop=apart(replace(MINI, epochs=100, until=0.02, samples=1437), layers=["conv1", "conv2", "fc3"], models=5),
+        laptop=apart(MINI.but(epochs=100, until=0.02, samples=1437), layers=["conv1", "conv2", "fc3"], models=5),
         paper=[
-            *apart(*networks_of(SOURCE, "VGG11-W32", "VGG11-W200"), layers=[*CONVOLUTIONS, "fc1"], models=5),
-            *apart(*networks_of(SOURCE_100, "VGG11-W48", "VGG11-W80"), layers=[*CONVOLUTIONS, "fc1"], models=5),
-            *apart(*networks_of(SOURCE_100, "ResNet18-W48", "ResNet18-W64", "ResNet18-W80"), layers=[*RESIDUAL, "fc1"], models=5),
+            *apart("CIFAR10 VGG11-W32", "CIFAR10 VGG11-W200", layers=[*CONVOLUTIONS, "fc1"], models=5),
+            *apart("CIFAR100 VGG11-W48", "CIFAR100 VGG11-W80", layers=[*CONVOLUTIONS, "fc1"], models=5),
+            *apart(*(f"CIFAR100 ResNet18-W{width}" for width in (48, 64, 80)), layers=[*RESIDUAL, "fc1"], models=5),
         ],
     )
-    claims = (
-        at_least(
+    claims = {
+        # 8 ± 3 channels
+        "the overlap of most convolutions behind the first peaks at the number of channels (share within 3/8 of it)": at_least(
             0.5,
-            "the overlap of most convolutions behind the first peaks at the number of channels (share within 3/8 of it)",
-            # 8 ± 3 channels
-            places(curves(layer=lambda layer: layer.startswith("conv") and layer != "conv1")).share(
-                lambda p: abs(p - 1) <= 0.375
-            ),
-            reported=paper("for most of the convolutional layers, around the number of output channels", "E.2.2"),
+            places(convolutions).share(lambda p: abs(p - 1) <= 0.375),
+            **paper("for most of the convolutional layers, around the number of output channels", "E.2.2"),
         ),
-        at_most(
-            1.0,
-            "the overlap of the classifier drops behind the number c of classes (at 1.5 c over at c − 1)",
-            classifier_drop,
-            reported=paper(DROPS, "E.2.2"),
+        "the overlap of the classifier drops behind the number c of classes (at 1.5 c over at c − 1)": at_most(
+            1.0, classifier_drop, **DROPS
         ),
-    )
+    }
 
 
-def decline(rows: list[Row]) -> float:
-    """Overlap at twice the place of the early peak over the peak."""
-    top = early_peak(rows)
-    return float(next(row["overlap"] for row in rows if row["k"] == 2 * top["k"]) / top["overlap"])
-
-
-def lower_than_others(rows: list[Row]) -> float:
-    """Overlap at c − 1 of the layer with the early peak, over the smallest of the other layers of its network."""
-    early = early_layer.found(rows)[0]
-    nine = curves(network=early["network"], k=9).found(rows)
-    own = next(row["overlap"] for row in nine if row["layer"] == early["layer"])
-    return float(own / min(row["overlap"] for row in nine if row["layer"] != early["layer"]))
-
-
-#: The curve of fc2 of a fully connected network, and those with a delayed peak.
-early_layer = curves(layer="fc2", network=lambda network: network.startswith("F-"))
+#: The curves of a fully connected network, that of its fc2 and the others; and those with a delayed peak.
+dense = curves(network=lambda network: network.startswith("F-"))
+early_layer, other_layers = dense(layer="fc2"), dense(layer=lambda layer: layer != "fc2")
 delayed = curves.where(lambda row: row["network"].startswith("heavy") or row["layer"] in ("conv2", "conv7"))
 
 
@@ -133,36 +97,32 @@ class Figure12(OverlapFigure):
         tiny=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=3) + made_up("heavy tail", outputs=60, pairs=10),
         laptop=apart(DIGITS, layers=["fc1", "fc2", "fc3"], models=6) + made_up("heavy tail", outputs=60, pairs=40),
         paper=[
-            *apart(SOURCE_MNIST, layers=["fc1", "fc2", "fc3"], models=5),
-            *apart(VGG_200, layers=["conv2", "conv5"], models=5),
-            *apart(replace(SOURCE_100, network="ResNet18-W48"), layers=["conv7"], models=5),
+            *apart("MNIST F-200^2", layers=["fc1", "fc2", "fc3"], models=5),
+            *apart("CIFAR10 VGG11-W200", layers=["conv2", "conv5"], models=5),
+            *apart("CIFAR100 ResNet18-W48", layers=["conv7"], models=5),
         ],
     )
-    claims = (
-        within(
-            *(2, 9, "fc2 has a small peak at c − 1 (place of the largest overlap among the first m/2 dimensions)"),
-            early_layer.measure(lambda rows: float(early_peak(rows)["k"])),
-            reported=paper("a small peak at very small dimensions; around 10 for fc2 of F-200^2", "E.2.3 and F.3.3"),
+    claims = {
+        "fc2 has a small peak at c − 1 (place of the largest overlap among the first m/2 dimensions)": within(
+            2,
+            9,
+            early_layer.measure(early_place),
+            **paper("a small peak at very small dimensions; around 10 for fc2 of F-200^2", "E.2.3 and F.3.3"),
         ),
-        at_most(
+        "the overlap declines behind the early peak (at twice its place, over the peak)": at_most(
             1.0,
-            "the overlap declines behind the early peak (at twice its place, over the peak)",
-            early_layer.measure(decline),
-            reported=paper("a sharp decrease after dimension 9", "F.3.3"),
+            early_layer.measure(lambda curve: relative_overlap(curve, 2 * early_place(curve), early_place(curve))),
+            **SHARP_DECREASE,
         ),
-        at_most(
+        "the overlap there is lower than in the other layers (at c − 1, over the smallest of the others)": at_most(
             1.0,
-            "the overlap there is lower than in the other layers (at c − 1, over the smallest of the others)",
-            lower_than_others,
-            reported=paper("significantly lower than the other layers", "E.2.3"),
+            early_layer(k=9).only("overlap") / other_layers(k=9).min("overlap"),
+            **paper("significantly lower than the other layers", "E.2.3"),
         ),
-        at_least(
-            1.3,
-            "with a heavy tail the peak lies beyond m (place of the peak over m)",
-            places(delayed).min(),
-            reported=paper("the peak dimension is larger than the output dimension", "E.2.3"),
+        "with a heavy tail the peak lies beyond m (place of the peak over m)": at_least(
+            1.3, places(delayed).min(), **paper("the peak dimension is larger than the output dimension", "E.2.3")
         ),
-    )
+    }
 
 
 def level(rows: list[Row]) -> float:
@@ -192,29 +152,24 @@ class Figure23(OverlapFigure):
             *apart(CIFAR, layers=["fc3"], models=2),
         ],
         paper=[
-            *apart(SOURCE_MNIST, SOURCE, layers=["fc3"], models=5),
-            *apart(VGG_200, replace(SOURCE_100, network="ResNet18-W64"), layers=["fc1"], models=5),
+            *apart("MNIST F-200^2", "CIFAR10 LeNet5", layers=["fc3"], models=5),
+            *apart("CIFAR10 VGG11-W200", "CIFAR100 ResNet18-W64", layers=["fc1"], models=5),
         ],
     )
-    claims = (
-        at_most(
+    claims = {
+        "the overlap is level up to c − 1 (largest over smallest, the worst network)": at_most(
             2.0,
-            "the overlap is level up to c − 1 (largest over smallest, the worst network)",
             below_classes.each(rows.max("overlap") / rows.min("overlap")).max(),
-            reported=paper("will stay high before dimension m", "F.3.2"),
+            **paper("will stay high before dimension m", "F.3.2"),
         ),
-        between(
-            *(0.5, 2.0, "its level is (v₁·v₁')² (mean overlap up to c − 1 over that, the network farthest from 1)"),
+        "its level is (v₁·v₁')² (mean overlap up to c − 1 over that, the network farthest from 1)": between(
+            0.5,
+            2.0,
             rows.by("network", "layer").each(level).reduce(farthest),
-            reported=paper("approximately (t₁·t₂)² for all dimensions k <= m", "F.3.2"),
+            **paper("approximately (t₁·t₂)² for all dimensions k <= m", "F.3.2"),
         ),
-        at_most(
-            1.0,
-            "it falls behind the number c of classes (at 1.5 c over at c − 1, the largest)",
-            classifier_drop,
-            reported=paper(DROPS, "E.2.2"),
-        ),
-    )
+        "it falls behind the number c of classes (at 1.5 c over at c − 1, the largest)": at_most(1.0, classifier_drop, **DROPS),
+    }
 
 
 # Why: the spectra of the two factors
@@ -222,14 +177,13 @@ class Figure23(OverlapFigure):
 
 def from_predicted(rows: list[Row]) -> float:
     """Distance between the place of the early peak and K*, the number of directions u_i ⊗ v₁ that the factors predict."""
-    return float(abs(early_peak(curves.of(rows))["k"] - select(rows, kind="layer")[0]["rank_one_count"]))
+    return float(abs(early_place(curves.of(rows)) - select(rows, kind="layer")[0]["rank_one_count"]))
 
 
 def fall(rows: list[Row]) -> float:
     """Overlap at twice K* over that at K*."""
     count = round(select(rows, kind="layer")[0]["rank_one_count"])
-    curve = {row["k"]: row["overlap"] for row in curves.of(rows)}
-    return float(curve[2 * count] / curve[count])
+    return relative_overlap(curves.of(rows), 2 * count, count)
 
 
 class Figure24(NetworkStudy, Experiment):
@@ -241,82 +195,59 @@ class Figure24(NetworkStudy, Experiment):
     """
 
     item, where = "wu-zhu-2020 Figure 24", "appendix F.3.3: fc2 of F-200^2 on MNIST"
-    sizes = case_sizes(
-        tiny=cases(DIGITS, layer="fc2", models=[["default", 3]], corner=20),
-        laptop=cases(MNIST, layer="fc2", models=[["default", 3]], corner=20),
-        paper=cases(SOURCE_MNIST, layer="fc2", models=[["default", 5]], corner=20),
-    )
-    claims = (
-        at_most(
-            2,
-            "the early peak lies at K* (distance, among the first m/2 dimensions)",
-            from_predicted,
-            reported=paper("grows linearly below dimension 10, sharp decrease after 9", "F.3.3"),
+    sizes = {
+        "tiny": cases(DIGITS, layer="fc2", models=[["default", 3]], corner=20),
+        "laptop": cases(MNIST, layer="fc2", models=[["default", 3]], corner=20),
+        "paper": cases("MNIST F-200^2", layer="fc2", models=[["default", 5]], corner=20),
+    }
+    claims = {
+        "the early peak lies at K* (distance, among the first m/2 dimensions)": at_most(
+            2, from_predicted, **paper("grows linearly below dimension 10, sharp decrease after 9", "F.3.3")
         ),
-        at_most(
-            1.0,
-            "behind K* the overlap falls (at 2 K* over at K*)",
-            fall,
-            reported=paper("a sharp decrease of overlap after dimension 9", "F.3.3"),
+        "behind K* the overlap falls (at 2 K* over at K*)": at_most(
+            1.0, fall, **paper("a sharp decrease of overlap after dimension 9", "F.3.3")
         ),
-        at_least(
+        "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_j))": at_least(
             0.8,
-            "the first nine eigenvectors lie along v₁ (mean of Corr(v₁, h_j))",
             rows(kind="correspondence", matrix="true", i=1, j=range(1, 10)).mean("value"),
-            reported=paper("h_i ≈ r_i ⊗ E[x] for i <= 9", "F.3.3"),
+            **paper("h_i ≈ r_i ⊗ E[x] for i <= 9", "F.3.3"),
         ),
-        within(
-            *(0.1, 0.25, "the growth up to nine dimensions, carried on to m, would reach an overlap of about a quarter"),
+        "the growth up to nine dimensions, carried on to m, would reach an overlap of about a quarter": within(
+            0.1,
+            0.25,
             curves(k=9).column(lambda row: row["overlap"] * row["outputs"] / 9).only(),
-            reported=paper(0.25, "F.3.3 (0.012 at 9 of 200 dimensions)"),
+            **paper(0.25, "F.3.3 (0.012 at 9 of 200 dimensions)"),
         ),
-    )
+    }
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
         layer, corner = job["layer"], job["corner"]
         # Up to m/2 shows the early peak and its fall; the whole curve is that of Figure 12.
-        layers = layer_of_each(problems_of(job, weights), layer, reach=0.5)
+        layers = layer_of_each(self.problems(job, weights), layer, reach=0.5)
         yield from overlap_rows(layers, network=job["setup"]["network"], layer=layer)
         factors, pairs = layers[0]
         for name, factor in (("output Hessian", factors.output), ("input auto-correlation", factors.input)):
             values = torch.linalg.eigvalsh(factor).flip(0)[:corner]
-            for i, value in enumerate((values / values[0]).tolist(), start=1):
-                yield {"kind": "spectrum", "factor": name, "i": i, "value": value}
+            yield from numbered({"kind": "spectrum", "factor": name}, value=values / values[0])
         approximate = factors.top_eigenpairs(corner).vectors
         for name, vectors in (("true", pairs.vectors[:, :corner]), ("approximate", approximate)):
-            table = correspondence(vectors, factors).inputs[:corner]
-            for i, line in enumerate(table.tolist(), start=1):
-                for j, value in enumerate(line, start=1):
-                    yield {"kind": "correspondence", "matrix": name, "i": i, "j": j, "value": value}
+            yield from entries({"kind": "correspondence", "matrix": name}, correspondence(vectors, factors).inputs[:corner])
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(4, columns=2, size=PANEL)
-        curve = curves.of(rows)
-        draw_overlap(curve, f"{curve[0]['layer']} of {curve[0]['network']}, m = {curve[0]['outputs']}", axes[0])
-        count = select(rows, kind="layer")[0]["rank_one_count"]
-        plots.reference(axes[0], x=count, label=f"K* = {count:g}")
-        plots.eigenvalues(
-            select(rows, kind="spectrum"),
-            value="value",
-            index="i",
-            by="factor",
-            log=True,
-            xlabel="rank",
-            ylabel="eigenvalue over the largest",
-            title="Spectra of the factors",
-            ax=axes[1],
+        curve, count = curves.of(rows), select(rows, kind="layer")[0]["rank_one_count"]
+        title = f"{curve[0]['layer']} of {curve[0]['network']}, m = {curve[0]['outputs']}"
+        look: dict[str, Any] = {"value": "value", "index": "i", "by": "factor", "log": True, "xlabel": "rank"}
+        look |= {"ylabel": "eigenvalue over the largest", "title": "Spectra of the factors"}
+        return draw_panels(
+            overlap_panel(curve, title).line(x=count, label=f"K* = {count:g}"),
+            Panel("eigenvalues", select(rows, kind="spectrum"), **look),
+            *(
+                correspondence_panel(select(rows, kind="correspondence", matrix=name), f"{name} Hessian with E[xxᵀ]", "v_i")
+                for name in ("true", "approximate")
+            ),
+            columns=2,
+            size=PANEL,
         )
-        for ax, name in zip(axes[2:], ("true", "approximate"), strict=True):
-            draw_correspondence(select(rows, kind="correspondence", matrix=name), f"{name} Hessian with E[xxᵀ]", "v_i", ax)
-        return figure
-
-
-def late_over_early(rows: list[Row]) -> float:
-    """Overlap at m over that at nine dimensions."""
-    curve = {row["k"]: row["overlap"] for row in rows}
-    return float(curve[rows[0]["outputs"]] / curve[9])
 
 
 #: Nine outliers are those of conv5 at the source's size, the heavy tail is that of conv2.
@@ -338,41 +269,31 @@ class Figure25(OverlapFigure):
     study = Overlap.of(
         tiny=made_up(*SPECTRA, outputs=60, pairs=20),
         laptop=made_up(*SPECTRA, outputs=120, pairs=40),
-        paper=made_up("flat", outputs=200, pairs=20) + apart(VGG_200, layers=["conv2", "conv5"], models=5, reach=2.0),
+        paper=made_up("flat", outputs=200, pairs=20)
+        + apart("CIFAR10 VGG11-W200", layers=["conv2", "conv5"], models=5, reach=2.0),
     )
-    claims = (
-        within(
-            *(0.034, 1.0, "a flat spectrum of the output Hessian puts the peak at m (place over m)"),  # 2 of 60 dimensions
-            curves(network="flat").measure(place),
-            reported=paper("peak at m", "Theorem F.1", "theory"),
+    claims = {
+        # 2 of 60 dimensions
+        "a flat spectrum of the output Hessian puts the peak at m (place over m)": within(
+            0.034, 1.0, curves(network="flat").measure(place), **paper("peak at m", "Theorem F.1", "theory")
         ),
-        within(
-            *(1, 9, "nine outliers put it at nine (place among the first m/2 dimensions)"),
-            outliers.measure(lambda rows: float(early_peak(rows)["k"])),
-            reported=paper("a low peak at very small dimensions", "E.2.3 and F.3.3"),
+        "nine outliers put it at nine (place among the first m/2 dimensions)": within(
+            1,
+            9,
+            outliers.measure(early_place),
+            **paper("a low peak at very small dimensions", "E.2.3 and F.3.3"),
         ),
-        at_most(
-            1.0,
-            "behind it little is shared (overlap at m over that at nine)",
-            outliers.measure(late_over_early),
-            reported=paper("a sharp decrease after dimension 9", "F.3.3"),
+        "behind it little is shared (overlap at m over that at nine)": at_most(
+            1.0, outliers.measure(lambda curve: relative_overlap(curve, curve[0]["outputs"], 9)), **SHARP_DECREASE
         ),
-        at_least(
-            1.3,
-            "a heavy tail delays the peak (place over m)",
-            heavy_tail.measure(place),
-            reported=paper("a delayed and flattened peak, later than the output dimension", "F.3.3"),
+        "a heavy tail delays the peak (place over m)": at_least(
+            1.3, heavy_tail.measure(place), **paper("a delayed and flattened peak, later than the output dimension", "F.3.3")
         ),
-    )
+    }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        found = values_of(curves.of(rows), "network", "layer")
-        figure, axes = plots.panels(len(found) + 1, columns=2, size=PANEL)
         look: dict[str, Any] = {"by": "network", "log": "y", "markers": False, "labels": "legend", "xlabel": "rank"}
         look |= {"ylabel": "eigenvalue over the largest", "title": "Spectrum of the output Hessian"}
-        plots.curves(select(rows, kind="spectrum"), "i", "value", **look, ax=axes[0])
-        for ax, case in zip(axes[1:], found, strict=True):
-            draw_overlap(case_rows(rows, case), title_of(case), ax, names=ax is axes[min(2, len(found))])
-        return figure
+        spectrum = Panel("curves", select(rows, kind="spectrum"), "i", "value", **look)
+        legend = min(1, len(values_of(curves.of(rows), "network", "layer")) - 1)
+        return draw_panels(spectrum, *layer_panels(rows, lambda place, _: place == legend), columns=2, size=PANEL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from theodolite.data import load
 from theodolite.experiments import Experiment, at_most, between, equal, rows, sizes
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.query import select, values_of
+from theodolite.experiments.hessian.networks import NAMES, if_any, random_labels
+from theodolite.experiments.lab.panels import draw_panels, scatter
+from theodolite.experiments.query import Value, select, values_of
+from theodolite.experiments.study import grid
 from theodolite.models import build, count_parameters
 from theodolite.problem.activations import recorded_calls
 from theodolite.results import Row
@@ -33,10 +36,6 @@ DATA_SETS: dict[str, dict[str, Any]] = {
     "MNIST-2": {**_MNIST, "classes": 2},
     "MNIST-R": {**_MNIST, "classes": 10},
 }
-
-
-def _without_norms(lines: list[Line]) -> list[Line]:
-    return [line for line in lines if not line[1].startswith("BatchNorm")]
 
 
 #: Wu, Zhu et al. 2020, Table 5 (Wu 2023, Table C.4); Tables 4 and C.3 are the same without the norms.
@@ -68,7 +67,7 @@ TABLES: dict[str, list[Line]] = {
         ("", "ReLU", (200,), (200,)),
         ("fc3", "Linear", (200,), (10,)),
     ],
-    "LeNet5": _without_norms(_LENET_BN),
+    "LeNet5": [line for line in _LENET_BN if not line[1].startswith("BatchNorm")],
     "LeNet5-BN": _LENET_BN,
 }
 
@@ -108,27 +107,22 @@ CONVOLUTIONS: dict[str, int] = {
 
 
 VARIANTS = {"true": "", "random": "-R", "two": "-2"}
-TITLES = {"mnist": "MNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 def labelled_as(kind: str, labels: Tensor, classes: int, seed: int) -> tuple[Tensor, int]:
     """The labels of a variant and how many classes it has: as they are, drawn at random, or the first half against the rest."""
     if kind == "random":
-        return torch.randint(0, classes, labels.shape, generator=torch.Generator().manual_seed(1000 + seed)), classes
+        return random_labels(labels, classes, seed), classes
     if kind == "two":
         return (labels >= classes // 2).long(), 2
     return labels, classes
 
 
-def wrong_entries(data: str, *columns: str) -> Callable[[list[Row]], float]:
+def wrong_entries(data: str, *columns: str) -> Value:
     """How many entries of the source's table differ from ours, in these columns; NaN where none of its lines was read."""
-
-    def measure(rows: list[Row]) -> float:
-        lines = [row for row in rows if row["table"] in DATA_SETS and row["table"].startswith(data)]
-        wrong = sum(row[column] != DATA_SETS[row["table"]][column] for row in lines for column in columns)
-        return float(wrong) if lines else math.nan
-
-    return measure
+    lines = rows(table=[name for name in DATA_SETS if name.startswith(data)])
+    wrong = lines.column(lambda row: float(sum(row[column] != DATA_SETS[row["table"]][column] for column in columns)))
+    return if_any(lines, wrong.sum())
 
 
 def from_chance(row: Row) -> float:
@@ -151,41 +145,29 @@ class Table2(Experiment):
         laptop={"data": ("digits", "mnist", "cifar10", "cifar100")},
         paper={"data": ("mnist", "cifar10", "cifar100")},
     )
-    claims = (
-        equal(
+    claims = {
+        "MNIST, MNIST-2 and MNIST-R: entries of the table that differ": equal(
             0,
-            "MNIST, MNIST-2 and MNIST-R: entries of the table that differ",
             wrong_entries("MNIST", "train", "test", "channels", "height", "width", "classes"),
             says="60000 train, 10000 test, 28×28",
             since="laptop",
         ),
-        equal(
+        "CIFAR: sizes of images and numbers of classes that differ from the table": equal(
             0,
-            "CIFAR: sizes of images and numbers of classes that differ from the table",
             wrong_entries("CIFAR", "channels", "height", "width", "classes"),
             says="3×32×32, 10 and 100 classes",
             since="laptop",
         ),
-        equal(
-            0,
-            "CIFAR: numbers of images that differ from the table",
-            wrong_entries("CIFAR", "train", "test"),
-            says="50000 train, 10000 test",
-            since="paper",
+        "CIFAR: numbers of images that differ from the table": equal(
+            0, wrong_entries("CIFAR", "train", "test"), says="50000 train, 10000 test", since="paper"
         ),
-        at_most(
-            1e-4,
-            "inputs are scaled to mean zero, channel by channel (largest mean left)",
-            abs(rows["mean"]).max(),
-            reported=paper("zero mean", "appendix D.1 and F.4"),
+        "inputs are scaled to mean zero, channel by channel (largest mean left)": at_most(
+            1e-4, abs(rows["mean"]).max(), **paper("zero mean", "appendix D.1 and F.4")
         ),
-        at_most(
-            4.0,
-            "random labels know nothing of the true ones (distance of their agreement from 1/c, in standard errors)",
-            rows(labels="random").column(from_chance).max(),
-            says="random labels",
+        "random labels know nothing of the true ones (distance of their agreement from 1/c, in standard errors)": at_most(
+            4.0, rows(labels="random").column(from_chance).max(), says="random labels"
         ),
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for data in p.data:
@@ -199,7 +181,7 @@ class Table2(Experiment):
         y, classes = labelled_as(job["labels"], data.y_train, len(data.classes), job["seed"])
         channels, height, width = data.x_train.shape[1:]
         return {
-            "table": TITLES.get(job["data"], job["data"]) + VARIANTS[job["labels"]],
+            "table": NAMES[job["data"]] + VARIANTS[job["labels"]],
             "labels": job["labels"],
             "train": len(data.y_train),
             "test": len(data.y_test),
@@ -213,34 +195,31 @@ class Table2(Experiment):
         }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(3, size=(3.4, 3.0))
         names = values_of(rows, "table")
         printed = [{"table": name, **DATA_SETS[name]} for name in names if name in DATA_SETS]
         placed = [
-            {**row, "source": source, "pixels": _pixels(row), "place": names.index(row["table"]) + shift}
+            {
+                **row,
+                "source": source,
+                "pixels": math.prod(row[side] for side in ("channels", "height", "width")),
+                "place": names.index(row["table"]) + shift,
+            }
             for found, source, shift in ((rows, "here", -0.14), (printed, "Table 2", 0.14))
             for row in found
         ]
         columns = {"train": "training images", "pixels": "numbers in an image", "classes": "classes"}
-        for ax, (column, ylabel) in zip(axes, columns.items(), strict=True):
-            plots.scatter(placed, "place", column, by="source", log="y", xlabel="data set", ylabel=ylabel, ax=ax)
-            ax.set_xticks(range(len(names)), names, rotation=40, ha="right")
-            ax.set_xlim(-0.5, len(names) - 0.5)
-        return figure
-
-
-def _pixels(row: Mapping[str, Any]) -> int:
-    return int(row["channels"] * row["height"] * row["width"])
+        panels = [
+            scatter(placed, "place", column, ylabel=ylabel)
+            .then(lambda ax: ax.set_xticks(range(len(names)), names, rotation=40, ha="right"))
+            .set(xlim=(-0.5, len(names) - 0.5))
+            for column, ylabel in columns.items()
+        ]
+        return draw_panels(*panels, size=(3.4, 3.0), by="source", log="y", xlabel="data set")
 
 
 # Networks
 
 
-#: What each network of the tables is fed.
-INPUTS = {"F-200^2": (28, 28)}
-IMAGE = (3, 32, 32)
 networks = rows(kind="network")
 
 
@@ -249,49 +228,35 @@ def modules_of(network: str, seed: int) -> tuple[nn.Module, list[Row]]:
     model = build(network, seed=seed).eval()
     leaves = {name: module for name, module in model.named_modules() if not list(module.children())}
     with recorded_calls(leaves) as calls, torch.no_grad():
-        model(torch.zeros(1, *INPUTS.get(network, IMAGE)))
-    return model, [
-        {
-            "name": call.name,
-            "module": type(call.module).__name__,
-            "place": place,
-            **_sizes("in", call.input.shape[1:]),
-            **_sizes("out", call.output.shape[1:]),
-        }
-        for place, call in enumerate(calls, 1)
-    ]
+        model(torch.zeros(1, *((28, 28) if network == "F-200^2" else (3, 32, 32))))  # as the tables feed them
+    lines = [(call.name, type(call.module).__name__, call.input.shape[1:], call.output.shape[1:]) for call in calls]
+    return model, [_module(place, *line) for place, line in enumerate(lines, start=1)]
 
 
-def _sizes(prefix: str, shape: Any) -> dict[str, int]:
-    """A shape as three columns; 0 stands for a dimension that is not there."""
-    padded = [*shape, 0, 0][:3]
-    return {f"{prefix}_{i}": int(size) for i, size in enumerate(padded)}
+def _module(place: int, name: str, module: str, before: Sequence[int], after: Sequence[int]) -> Row:
+    """A line of a table as a row, each shape in three columns; 0 stands for a dimension that is not there."""
+    shapes = {f"in_{i}": size for i, size in enumerate([*before, 0, 0][:3])}
+    shapes |= {f"out_{i}": size for i, size in enumerate([*after, 0, 0][:3])}
+    return {"name": name, "module": module, "place": place, **shapes}
 
 
-def wrong_lines(network: str) -> Callable[[list[Row]], int]:
-    """How many lines of the source's table of this network differ from what the network does."""
-    of_network = rows(kind="module", network=network)
+def wrong_lines(network: str) -> Value:
+    """How many lines of the source's table of this network differ from what it does; names bind only layers with weights."""
+    table = [_module(place, *line) for place, line in enumerate(TABLES[network], start=1)]
 
-    def measure(rows: list[Row]) -> int:
-        ours = of_network.found(rows)
-        table = TABLES[network]
-        return abs(len(ours) - len(table)) + sum(not _agrees(row, line) for row, line in zip(ours, table, strict=False))
+    def agrees(row: Row, line: Row) -> bool:
+        named = line["name"].startswith(("conv", "fc"))
+        return all(row[key] == value for key, value in line.items() if named or key != "name")
 
-    return measure
+    def wrong(rows: list[Row]) -> int:
+        return abs(len(rows) - len(table)) + sum(not agrees(*pair) for pair in zip(rows, table, strict=False))
 
-
-def _agrees(row: Row, line: tuple[str, str, tuple[int, ...], tuple[int, ...]]) -> bool:
-    """Whether a module is what a line of the table says; only layers with weights have names there that bind."""
-    name, module, before, after = line
-    shapes = {**_sizes("in", before), **_sizes("out", after)}
-    named = row["name"] == name or not name.startswith(("conv", "fc"))
-    return named and row["module"] == module and all(row[key] == size for key, size in shapes.items())
+    return rows(kind="module", network=network).measure(wrong)
 
 
-def wrong_networks(column: str, expected: Mapping[str, int]) -> Callable[[list[Row]], int]:
+def wrong_networks(column: str, expected: Mapping[str, int]) -> Value:
     """How many networks have another number in this column than expected."""
-    known = networks(network=list(expected))
-    return lambda rows: sum(row[column] != expected[row["network"]] for row in known.found(rows))
+    return networks(network=list(expected)).column(lambda row: row[column] != expected[row["network"]]).sum()
 
 
 class Table3(Experiment):
@@ -313,49 +278,34 @@ class Table3(Experiment):
         laptop={},
         paper={},
     )
-    claims = (
-        *(
-            equal(
-                0,
-                f"{network}: lines of {table} that differ",
-                wrong_lines(network),
-                reported=paper(f"{len(TABLES[network])} lines", table),
+    claims = {
+        **{
+            f"{network}: lines of {table} that differ": equal(
+                0, wrong_lines(network), **paper(f"{len(TABLES[network])} lines", table)
             )
             for network, table in (("F-200^2", "Table 3"), ("LeNet5", "Table 4"), ("LeNet5-BN", "Table 5"))
+        },
+        "parameters: networks whose number is not the sum over the layers": equal(
+            0, wrong_networks("parameters", PARAMETERS), **paper("F-200² 199210, LeNet5 62006", "Tables 3 and 4", "theory")
         ),
-        equal(
-            0,
-            "parameters: networks whose number is not the sum over the layers",
-            wrong_networks("parameters", PARAMETERS),
-            reported=paper("F-200² 199210, LeNet5 62006", "Tables 3 and 4", "theory"),
+        "convolutions but the first: networks whose number differs from Table 7": equal(
+            0, wrong_networks("convolutions", CONVOLUTIONS), **paper("LeNet5 1, VGG11 7, ResNet18 19", "Table 7")
         ),
-        equal(
-            0,
-            "convolutions but the first: networks whose number differs from Table 7",
-            wrong_networks("convolutions", CONVOLUTIONS),
-            reported=paper("LeNet5 1, VGG11 7, ResNet18 19", "Table 7"),
+        "batch norm has neither scale nor shift (parameters in it)": equal(
+            0, networks.max("norm_parameters"), **paper("learnable parameters turned off", "appendix D.2")
         ),
-        equal(
-            0,
-            "batch norm has neither scale nor shift (parameters in it)",
-            networks.max("norm_parameters"),
-            reported=paper("learnable parameters turned off", "appendix D.2"),
+        "weights begin within Xavier's bound √(6/(in + out)) (largest weight over bound)": between(
+            0.9, 1.0, networks.max("weight_over_bound"), **paper("Xavier", "appendix D.3")
         ),
-        between(
-            *(0.9, 1.0, "weights begin within Xavier's bound √(6/(in + out)) (largest weight over bound)"),
-            networks.max("weight_over_bound"),
-            reported=paper("Xavier", "appendix D.3"),
-        ),
-        equal(0, "biases begin at zero (largest)", networks.max("bias"), reported=paper("zero", "appendix D.3")),
-    )
+        "biases begin at zero (largest)": equal(0, networks.max("bias"), **paper("zero", "appendix D.3")),
+    }
     departs = (
         "The source calls its initialisation both PyTorch's default and Xavier with zero bias, which differ; the second "
         "statement is followed."
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for network in p.networks:
-            yield {"network": network, "seed": 0}
+        return grid(p, network=p.networks, seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         model, modules = modules_of(job["network"], job["seed"])
@@ -377,7 +327,10 @@ class Table3(Experiment):
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
 
-        modules = [{**row, "size": _volume(row)} for row in select(rows, kind="module", network=list(TABLES))]
+        modules = [
+            {**row, "size": math.prod(row[f"out_{i}"] or 1 for i in range(3))}
+            for row in select(rows, kind="module", network=list(TABLES))
+        ]
         sums = [
             {**row, "sum": PARAMETERS[row["network"]], "family": row["network"].split("-")[0]}
             for row in select(rows, kind="network")
@@ -385,8 +338,7 @@ class Table3(Experiment):
         lines = [(i, math.prod(after)) for table in TABLES.values() for i, (_, _, _, after) in enumerate(table, start=1)]
         figure, (left, right) = plots.panels(2, size=(4.6, 3.4))
         plots.curves(modules, "place", "size", by="network", log="y", labels="legend", xlabel="module", ylabel="outputs", ax=left)
-        places, heights = zip(*lines, strict=True)
-        left.plot(places, heights, "o", mfc="none", ms=9, color="#555555", label="source")
+        left.plot(*zip(*lines, strict=True), "o", mfc="none", ms=9, color="#555555", label="source")
         left.legend(fontsize=8)
         look: dict[str, Any] = {"by": "family", "log": "xy", "identity": True}
         plots.scatter(sums, "sum", "parameters", **look, xlabel="sum over the layers", ylabel="parameters", ax=right)
@@ -396,7 +348,3 @@ class Table3(Experiment):
 def _xavier(layer: nn.Conv2d | nn.Linear) -> float:
     outputs, inputs = layer.weight.shape[:2]
     return math.sqrt(6 / ((outputs + inputs) * math.prod(layer.weight.shape[2:])))
-
-
-def _volume(row: Row) -> int:
-    return math.prod(int(row[f"out_{i}"]) for i in range(3) if row[f"out_{i}"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,24 +15,23 @@ from theodolite.experiments.hessian import paper
 from theodolite.experiments.hessian.networks import (
     DIGITS,
     MNIST,
-    SOURCE,
-    SOURCE_MNIST,
     NetworkStudy,
     Setup,
-    case_sizes,
+    as_printed,
     cases,
     layer_factors,
-    layer_pairs,
+    layers_of,
     network_of,
-    problems_of,
+    numbered,
+    train_on,
 )
+from theodolite.experiments.lab.panels import curves, draw_panels
 from theodolite.experiments.query import select
 from theodolite.experiments.study import Computation
 from theodolite.measures.hessian import Autocorrelation, EigenTrajectory, autocorrelation, outlier_count, track_eigenpairs
 from theodolite.operators import DenseOperator
 from theodolite.problem import Problem
 from theodolite.results import Row
-from theodolite.training import train
 
 CLASSES = 10
 MATRICES = ("output Hessian", "layer Hessian")
@@ -43,8 +42,11 @@ models = rows(kind="model")
 
 def _stages(setup: Setup, random: Setup, seeds: int) -> list[dict[str, Any]]:
     """A network at its start and at a minimum, and one that is too small for its random labels."""
-    setups = zip(STAGES, (setup.at_init(), setup, random), strict=True)
+    setups = zip(STAGES, (setup.but(epochs=0), setup, random), strict=True)
     return [case for stage, found in setups for case in cases(found, seeds=seeds, stage=stage, layer="fc2")]
+
+
+SAME_RATIOS = "the first nine eigenvalues of both matrices have the same ratios (correlation, smallest without random labels)"
 
 
 class Figure4(NetworkStudy, Experiment):
@@ -57,43 +59,37 @@ class Figure4(NetworkStudy, Experiment):
 
     item, where = "wu-zhu-2020 Figure 4", "section 4.4"
     departs = "A width of 200 on digits too: with 40 units the outliers of the initialisation are not yet apart."
-    sizes = case_sizes(
-        tiny=_stages(replace(DIGITS, network="F-200^2"), Setup("F-20^2", labels="random", epochs=30), 3),
-        laptop=_stages(MNIST, replace(MNIST, network="F-20^2", labels="random", epochs=5), 3),
-        paper=_stages(SOURCE_MNIST, replace(SOURCE_MNIST, network="F-20^2", labels="random"), 5),
-    )
-    claims = (
-        at_least(
-            0.95,
-            "the first nine eigenvalues of both matrices have the same ratios (correlation, smallest without random labels)",
-            models(stage=STAGES[:2]).min("correlation"),
-            reported=paper("the same relative ratios", "section 4.4"),
+    sizes = {
+        "tiny": _stages(DIGITS.but(network="F-200^2"), Setup("F-20^2", labels="random", epochs=30), 3),
+        "laptop": _stages(MNIST, MNIST.but(network="F-20^2", labels="random", epochs=5), 3),
+        "paper": _stages(as_printed("MNIST F-200^2"), as_printed("MNIST-R F-20^2"), 5),
+    }
+    claims = {
+        SAME_RATIOS: at_least(
+            0.95, models(stage=STAGES[:2]).min("correlation"), **paper("the same relative ratios", "section 4.4")
         ),
-        *(
-            equal(
+        **{
+            f"{stage}: the {matrix} has c − 1 = 9 outliers (median over seeds)": equal(
                 9.0,
-                f"{stage}: the {matrix} has c − 1 = 9 outliers (median over seeds)",
                 models(stage=stage).median(f"{matrix} outliers"),
-                reported=paper("a gap around the number of classes", "section 4.4 and Figure 4"),
+                **paper("a gap around the number of classes", "section 4.4 and Figure 4"),
             )
             for stage in STAGES[:2]
             for matrix in MATRICES
-        ),
-        at_most(
+        },
+        "with random labels the gap at c − 1 of the output Hessian is less than half of that with true labels": at_most(
             0.5,
-            "with random labels the gap at c − 1 of the output Hessian is less than half of that with true labels",
             models(stage="random labels").median("output Hessian gap") / models(stage="true labels").median("output Hessian gap"),
-            reported=paper("the gap does not appear at minimum for random labels", "section 4.4"),
+            **paper("the gap does not appear at minimum for random labels", "section 4.4"),
         ),
-    )
+    }
 
     def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
-        [problem], layer = problems_of(job, weights), job["layer"]
+        [problem], layer = self.problems(job, weights), job["layer"]
         k = 3 * CLASSES  # as far as outliers are looked for
-        tau = torch.linalg.eigvalsh(layer_factors(problem, layer).output).flip(0)[:k]
         # Eigenvalues are exact to the square of the residuals.
-        pairs = layer_pairs(problem, [layer], k, tol=3e-3)[layer]
-        values = dict(zip(MATRICES, (tau, pairs.values), strict=True))
+        factors, pairs = layers_of(problem, [layer], k, tol=3e-3)[layer]
+        values = dict(zip(MATRICES, (torch.linalg.eigvalsh(factors.output).flip(0)[:k], pairs.values), strict=True))
         shared = {"stage": job["stage"], "network": job["setup"]["network"], "layer": layer, "seed": job["seed"]}
         top = torch.stack([v[: CLASSES - 1] / v[0] for v in values.values()])
         row: Row = {"kind": "model", **shared, "correlation": float(torch.corrcoef(top)[0, 1])}
@@ -102,8 +98,7 @@ class Figure4(NetworkStudy, Experiment):
             row[f"{name} gap"] = float((v[CLASSES - 2] / v[CLASSES - 1]).log())
         yield row
         for name, v in values.items():
-            for i, value in enumerate((v / v[0]).tolist(), start=1):
-                yield {"kind": "eigenvalue", **shared, "matrix": name, "i": i, "value": value}
+            yield from numbered({"kind": "eigenvalue", **shared, "matrix": name}, value=v / v[0])
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -129,32 +124,28 @@ class Figure18(NetworkStudy, Experiment):
 
     item = ("wu-zhu-2020 Figure 18", "wu-zhu-2020 Figure 19")
     where = "appendix E.4: fc1 of LeNet5"
-    sizes = case_sizes(  # checkpoints are epochs
-        tiny=cases(DIGITS, layer="fc2", checkpoints=[0, 1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25]),
-        laptop=cases(DIGITS, seeds=5, layer="fc2", checkpoints=[0, 1, 2, 3, 5, 8, 12, 18, 27, 40, 60, 90]),
-        paper=cases(SOURCE, layer="fc1", checkpoints=[0, 1, 2, 5, 10, 20, 50, 100, 200, 400, 700, 1000]),
-    )
-    claims = (
-        at_least(
-            2.5,
-            "E[xxᵀ] has one dominant eigenvalue at every checkpoint (smallest γ₁/γ₂)",
-            checkpoints.min("ratio"),
-            reported=paper("always approximately rank 1", "appendix E.4"),
+    sizes = {  # checkpoints are epochs
+        "tiny": cases(DIGITS, layer="fc2", checkpoints=[0, 1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25]),
+        "laptop": cases(DIGITS, seeds=5, layer="fc2", checkpoints=[0, 1, 2, 3, 5, 8, 12, 18, 27, 40, 60, 90]),
+        "paper": cases("CIFAR10 LeNet5", layer="fc1", checkpoints=[0, 1, 2, 5, 10, 20, 50, 100, 200, 400, 700, 1000]),
+    }
+    claims = {
+        "E[xxᵀ] has one dominant eigenvalue at every checkpoint (smallest γ₁/γ₂)": at_least(
+            2.5, checkpoints.min("ratio"), **paper("always approximately rank 1", "appendix E.4")
         ),
-        at_least(
+        "E[M] has c − 1 = 9 large eigenvalues (share of checkpoints where τ₉/τ₁₀ > τ₁₀/τ₁₁)": at_least(
             0.8,
-            "E[M] has c − 1 = 9 large eigenvalues (share of checkpoints where τ₉/τ₁₀ > τ₁₀/τ₁₁)",
             checkpoints.column(lambda row: row["gap"] > row["next_gap"]).mean(),
-            reported=paper("always around c large eigenvalues", "appendix E.4"),
+            **paper("always around c large eigenvalues", "appendix E.4"),
         ),
-    )
+    }
 
     def needs(self, job: Mapping[str, Any]) -> list[Computation]:
         return []  # it trains, from checkpoint to checkpoint
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         setup, seed, layer = Setup(**job["setup"]), job["seed"], job["layer"]
-        start, (x, y) = network_of(replace(setup.at_init(), samples=10**9), seed)
+        start, (x, y) = network_of(setup.but(epochs=0, samples=10**9), seed)
         problem = Problem(start, nn.CrossEntropyLoss(), (x[: setup.samples], y[: setup.samples]))
         states = _training(copy.deepcopy(start).float(), (x.float(), y), setup, job["checkpoints"], seed)
         seen: list[Autocorrelation] = []
@@ -171,17 +162,12 @@ class Figure18(NetworkStudy, Experiment):
             yield from _checkpoint(found, t, seen[t], {"epoch": epoch, "seed": seed})
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(2)
         shown = select(rows, kind="eigenvalue", i=[1, 2, 3, 5, 9, 10, 11])
         values = [{**row, "at": row["epoch"] + 1, "name": f"{row['i']}"} for row in shown]
-        look: dict[str, Any] = {"by": "name", "log": "xy", "labels": "direct", "xlabel": "epoch + 1"}
         titles = {"input": "Input auto-correlation E[xxᵀ]", "output": "Output Hessian E[M]"}
-        for ax, (factor, title) in zip(axes, titles.items(), strict=True):
-            mine = select(values, factor=factor)
-            plots.curves(mine, "at", "value", **look, ylabel="eigenvalue over the largest", title=title, ax=ax)
-        return figure
+        panels = [curves(select(values, factor=factor), "at", "value", title=title) for factor, title in titles.items()]
+        look: dict[str, Any] = {"by": "name", "log": "xy", "labels": "direct", "xlabel": "epoch + 1"}
+        return draw_panels(*panels, **look, ylabel="eigenvalue over the largest")
 
 
 def _training(
@@ -189,12 +175,9 @@ def _training(
 ) -> Iterator[nn.Module]:
     """The model at each of these epochs, trained in between."""
     sgd = torch.optim.SGD(model.parameters(), lr=setup.rate)
-    done = 0
-    for epoch in checkpoints:
+    for done, epoch in pairwise([0, *checkpoints]):
         if epoch > done:
-            settings: dict[str, Any] = {"epochs": epoch - done, "batch_size": setup.batch, "seed": 1000 * seed + done}
-            train(model, nn.CrossEntropyLoss(), data, sgd, **settings, progress=False)
-            done = epoch
+            train_on(model, data, sgd, setup, range(done, epoch), seed)
         yield model
 
 
@@ -214,5 +197,4 @@ def _checkpoint(
         "next_gap": float(tau[CLASSES - 1] / tau[CLASSES]),
     }
     for name, spectrum in values.items():
-        for i, value in enumerate((spectrum / spectrum[0]).tolist(), start=1):
-            yield {"kind": "eigenvalue", **shared, "factor": name, "i": i, "value": value}
+        yield from numbered({"kind": "eigenvalue", **shared, "factor": name}, value=spectrum / spectrum[0])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from theodolite.experiments import Experiment, at_least, at_most, between, relative, rows, sizes, within
 from theodolite.experiments.hessian import paper, thesis
 from theodolite.experiments.lab.fits import log_log_slope
-from theodolite.experiments.query import Query, select, values_of
+from theodolite.experiments.query import Query, Value, select, values_of
 from theodolite.linalg import subspace_overlap, top_eigenpairs
 from theodolite.measures.hessian import decoupling_error, kronecker_overlap, rank_ratios, sharp_subspace
 from theodolite.operators import kronecker_factors, layer_hessians
@@ -38,26 +38,29 @@ class TwoLayers:
     rates: Tensor
 
 
-def weights_of(n: int, d: int, c: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """W₁ (n, d) and W₂ (c, n) with entries N(0, 1/fan-in)."""
+def network_of(job: Mapping[str, Any]) -> tuple[Tensor, Tensor, Callable[[int], Tensor]]:
+    """W₁ (n, d) and W₂ (c, n) with entries N(0, 1/fan-in), and a function that draws inputs.
+
+    Inputs are Gaussian, or their positive parts; single precision is more than sampling leaves.
+    """
+    n, d, generator = job["n"], job["d"], torch.Generator().manual_seed(job["seed"])
     w1 = torch.randn(n, d, generator=generator, dtype=torch.float64) / math.sqrt(d)
-    return w1, torch.randn(c, n, generator=generator, dtype=torch.float64) / math.sqrt(n)
+    w2 = torch.randn(job["c"], n, generator=generator, dtype=torch.float64) / math.sqrt(n)
+
+    def inputs(count: int) -> Tensor:
+        x = torch.randn(count, d, generator=generator)
+        return x.clamp_min(0.0) if job["rectified"] else x
+
+    return w1, w2, inputs
 
 
-def inputs_of(count: int, d: int, rectified: bool, generator: torch.Generator) -> Tensor:
-    """Gaussian inputs, or their positive parts; single precision is more than sampling leaves."""
-    x = torch.randn(count, d, generator=generator)
-    return x.clamp_min(0.0) if rectified else x
-
-
-def two_layers(n: int, d: int, c: int, samples: int, *, rectified: bool, seed: int) -> TwoLayers:
+def two_layers(job: Mapping[str, Any]) -> TwoLayers:
     """y = relu(W₁x), z = W₂y; expectations over x with the weights held."""
-    generator = torch.Generator().manual_seed(seed)
-    w1, w2 = weights_of(n, d, c, generator)
+    (w1, w2, inputs), samples, n, c = network_of(job), job["samples"], job["n"], job["c"]
     m, gates = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64)
     mean_a = torch.zeros(c, c, dtype=torch.float64)
     for start in range(0, samples, CHUNK):
-        u = inputs_of(min(CHUNK, samples - start), d, rectified, generator) @ w1.T.float()
+        u = inputs(min(CHUNK, samples - start)) @ w1.T.float()
         gate = (u > 0).float()
         p = (u.clamp_min(0.0) @ w2.T.float()).softmax(-1)
         # Rows √p_j (e_j − p)ᵀ W₂ D; their outer products, summed over j, are D W₂ᵀ A W₂ D.
@@ -69,37 +72,18 @@ def two_layers(n: int, d: int, c: int, samples: int, *, rectified: bool, seed: i
     return TwoLayers(m, (w2.T @ mean_a @ w2) * gates, mean_a, w2, gates.diagonal().clone())
 
 
-def logits(n: int, d: int, c: int, samples: int, *, rectified: bool, seed: int) -> Tensor:
-    """z (samples, c) of such a network."""
-    generator = torch.Generator().manual_seed(seed)
-    w1, w2 = weights_of(n, d, c, generator)
-    x = inputs_of(samples, d, rectified, generator)
-    return ((x @ w1.T.float()).clamp_min(0.0) @ w2.T.float()).double()
-
-
-def first_layer_problem(n: int, d: int, c: int, samples: int, *, rectified: bool, seed: int) -> Problem:
+def first_layer_problem(job: Mapping[str, Any]) -> Problem:
     """The same network as a problem; labels do not matter to its curvature."""
-    generator = torch.Generator().manual_seed(seed)
-    w1, w2 = weights_of(n, d, c, generator)
-    first, second = nn.Linear(d, n, bias=False).double(), nn.Linear(n, c, bias=False).double()
-    with torch.no_grad():
-        first.weight.copy_(w1)
-        second.weight.copy_(w2)
-    model = nn.Sequential(first, nn.ReLU(), second)
-    x = inputs_of(samples, d, rectified, generator).double()
-    return Problem(model, nn.CrossEntropyLoss(), (x, torch.arange(samples) % c))
+    (w1, w2, inputs), samples, c = network_of(job), job["samples"], job["c"]
+    model = nn.Sequential(nn.Linear(job["d"], job["n"], bias=False), nn.ReLU(), nn.Linear(job["n"], c, bias=False))
+    model.load_state_dict({"0.weight": w1, "2.weight": w2}, assign=True)
+    return Problem(model, nn.CrossEntropyLoss(), (inputs(samples).double(), torch.arange(samples) % c))
 
 
 def top_space(matrix: Tensor, k: int) -> Tensor:
     """The k leading eigenvectors of a symmetric matrix."""
     vectors: Tensor = torch.linalg.eigh(matrix)[1]
     return vectors.flip(1)[:, :k]
-
-
-def rectified_autocorrelation(d: int) -> Tensor:
-    """E[xxᵀ]/d of rectified Gaussian inputs: 11ᵀ/(2πd) + (π − 1)/(2πd) I."""
-    ones = torch.ones(d, d, dtype=torch.float64)
-    return (ones + (math.pi - 1) * torch.eye(d, dtype=torch.float64)) / (2 * math.pi * d)
 
 
 def rectified_moments() -> dict[str, float]:
@@ -125,7 +109,7 @@ def rectified_moments() -> dict[str, float]:
 def _output(job: Mapping[str, Any]) -> Row:
     """T1 and T2: the output Hessian against what the weights alone predict."""
     n, c = job["n"], job["c"]
-    found = two_layers(n, job["d"], c, job["samples"], rectified=job["rectified"], seed=job["seed"])
+    found = two_layers(job)
     values = torch.linalg.eigvalsh(found.M).flip(0)
     top = top_space(found.M, c - 1)
     reference = found.W.T @ found.A @ found.W / 4
@@ -146,7 +130,7 @@ def _output(job: Mapping[str, Any]) -> Row:
 def _block(job: Mapping[str, Any]) -> Row:
     """T3: the first layer's Hessian against its Kronecker form."""
     n, d, c = job["n"], job["d"], job["c"]
-    problem = first_layer_problem(n, d, c, job["samples"], rectified=job["rectified"], seed=job["seed"])
+    problem = first_layer_problem(job)
     factors: Any = kronecker_factors(problem, "0")["0"]
     block = layer_hessians(problem, "0")["0"]
     pairs = top_eigenpairs(block, c, tol=1e-3, progress=False)
@@ -165,17 +149,19 @@ def _block(job: Mapping[str, Any]) -> Row:
 
 def _logits(job: Mapping[str, Any]) -> Row:
     """T5: mean and variance of the logits for fixed weights, over many outputs."""
-    z = logits(job["n"], job["d"], job["c"], job["samples"], rectified=job["rectified"], seed=job["seed"])
+    w1, w2, inputs = network_of(job)
+    z = ((inputs(job["samples"]) @ w1.T.float()).clamp_min(0.0) @ w2.T.float()).double()
     return {"rectified": job["rectified"], "variance": fmean(z.var(0).tolist()), "mean_spread": float(z.mean(0).std())}
 
 
 def _exact(job: Mapping[str, Any]) -> Row:
     """T4 to T6: what has a closed form."""
     d = job["d"]
-    values, vectors = torch.linalg.eigh(rectified_autocorrelation(d))
+    # E[xxᵀ]/d of rectified Gaussian inputs is 11ᵀ/(2πd) + (π − 1)/(2πd) I.
+    ones, identity = torch.ones(d, d, dtype=torch.float64), torch.eye(d, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh((ones + (math.pi - 1) * identity) / (2 * math.pi * d))
     rest = (math.pi - 1) / (2 * math.pi * d)
     first = 1 / (2 * math.pi) + rest
-    moments = rectified_moments()
     generator = torch.Generator().manual_seed(job["seed"])
     sizes: dict[str, float] = {}
     slack = math.inf
@@ -191,33 +177,33 @@ def _exact(job: Mapping[str, Any]) -> Row:
     return {
         "eigenvalue_gap": max(abs(float(values[-1]) - first), float((values[:-1] - rest).abs().max())),
         "vector_gap": abs(1 - abs(float(vectors[:, -1].sum())) / math.sqrt(d)),
-        "mean": moments["mean"],
-        "variance": moments["variance"],
-        "fourth": moments["fourth"],
+        **rectified_moments(),
         **sizes,
         "bound_slack": slack,
     }
 
 
+PARTS: dict[str, Callable[[Mapping[str, Any]], Row]] = {"output": _output, "block": _block, "logits": _logits, "exact": _exact}
+
+
 # What the theorems say, as numbers that can be missed
 
 
-outputs, blocks, logit_rows, exact = (rows(part=part) for part in ("output", "block", "logits", "exact"))
+outputs, blocks, logit_rows, exact = (rows(part=part) for part in PARTS)
 gaussian, rectified = outputs(rectified=False), outputs(rectified=True)
 gaussian_400, rectified_400 = gaussian(n=400), rectified(n=400)
 rectified_blocks = blocks(rectified=True)
 
 
-def exponent(query: Query, column: str, of: Callable[[float], float] = float) -> Callable[[list[Row]], float]:
+def exponent(query: Query, column: str, of: Callable[[float], float] = float) -> Value:
     """The power of n that a column follows, from the narrowest to the widest network."""
 
-    def measure(rows: list[Row]) -> float:
-        found = query.found(rows)
-        low, high = min(values_of(found, "n")), max(values_of(found, "n"))
-        ends = [fmean(of(row[column]) for row in select(found, n=n)) for n in (low, high)]
-        return log_log_slope([low, high], ends)
+    def slope(rows: list[Row]) -> float:
+        widths = sorted(values_of(rows, "n"))
+        ends = [widths[0], widths[-1]]
+        return log_log_slope(ends, [fmean(of(row[column]) for row in select(rows, n=n)) for n in ends])
 
-    return measure
+    return query.measure(slope)
 
 
 def missing(overlap: float) -> float:
@@ -232,166 +218,96 @@ LOGIT_VARIANCE = 0.25 - 0.5 * (math.sqrt(1 - _R**2) + (math.pi - math.acos(_R)) 
 H1 = paper("to zero", "Theorem H.1")
 T441, T442 = thesis("to zero", "Theorem 4.4.1"), thesis("to zero", "Theorem 4.4.2")
 
-T1 = (
-    at_least(
-        0.995,
-        "T1: Gaussian inputs: overlap of the top eigenspace of M with the span of W₂, n = 400",
-        gaussian_400.mean("plain"),
-        reported=paper("tends to 1", "Theorem H.1"),
+T1 = {
+    "T1: Gaussian inputs: overlap of the top eigenspace of M with the span of W₂, n = 400": at_least(
+        0.995, gaussian_400.mean("plain"), **paper("tends to 1", "Theorem H.1")
     ),
     # Two widths, few seeds: calibrated runs gave −1.2 to −1.4.
-    within(
-        *(0.4, -1.0, "T1: what is missing of that overlap falls like 1/n (exponent)"),
-        exponent(gaussian, "plain", missing),
-        reported=H1,
+    "T1: what is missing of that overlap falls like 1/n (exponent)": within(
+        0.4, -1.0, exponent(gaussian, "plain", missing), **H1
     ),
-    between(
-        *(0.10, 0.22, "T1: distance of M from W₂ᵀE[A]W₂/4 over the norm of M, n = 400"),
-        gaussian_400.mean("frobenius"),
-        reported=H1,
+    "T1: distance of M from W₂ᵀE[A]W₂/4 over the norm of M, n = 400": between(0.10, 0.22, gaussian_400.mean("frobenius"), **H1),
+    "T1: that distance falls like n^(−1/2) (exponent)": between(-0.65, -0.35, exponent(gaussian, "frobenius"), **H1),
+    # calibrated runs: −0.6 to −1.0
+    "T1: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)": at_most(-0.2, exponent(gaussian, "ratio"), **H1),
+}
+T2 = {
+    "T2: rectified inputs: the top eigenspaces of M and M* overlap, n = 100": at_least(
+        0.995, rectified(n=100).mean("star"), **thesis("tends to 1", "Theorem 4.4.2")
     ),
-    between(*(-0.65, -0.35, "T1: that distance falls like n^(−1/2) (exponent)"), exponent(gaussian, "frobenius"), reported=H1),
-    at_most(
-        -0.2,  # calibrated runs: −0.6 to −1.0
-        "T1: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)",
-        exponent(gaussian, "ratio"),
-        reported=H1,
+    "T2: the same, n = 400": at_least(0.999, rectified_400.mean("star"), **thesis("tends to 1", "Theorem 4.4.2")),
+    "T2, corrected: overlap with the span of W₂ times the firing rates, n = 400": at_least(
+        0.995, rectified_400.mean("gated"), **thesis("tends to 1", "Theorem 4.4.2, corrected", "theory")
     ),
-)
-T2 = (
-    at_least(
-        0.995,
-        "T2: rectified inputs: the top eigenspaces of M and M* overlap, n = 100",
-        rectified(n=100).mean("star"),
-        reported=thesis("tends to 1", "Theorem 4.4.2"),
+    "T2, refuted: overlap with the span of W₂ alone, n = 400, tends to 0.829 and not to 1": between(
+        0.79, 0.88, rectified_400.mean("plain"), **thesis("tends to 1", "Theorem 4.4.2, remark and (4.8)")
     ),
-    at_least(0.999, "T2: the same, n = 400", rectified_400.mean("star"), reported=thesis("tends to 1", "Theorem 4.4.2")),
-    at_least(
-        0.995,
-        "T2, corrected: overlap with the span of W₂ times the firing rates, n = 400",
-        rectified_400.mean("gated"),
-        reported=thesis("tends to 1", "Theorem 4.4.2, corrected", "theory"),
+    "T2, corrected: spread of the firing rates, n = 400": within(
+        0.03, 0.2271, rectified_400.mean("rate_spread"), **thesis("every unit fires half of the time", "Lemma C.2.1")
     ),
-    between(
-        *(0.79, 0.88, "T2, refuted: overlap with the span of W₂ alone, n = 400, tends to 0.829 and not to 1"),
-        rectified_400.mean("plain"),
-        reported=thesis("tends to 1", "Theorem 4.4.2, remark and (4.8)"),
+    # calibrated runs: −0.6 to −1.0
+    "T2: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)": at_most(-0.2, exponent(rectified, "ratio"), **T442),
+}
+T3 = {
+    "T3: rectified inputs: the top eigenspaces of the Hessian and of its Kronecker form overlap, n = 80": at_least(
+        0.98, rectified_blocks(n=80).mean("overlap"), **thesis("tends to 1", "Theorem 4.4.1")
     ),
-    within(
-        *(0.03, 0.2271, "T2, corrected: spread of the firing rates, n = 400"),
-        rectified_400.mean("rate_spread"),
-        reported=thesis("every unit fires half of the time", "Lemma C.2.1"),
+    # calibrated runs: −0.9 to −1.6
+    "T3: what is missing of that overlap falls with n (exponent)": at_most(
+        -0.5, exponent(rectified_blocks, "overlap", missing), **T441
     ),
-    at_most(
-        -0.2,  # calibrated runs: −0.6 to −1.0
-        "T2: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)",
-        exponent(rectified, "ratio"),
-        reported=T442,
+    "T3: decoupling error, n = 80": between(
+        0.03, 0.12, rectified_blocks(n=80).mean("decoupling"), **thesis("a small constant", "section 4.3")
     ),
-)
-T3 = (
-    at_least(
-        0.98,
-        "T3: rectified inputs: the top eigenspaces of the Hessian and of its Kronecker form overlap, n = 80",
-        rectified_blocks(n=80).mean("overlap"),
-        reported=thesis("tends to 1", "Theorem 4.4.1"),
+    # calibrated runs: −0.6 to −1.0
+    "T3: λ_c/λ_(c−1) of the Hessian falls with n (exponent)": at_most(-0.2, exponent(rectified_blocks, "ratio"), **T441),
+    "T3: leading eigenvectors are of rank one, n = 80 (smallest ratio of norms)": at_least(
+        0.99, rectified_blocks(n=80).mean("rank"), **thesis("near 1", "Theorem 4.4.1", "theory")
     ),
-    at_most(
-        -0.5,  # calibrated runs: −0.9 to −1.6
-        "T3: what is missing of that overlap falls with n (exponent)",
-        exponent(rectified_blocks, "overlap", missing),
-        reported=T441,
+    "T3, contrast: without a mean in the inputs the overlap is low, n = 80": at_most(
+        0.75, blocks(rectified=False, n=80).mean("overlap"), **paper("the effect of batch norm", "appendix F.4", "theory")
     ),
-    between(
-        *(0.03, 0.12, "T3: decoupling error, n = 80"),
-        rectified_blocks(n=80).mean("decoupling"),
-        reported=thesis("a small constant", "section 4.3"),
-    ),
-    at_most(
-        -0.2,  # calibrated runs: −0.6 to −1.0
-        "T3: λ_c/λ_(c−1) of the Hessian falls with n (exponent)",
-        exponent(rectified_blocks, "ratio"),
-        reported=T441,
-    ),
-    at_least(
-        0.99,
-        "T3: leading eigenvectors are of rank one, n = 80 (smallest ratio of norms)",
-        rectified_blocks(n=80).mean("rank"),
-        reported=thesis("near 1", "Theorem 4.4.1", "theory"),
-    ),
-    at_most(
-        0.75,
-        "T3, contrast: without a mean in the inputs the overlap is low, n = 80",
-        blocks(rectified=False, n=80).mean("overlap"),
-        reported=paper("the effect of batch norm", "appendix F.4", "theory"),
-    ),
-)
+}
 MOMENTS = "(103); Wu 2023, (C.72)"
-CLOSED = (
-    at_most(
-        1e-12,
-        "T4: eigenvalues of E[xxᵀ] of rectified inputs (largest distance)",
-        exact.mean("eigenvalue_gap"),
-        reported=thesis("1/(2π) + (π−1)/(2πd), (π−1)/(2πd)", "Lemma C.2.28"),
+CLOSED = {
+    "T4: eigenvalues of E[xxᵀ] of rectified inputs (largest distance)": at_most(
+        1e-12, exact.mean("eigenvalue_gap"), **thesis("1/(2π) + (π−1)/(2πd), (π−1)/(2πd)", "Lemma C.2.28")
     ),
-    at_most(
-        1e-12,
-        "T4: its leading eigenvector is the ones vector (distance of the cosine from 1)",
-        exact.mean("vector_gap"),
-        reported=thesis("1/√d", "Lemma C.2.28"),
+    "T4: its leading eigenvector is the ones vector (distance of the cosine from 1)": at_most(
+        1e-12, exact.mean("vector_gap"), **thesis("1/√d", "Lemma C.2.28")
     ),
-    within(
-        *(1e-8, (math.pi - 1) / (2 * math.pi), "T5: variance of a rectified Gaussian"),
-        exact.mean("variance"),
-        reported=paper("(π−1)/(2π)", MOMENTS),
+    "T5: variance of a rectified Gaussian": within(
+        1e-8, (math.pi - 1) / (2 * math.pi), exact.mean("variance"), **paper("(π−1)/(2π)", MOMENTS)
     ),
-    within(
-        *(1e-8, (6 * math.pi**2 - 10 * math.pi - 3) / (4 * math.pi**2), "T5: its fourth central moment"),
-        exact.mean("fourth"),
-        reported=paper("(6π²−10π−3)/(4π²)", MOMENTS),
+    "T5: its fourth central moment": within(
+        1e-8, (6 * math.pi**2 - 10 * math.pi - 3) / (4 * math.pi**2), exact.mean("fourth"), **paper("(6π²−10π−3)/(4π²)", MOMENTS)
     ),
-    relative(
-        *(0.05, None, "T5: variance of a logit, Gaussian inputs"),
-        logit_rows(rectified=False).mean("variance"),
-        reported=paper(0.3408, "Lemma 12"),
+    "T5: variance of a logit, Gaussian inputs": relative(
+        0.05, None, logit_rows(rectified=False).mean("variance"), **paper(0.3408, "Lemma 12")
     ),
-    relative(
-        *(0.1, 1 / math.sqrt(2 * math.pi), "T5, corrected: deviation of the logits' means, Gaussian inputs"),
-        logit_rows(rectified=False).mean("mean_spread"),
-        reported=paper(0, "Lemma 12"),
+    "T5, corrected: deviation of the logits' means, Gaussian inputs": relative(
+        0.1, 1 / math.sqrt(2 * math.pi), logit_rows(rectified=False).mean("mean_spread"), **paper(0, "Lemma 12")
     ),
     # Finite n lies above the limit: 0.126 to 0.136.
-    between(
-        *(LOGIT_VARIANCE * 0.95, 0.136, "T5, corrected: variance of a logit, rectified inputs"),
-        logit_rows(rectified=True).mean("variance"),
-        reported=thesis(0.1162, "Lemma C.2.12"),
+    "T5, corrected: variance of a logit, rectified inputs": between(
+        LOGIT_VARIANCE * 0.95, 0.136, logit_rows(rectified=True).mean("variance"), **thesis(0.1162, "Lemma C.2.12")
     ),
-    relative(
-        *(0.1, 0.351, "T5, corrected: deviation of the logits' means, rectified inputs"),
-        logit_rows(rectified=True).mean("mean_spread"),
-        reported=thesis(0, "Lemma C.2.12"),
+    "T5, corrected: deviation of the logits' means, rectified inputs": relative(
+        0.1, 0.351, logit_rows(rectified=True).mean("mean_spread"), **thesis(0, "Lemma C.2.12")
     ),
-    *(
-        relative(
-            *(0.01, value, f"T6: the eigenvalues of E[A] but one, c = {c}"),
-            exact.mean(f"softmax_{c}"),
-            reported=thesis("positive", "appendix C.2", "theory"),
+    **{
+        f"T6: the eigenvalues of E[A] but one, c = {c}": relative(
+            0.01, value, exact.mean(f"softmax_{c}"), **thesis("positive", "appendix C.2", "theory")
         )
         for c, value in ((2, 0.4348), (5, 0.187), (10, 0.0965))
+    },
+    "T6: E[A] has rank c − 1 (smallest eigenvalue over the largest, c = 10)": at_most(
+        1e-12, exact.mean("null_10"), **paper("0", "appendix H")
     ),
-    at_most(
-        1e-12,
-        "T6: E[A] has rank c − 1 (smallest eigenvalue over the largest, c = 10)",
-        exact.mean("null_10"),
-        reported=paper("0", "appendix H"),
+    "T6: the second smallest eigenvalue of A is at least p_min²/(2c) (smallest ratio)": at_least(
+        1.0, exact.mean("bound_slack"), **thesis("p_min²/(2c)", "appendix C.2")
     ),
-    at_least(
-        1.0,
-        "T6: the second smallest eigenvalue of A is at least p_min²/(2c) (smallest ratio)",
-        exact.mean("bound_slack"),
-        reported=thesis("p_min²/(2c)", "appendix C.2"),
-    ),
-)
+}
 
 
 class Theorems(Experiment):
@@ -416,7 +332,7 @@ class Theorems(Experiment):
         laptop={"seeds": 2},
         paper={"widths": ((100, 251), (400, 1325), (1600, 6997)), "seeds": 5},
     )
-    claims = (*T1, *T2, *T3, *CLOSED)
+    claims = (T1, T2, T3, CLOSED)
     departs = (
         "Theorem 4.4.2 (Wu 2023) says that for rectified inputs the top eigenspace is the row space of W₂ minus its sum. Its "
         "lemma takes a sum of n terms of variance 1/n to vanish, but the sum has variance 1: units have a mean input, and fire "
@@ -438,13 +354,7 @@ class Theorems(Experiment):
             yield {"part": "exact", "d": 50, "samples": 20 * p.samples, "seed": seed}
 
     def run(self, job: Mapping[str, Any]) -> Row:
-        parts: dict[str, Callable[[Mapping[str, Any]], Row]] = {
-            "output": _output,
-            "block": _block,
-            "logits": _logits,
-            "exact": _exact,
-        }
-        return {"part": job["part"], "seed": job["seed"], **parts[job["part"]](job)}
+        return {"part": job["part"], "seed": job["seed"], **PARTS[job["part"]](job)}
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots

@@ -3,8 +3,7 @@
 from theodolite.measures.anchors.probing.bulk import LogPartition, log_bulk_partition
 from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
 from theodolite.measures.anchors.probing.heads import OutputHead, find_head
-from theodolite.measures.anchors.probing.model_probe import anchor_probe
-from theodolite.measures.anchors.probing.probe import AnchorProbe, probe_states
+from theodolite.measures.anchors.probing.probe import AnchorProbe, anchor_probe, probe_states
 from theodolite.measures.anchors.probing.streams import NormalEquations
 from theodolite.measures.anchors.transfer.certificate import TransferCertificate, transfer_certificate
 from theodolite.measures.anchors.transfer.log_linear import (

@@ -65,6 +65,13 @@ def as_visible(visible: Array, shape: tuple[int, int], *, shared: bool = False, 
     return mask
 
 
+def without_missing(values: NDArray[Any]) -> tuple[Tensor, Tensor | None]:
+    """Signals with zeros where they are NaN, and what is there (None: everything)."""
+    signals = torch.from_numpy(np.ascontiguousarray(values))
+    there = ~signals.isnan()
+    return (signals, None) if bool(there.all()) else (torch.nan_to_num(signals, nan=0.0), there)
+
+
 def unit_rows(x: Tensor) -> Tensor:
     """Rows divided by their lengths, however short or long; a zero row stays zero."""
     largest = x.abs().amax(-1, keepdim=True)

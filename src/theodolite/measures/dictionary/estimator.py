@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from theodolite.arguments import either, integer
+from theodolite.measures.dictionary.arrays import without_missing
 from theodolite.measures.dictionary.decoding import Decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import HiddenError, Masks, check_hidden, hidden_count, hidden_error
 from theodolite.measures.dictionary.learning import (
@@ -28,7 +29,7 @@ from theodolite.measures.dictionary.learning import (
 )
 from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection
 from theodolite.progress import counting
-from theodolite.results import Outcome, Result, Row
+from theodolite.results import Outcome, Result, Row, fields_of
 
 Floats = NDArray[np.floating[Any]]
 
@@ -101,9 +102,8 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from signals (n_samples, n_features). Ctrl-C keeps what was learned; `warm_start` goes on from there."""
-        going_on = self.warm_start and hasattr(self, "_state")
         integer("max_iter", self.max_iter, least=1, wanted=FROM_ONE)
-        signals, observed, settings = self._open(X, fresh=not going_on)
+        signals, observed, settings = self._open(X, fresh=not (self.warm_start and hasattr(self, "_state")))
         learned = learn_dictionaries(
             signals.expand(len(self._seeds), -1, -1),
             None,
@@ -114,9 +114,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
             resume=self._state,
             progress=None if self.verbose else False,
         )
-        before: Floats = self.loss_curve_ if going_on else np.empty(0)
-        best = self._keep(learned.state, signals, observed, settings)
-        self.loss_curve_ = np.concatenate([before, learned.losses[:, best].double().numpy()])
+        self._keep(learned.state, learned.losses, signals, observed, settings)
         if not learned.outcome.good:
             raise ArithmeticError(f"Learning stopped after pass {self.n_iter_}: {learned.outcome.value}.")
         if learned.interrupted:
@@ -128,9 +126,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         signals, observed, settings = self._open(X, fresh=not hasattr(self, "_state"))
         known = None if observed is None else observed[None]
         state, loss = learn_batch(self._state, signals, settings, seeds=self._seeds, observed=known)
-        best = self._keep(state, signals, observed, settings)
-        before = getattr(self, "loss_curve_", np.empty(0))
-        self.loss_curve_ = np.append(before, float(loss[best]))
+        self._keep(state, loss[None], signals, observed, settings)
         return self
 
     def transform(self, X: Any) -> Floats:
@@ -189,20 +185,24 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
             if self.missing == "error" and "NaN" in str(error):
                 raise ValueError(f"{error}\nmissing='mask' learns from the entries that are there.") from None
             raise
-        signals = torch.from_numpy(np.ascontiguousarray(array))
-        observed = ~signals.isnan()
-        return (signals, None) if observed.all() else (torch.nan_to_num(signals, nan=0.0), observed)
+        return without_missing(array)
 
     def _open(self, X: Any, *, fresh: bool) -> tuple[Tensor, Tensor | None, LearningSettings]:
         """Signals to learn from, what is there of them, and the settings; a fresh start is made, or the old one kept."""
         signals, observed = self._read(X, reset=fresh)
         if observed is not None and not observed.any():
             raise ValueError("Every entry is missing.")
-        settings = self._settings(signals.shape[1])
+        dim, settings = signals.shape[1], self._settings(signals.shape[1])
+        atoms = self._count(dim)
         if fresh:
-            self._begin(signals, settings)
-            return signals, observed, settings
-        now, before = (self.n_init, self._count(signals.shape[1])), tuple(self._state.components.shape[:2])
+            integer("n_init", self.n_init, least=1, wanted=FROM_ONE)
+            settings.check(len(signals), dim, atoms)
+            if self.n_init > 1:
+                check_hidden(dim, atoms, settings.sparsity, self.hidden_fraction, self.score_masks, settings.decoder)
+            self._seeds = start_seeds(self.random_state, self.n_init)
+            starts = [initial_dictionary(signals, atoms, self.init, seed=seed) for seed in self._seeds]
+            self._state, self.loss_curve_ = LearnerState.begin(torch.stack(starts)), np.empty(0)
+        now, before = (self.n_init, atoms), tuple(self._state.components.shape[:2])
         if now != before:
             raise ValueError(
                 f"Learning began with n_init={before[0]} and {before[1]} atoms; it cannot go on with n_init={now[0]} and "
@@ -221,27 +221,18 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         atoms = dim if self.n_components is None else self.n_components
         return integer("n_components", atoms, least=1, wanted=f"{FROM_ONE}, or None")
 
-    def _begin(self, signals: Tensor, settings: LearningSettings) -> None:
-        dim = signals.shape[1]
-        atoms = self._count(dim)
-        integer("n_init", self.n_init, least=1, wanted=FROM_ONE)
-        settings.check(len(signals), dim, atoms)
-        if self.n_init > 1:
-            check_hidden(dim, atoms, settings.sparsity, self.hidden_fraction, self.score_masks, settings.decoder)
-        self._seeds = start_seeds(self.random_state, self.n_init)
-        starts = [initial_dictionary(signals, atoms, self.init, seed=seed) for seed in self._seeds]
-        self._state = LearnerState.begin(torch.stack(starts))
-
-    def _keep(self, state: LearnerState, signals: Tensor, observed: Tensor | None, settings: LearningSettings) -> int:
-        """Note where learning stands; the components are those of the start that predicts best."""
+    def _keep(
+        self, state: LearnerState, losses: Tensor, signals: Tensor, observed: Tensor | None, settings: LearningSettings
+    ) -> None:
+        """Note where learning stands, and losses (passes, starts); the components are those of the start that predicts best."""
         best = 0
         if len(self._seeds) > 1:
             errors = [self._hidden_error(signals, observed, atoms, settings).value for atoms in state.components]
             best = int(np.argmin(errors))
         self._state = state
         self.components_ = state.components[best].numpy().copy()
+        self.loss_curve_ = np.concatenate([self.loss_curve_, losses[:, best].double().numpy()])
         self.n_iter_, self.n_steps_ = max(state.epoch, 1), state.step
-        return best
 
     def _ready(self, X: Any) -> tuple[Tensor, Tensor | None, Tensor]:
         check_is_fitted(self)
@@ -255,7 +246,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         return decode(signals[None], atoms[None], settings.sparsity, seen, self.decoder, self.selection, self.penalty)
 
     def _hidden_error(self, signals: Tensor, observed: Tensor | None, atoms: Tensor, settings: LearningSettings) -> HiddenError:
-        given = {name: getattr(self, name) for name in ("hidden_fraction", "decoder", "selection", "penalty")}
+        given = fields_of(self, "hidden_fraction decoder selection penalty")
         masks, seed = self.score_masks, self._seeds[0]
         return hidden_error(signals, atoms, settings.sparsity, masks=masks, observed=observed, seed=seed, **given)
 
@@ -313,17 +304,9 @@ def choose_dictionary(
             for k in sparsity:
                 learner = MaskedDictionaryLearning(int(atoms), sparsity=int(k), random_state=seed, **settings).fit(train)
                 held, seen = learner.hidden_error(test), learner.hidden_error(train)
-                table.append(
-                    {
-                        "n_components": int(atoms),
-                        "sparsity": int(k),
-                        "hidden_error": held.value,
-                        "stderr": held.stderr,
-                        "reconstruction": held.reconstruction,
-                        "train_hidden_error": seen.value,
-                        "train_reconstruction": seen.reconstruction,
-                    }
-                )
+                row: Row = {"n_components": int(atoms), "sparsity": int(k), "hidden_error": held.value}
+                row |= fields_of(held, "stderr reconstruction")
+                table.append(row | {"train_hidden_error": seen.value, "train_reconstruction": seen.reconstruction})
                 advance(1)
     best = min(table, key=lambda row: row["hidden_error"])
     within = [row for row in table if row["hidden_error"] <= best["hidden_error"] + best["stderr"]]

@@ -16,7 +16,7 @@ from theodolite.arguments import choice
 from theodolite.measures.dictionary.arrays import Array, as_pair
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.matching_pursuit import Selection
-from theodolite.results import Outcome, Result, Row
+from theodolite.results import Outcome, Result, Row, fields_of
 
 #: Which coordinates are hidden in a step of learning: a random set, a set of its own for each sample, or blocks in turn.
 Masks = Literal["batch", "sample", "cycle"]
@@ -52,13 +52,11 @@ def visible_masks(dim: int, hidden: int, *, masks: Masks, batch: int, step: int,
 
 def _hidden(dim: int, hidden: int, masks: Masks, batch: int, step: int, seed: int) -> NDArray[np.int64]:
     """Hidden coordinates (1 or batch, hidden)."""
-    if masks == "cycle":
-        order = np.random.default_rng((seed, 0)).permutation(dim)
-        return np.asarray(order[(step * hidden + np.arange(hidden)) % dim][None], dtype=np.int64)
-    random = np.random.default_rng((seed, step + 1))
-    if masks == "batch":
-        return np.asarray(random.permutation(dim)[:hidden][None], dtype=np.int64)
-    return np.asarray(random.random((batch, dim)).argpartition(hidden - 1, axis=1)[:, :hidden], dtype=np.int64)
+    random = np.random.default_rng((seed, 0 if masks == "cycle" else step + 1))
+    if masks == "sample":
+        return random.random((batch, dim)).argpartition(hidden - 1, axis=1)[:, :hidden]
+    first = step * hidden if masks == "cycle" else 0
+    return random.permutation(dim)[None, (first + np.arange(hidden)) % dim]
 
 
 # How well a dictionary predicts what it did not see: a score that needs no ground truth.
@@ -85,8 +83,7 @@ class HiddenError(Result):
         return 1 - self.value / self.baseline if self.baseline > 0 else math.nan
 
     def rows(self) -> list[Row]:
-        names = ("value", "stderr", "reconstruction", "baseline", "masks", "hidden", "seed")
-        return [{**{name: getattr(self, name) for name in names}, "explained": self.explained}]
+        return [fields_of(self, "value stderr reconstruction baseline masks hidden seed explained")]
 
     def sentence(self) -> str:
         return (

@@ -180,23 +180,22 @@ def learn_dictionaries(
         raise ValueError(f"initial must be (runs, atoms, dim) unless learning is resumed. Got {got}.")
     else:
         state = LearnerState.begin(initial)
-    Y, known = _signals(signals, observed, state.components, seeds)
-    settings.check(Y.shape[1], Y.shape[2], state.components.shape[1])
+    live, Y, known = _prepared(state, signals, settings, seeds, observed)
     begun = time.perf_counter()
     losses: list[Tensor] = []
-    # A state is never written to: whoever holds one may resume from it again.
-    live = replace(state, components=state.components.clone(), first=state.first.clone(), second=state.second.clone())
     interrupted, healthy = False, True
     with torch.no_grad(), deferred_interrupt() as pressed, counting("learning", progress=progress, total=epochs) as advance:
         for _ in range(epochs):
             total = Y.new_zeros(len(seeds))
-            for order in _batches(Y.shape[1], settings, live.epoch, seeds):
-                live, loss = _step(live, *_take(Y, known, order), settings, seeds)
-                total += loss * order.shape[1]
+            for batch, shown in _batches(Y, known, settings, live.epoch, seeds):
+                live, loss = _step(live, batch, shown, settings, seeds)
+                total += loss * batch.shape[1]
             live = replace(live, epoch=live.epoch + 1)
             losses.append(total / Y.shape[1])
             advance(1)
-            healthy = _healthy(live.components, losses[-1])
+            # Steps too long for the numbers leave no atoms of length 1.
+            lengths: Tensor = live.components.norm(dim=-1)
+            healthy = bool(torch.isfinite(losses[-1]).all()) and bool(((lengths - 1).abs() < 1e-3).all())
             interrupted = healthy and pressed()
             if interrupted or not healthy:
                 break
@@ -221,9 +220,7 @@ def learn_batch(
     observed: Tensor | None = None,
 ) -> tuple[LearnerState, Tensor]:
     """One step on one batch: the new state, and the loss of each run before it."""
-    Y, known = _signals(signals, observed, state.components, seeds)
-    settings.check(Y.shape[1], Y.shape[2], state.components.shape[1])
-    live = replace(state, components=state.components.clone(), first=state.first.clone(), second=state.second.clone())
+    live, Y, known = _prepared(state, signals, settings, seeds, observed)
     with torch.no_grad():
         return _step(live, Y, known, settings, seeds)
 
@@ -278,39 +275,33 @@ def _step(
     return replace(state, step=t), loss
 
 
-def _batches(n: int, settings: LearningSettings, epoch: int, seeds: Sequence[int]) -> Iterator[Tensor]:
-    """Rows of each batch, (runs, b)."""
+def _batches(
+    Y: Tensor, known: Tensor | None, settings: LearningSettings, epoch: int, seeds: Sequence[int]
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The batches of each run, (runs, b, d), and what is known of them."""
+    n, runs = Y.shape[1], torch.arange(len(seeds))[:, None]
     order = torch.arange(n).expand(len(seeds), n)
     if settings.shuffle:
         order = torch.from_numpy(np.stack([np.random.default_rng((seed, epoch, 1)).permutation(n) for seed in seeds]))
-    return iter(order.split(settings.batch_size, dim=1))
+    for rows in order.to(Y.device).split(settings.batch_size, dim=1):
+        yield Y[runs, rows], None if known is None else known[runs, rows]
 
 
-def _take(Y: Tensor, known: Tensor | None, order: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The batch of each run, (runs, b, d)."""
-    runs = torch.arange(len(order))[:, None]
-    order = order.to(Y.device)
-    return Y[runs, order], None if known is None else known[runs, order]
-
-
-def _healthy(components: Tensor, losses: Tensor) -> bool:
-    """Finite losses, and atoms of length 1: steps too long for the numbers leave none."""
-    lengths: Tensor = components.norm(dim=-1)
-    return bool(torch.isfinite(losses).all()) and bool(((lengths - 1).abs() < 1e-3).all())
-
-
-def _signals(signals: Tensor, observed: Tensor | None, like: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """Signals (runs, n, dim) with zeros where nothing was observed, and what was."""
-    runs, _, dim = like.shape
+def _prepared(
+    state: LearnerState, signals: Tensor, settings: LearningSettings, seeds: Sequence[int], observed: Tensor | None
+) -> tuple[LearnerState, Tensor, Tensor | None]:
+    """A state to write to, signals (runs, n, dim) with zeros where nothing was observed, and what was."""
+    runs, atoms, dim = state.components.shape
     if len(seeds) != runs:
         raise ValueError(f"seeds must be one per run. Got {len(seeds)} for {runs} runs.")
     shape = (runs, signals.shape[-2], dim)
     if signals.ndim not in (2, 3) or signals.shape[-1] != dim or (signals.ndim == 3 and len(signals) != runs):
         raise ValueError(f"signals must be (n, {dim}) or ({runs}, n, {dim}). Got {tuple(signals.shape)}.")
-    Y = signals.detach().to(like).expand(shape)
-    if observed is None:
-        if not torch.isfinite(Y).all():
-            raise ValueError("signals have NaN or infinite entries; say which entries are known by observed.")
-        return Y, None
-    known = observed.expand(shape)
-    return torch.where(known, Y, 0.0), known
+    Y = signals.detach().to(state.components).expand(shape)
+    if observed is None and not torch.isfinite(Y).all():
+        raise ValueError("signals have NaN or infinite entries; say which entries are known by observed.")
+    known = None if observed is None else observed.expand(shape)
+    settings.check(Y.shape[1], dim, atoms)
+    # A state is never written to: whoever holds one may resume from it again.
+    live = replace(state, components=state.components.clone(), first=state.first.clone(), second=state.second.clone())
+    return live, Y if known is None else torch.where(known, Y, 0.0), known

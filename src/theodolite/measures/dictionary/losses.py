@@ -13,7 +13,7 @@ from theodolite.arguments import choice
 from theodolite.measures.dictionary.arrays import Array, as_pair, as_visible, unit_rows
 from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes, pursue
 from theodolite.measures.dictionary.structure import all_supports
-from theodolite.results import Outcome, Result, Row
+from theodolite.results import Outcome, Result, Row, fields_of
 
 #: What is refused as too much: inner products to form (minutes), and supports of two or more atoms to factor.
 MAX_PRODUCTS = 2 * 10**10
@@ -39,34 +39,23 @@ def exhaustive_codes(signals: Array, dictionary: Array, k: int, *, visible: Arra
 def exhaustive_search(signals: Array, dictionary: Array, k: int, *, visible: Array | None = None) -> SparseCodes:
     """`exhaustive_codes` as supports and values, without the zeros."""
     y, atoms = as_pair("signals", signals, "dictionary", dictionary)
-    _require_feasible(len(y), atoms.shape, k)
+    p, d = atoms.shape
+    if not 1 <= k <= min(p, d):
+        raise ValueError(f"k must lie between 1 and {min(p, d)}, the smaller of the numbers of atoms and coordinates. Got {k}.")
+    supports = math.comb(p, k)
+    if supports * len(y) * k > MAX_PRODUCTS or (k > 1 and supports > MAX_SUPPORTS):
+        raise ValueError(
+            f"There are {supports:.3g} supports of {k} of {p} atoms, too many to try for {len(y)} signals; "
+            "use orthogonal_matching_pursuit, or fewer signals, atoms or non-zeros."
+        )
     if visible is None:
         return _search(y, atoms, k)
     seen = as_visible(visible, (len(y), y.shape[1])).to(y.device)
     if int(seen.sum(-1).min()) < k:
         raise ValueError(f"k must be at most the number of visible coordinates, {int(seen.sum(-1).min())}. Got {k}.")
-    if seen.ndim == 1:
-        return _search(y[:, seen], atoms[:, seen], k)
-    return _search_by_mask(y, atoms, k, seen)
-
-
-def _require_feasible(n: int, shape: torch.Size, k: int) -> None:
-    p, d = shape
-    if not 1 <= k <= min(p, d):
-        raise ValueError(f"k must lie between 1 and {min(p, d)}, the smaller of the numbers of atoms and coordinates. Got {k}.")
-    supports = math.comb(p, k)
-    if supports * n * k > MAX_PRODUCTS or (k > 1 and supports > MAX_SUPPORTS):
-        raise ValueError(
-            f"There are {supports:.3g} supports of {k} of {p} atoms, too many to try for {n} signals; "
-            "use orthogonal_matching_pursuit, or fewer signals, atoms or non-zeros."
-        )
-
-
-def _search_by_mask(y: Tensor, atoms: Tensor, k: int, seen: Tensor) -> SparseCodes:
-    """One search for each mask (row of `seen`) that occurs."""
-    masks, which = torch.unique(seen, dim=0, return_inverse=True)
     support = torch.zeros(len(y), k, dtype=torch.int64, device=y.device)
     values = y.new_zeros(len(y), k)
+    masks, which = torch.unique(seen.expand_as(y), dim=0, return_inverse=True)
     for i, mask in enumerate(masks):
         mine = which == i
         codes = _search(y[mine][:, mask], atoms[:, mask], k)
@@ -142,8 +131,7 @@ class CodingLoss(Result):
     masked: bool
 
     def rows(self) -> list[Row]:
-        names = ("value", "error", "masked", "k", "atoms", "coordinates", "decoder")
-        return [{name: getattr(self, name) for name in names}]
+        return [fields_of(self, "value error masked k atoms coordinates decoder")]
 
     def sentence(self) -> str:
         what = "masked loss" if self.masked else "reconstruction loss"
@@ -164,9 +152,7 @@ def reconstruction_loss(
     >>> reconstruction_loss(torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.eye(2), 1).value
     4.5
     """
-    y, b = as_pair("signals", signals, "dictionary", dictionary)
-    errors = (y - _rebuilt(y, b, k, None, decoder, selection)).square().sum(1)
-    return _loss(errors, b, k, decoder, coordinates=y.shape[1], masked=False)
+    return _loss(signals, dictionary, k, None, decoder, selection)
 
 
 def masked_loss(
@@ -186,24 +172,34 @@ def masked_loss(
     >>> masked_loss(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]]), 1, torch.tensor([True, False])).value
     4.0
     """
+    return _loss(signals, dictionary, k, visible, decoder, selection)
+
+
+def _loss(signals: Array, dictionary: Array, k: int, visible: Array | None, decoder: Decoder, selection: Selection) -> CodingLoss:
+    """The loss on what is not visible, of codes from what is; None decodes from, and charges on, all coordinates."""
     y, b = as_pair("signals", signals, "dictionary", dictionary)
-    seen = as_visible(visible, (len(y), y.shape[1])).to(y.device)
-    hidden = (~seen).expand_as(y)
-    if not bool(hidden.any(1).all()):
+    seen = None if visible is None else as_visible(visible, (len(y), y.shape[1])).to(y.device)
+    charged = torch.ones_like(y, dtype=torch.bool) if seen is None else (~seen).expand_as(y)
+    if not bool(charged.any(1).all()):
         raise ValueError("visible must leave at least one coordinate of each signal hidden; reconstruction_loss needs none.")
-    misses = y - _rebuilt(y, b, k, seen, decoder, selection)
-    errors = (misses * hidden).square().sum(1)
-    return _loss(errors, b, k, decoder, coordinates=float(hidden.sum(1).double().mean()), masked=True)
-
-
-def _rebuilt(
-    signals: Tensor, dictionary: Tensor, k: int, visible: Tensor | None, decoder: Decoder, selection: Selection
-) -> Tensor:
-    """Signals (n, d) as the dictionary (p, d) rebuilds them from k-sparse codes of their visible coordinates."""
     choice("decoder", decoder, get_args(Decoder))
     if decoder == "exhaustive":
-        return exhaustive_search(signals, dictionary, k, visible=visible).reconstruct(dictionary)
-    return pursue(signals, dictionary, k, visible=visible, selection=selection).reconstruct(dictionary)
+        codes = exhaustive_search(y, b, k, visible=seen)
+    else:
+        codes = pursue(y, b, k, visible=seen, selection=selection)
+    errors = ((y - codes.reconstruct(b)) * charged).square().sum(1)
+    value, error = mean_and_error(errors)
+    return CodingLoss(
+        value=value,
+        error=error,
+        per_signal=errors,
+        k=k,
+        atoms=len(b),
+        coordinates=y.shape[1] if seen is None else float(charged.sum(1).double().mean()),
+        decoder=decoder,
+        masked=seen is not None,
+        outcome=Outcome.ESTIMATED,
+    )
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
@@ -211,18 +207,3 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
     wide = values.double()
     error = float(torch.std(wide)) / math.sqrt(len(wide)) if len(wide) > 1 else math.nan
     return float(wide.mean()), error
-
-
-def _loss(errors: Tensor, atoms: Tensor, k: int, decoder: str, *, coordinates: float, masked: bool) -> CodingLoss:
-    value, error = mean_and_error(errors)
-    return CodingLoss(
-        value=value,
-        error=error,
-        per_signal=errors,
-        k=k,
-        atoms=len(atoms),
-        coordinates=coordinates,
-        decoder=decoder,
-        masked=masked,
-        outcome=Outcome.ESTIMATED,
-    )

@@ -6,7 +6,6 @@ of their Gram matrix: one row is added per step, so no system is ever solved ane
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -132,10 +131,11 @@ def pursue_runs(
     one_by_one = visible is not None and not per_run
     # Few atoms for many signals: one Gram matrix of all atoms is cheaper than multiplying the residuals in each step.
     gram = (D @ D.transpose(1, 2)).flatten(0, 1) if not one_by_one and n * (k - 1) > dictionaries.shape[1] else None
+    pieces = signals.chunk(max(1, -(-n // max(64, _CHUNK // max(1, signals.shape[0] * dictionaries.shape[1])))), 1)
+    masks = visible.chunk(len(pieces), 1) if visible is not None and one_by_one else [visible] * len(pieces)
     parts = []
-    for part in _chunks(n, signals.shape[0] * dictionaries.shape[1]):
-        seen = visible[:, part] if visible is not None and one_by_one else visible
-        Y = signals[:, part] if seen is None else torch.where(seen, signals[:, part], 0.0)
+    for piece, seen in zip(pieces, masks, strict=True):
+        Y = piece if seen is None else torch.where(seen, piece, 0.0)
         scale = _power_of_two(Y.abs().amax(2, keepdim=True))  # (R, n, 1)
         limit = None if tolerance is None else (tolerance / scale / scale).flatten()
         codes = _pursue(_Correlations(Y / scale, D, seen if one_by_one else None, gram), k, selection, limit)
@@ -191,7 +191,9 @@ def _choose(
     """
     eps = torch.finfo(score.dtype).eps
     while True:
-        best, atom = _first_maximum(score)
+        best = score.amax(1)
+        # The first among those equal up to rounding (twin atoms).
+        atom = (score >= (best * (1 - 16 * eps))[:, None]).view(torch.uint8).argmax(1)
         gram, square = look.gram(support, atom)
         row = (inverse @ gram[:, :, None])[:, :, 0]
         beyond = square - row.square().sum(1)
@@ -200,12 +202,6 @@ def _choose(
         if not bool(spanned.any()):
             return alive, atom, row, beyond
         score[spanned, atom[spanned]] = -1.0
-
-
-def _first_maximum(score: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest entry of each row and its place, the first among those equal up to rounding (twin atoms)."""
-    best = score.amax(1)
-    return best, (score >= (best * (1 - 16 * torch.finfo(score.dtype).eps))[:, None]).view(torch.uint8).argmax(1)
 
 
 class _Correlations:
@@ -226,11 +222,11 @@ class _Correlations:
 
     def left(self, support: Tensor, values: Tensor) -> Tensor:
         """Inner products with what the chosen atoms leave of each signal."""
-        rows = support.clamp(min=0) + self.offset[:, None]
+        codes = SparseCodes(support.clamp(min=0) + self.offset[:, None], values)
         if self.gram_matrix is not None:
-            spanned = torch.nn.functional.embedding_bag(rows, self.gram_matrix, per_sample_weights=values, mode="sum")
+            spanned = codes.reconstruct(self.gram_matrix)
             return torch.sub(self.first, spanned, out=spanned)
-        spanned = torch.nn.functional.embedding_bag(rows, self.flat, per_sample_weights=values, mode="sum")
+        spanned = codes.reconstruct(self.flat)
         return self._times(self.signals - (spanned if self.mask is None else spanned * self.mask))
 
     def gram(self, support: Tensor, atom: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,10 +255,3 @@ class _Correlations:
     def _times(self, rows: Tensor, atoms: Tensor | None = None) -> Tensor:
         atoms = self.dictionaries if atoms is None else atoms
         return (rows.view(self.runs, self.n, self.dim) @ atoms.transpose(1, 2)).reshape(-1, self.atoms)
-
-
-def _chunks(n: int, per_signal: int) -> Iterator[slice]:
-    size = max(64, _CHUNK // max(per_signal, 1))
-    parts = max(1, -(-n // size))
-    size = -(-n // parts) if n else 1  # equal parts
-    return (slice(start, start + size) for start in range(0, max(n, 1), size))

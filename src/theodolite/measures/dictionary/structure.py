@@ -14,7 +14,7 @@ from torch import Tensor
 from theodolite.arguments import at_least
 from theodolite.measures.dictionary.arrays import Array, as_rows, as_visible, unit_rows
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
-from theodolite.results import Outcome, Result, Row
+from theodolite.results import Outcome, Result, Row, fields_of
 
 #: So many supports are enumerated, and where there are more so many are drawn.
 ENUMERABLE = 200_000
@@ -54,8 +54,7 @@ class RestrictedIsometry(Result):
     gershgorin: float
 
     def rows(self) -> list[Row]:
-        names = ("s", "value", "exact", "supports", "gershgorin", "seed")
-        return [{name: getattr(self, name) for name in names}]
+        return [fields_of(self, "s value exact supports gershgorin seed")]
 
     def sentence(self) -> str:
         relation = "is" if self.exact else "is at least"
@@ -77,14 +76,14 @@ def restricted_isometry(dictionary: Array, s: int, *, samples: int | None = None
     (0.8, True, 3)
     """
     atoms = as_rows("dictionary", dictionary)
-    p = len(atoms)
-    if not 1 <= s <= p:
-        raise ValueError(f"s must lie between 1 and {p}, the number of atoms. Got {s}.")
+    p, bound = len(atoms), gershgorin_bound(atoms, s)
     count = math.comb(p, s)
     exact = count <= (ENUMERABLE if samples is None else samples)
     drawn = DRAWN if samples is None else samples
     at_least(1, samples=drawn)
-    batches = all_supports(p, s) if exact else _random_supports(p, s, drawn, seed)
+    generator, step = torch.Generator().manual_seed(seed), max(1, min(SUPPORTS, BLOCK // p))
+    draws = (min(step, drawn - start) for start in range(0, drawn, step))
+    batches = all_supports(p, s) if exact else (torch.rand(m, p, generator=generator).topk(s).indices for m in draws)
     value = 0.0
     for supports in batches:
         chosen = atoms[supports.to(atoms.device)]  # (m, s, d)
@@ -95,7 +94,7 @@ def restricted_isometry(dictionary: Array, s: int, *, samples: int | None = None
         s=s,
         supports=count if exact else drawn,
         exact=exact,
-        gershgorin=gershgorin_bound(atoms, s),
+        gershgorin=bound,
         outcome=Outcome.FINISHED if exact else Outcome.ESTIMATED,
         seed=None if exact else seed,
     )
@@ -118,21 +117,10 @@ def gershgorin_bound(dictionary: Array, s: int) -> float:
 
 def all_supports(p: int, s: int, size: int = SUPPORTS) -> Iterator[Tensor]:
     """All sets of s of p atoms in lexicographic order, at most `size` at a time, (m, s)."""
-    sets = itertools.combinations(range(p), s)
-    left = math.comb(p, s)
-    while left:
-        m = min(size, left)
-        flat = itertools.chain.from_iterable(itertools.islice(sets, m))
+    flat = itertools.chain.from_iterable(itertools.combinations(range(p), s))
+    for start in range(0, math.comb(p, s), size):
+        m = min(size, math.comb(p, s) - start)
         yield torch.from_numpy(np.fromiter(flat, dtype=np.int64, count=m * s).reshape(m, s))
-        left -= m
-
-
-def _random_supports(p: int, s: int, count: int, seed: int) -> Iterator[Tensor]:
-    """`count` uniform sets of s of p atoms, (m, s) at a time."""
-    generator = torch.Generator().manual_seed(seed)
-    step = max(1, min(SUPPORTS, BLOCK // p))
-    for start in range(0, count, step):
-        yield torch.rand(min(step, count - start), p, generator=generator).topk(s).indices
 
 
 def _off_diagonal(rows: Tensor) -> Iterator[Tensor]:
@@ -201,15 +189,13 @@ def atom_usage(codes: SparseCodes | Array, dictionary: Array) -> AtomUsage:
     atoms = as_rows("dictionary", dictionary)
     p = len(atoms)
     if isinstance(codes, SparseCodes):
-        taken = (codes.support >= 0) & (codes.values != 0)
+        taken, n = (codes.support >= 0) & (codes.values != 0), len(codes.support)
         support, values = codes.support[taken], codes.values[taken].to(atoms)
-        n = codes.support.shape[0]
     else:
         dense = as_rows("codes", codes)
         if dense.shape[1] != p:
             raise ValueError(f"codes must be (n, {p}): one column per atom. Got {tuple(dense.shape)}.")
-        support, values = dense.nonzero()[:, 1], dense[dense != 0].to(atoms)
-        n = len(dense)
+        support, values, n = dense.nonzero()[:, 1], dense[dense != 0].to(atoms), len(dense)
     energy = atoms.new_zeros(p).index_add_(0, support, values.square())
     twin, cosine = most_alike(unit_rows(atoms))
     return AtomUsage(

@@ -43,7 +43,8 @@ def check_top(top: int | Iterable[int] | None, vocabulary: int, excluded: int = 
         return tuple(k for k in default_top(vocabulary) if k + excluded < vocabulary)
     plain = top.tolist() if hasattr(top, "tolist") else top  # numbers and arrays of NumPy and torch
     given = list(plain) if isinstance(plain, Iterable) else [plain]
-    if not given or not all(_whole(k) for k in given):
+    real = all(isinstance(k, numbers.Real) and not isinstance(k, bool) for k in given)
+    if not given or not real or not all(float(k) >= 0 and float(k).is_integer() for k in given):
         raise ValueError(f"top must be one or more whole numbers of words to remove, 0 or more. Got {top!r}.")
     if max(given) + excluded >= vocabulary:
         more = f" and {excluded} excluded words" if excluded else ""
@@ -62,11 +63,6 @@ def check_one_top(top: int, vocabulary: int, excluded: int = 0) -> int:
     return found[0]
 
 
-def _whole(number: object) -> bool:
-    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
-    return real and float(number) >= 0 and float(number).is_integer()  # type: ignore[arg-type]
-
-
 def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int) -> Tensor | None:
     """The words that are never in the bulk as a sorted tensor of distinct numbers, None where there are none.
 
@@ -75,7 +71,15 @@ def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int
     >>> check_excluded([7, 2], 10), check_excluded([False, True, True], 3)
     (tensor([2, 7]), tensor([1, 2]))
     """
-    words = _excluded_words(exclude)
+    if exclude is None:
+        return None
+    if not (isinstance(exclude, SupportsIndex) or hasattr(exclude, "__array__")):
+        exclude = list(exclude)
+        if len({isinstance(word, bool) for word in exclude}) > 1 or any(isinstance(word, str) for word in exclude):
+            raise ValueError(
+                f"exclude must hold token numbers, or be a mask of booleans, not both and no text. Got {exclude[:8]}."
+            )
+    words = torch.as_tensor(exclude).reshape(-1)
     if words.dtype == torch.bool and words.shape == (vocabulary,):
         words = words.nonzero()[:, 0]
     if not len(words):
@@ -87,18 +91,6 @@ def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int
         )
     distinct: Tensor = words.long().unique()
     return distinct
-
-
-def _excluded_words(exclude: int | Iterable[int] | Tensor | None) -> Tensor:
-    if exclude is None:
-        return torch.empty(0, dtype=torch.int64)
-    if isinstance(exclude, Tensor) or hasattr(exclude, "__array__") or isinstance(exclude, SupportsIndex):
-        return torch.as_tensor(exclude).reshape(-1)
-    given = list(exclude)
-    kinds = {isinstance(word, bool) for word in given}
-    if len(kinds) > 1 or any(isinstance(word, str) for word in given):
-        raise ValueError(f"exclude must hold token numbers, or be a mask of booleans, not both and no text. Got {given[:8]}.")
-    return torch.as_tensor(given).reshape(-1)
 
 
 def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tensor | None = None) -> LogPartition:
@@ -116,13 +108,16 @@ def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tenso
     >>> log_bulk_partition(z, [0, 1]).bulk.exp()         # e⁰ + e³ + e¹, e⁰ + e¹
     tensor([[23.8038,  3.7183]])
     """
-    rest = logits if exclude is None else logits[:, _others(logits.shape[1], exclude).to(logits.device)]
+    rest = logits
+    if exclude is not None:
+        stays = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+        stays[exclude.to(logits.device)] = False
+        rest = logits[:, stays]
     n, removed = rest.shape[1], [k for k in reversed(top) if k]
     ordered = _largest_last(rest, removed)
     ends = [*(n - k for k in removed), n]
     # One pass over the words: the sum below the first cut, then between the cuts.
-    bulk = ordered[:, : ends[0]].logsumexp(-1)
-    sums = {ends[0]: bulk}
+    sums = {ends[0]: ordered[:, : ends[0]].logsumexp(-1)}
     for start, end in itertools.pairwise(ends):
         sums[end] = torch.logaddexp(sums[start], ordered[:, start:end].logsumexp(-1))
     if exclude is None:
@@ -145,13 +140,6 @@ def _with_spared(below: Tensor, largest: Tensor, excluded: Tensor) -> Tensor:
     spared = (excluded[:, :count] >= least).sum(-1, keepdim=True)
     sums = torch.cat([torch.full_like(below[:, None], -torch.inf), least.logcumsumexp(-1)], dim=-1)
     return torch.logaddexp(below, sums.gather(-1, spared)[:, 0])
-
-
-def _others(n: int, exclude: Tensor) -> Tensor:
-    """The words (n − m,) that are not excluded."""
-    stays = torch.ones(n, dtype=torch.bool)
-    stays[exclude.cpu()] = False
-    return stays.nonzero()[:, 0]
 
 
 def _largest_last(rows: Tensor, counts: Sequence[int]) -> Tensor:

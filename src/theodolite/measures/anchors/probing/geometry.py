@@ -53,15 +53,12 @@ class AnchorClusters(Result):
     def rows(self) -> list[Row]:
         shared = {"top": self.top, "joint_mse": self.joint_mse, "by": self.by, "seed": self.seed}
         columns = {"size": self.sizes, "mse": self.mse, "mean": self.mean, "variance": self.variance}
-        return [
-            {"cluster": i, **{name: column[i] for name, column in columns.items()}, "first_places": self._at_start(i), **shared}
-            for i in range(len(self.sizes))
-        ]
-
-    def _at_start(self, cluster: int) -> float:
-        """The share of a cluster's positions that stand first in their window."""
-        mine = self.places[self.membership == cluster]
-        return float((mine == 0).double().mean()) if len(mine) else 0.0
+        rows: list[Row] = []
+        for i in range(len(self.sizes)):
+            starts = (self.places[self.membership == i] == 0).double()  # whether a position stands first in its window
+            firsts = float(starts.mean()) if len(starts) else 0.0
+            rows.append({"cluster": i, **{name: column[i] for name, column in columns.items()}, "first_places": firsts, **shared})
+        return rows
 
     def sentence(self) -> str:
         each = " and ".join(f"{mse:.3g} ({size} positions)" for mse, size in zip(self.mse, self.sizes, strict=True))

@@ -200,7 +200,13 @@ def _checked(model: nn.Module, module: nn.Module, calls: list[Tensor], logits: T
     products = {i: F.linear(states.reshape(-1, d).to(exact), w, bias) for i, states in fitting.items()}
     laws = {i: law for i, z in products.items() if (law := _law(_softcap(model), z, given, tolerance)) is not None}
     if not laws:
-        raise ValueError(_not_log_linear(model, list(products.values()), given))
+        least = min(float((given - z).abs().max()) for z in products.values())
+        where = f" at the nearest of {len(products)} calls" if len(products) > 1 else ""
+        raise ValueError(
+            f"The head of {type(model).__name__} is not log-linear: the model's logits differ from h Wᵀ + b by up to {least:.3g}"
+            f"{where} (largest logit {float(given.abs().max()):.3g}), and no constant factor, bias, log-softmax or known cap "
+            f"explains it. {REMEDY}"
+        )
     number = min(laws, key=lambda i: laws[i].gap)
     law, states = laws[number], calls[number]
     if any(other.gap <= RIVAL * law.gap and not torch.equal(calls[i], states) for i, other in laws.items()):
@@ -241,16 +247,6 @@ def _law(cap: float | None, z: Tensor, given: Tensor, tolerance: float) -> _Law 
     if (left := gap(z.log_softmax(-1))) <= bound:
         return _Law(1.0, None, None, "the model returns log-probabilities; analysed are the logits before", left)
     return None
-
-
-def _not_log_linear(model: nn.Module, products: list[Tensor], given: Tensor) -> str:
-    least = min(float((given - z).abs().max()) for z in products)
-    calls = f" at the nearest of {len(products)} calls" if len(products) > 1 else ""
-    return (
-        f"The head of {type(model).__name__} is not log-linear: the model's logits differ from h Wᵀ + b by up to {least:.3g}"
-        f"{calls} (largest logit {float(given.abs().max()):.3g}), and no constant factor, bias, log-softmax or known cap "
-        f"explains it. {REMEDY}"
-    )
 
 
 def _softcap(model: nn.Module) -> float | None:

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -44,16 +45,16 @@ class Reading:
 
     @property
     def samples(self) -> int:
-        return next((len(t) for _, t in named_tensors((self.args, self.kwargs)) if t.ndim), 1)
+        return _samples((self.args, self.kwargs), 1)
 
     def glance(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A little of it, enough to look at the head: one sequence, or some rows of other inputs, and few positions."""
-        tokens = [t for _, t in named_tensors((self.args, self.kwargs)) if not t.is_floating_point() and t.ndim == 2]
+        tokens = any(_are_sequences(t) for _, t in named_tensors((self.args, self.kwargs)))
         rows, whole = (1 if tokens else GLANCE), self.samples
 
         def cut(t: Tensor) -> Tensor:
             t = t[:rows] if t.ndim and len(t) == whole else t
-            return t[:, :GLANCE] if tokens and t.ndim == 2 and not t.is_floating_point() else t
+            return t[:, :GLANCE] if _are_sequences(t) else t
 
         return tuple(map_tensors(cut, self.args)), dict(map_tensors(cut, self.kwargs))
 
@@ -72,6 +73,15 @@ class Source:
 
     def __iter__(self) -> Iterator[Reading]:
         return self.readings()
+
+
+def _samples(tree: Any, default: int = 0) -> int:
+    """How many samples the tensors hold, by the first of them."""
+    return next((len(t) for _, t in named_tensors(tree) if t.ndim), default)
+
+
+def _are_sequences(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and tensor.ndim == 2
 
 
 def check_ids(ids: Tensor, model: nn.Module) -> None:
@@ -114,25 +124,18 @@ class Windows:
 
 def from_ids(ids: Tensor, windows: Windows) -> Source:
     """Windows of running text (N,), or rows (B, T) as they are."""
-    if ids.ndim == 2:
-        blocks = [(0, block, following(block)) for block in ids.split(windows.batch_size)]
-    else:
-        blocks = list(_cut(ids, windows))
-    show = _SHOWN[windows.kind]
+    cut = ((0, block, following(block)) for block in ids.split(windows.batch_size)) if ids.ndim == 2 else _cut(ids, windows)
+    blocks = [(max(old, windows.drop_first), block, after) for old, block, after in cut]
     if windows.kind == "masked" and windows.mask_token is None:
         raise ValueError("A masked language model needs the number of its mask token: mask_token=, or a tokenizer that knows it.")
-
-    def readings() -> Iterator[Reading]:
-        for old, block, after in blocks:
-            yield from show(block, after, max(old, windows.drop_first), windows)
-
     counts = []  # of the positions of each window
     for old, block, _ in blocks:
         width = block.shape[1] // 2 if windows.kind == "encoder-decoder" else block.shape[1]
-        counts += [max(0, width - max(old, windows.drop_first))] * len(block)
+        counts += [max(0, width - old)] * len(block)
     if not sum(counts):
         raise ValueError(f"{ids.numel()} tokens leave no position after drop_first={windows.drop_first}: give more text.")
-    return Source(readings, sum(counts), ends=torch.tensor(counts).cumsum(0) if windows.kind == "masked" else None)
+    ends = torch.tensor(counts).cumsum(0) if windows.kind == "masked" else None
+    return Source(lambda: chain.from_iterable(_SHOWN[windows.kind](*block, windows) for block in blocks), sum(counts), ends=ends)
 
 
 def _cut(ids: Tensor, windows: Windows) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -152,13 +155,16 @@ def _cut(ids: Tensor, windows: Windows) -> Iterator[tuple[int, Tensor, Tensor]]:
         yield old, ids[None, rest:], later[None, rest:]
 
 
-def _causal(block: Tensor, after: Tensor, old: int, windows: Windows) -> Iterator[Reading]:
-    keep = torch.ones(block.shape, dtype=torch.bool)
-    keep[:, :old] = False
-    yield Reading((block,), {}, keep if old else None, after)
+def _new(block: Tensor, old: int) -> Tensor | None:
+    """The positions (B, T) from `old` on, None for all."""
+    return (torch.arange(block.shape[1]) >= old).repeat(len(block), 1) if old else None
 
 
-def _masked(block: Tensor, after: Tensor, old: int, windows: Windows) -> Iterator[Reading]:
+def _causal(old: int, block: Tensor, after: Tensor, windows: Windows) -> Iterator[Reading]:
+    yield Reading((block,), {}, _new(block, old), after)
+
+
+def _masked(old: int, block: Tensor, after: Tensor, windows: Windows) -> Iterator[Reading]:
     """Every position is hidden once, each `every`-th in the same row; all rows of a window come before those of the next."""
     assert windows.mask_token is not None
     places = torch.arange(block.shape[1])
@@ -169,17 +175,15 @@ def _masked(block: Tensor, after: Tensor, old: int, windows: Windows) -> Iterato
         yield Reading((window.masked_fill(hide, windows.mask_token),), {}, hide & (places >= old), window)
 
 
-def _encoder_decoder(block: Tensor, after: Tensor, old: int, windows: Windows) -> Iterator[Reading]:
+def _encoder_decoder(old: int, block: Tensor, after: Tensor, windows: Windows) -> Iterator[Reading]:
     """The first part of a window is read, its second half is what the decoder is to say."""
     half = block.shape[1] // 2
     if not half:
         return
     question, answer = block[:, :-half], block[:, -half:]
     start = torch.full_like(answer[:, :1], int(windows.start_token or 0))
-    keep = torch.ones(answer.shape, dtype=torch.bool)
-    keep[:, :old] = False
     shown = {"input_ids": question, "decoder_input_ids": torch.cat([start, answer[:, :-1]], dim=1)}
-    yield Reading((), shown, keep if old else None, answer)
+    yield Reading((), shown, _new(answer, old), answer)
 
 
 _SHOWN = {"causal": _causal, "masked": _masked, "encoder-decoder": _encoder_decoder}
@@ -208,9 +212,9 @@ def as_tensors(data: Any) -> Any:
         return data
     if all(isinstance(one, numbers.Real) for one in data):
         return torch.tensor(data)
-    if isinstance(data, tuple) or not all(isinstance(row, list | tuple) and row for row in data):
-        return tuple(map(as_tensors, data)) if isinstance(data, tuple) else data
-    if not all(isinstance(one, numbers.Real) for row in data for one in row):
+    if isinstance(data, tuple):
+        return tuple(map(as_tensors, data))
+    if not all(isinstance(row, list | tuple) and row and all(isinstance(one, numbers.Real) for one in row) for row in data):
         return data
     rows = [torch.tensor(row) for row in data]
     return torch.stack(rows) if len({len(row) for row in rows}) == 1 else rows
@@ -234,14 +238,14 @@ def from_batches(batches: Iterable[Any], model: nn.Module, windows: Windows, *, 
 
     samples = None
     if isinstance(batches, Sequence):
-        samples = sum(next((len(t) for _, t in named_tensors(as_tensors(batch)) if t.ndim), 0) for batch in batches)
+        samples = sum(_samples(as_tensors(batch)) for batch in batches)
         if not samples:
             raise ValueError("data is empty: give at least one batch.")
     return Source(readings, None, samples)
 
 
 def _parts(raw: Any, windows: Windows) -> Iterator[Any]:
-    size = next((len(t) for _, t in named_tensors(raw) if t.ndim), 0)
+    size = _samples(raw)
     tokens = any(_are_sequences(t) for _, t in named_tensors(raw))
     step = windows.batch_size if tokens else max(windows.batch_size, SAMPLES)
 
@@ -257,7 +261,7 @@ def _reading(raw: Any, index: int, model: nn.Module, windows: Windows) -> Readin
     if isinstance(raw, Mapping):
         reading = _from_mapping(dict(raw), windows.kind)
     elif isinstance(raw, Tensor):
-        follow = windows.kind == "causal" and not raw.is_floating_point() and raw.ndim == 2
+        follow = windows.kind == "causal" and _are_sequences(raw)
         reading = Reading((raw,), {}, None, following(raw) if follow else None)
     elif isinstance(raw, tuple | list) and raw and isinstance(raw[0], Tensor | Mapping):
         target = raw[1] if len(raw) > 1 and isinstance(raw[1], Tensor) and not raw[1].is_floating_point() else None
@@ -273,10 +277,6 @@ def _reading(raw: Any, index: int, model: nn.Module, windows: Windows) -> Readin
         if _are_sequences(ids):
             check_ids(ids, model)
     return _without_first(reading, windows, index) if windows.drop_first else reading
-
-
-def _are_sequences(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and not tensor.is_floating_point() and tensor.ndim == 2
 
 
 def _rows(fields: Mapping[str, Any], index: int) -> dict[str, Any]:
@@ -352,7 +352,6 @@ def context_length(model: nn.Module) -> int | None:
 def windows_for(
     model: nn.Module,
     tokenizer: Any = None,
-    *,
     context: int | None = None,
     stride: int | None = None,
     drop_first: int = 0,

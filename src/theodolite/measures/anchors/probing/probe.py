@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
+from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
+from theodolite.measures.anchors.probing.inputs import Reading, Source, read, windows_for
 from theodolite.measures.anchors.probing.streams import NormalEquations, ProbeStream
-from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.problem.calling import unwrap
+from theodolite.problem.state_guard import left_as_found
+from theodolite.problem.tensors import map_tensors, named_tensors
+from theodolite.progress import counting
+from theodolite.results import Cost, Outcome, Result, Row, fields_of
 
 #: Below so many positions per dimension the in-sample error is visibly too small (by the factor 1 − d/N).
 ENOUGH = 10
@@ -85,12 +92,12 @@ class AnchorProbe(Result):
     @property
     def r2(self) -> tuple[float, ...]:
         """Shares of the variance that the anchors explain, in sample."""
-        return tuple(_r2(mse, variance) for mse, variance in zip(self.mse, self.variance, strict=True))
+        return _shares(self.mse, self.variance)
 
     @property
     def held_out_r2(self) -> tuple[float, ...]:
         """The same for the held-out positions, with their own variance."""
-        return tuple(_r2(mse, variance) for mse, variance in zip(self.held_out_mse, self.held_out_variance, strict=True))
+        return _shares(self.held_out_mse, self.held_out_variance)
 
     @property
     def sample(self) -> int:
@@ -118,7 +125,7 @@ class AnchorProbe(Result):
         return self.top.index(top)
 
     def rows(self) -> list[Row]:
-        shared: Row = {name: getattr(self, name) for name in ("positions", "hidden", "vocabulary", "perplexity", "seed")}
+        shared = fields_of(self, "positions hidden vocabulary perplexity seed")
         return [{"top": k, **{name: getattr(self, name)[i] for name in COLUMNS}, **shared} for i, k in enumerate(self.top)]
 
     @property
@@ -149,8 +156,8 @@ class AnchorProbe(Result):
         return f"No anchor vector predicts {what}{where} better than its mean does (variance {variance:.3g}): {numbers}."
 
 
-def _r2(mse: float, variance: float) -> float:
-    return 1 - mse / variance if variance > 0 else math.nan
+def _shares(errors: tuple[float, ...], variances: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(1 - e / v if v > 0 else math.nan for e, v in zip(errors, variances, strict=True))
 
 
 def probe_states(
@@ -184,7 +191,13 @@ def probe_states(
     True
     """
     began = time.perf_counter()
-    weight, bias = _output_layer(weight, bias)
+    weight, bias = torch.as_tensor(weight), None if bias is None else torch.as_tensor(bias)
+    if weight.ndim != 2 or not weight.is_floating_point() or len(weight) < 2:
+        raise ValueError(f"weight must be (n, d), floating, with two or more words. Got {weight.dtype} {tuple(weight.shape)}.")
+    if bias is not None and bias.shape != (len(weight),):
+        raise ValueError(f"bias must be ({len(weight)},), one number per word. Got {tuple(bias.shape)}.")
+    weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    bias = None if bias is None else bias.detach().to(weight)
     states = torch.as_tensor(states) if hasattr(states, "__array__") else states
     if isinstance(states, Tensor) and states.ndim != 2:
         raise ValueError(f"states must be (N, d), or an iterable of such chunks. Got shape {tuple(states.shape)}.")
@@ -215,16 +228,6 @@ def _words_that_came(targets: Tensor | None, total: int | None) -> Tensor | None
     return words.long()
 
 
-def _output_layer(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    weight, bias = torch.as_tensor(weight), None if bias is None else torch.as_tensor(bias)
-    if weight.ndim != 2 or not weight.is_floating_point() or len(weight) < 2:
-        raise ValueError(f"weight must be (n, d), floating, with two or more words. Got {weight.dtype} {tuple(weight.shape)}.")
-    exact = torch.promote_types(weight.dtype, torch.float32)
-    if bias is not None and bias.shape != (len(weight),):
-        raise ValueError(f"bias must be ({len(weight)},), one number per word. Got {tuple(bias.shape)}.")
-    return weight.detach().to(exact), None if bias is None else bias.detach().to(weight.device, exact)
-
-
 class _Sample(NamedTuple):
     """The positions that a stream has kept, a row each; `later` marks those held out."""
 
@@ -242,10 +245,13 @@ def summarise(stream: ProbeStream, anchors: int, geometry: bool, seed: int, bega
         raise ValueError("data has no position to measure at: every one is padding, left out, or not there.")
     notes = (*notes, *_caveats(stream))
     sample = _Sample(*stream.sample.rows())
+    numbers = _numbers(stream, sample)
+    vectors = numbers.pop("vectors")
+    columns: dict[str, Any] = {name: tuple(each.tolist()) for name, each in numbers.items()}
     return AnchorProbe(
         top=stream.top,
-        **_errors(stream, sample),
-        **_values(stream, sample),
+        vectors=vectors,
+        **columns,
         biased=stream.bias is not None,
         positions=stream.positions,
         held_out_positions=stream.test.rows,
@@ -283,60 +289,54 @@ def _caveats(stream: ProbeStream) -> list[str]:
     return found
 
 
-def _errors(stream: ProbeStream, sample: _Sample) -> dict[str, Any]:
-    """The anchors and their errors, in sample and held out (NaN where one part is empty)."""
-    biased, everywhere = stream.bias is not None, slice(None)
-    sums = stream.train + stream.test
-    vectors = _fit(stream, sample, sums, everywhere, intercept=biased)
-    with_intercept = vectors if biased else _fit(stream, sample, sums, everywhere, intercept=True)
+class _Part(NamedTuple):
+    """Sums over some positions and, while every position is at hand, their states and values."""
+
+    sums: NormalEquations
+    rows: tuple[Tensor, Tensor] | None
+
+    def fit(self, *, intercept: bool) -> Tensor:
+        """The coefficients (d or d + 1, tops)."""
+        return self.sums.solve(intercept=intercept, rows=self.rows)
+
+    def mse(self, fit: Tensor) -> Tensor:
+        """The mean square errors (tops,) of a fit, best from residuals: differences of sums are rounding where it is exact."""
+        return self.sums.mse(fit) if self.rows is None else _residuals(*self.rows, fit).square().mean(0)
+
+
+def _numbers(stream: ProbeStream, sample: _Sample) -> dict[str, Tensor]:
+    """The anchors, their errors in sample and held out (NaN where one part is empty), what values and bulk masses are like."""
+
+    def part(sums: NormalEquations, chosen: Tensor | slice) -> _Part:
+        return _Part(sums, (sample.states[chosen], sample.values[chosen]) if stream.sample.complete else None)
+
+    biased, sums = stream.bias is not None, stream.train + stream.test
+    everything = part(sums, slice(None))
+    vectors = everything.fit(intercept=biased)
     size = _residuals(sample.states, sample.values, vectors).abs()
-    held_out = held_out_variance = (math.nan,) * len(stream.top)
+    held_out = held_out_variance = torch.full((len(stream.top),), math.nan)
     if stream.train.rows and stream.test.rows:
-        first = _fit(stream, sample, stream.train, ~sample.later, intercept=biased)
-        held_out = _floats(_mean_squares(stream, sample, stream.test, sample.later, first))
-        held_out_variance = _floats(stream.test.variance)
-    return {
-        "vectors": vectors.mT.contiguous(),
-        "mse": _floats(_mean_squares(stream, sample, sums, everywhere, vectors)),
-        "intercept_mse": _floats(_mean_squares(stream, sample, sums, everywhere, with_intercept)),
-        "held_out_mse": held_out,
-        "held_out_variance": held_out_variance,
-        "max_error": _floats(size.amax(0)),
-        "error_99": _floats(size.quantile(0.99, dim=0)),
-    }
-
-
-def _values(stream: ProbeStream, sample: _Sample) -> dict[str, Any]:
-    """What the log bulk partition functions and the bulk masses are like."""
-    sums, mass = stream.train + stream.test, (sample.values - sample.log_z[:, None]).exp()
+        held_out = part(stream.test, sample.later).mse(part(stream.train, ~sample.later).fit(intercept=biased))
+        held_out_variance = stream.test.variance
     words = len(stream.weight) - stream.excluded
     alike = torch.tensor([math.log(words - k) for k in stream.top], dtype=torch.float64)
     return {
-        "variance": _floats(sums.variance),
-        "mean": _floats(sums.mean),
-        "low": _floats(sums.low),
-        "high": _floats(sums.high),
-        "constant_mse": _floats(sums.constant_mse(alike)),
-        "mass_mean": _floats(stream.mass_sum / stream.positions),
-        "mass_1": _floats(mass.quantile(0.01, dim=0)),
-        "mass_min": _floats(stream.mass_low),
+        "vectors": vectors.mT.contiguous(),
+        "mse": everything.mse(vectors),
+        "intercept_mse": everything.mse(vectors if biased else everything.fit(intercept=True)),
+        "held_out_mse": held_out,
+        "held_out_variance": held_out_variance,
+        "max_error": size.amax(0),
+        "error_99": size.quantile(0.99, dim=0),
+        "variance": sums.variance,
+        "mean": sums.mean,
+        "low": sums.low,
+        "high": sums.high,
+        "constant_mse": sums.constant_mse(alike),
+        "mass_mean": stream.mass_sum / stream.positions,
+        "mass_1": (sample.values - sample.log_z[:, None]).exp().quantile(0.01, dim=0),
+        "mass_min": stream.mass_low,
     }
-
-
-def _fit(stream: ProbeStream, sample: _Sample, sums: NormalEquations, chosen: Tensor | slice, *, intercept: bool) -> Tensor:
-    """The coefficients (d or d + 1, tops), from the sums of the positions `chosen` and, while they are at hand, from these."""
-    rows = (sample.states[chosen], sample.values[chosen]) if stream.sample.complete else None
-    return sums.solve(intercept=intercept, rows=rows)
-
-
-def _mean_squares(stream: ProbeStream, sample: _Sample, sums: NormalEquations, chosen: Tensor | slice, fit: Tensor) -> Tensor:
-    """The mean square errors (tops,) of a fit on the positions `chosen`.
-
-    From residuals while every position is at hand, since those are exact where differences of sums are rounding.
-    """
-    if not stream.sample.complete:
-        return sums.mse(fit)
-    return _residuals(sample.states[chosen], sample.values[chosen], fit).square().mean(0)
 
 
 def _residuals(states: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
@@ -349,8 +349,8 @@ def _residuals(states: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
 def _split(stream: ProbeStream) -> str:
     if not stream.test.rows:
         return "nothing held out"
-    share = f"the last {100 * stream.test.rows / stream.positions:.3g} %"
-    return f"{share} of all positions" if stream.cut is not None else f"{share} of the positions of every batch"
+    where = "all positions" if stream.cut is not None else "the positions of every batch"
+    return f"the last {100 * stream.test.rows / stream.positions:.3g} % of {where}"
 
 
 def _clusters(sample: _Sample, top: tuple[int, ...], anchors: int, biased: bool, seed: int) -> tuple[AnchorClusters, ...]:
@@ -363,5 +363,191 @@ def _clusters(sample: _Sample, top: tuple[int, ...], anchors: int, biased: bool,
     return tuple(anchor_clusters(states, values[:, i], anchors, places=places, top=k, seed=seed) for i, k in enumerate(top))
 
 
-def _floats(tensor: Tensor) -> tuple[float, ...]:
-    return tuple(tensor.tolist())
+# The anchor probe of a whole model: run it over the data, catch what enters the output layer, hand it to the stream.
+
+
+def anchor_probe(
+    model: nn.Module,
+    data: Any,
+    *,
+    top: int | Iterable[int] | None = None,
+    tokenizer: Any = None,
+    head: str | nn.Module | None = None,
+    exclude: int | Iterable[int] | Tensor | None = None,
+    anchors: int = 1,
+    held_out: float = 0.2,
+    context: int | None = None,
+    stride: int | None = None,
+    drop_first: int = 0,
+    max_positions: int | None = None,
+    batch_size: int | None = None,
+    restrict_vocab: int | None = None,
+    chunk: int | None = None,
+    mask_token: int | None = None,
+    every: int = 7,
+    geometry: bool = True,
+    sample: int | None = None,
+    seed: int = 0,
+    progress: bool | None = False,
+) -> AnchorProbe:
+    """Whether the log bulk partition function of a language model is linear in its last hidden state: ⟨h, v₀⟩ ≈ log Z_bulk.
+
+    h is what enters the output layer, whatever the model does before. The model runs in eval mode, once over the data, and is
+    left as found; logits are computed in float32 or better and never held for more than a chunk of positions; sums are in
+    float64. Memory does not grow with the data.
+
+    Args:
+        model: a Hugging Face causal or masked language model or encoder-decoder, or any module with a linear output layer.
+        data: text (with `tokenizer`), token ids (N,) or (B, T), or batches (tensors, pairs (inputs, targets), mappings) from a
+            list, a DataLoader or any iterable; numbers may also be in lists or NumPy arrays, and a list of ids (N,) is one of
+            texts. Text is cut into windows. A masked model sees each window `every` times, with each `every`-th token replaced by
+            `mask_token`; an encoder-decoder reads half of a window and predicts the other half. A tuple of two tensors is always
+            (inputs, targets), also if both are token ids: put two batches of ids into a list. The targets of a pair are taken as
+            they are, one per position (−100: leave it out), not shifted; ids alone, and `labels` in mappings for a causal model,
+            are.
+        top: numbers of most probable words to remove; by default 0, 10, 100, 1000, 10000, or the same shares of other
+            vocabularies.
+        head: the output layer or its name, where it is not found by itself.
+        exclude: token numbers that are in no bulk (label words), or a mask over the vocabulary. The bulk is what is neither
+            excluded nor among the most probable of all words, excluded ones counted.
+        anchors: with K > 1 also K anchors, each for a cluster of positions (`AnchorProbe.clusters`).
+        held_out: the share of the positions, the last ones, that the held-out error is from; of each batch where the length of
+            the data is not known beforehand. Windows of a masked model are held out as a whole.
+        context, stride: length of the windows that running text is cut into (the model's own, at most 1024) and distance of their
+            starts (the length; less, and only new positions count). Rows (B, T) and batches stay as they are.
+        drop_first: positions to leave out at the start of each window or sequence.
+        max_positions: stop after so many.
+        batch_size: windows, or samples of other inputs, per forward pass; rows of windows for a masked model.
+        restrict_vocab: use only so many rows of the output layer (`len(tokenizer)` leaves out padding rows).
+        chunk: positions whose logits are held at a time.
+        sample: positions kept for quantiles, largest errors and clusters; 8192 where they take at most 2²⁵ numbers.
+
+    >>> model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 50))
+    >>> probe = anchor_probe(model, torch.randn(400, 6), top=(0, 5))
+    >>> probe.positions, probe.biased, tuple(probe.vectors.shape)
+    (400, True, (2, 9))
+    """
+    began = time.perf_counter()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__}; states and weights go to probe_states.")
+    if max_positions is not None and max_positions < 1:
+        raise ValueError(f"max_positions must be 1 or more. Got {max_positions}.")
+    model = unwrap(model)
+    windows = windows_for(model, tokenizer, context, stride, drop_first, batch_size, mask_token, every)
+    with left_as_found(model, "eval"), torch.no_grad(), _outside_embeddings(model):
+        source = read(model, data, windows, tokenizer)
+        readings = _placed(source, model)
+        first = next(readings, None)
+        if first is None:
+            raise ValueError("data is empty: give at least one batch.")
+        layer = find_head(model, *first.glance(), head)
+        if hasattr(tokenizer, "__len__") and len(tokenizer) > len(layer.weight):
+            raise ValueError(
+                f"The tokenizer knows {len(tokenizer)} tokens, but the output layer has {len(layer.weight)} rows: it is not that "
+                "of this model. Load both from one checkpoint, or resize the model's embeddings."
+            )
+        layer = layer.restricted(restrict_vocab)
+        caught = states_of(model, layer.module, first.args, first.kwargs, layer.call)
+        total = _length(source, first, math.prod(caught.shape[:-1]))
+        total = total if total is None or max_positions is None else min(total, max_positions)
+        _check_places(first, caught, drop_first)
+        known: dict[str, Any] = {"total": total, "ends": source.ends, "cap": layer.cap}
+        given: dict[str, Any] = {"held_out": held_out, "chunk": chunk, "sample": sample, "seed": seed}
+        stream = ProbeStream(layer.weight, layer.bias, top, exclude, **given, **known)
+        with counting("positions", progress=progress, total=total) as advance:
+            for reading, entered in _passes(model, layer, first, caught, readings):
+                states, targets, places = _wanted(layer, reading, entered, _room(stream, max_positions))
+                stream.add(states, targets, places)
+                advance(len(states))
+                if _room(stream, max_positions) == 0:
+                    break
+    return summarise(stream, anchors, geometry, seed, began, layer.notes)
+
+
+@contextmanager
+def _outside_embeddings(model: nn.Module) -> Iterator[None]:
+    """Torch's word for a number that has no row in an embedding is no help."""
+    try:
+        yield
+    except IndexError as error:
+        if "index out of range" not in str(error):
+            raise
+        tables = ", ".join(f"{name} {m.num_embeddings}" for name, m in model.named_modules() if isinstance(m, nn.Embedding))
+        raise ValueError(
+            f"A token or a position lies outside the embeddings of {type(model).__name__} (rows: {tables or 'unknown'}). Encode "
+            "the text with the model's own tokenizer; context= shortens the windows."
+        ) from error
+
+
+def _placed(source: Source, model: nn.Module) -> Iterator[Reading]:
+    """Readings on the device of the model."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def move(tree: Any) -> Any:
+        return map_tensors(lambda t: t.to(device), tree)
+
+    for r in source:
+        yield Reading(move(r.args), dict(move(r.kwargs)), move(r.keep), move(r.targets))
+
+
+def _passes(
+    model: nn.Module, layer: OutputHead, first: Reading, caught: Tensor, readings: Iterator[Reading]
+) -> Iterator[tuple[Reading, Tensor]]:
+    """Readings with what enters the head; that of the first is known already."""
+    yield first, caught
+    del first, caught
+    for reading in readings:
+        yield reading, states_of(model, layer.module, reading.args, reading.kwargs, layer.call)
+
+
+def _room(stream: ProbeStream, limit: int | None) -> int | None:
+    return None if limit is None else limit - stream.positions
+
+
+def _wanted(layer: OutputHead, reading: Reading, caught: Tensor, room: int | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """States (N, d), targets and places in the windows of the positions of a reading that are wanted, `room` at most."""
+    shape = caught.shape[:-1]
+    places = torch.arange(shape[-1], device=caught.device).expand(shape).reshape(-1)
+    states, targets, keep = layer.states(caught), _aligned(reading.targets, shape), _aligned(reading.keep, shape)
+    if keep is not None:
+        states, places, targets = states[keep], places[keep], None if targets is None else targets[keep]
+    return states[:room], None if targets is None else targets[:room], places[:room]
+
+
+def _length(source: Source, first: Reading, positions: int) -> int | None:
+    """Positions that the data will give, judged by the first reading, which has so many before any is left out.
+
+    None if it does not tell. Only readings that can be looked at twice are asked.
+    """
+    if source.total is not None and _per_position(first, positions):
+        return source.total
+    if source.total is None and source.samples is None:
+        return None
+    readings = list(source)
+    if not _per_position(first, positions) and positions == first.samples:  # one state per sequence
+        return sum(r.samples for r in readings)
+    if all(r.keep is None for r in readings):
+        widths = {tuple(t.shape[1:]) for r in readings for _, t in named_tensors((r.args, r.kwargs)) if t.ndim}
+        return round(sum(r.samples for r in readings) * positions / first.samples) if len(widths) == 1 else None
+    if first.keep is not None and first.keep.numel() == positions and all(r.keep is not None for r in readings):
+        return sum(int(r.keep.sum()) for r in readings if r.keep is not None)
+    return None
+
+
+def _per_position(reading: Reading, positions: int) -> bool:
+    """Whether there are as many states as positions that the reading speaks of."""
+    spoken = reading.targets if reading.targets is not None else reading.keep
+    return spoken is not None and spoken.numel() == positions
+
+
+def _check_places(reading: Reading, caught: Tensor, drop_first: int) -> None:
+    if drop_first and reading.keep is not None and _aligned(reading.keep, caught.shape[:-1]) is None:
+        raise ValueError(
+            f"drop_first={drop_first} leaves out positions of sequences {tuple(reading.keep.shape)}, but the head reads "
+            f"{tuple(caught.shape)}, not a state for each of them: leave it out."
+        )
+
+
+def _aligned(tensor: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """One entry per position, flat; None where the tensor is about something else."""
+    return tensor.reshape(-1) if tensor is not None and tensor.numel() == math.prod(shape) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ LOGITS, SORTED, ROWS = 2**24, 2**21, 4096
 # Least squares over a stream: the Gram matrix and its right-hand sides, in float64, whatever the number of rows.
 
 
-@dataclass(eq=False)
 class NormalEquations:
     """Sums over rows h (d,) with targets y (K,); a constant column is added, which a fit may use or not.
 
@@ -43,26 +41,15 @@ class NormalEquations:
     ([[2.0], [1.0]], 0.0)
     """
 
-    dim: int
-    targets: int
-    rows: int = 0
-    reference: Tensor | None = None
-    gram: Tensor = field(init=False)  # (d + 1, d + 1)
-    cross: Tensor = field(init=False)  # (d + 1, K), with what the reference leaves, and so are the squares
-    squares: Tensor = field(init=False)  # (K,)
-    shift: Tensor | None = field(init=False, default=None)  # (K,), the first targets: far from 0 their variance would cancel
-    sums: Tensor = field(init=False)  # (2, K), of the targets less the shift and of the squares of that
-    low: Tensor = field(init=False)  # (K,)
-    high: Tensor = field(init=False)  # (K,)
-
-    def __post_init__(self) -> None:
-        size, count = self.dim + 1, self.targets
-        self.gram = torch.zeros(size, size, dtype=torch.float64)
-        self.cross = torch.zeros(size, count, dtype=torch.float64)
-        self.squares = torch.zeros(count, dtype=torch.float64)
-        self.sums = torch.zeros(2, count, dtype=torch.float64)
-        self.low = torch.full((count,), torch.inf, dtype=torch.float64)
-        self.high = torch.full((count,), -torch.inf, dtype=torch.float64)
+    def __init__(self, dim: int, targets: int, rows: int = 0, reference: Tensor | None = None) -> None:
+        self.dim, self.targets, self.rows, self.reference = dim, targets, rows, reference
+        self.gram = torch.zeros(dim + 1, dim + 1, dtype=torch.float64)
+        self.cross = torch.zeros(dim + 1, targets, dtype=torch.float64)  # with what the reference leaves, and so are the squares
+        self.squares = torch.zeros(targets, dtype=torch.float64)
+        self.shift: Tensor | None = None  # (K,), the first targets: far from 0 their variance would cancel
+        self.sums = torch.zeros(2, targets, dtype=torch.float64)  # of the targets less the shift and of the squares of that
+        self.low = torch.full((targets,), torch.inf, dtype=torch.float64)
+        self.high = torch.full((targets,), -torch.inf, dtype=torch.float64)
 
     def update(self, states: Tensor, values: Tensor) -> None:
         """Add rows: states (N, d) and values (N, K)."""
@@ -153,7 +140,7 @@ class NormalEquations:
     @property
     def memory(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in (getattr(self, f.name) for f in fields(self)) if isinstance(t, Tensor))
+        return sum(held.nbytes for held in vars(self).values() if isinstance(held, Tensor))
 
 
 def _with_constant(states: Tensor) -> Tensor:
@@ -200,7 +187,7 @@ class Reservoir:
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size, self.seen = size, 0
         self._generator = torch.Generator().manual_seed(seed)
-        self._keys = torch.empty(size, dtype=torch.float64)
+        self._keys = torch.empty(0, dtype=torch.float64)
         self._held: list[Tensor] = []
 
     def __len__(self) -> int:
@@ -213,54 +200,29 @@ class Reservoir:
 
     def offer(self, *parts: Tensor) -> None:
         """Let N more rows try for a place."""
-        count = len(parts[0])
-        keys = torch.rand(count, generator=self._generator, dtype=torch.float64)
-        self._grow(len(self) + count, parts)
-        free = min(self.size - len(self), count)
-        self._put(torch.arange(len(self), len(self) + free), torch.arange(free), keys, parts)
-        self.seen += count
-        if free < count:
-            self._replace(torch.arange(free, count), keys, parts)
-
-    def _replace(self, rows: Tensor, keys: Tensor, parts: tuple[Tensor, ...]) -> None:
-        """Rows whose keys are below the largest held take the places of those."""
-        rows = rows[keys[rows] < self._keys.max()]
-        order = torch.cat([self._keys, keys[rows]]).argsort()
-        leaving, entering = order[self.size :], order[: self.size]
-        places, chosen = leaving[leaving < self.size], entering[entering >= self.size] - self.size
-        self._put(places, rows[chosen], keys, parts)
-
-    def _grow(self, rows: int, parts: tuple[Tensor, ...]) -> None:
-        """Room for so many rows, up to the size, doubling: short streams stay cheap."""
-        room = len(self._held[0]) if self._held else 0
-        if room >= min(rows, self.size):
-            return
-        new = min(max(rows, 2 * room), self.size)
-        held = self._held or [part[:0] for part in parts]
-        self._held = [
-            torch.cat([old, part.new_empty(new - room, *part.shape[1:])]) for old, part in zip(held, parts, strict=True)
-        ]
-
-    def _put(self, places: Tensor, rows: Tensor, keys: Tensor, parts: tuple[Tensor, ...]) -> None:
-        self._keys[places] = keys[rows]
-        for held, part in zip(self._held, parts, strict=True):
-            held[places.to(held.device)] = part[rows.to(part.device)]
+        keys = torch.rand(len(parts[0]), generator=self._generator, dtype=torch.float64)
+        free = self.size - len(self)
+        if free:
+            held = self._held or [part[:0] for part in parts]
+            self._held = [torch.cat([old, part[:free]]) for old, part in zip(held, parts, strict=True)]
+            self._keys = torch.cat([self._keys, keys[:free]])
+        self.seen += len(keys)
+        if free < len(keys):  # rows whose keys are below the largest held take the places of those
+            rows = torch.arange(free, len(keys))
+            rows = rows[keys[rows] < self._keys.max()]
+            order = torch.cat([self._keys, keys[rows]]).argsort()
+            leaving, entering = order[self.size :], order[: self.size]
+            places, rows = leaving[leaving < self.size], rows[entering[entering >= self.size] - self.size]
+            self._keys[places] = keys[rows]
+            for old, part in zip(self._held, parts, strict=True):
+                old[places.to(old.device)] = part[rows.to(part.device)]
 
     def rows(self) -> tuple[Tensor, ...]:
         """The sample, one tensor (at most `size`, ...) per part."""
-        return tuple(held[: len(self)].clone() for held in self._held)
+        return tuple(held.clone() for held in self._held)
 
 
 # States in, sums out: what an anchor probe keeps of a stream of hidden states, whose size does not grow with it.
-
-
-def _border(held_out: float, total: int, ends: Tensor | None) -> int:
-    """The number of the first position held out, one of `ends` if there are any within."""
-    cut = math.ceil((1 - held_out) * total)
-    inner = None if ends is None else ends[(ends > 0) & (ends < total)]
-    if inner is None or not len(inner) or not held_out:
-        return cut
-    return int(inner[(inner - cut).abs().argmin()])
 
 
 class ProbeStream:
@@ -295,7 +257,11 @@ class ProbeStream:
         self.excluded = 0 if self.exclude is None else len(self.exclude)
         self.top = check_top(top, n, self.excluded)
         self.held_out, self.cap = held_out, cap
-        self.cut = None if total is None else _border(held_out, total, ends)
+        self.cut: int | None = None
+        if total is not None:
+            cut = math.ceil((1 - held_out) * total)
+            within = [end for end in ([] if ends is None else ends.tolist()) if 0 < end < total]
+            self.cut = min(within, key=lambda end: abs(end - cut)) if within and held_out else cut
         self.chunk = min(ROWS, max(1, LOGITS // n)) if chunk is None else chunk
         self._logits = weight.new_empty(0, n)  # one buffer for all chunks: fresh memory costs as much as the product
         self.train, self.test = NormalEquations(d, len(self.top)), NormalEquations(d, len(self.top))
@@ -307,13 +273,11 @@ class ProbeStream:
 
     def add(self, states: Tensor, targets: Tensor | None = None, places: Tensor | None = None) -> None:
         """States (N, d), the tokens (N,) that came there (−100: none), and their places (N,) in their windows."""
-        fresh = 0 if self.cut is not None else math.ceil((1 - self.held_out) * len(states))
-        border = max(0, self.cut - self.positions) if self.cut is not None else fresh
+        border = math.ceil((1 - self.held_out) * len(states)) if self.cut is None else max(0, self.cut - self.positions)
         for start in range(0, len(states), ROWS):
             part = slice(start, start + ROWS)
-            self._add(
-                states[part], None if targets is None else targets[part], None if places is None else places[part], border - start
-            )
+            words, where = (None if given is None else given[part] for given in (targets, places))
+            self._add(states[part], words, where, border - start)
 
     def _add(self, states: Tensor, targets: Tensor | None, places: Tensor | None, border: int) -> None:
         """One block; rows from `border` on are held out."""

@@ -25,7 +25,7 @@ from theodolite.measures.anchors.probing.bulk import check_one_top
 from theodolite.measures.anchors.probing.streams import NormalEquations
 from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence
 from theodolite.measures.anchors.transfer.readout import anchored_logits, label_ids, thresholded_score
-from theodolite.results import Result, Row
+from theodolite.results import Result, Row, fields_of
 
 Number = float | Tensor
 Over = Literal["all", "downstream"]
@@ -199,11 +199,10 @@ class TransferCertificate(Result):
 
     def rows(self) -> list[Row]:
         names = (
-            "theorem_bound general_bound tight_bound heuristic_bound eps_cls undecided eps_kl eps_b eps_b_99 p_b p_b_01 "
-            "gamma discarded Gamma Lambda mu mu_source kl_of_errors kl_floor"
+            "verdict bound theorem_bound general_bound tight_bound heuristic_bound eps_cls undecided eps_kl eps_b eps_b_99 p_b "
+            "p_b_01 gamma discarded Gamma Lambda mu mu_source kl_of_errors kl_floor"
         )
-        head = {"verdict": self.verdict, "bound": self.bound}
-        return [{**head, **{name: getattr(self, name) for name in names.split()}, "violated": "; ".join(self.violated)}]
+        return [{**fields_of(self, names), "violated": "; ".join(self.violated)}]
 
     def sentence(self) -> str:
         measured = f"measured: {self.eps_cls:.3g} wrong, {self.undecided:.3g} undecided, ε_KL = {self.eps_kl:.3g}"
@@ -254,8 +253,7 @@ def transfer_certificate(
     words = label_ids(labels, models[0].words)
     a_, b_ = check_coefficients(a, b, len(words))
     seen = _observe(*models, _bulk_words(bulk, words, models[0].words), top)
-    given = None if anchors is None else (torch.as_tensor(anchors[0]), torch.as_tensor(anchors[1]))
-    vectors = given or (fit_anchor(models[0].states, seen.bulk[0]), fit_anchor(models[1].states, seen.bulk[1]))
+    vectors = [torch.as_tensor(anchor) for anchor in anchors or map(fit_anchor, (m.states for m in models), seen.bulk)]
     u = [anchored_logits(model, vector, words) for model, vector in zip(models, vectors, strict=True)]
     errors = [m.states @ v.double().cpu() - y for m, v, y in zip(models, vectors, seen.bulk, strict=True)]
     scores = [thresholded_score(logits, a_, b_) for logits in u]
@@ -275,7 +273,9 @@ def _bounds(
     places: _Contexts, seen: _Observed, errors: Tensor, used: Tensor, kept: Tensor, Gamma: float, b: Tensor
 ) -> dict[str, Any]:
     """The bounds and what enters them; `errors` (2, used) are those of the two anchors."""
-    mu = _density_ratio(places, kept)
+    # μ for the contexts kept: leaving some out makes the others more probable by 1 / their share.
+    share, ratio = float(places.downstream[kept].sum()), places.pretraining[kept] / places.downstream[kept]
+    mu = min(1.0, share * float(ratio.min())) if places.mu is None else places.mu * share
     mass = seen.mass[used].exp()
     eps_b, p_b = float(errors.max()), float(mass.min())
     eps_b_99, p_b_01 = float(errors.flatten().quantile(0.99)), float(mass.quantile(0.01))
@@ -355,8 +355,7 @@ def _contexts(
         if len(downstream) != 2:
             raise ValueError(f"downstream must be a pair (teacher, student) of models. Got {len(downstream)} of them.")
         separate = [_as_model(model, "downstream") for model in downstream]
-    full = [_joined(model, separate[i] if separate else None) for i, model in enumerate((teacher, student))]
-    one, two = full
+    one, two = (_joined(*pair) for pair in zip((teacher, student), separate or (None, None), strict=True))
     first = len(teacher) if isinstance(teacher, Tensor) else teacher.contexts
     if one.words != two.words:
         raise ValueError(f"Teacher and student must share one vocabulary. Got {one.words} and {two.words} words.")
@@ -476,14 +475,6 @@ def _margin(score: Tensor, downstream: Tensor, gamma: float | None) -> tuple[flo
     return gamma, kept
 
 
-def _density_ratio(places: _Contexts, kept: Tensor) -> float:
-    """μ for the downstream contexts kept: leaving some out makes the others more probable by 1 / their share."""
-    share = float(places.downstream[kept].sum())
-    if places.mu is not None:
-        return places.mu * share
-    return min(1.0, share * float((places.pretraining[kept] / places.downstream[kept]).min()))
-
-
 def _bound(eps_kl: float, mu: float, floor: Tensor) -> float:
     """ε_KL / (μ · floor), at most 1, and 1 where the floor says nothing."""
     least = mu * float(floor)
@@ -492,18 +483,13 @@ def _bound(eps_kl: float, mu: float, floor: Tensor) -> float:
 
 def _violations(b: Tensor, Gamma: float, eps_b: float, p_b: float, mu: float) -> list[str]:
     """The conditions of the theorem that do not hold, in words."""
-    low, need = float(b.min()), eps_b - math.log(4 * len(b))
-    told = []
-    if not Gamma > 4 * eps_b:
-        told.append(f"the margin Γ = {Gamma:.3g} is not above 4 ε_b = {4 * eps_b:.3g}, so that no bound holds")
-    elif not Gamma > 8 * eps_b:
-        told.append(f"the margin Γ = {Gamma:.3g} is not above 8 ε_b = {8 * eps_b:.3g}")
-    if not Gamma < 6:
-        told.append(f"the margin Γ = {Gamma:.3g} is not below 6")
-    if low < need:
-        told.append(f"the lowest threshold b = {low:.3g} is below ε_b − log(4k) = {need:.3g}")
-    if not p_b > 0:
-        told.append("the bulk mass of the teacher is 0 in some context")
-    if not mu > 0:
-        told.append("some downstream context never occurs in pre-training (μ = 0)")
-    return told
+    low, need, margin = float(b.min()), eps_b - math.log(4 * len(b)), f"the margin Γ = {Gamma:.3g} is not"
+    conditions = {
+        f"{margin} above 4 ε_b = {4 * eps_b:.3g}, so that no bound holds": Gamma > 4 * eps_b,
+        f"{margin} above 8 ε_b = {8 * eps_b:.3g}": Gamma > 8 * eps_b or not Gamma > 4 * eps_b,
+        f"{margin} below 6": Gamma < 6,
+        f"the lowest threshold b = {low:.3g} is below ε_b − log(4k) = {need:.3g}": not low < need,
+        "the bulk mass of the teacher is 0 in some context": p_b > 0,
+        "some downstream context never occurs in pre-training (μ = 0)": mu > 0,
+    }
+    return [otherwise for otherwise, holds in conditions.items() if not holds]

@@ -76,12 +76,10 @@ class LogLinear:
 
     @property
     def contexts(self) -> int:
-        """Number of contexts."""
         return self.states.shape[0]
 
     @property
     def words(self) -> int:
-        """Size of the vocabulary."""
         return self.weight.shape[0]
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from theodolite.arguments import at_least
 from theodolite.measures.anchors.probing.bulk import check_one_top, log_bulk_partition
-from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
+from theodolite.measures.anchors.probing.heads import find_head, states_of
 from theodolite.measures.anchors.probing.inputs import check_ids, context_length, model_kind, tokenise
 from theodolite.measures.anchors.transfer.certificate import check_coefficients, fit_anchor, normalized_margin
 from theodolite.measures.anchors.transfer.log_linear import LogLinear
@@ -77,21 +78,27 @@ def prompted_states(
     at_least(1, batch_size=batch_size)
     model = unwrap(model)
     kind = model_kind(model, mask_token)
-    rows = _token_rows(texts, prompt, tokenizer, _end(kind, mask_token, tokenizer), context_length(model))
+    end, longest = _end(kind, mask_token, tokenizer), context_length(model)
+    full = [tokenise(f"{text} {prompt}" if prompt else text, tokenizer) for text in texts]
+    rows = [torch.cat([tokens, end])[-(longest or 0) :] for tokens in full]  # all of them where the longest is not known
+    lengths = torch.tensor([len(row) for row in rows])
     check_ids(torch.cat(rows), model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     states = torch.empty(0)
     with left_as_found(model, "eval"), torch.no_grad(), counting("prompts", progress=progress, total=len(rows)) as advance:
         output = find_head(model, (rows[0][None].to(device),), {}, head)
-        for part in _alike(rows, batch_size, exactly=kind != "causal"):
-            last = _last_states(model, output, [rows[i] for i in part.tolist()], device)
+        for part in _alike(lengths, batch_size, exactly=kind != "causal"):
+            # Padding comes after the last tokens, where a causal model cannot see it.
+            block = nn.utils.rnn.pad_sequence([rows[i] for i in part.tolist()], batch_first=True).to(device)
+            caught = states_of(model, output.module, (block,), {}, output.call)
+            last = output.states(caught[torch.arange(len(part)), lengths[part] - 1]).double().cpu()
             states = states if len(states) else last.new_empty(len(rows), last.shape[1])
             states[part] = last
             advance(len(part))
     return LogLinear(states, output.weight, output.bias)
 
 
-def _end(kind: str, mask_token: int | None, tokenizer: Any) -> list[int]:
+def _end(kind: str, mask_token: int | None, tokenizer: Any) -> Tensor:
     """What comes after a prompt: nothing, or the mask token."""
     if kind == "encoder-decoder":
         raise ValueError(
@@ -100,31 +107,15 @@ def _end(kind: str, mask_token: int | None, tokenizer: Any) -> list[int]:
     mask = mask_token if mask_token is not None else getattr(tokenizer, "mask_token_id", None)
     if kind == "masked" and mask is None:
         raise ValueError("A masked language model needs the number of its mask token: mask_token=, or a tokenizer that knows it.")
-    return [int(mask)] if kind == "masked" and mask is not None else []
+    return torch.tensor([mask] if kind == "masked" else [], dtype=torch.int64)
 
 
-def _alike(rows: list[Tensor], batch_size: int, *, exactly: bool) -> Iterator[Tensor]:
+def _alike(lengths: Tensor, batch_size: int, *, exactly: bool) -> Iterator[Tensor]:
     """Numbers of rows in batches of like lengths, so that there is little padding, or none."""
-    lengths = torch.tensor([len(row) for row in rows])
     order = lengths.argsort(stable=True)
     groups = order.split(lengths[order].unique_consecutive(return_counts=True)[1].tolist()) if exactly else (order,)
     for group in groups:
         yield from group.split(batch_size)
-
-
-def _last_states(model: nn.Module, output: OutputHead, rows: list[Tensor], device: torch.device) -> Tensor:
-    """The states (N, d) at the last tokens; padding comes after them, where a causal model cannot see it."""
-    block = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-    caught = states_of(model, output.module, (block,), {}, output.call)
-    last = torch.tensor([len(row) - 1 for row in rows])
-    return output.states(caught[torch.arange(len(rows)), last]).double().cpu()
-
-
-def _token_rows(texts: Sequence[str], prompt: str, tokenizer: Any, end: list[int], longest: int | None) -> list[Tensor]:
-    """The tokens of each text with its prompt, the last `longest` of them."""
-    full = (f"{text} {prompt}" if prompt else text for text in texts)
-    rows = [torch.cat([tokenise(text, tokenizer), torch.tensor(end, dtype=torch.int64)]) for text in full]
-    return rows if longest is None else [row[-longest:] for row in rows]
 
 
 def compare_prompts(
@@ -145,41 +136,25 @@ def compare_prompts(
     """
     if not models:
         raise ValueError("models must hold at least one prompt with its LogLinear model. Got none.")
-    reports = [_report(model, labels, a, b, anchor, top) for model in models.values()]
-    columns: dict[str, Any] = {name: tuple(report[name] for report in reports) for name in reports[0]}
-    return PromptComparison(
-        prompts=tuple(models),
-        **columns,
-        mu=tuple((mu or {}).get(prompt, math.nan) for prompt in models),
-        texts=next(iter(models.values())).contexts,
-    )
-
-
-def _report(
-    model: LogLinear,
-    labels: Sequence[int] | Tensor,
-    a: Sequence[float] | Tensor,
-    b: Sequence[float] | Tensor,
-    anchor: Tensor | None,
-    top: int,
-) -> dict[str, Any]:
-    """Of one prompt, by the names of `PromptComparison`."""
-    ids = label_ids(labels, model.words)
-    a_, b_ = check_coefficients(a, b, len(ids))
-    tops = (check_one_top(top, model.words, len(ids)),)
-    parts = [log_bulk_partition(model.logits(rows), tops, ids) for rows in model.chunks()]
-    total, bulk = torch.cat([part.total for part in parts]), torch.cat([part.bulk[:, 0] for part in parts])
-    vector = fit_anchor(model.states, bulk) if anchor is None else anchor.double().cpu()
-    u = anchored_logits(model, vector, ids)
-    score = thresholded_score(u, a_, b_).abs()
-    margins = normalized_margin(score[score > 0], a_) if bool((score > 0).any()) else torch.zeros(1)
-    errors = (model.states @ vector - bulk).abs()
-    return {
-        "active": float((u > b_).double().mean()),
-        "undecided": float((score == 0).double().mean()),
-        "Gamma": float(margins.min()),
-        "Gamma_median": float(margins.median()),
-        "p_b": float((bulk - total).exp().min()),
-        "eps_b": float(errors.max()),
-        "eps_b_99": float(errors.quantile(0.99)),
-    }
+    columns: dict[str, list[float]] = defaultdict(list)
+    for prompt, model in models.items():
+        ids = label_ids(labels, model.words)
+        a_, b_ = check_coefficients(a, b, len(ids))
+        tops = (check_one_top(top, model.words, len(ids)),)
+        parts = [log_bulk_partition(model.logits(rows), tops, ids) for rows in model.chunks()]
+        total, bulk = torch.cat([part.total for part in parts]), torch.cat([part.bulk[:, 0] for part in parts])
+        vector = fit_anchor(model.states, bulk) if anchor is None else anchor.double().cpu()
+        u = anchored_logits(model, vector, ids)
+        score = thresholded_score(u, a_, b_).abs()
+        margins = normalized_margin(score[score > 0], a_) if bool((score > 0).any()) else torch.zeros(1)
+        errors = (model.states @ vector - bulk).abs()
+        columns["active"].append(float((u > b_).double().mean()))
+        columns["undecided"].append(float((score == 0).double().mean()))
+        columns["Gamma"].append(float(margins.min()))
+        columns["Gamma_median"].append(float(margins.median()))
+        columns["p_b"].append(float((bulk - total).exp().min()))
+        columns["eps_b"].append(float(errors.max()))
+        columns["eps_b_99"].append(float(errors.quantile(0.99)))
+        columns["mu"].append((mu or {}).get(prompt, math.nan))
+    measured: dict[str, Any] = {name: tuple(column) for name, column in columns.items()}
+    return PromptComparison(prompts=tuple(models), texts=next(iter(models.values())).contexts, **measured)

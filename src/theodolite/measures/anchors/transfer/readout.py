@@ -178,33 +178,30 @@ def compare_readouts(
     before = shift_log_linear(model, train_shift * noise)
     after = shift_log_linear(model, shift if isinstance(shift, Tensor) else shift * noise)
     signs = torch.where(classes.cpu() > 0, 1.0, -1.0).double()
-    views = _views(label_ids(labels, model.words), shift_anchor(anchor.detach().double()))
-    clean, shifted = [], []
-    for name, view in views.items():
-        seen = view(before)
-        score = _fitted_score(name, seen[train], signs[train], method)
-        clean.append(_outcome(score(seen)[test], signs[test]))
-        shifted.append(_outcome(score(view(after))[test], signs[test]))
-    return ReadoutComparison(
-        names=tuple(views),
-        accuracy=tuple(right for right, _ in clean),
-        undecided=tuple(none for _, none in clean),
-        accuracy_shifted=tuple(right for right, _ in shifted),
-        undecided_shifted=tuple(none for _, none in shifted),
-        trained_on=len(train),
-        tested_on=len(test),
-        seed=seed,
-    )
-
-
-def _views(ids: Tensor, anchor: Tensor) -> dict[str, Callable[[LogLinear], Tensor]]:
-    """What each read-out sees of a model: features (contexts, k)."""
-    return {
-        "anchored": lambda m: anchored_logits(m, anchor, ids),
+    ids, wide = label_ids(labels, model.words), shift_anchor(anchor.detach().double())
+    views: dict[str, Callable[[LogLinear], Tensor]] = {  # what each read-out sees of a model: features (contexts, k)
+        "anchored": lambda m: anchored_logits(m, wide, ids),
         "raw logits": lambda m: m.states @ m.weight[ids].mT,
         "log-probabilities": lambda m: m.states @ m.weight[ids].mT - m.log_partition()[:, None],
         "state": lambda m: torch.cat([m.states, m.states.new_ones(m.contexts, 1)], dim=1),
     }
+    outcomes = []
+    for name, view in views.items():
+        seen = view(before)
+        score = _fitted_score(name, seen[train], signs[train], method)
+        scores = [score(at)[test] * signs[test] for at in (seen, view(after))]
+        outcomes.append([float(part.double().mean()) for each in scores for part in (each > 0, each == 0)])
+    accuracy, undecided, accuracy_shifted, undecided_shifted = zip(*outcomes, strict=True)
+    return ReadoutComparison(
+        names=tuple(views),
+        accuracy=accuracy,
+        undecided=undecided,
+        accuracy_shifted=accuracy_shifted,
+        undecided_shifted=undecided_shifted,
+        trained_on=len(train),
+        tested_on=len(test),
+        seed=seed,
+    )
 
 
 def _fitted_score(name: str, features: Tensor, signs: Tensor, method: Method) -> Callable[[Tensor], Tensor]:
@@ -213,11 +210,6 @@ def _fitted_score(name: str, features: Tensor, signs: Tensor, method: Method) ->
         return fit_readout(features, signs, method=method).score
     coefficients = logistic_regression(features, signs)
     return lambda seen: seen @ coefficients
-
-
-def _outcome(scores: Tensor, signs: Tensor) -> tuple[float, float]:
-    """Shares of contexts classified right and left undecided."""
-    return float((scores * signs > 0).double().mean()), float((scores == 0).double().mean())
 
 
 def _two_classes(features: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""`ModelSpec`: a model with what belongs to it, and how it is read from the user's own code, `module:attribute`."""
+"""`Subject`: a model with its loss and data, and how it is read from the user's own code, `module:attribute`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ FORMS = "a torch.nn.Module, (model, loss), (model, loss, optimizer), a dict with
 
 
 @dataclass(frozen=True)
-class ModelSpec:
-    """A model with what belongs to it; `own_loss` where the model returns its own."""
+class Subject:
+    """What is to be surveyed, and where it came from.
+
+    `loss` is None and `own_loss` true where the model returns its own. `facts` says what was loaded from where, `notes` what the
+    user must know. `population` is the size of the full data where these are a part of it. `optimizer`, `lr` and `problem` are
+    there where the user's own code gave them, `optimizer_state` where the checkpoint held one.
+    """
 
     model: nn.Module
     name: str
@@ -35,20 +40,21 @@ class ModelSpec:
     population: int | None = None
     facts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    optimizer_state: dict[str, Any] | None = None
 
 
-def own_model(target: str, seed: int) -> ModelSpec:
+def own_model(target: str, seed: int) -> Subject:
     """The module, problem or builder that `module:attribute` names; a builder is called, under the seed."""
     found = load_attribute(target, "--model", seed)
     built = isinstance(found, type) or (callable(found) and not isinstance(found, nn.Module))
     if built:
         found = call(target, found, seed)
-    spec = _understood(target, found)
+    subject = _understood(target, found)
     facts = {
-        "model": f"{type(spec.model).__name__} from {target}",
+        "model": f"{type(subject.model).__name__} from {target}",
         "weights": f"as {target} {'made' if built else 'holds'} them",
     }
-    return replace(spec, facts=facts)
+    return replace(subject, facts=facts)
 
 
 def returns_own_loss(model: nn.Module) -> bool:
@@ -58,7 +64,7 @@ def returns_own_loss(model: nn.Module) -> bool:
     return "labels" in parameters or (loose and hasattr(model, "config") and hasattr(model, "base_model"))
 
 
-def _understood(target: str, found: Any) -> ModelSpec:
+def _understood(target: str, found: Any) -> Subject:
     name = target.rpartition(":")[2]
     if isinstance(found, Problem):
         return _from_problem(name, found)
@@ -77,7 +83,7 @@ def _understood(target: str, found: Any) -> ModelSpec:
     raise ValueError(f"--model {target!r} must give {FORMS}. It gave a {type(found).__name__}.")
 
 
-def _checked(target: str, name: str, parts: dict[str, Any]) -> ModelSpec:
+def _checked(target: str, name: str, parts: dict[str, Any]) -> Subject:
     model, loss, optimizer, lr = (parts.get(key) for key in ("model", "loss", "optimizer", "lr"))
     if not isinstance(model, nn.Module):
         raise ValueError(f"--model {target!r} must give {FORMS}. Its model is a {type(model).__name__}.")
@@ -91,13 +97,13 @@ def _checked(target: str, name: str, parts: dict[str, Any]) -> ModelSpec:
         )
     check_rate(lr)
     own = loss is None and returns_own_loss(model)
-    return ModelSpec(model, name, parts.get("data"), loss=loss, own_loss=own, optimizer=optimizer, lr=lr)
+    return Subject(model, name, parts.get("data"), loss=loss, own_loss=own, optimizer=optimizer, lr=lr)
 
 
-def _from_problem(name: str, problem: Problem) -> ModelSpec:
+def _from_problem(name: str, problem: Problem) -> Subject:
     own = problem.loss_function is None
     data = [_raw(batch, own_loss=own) for batch in problem.data]
-    return ModelSpec(problem.model, name, data, "its own", loss=problem.loss_function, own_loss=own, problem=problem)
+    return Subject(problem.model, name, data, "its own", loss=problem.loss_function, own_loss=own, problem=problem)
 
 
 def _raw(batch: Batch, *, own_loss: bool) -> Any:

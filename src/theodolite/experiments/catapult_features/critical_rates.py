@@ -1,26 +1,32 @@
-"""Does the loss of SGD rise just when the rate exceeds the critical one of the batch? Figures 4.5, 4.6 and C.1, Table 4.2."""
+"""Critical rates: what can be checked about them by numbers, and whether the loss of SGD rises just above that of the batch.
+
+The latter are Figures 4.5, 4.6 and C.1 and Table 4.2.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from operator import ge
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments import Experiment, Measured, Params, at_least, at_most, equal, measured, relative, rows, sizes
+from theodolite.experiments import Experiment, Params, at_least, at_most, between, equal, measured, relative, rows, sizes
 from theodolite.experiments.catapult_features import runs
-from theodolite.experiments.catapult_features.catapults import DEPARTS, RATIOS, parts, share_of_spikes, spikes
-from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, Rate, constant, squared_error
+from theodolite.experiments.catapult_features.catapults import DEPARTS, RATIOS, of_runs, parts, share_of_spikes, spikes
+from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, squared_error
 from theodolite.experiments.lab import zhu
-from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels
-from theodolite.experiments.query import Value, select, values_of
+from theodolite.experiments.lab.fits import power_of
+from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log
+from theodolite.experiments.query import Measured, Value, select, values_of
 from theodolite.experiments.study import grid
 from theodolite.linalg import top_eigenpairs
-from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table
+from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table, split_loss
 from theodolite.models import ntk_fcn
-from theodolite.operators import hessian
+from theodolite.operators import gauss_newton, hessian, tangent_kernel
 from theodolite.problem import Problem
 from theodolite.results import Row
 
@@ -135,16 +141,26 @@ SIZES = sizes(
 
 
 def trained(
-    job: Mapping[str, Any], rate: Callable[[Problem, int], Rate], ranks: tuple[int, ...], every: int = 0
+    job: Mapping[str, Any], ranks: tuple[int, ...], quantile: float | None, factor: float = 1.0, every: int = 0
 ) -> Iterator[Row]:
-    """The rows of a run of SGD in batches of a quarter of the points, until a loss of 1e-3."""
+    """The rows of a run of SGD in batches of a quarter of the points, until a loss of 1e-3.
+
+    The rate is that of `RATIOS`, or a quantile of the critical rates of random batches at the start, times a factor.
+    """
     sample = runs.points("cifar10", job["n"], side=job["side"], source=job["source"], seed=job["seed"])
-    model = runs.network(job["kind"], tuple(sample.x.shape[1:]), 1, job["widths"], seed=job["seed"])
+    model = runs.network(job["kind"], sample.shape, 1, job["widths"], seed=job["seed"])
     problem = Problem(model, nn.MSELoss(), (sample.x, sample.y), check=False)
     batch = job["n"] // 4
     settings = {"steps": job["steps"], "batch_size": batch, "ranks": ranks, "until": 1e-3, "seed": job["seed"]}
     shared = {"kind": job["kind"], "panel": job["kind"], "data": sample.origin, "seed": job["seed"]}
-    for row in runs.descend(model, sample, rate(problem, batch), **settings):
+    fixed = None
+    if quantile is not None:
+        fixed = factor * batch_critical_rates(problem, batch_size=batch, batches=DRAWS).quantile(quantile)
+
+    def rate(step: int, critical: float) -> float:
+        return RATIOS[job["kind"]] * critical if fixed is None else fixed
+
+    for row in runs.descend(model, sample, rate, **settings):
         if every and "rate" in row and row["step"] % every == 0:
             row = {**row, **_by_hessian(problem, row["step"], job)}
         yield {**shared, **row}
@@ -159,16 +175,6 @@ def _by_hessian(problem: Problem, step: int, job: Mapping[str, Any]) -> Row:
     sharpest = float(top_eigenpairs(hessian(part), 1, tol=1e-3, progress=False).values[0])
     by_kernel = batch_critical_rates(part, batch_size=len(rows), batches=1, by="kernel").median
     return {"by_hessian": 2.0 / sharpest if sharpest > 0 else None, "by_kernel": by_kernel}
-
-
-def quantile_rate(share: float, factor: float = 1.0) -> Callable[[Problem, int], Rate]:
-    """A constant rate: a quantile of the critical rates of random batches at the start, times a factor."""
-
-    def rate(problem: Problem, batch: int) -> Rate:
-        found = factor * batch_critical_rates(problem, batch_size=batch, batches=DRAWS).quantile(share)
-        return lambda step, critical: found
-
-    return rate
 
 
 low, high = rows(which="low"), rows(which="high")
@@ -192,9 +198,9 @@ class Figure46(Experiment):
             low.where(lambda row: "rate" in row).column(lambda row: not row["batch_critical"] > row["rate"]).sum(),
             says="below all critical rates",
         ),
-        "and the loss has no spike": equal(0, low.measure(lambda run: len(spikes(run))), says="decreases monotonically"),
+        "and the loss has no spike": equal(0, of_runs(spikes, low).map(len).only(), says="decreases monotonically"),
         "at the high rate the loss spikes (spikes)": at_least(
-            2, high.measure(lambda run: len(spikes(run))), says="many spikes", read_from="plot"
+            2, of_runs(spikes, high).map(len).only(), says="many spikes", read_from="plot"
         ),
         "and the spikes lie in the top five directions (median share)": at_least(
             0.8, share_of_spikes(5, high), says="spikes occur in the top eigenspace"
@@ -205,8 +211,7 @@ class Figure46(Experiment):
         return grid(p, "side", "source", "widths", "n", "steps", kind=["2-FCN"], which=["low", "high"], seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        rate = quantile_rate(0.0, 0.1) if job["which"] == "low" else quantile_rate(QUANTILE)
-        for row in trained(job, rate, (1, 5)):
+        for row in trained(job, (1, 5), *((0.0, 0.1) if job["which"] == "low" else (QUANTILE,))):
             yield {**row, "panel": f"{job['which']} rate", "which": job["which"]}
 
     def draw(self, rows: list[Row]) -> Any:
@@ -261,20 +266,20 @@ class Table42(Experiment):
         + " The rate of the two-layer network is the 30 % quantile of the critical rates of random batches. The errors are "
         "binomial, not the spread over runs. Hessian and kernel are compared every fifth step below paper size."
     )
-    claims = (
-        {
+    claims = {
+        **{
             f"match rate of the {kind}, per cent": at_least(
                 85.0, per_cent(kind, "match_rate"), reported=value, fails={"tiny": NOISE}
             )
             for kind, value in REPORTED.items()
         },
-        {
+        **{
             f"{kind}: the match rate is above the base rate (difference in per cent)": at_least(
                 0.0, per_cent(kind, "match_rate") - per_cent(kind, "base_rate")
             )
             for kind in REPORTED
         },
-        {
+        **{
             f"{kind}: {text}, per cent": measured(per_cent(kind, *share))
             for text, share in (
                 ("match rate of rises by more than half of the loss", ("match_rate", 0.5)),
@@ -283,14 +288,12 @@ class Table42(Experiment):
             )
             for kind in REPORTED
         },
-        {
-            "critical rates by Hessian and kernel agree (median distance, relative)": at_most(
-                0.1,
-                (compared["by_kernel"] / compared["by_hessian"]).change().median(),
-                **zhu("close to the diagonal", "Figure C.1", "plot"),
-            ),
-        },
-    )
+        "critical rates by Hessian and kernel agree (median distance, relative)": at_most(
+            0.1,
+            (compared["by_kernel"] / compared["by_hessian"]).change().median(),
+            **zhu("close to the diagonal", "Figure C.1", "plot"),
+        ),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         names = ("n", "steps", "side", "source", "widths", "every")
@@ -299,9 +302,7 @@ class Table42(Experiment):
             yield from grid(mine.but(every=p.hessian_every), *names, kind=[kind], seed=range(p.seeds))
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        kind = job["kind"]
-        rate = quantile_rate(QUANTILE) if kind == "2-FCN" else lambda problem, batch: constant(RATIOS[kind])
-        yield from trained(job, rate, (1,), job["every"])
+        return trained(job, (1,), QUANTILE if job["kind"] == "2-FCN" else None, every=job["every"])
 
     def draw(self, rows: list[Row]) -> Any:
         from theodolite import plots
@@ -325,3 +326,186 @@ class Table42(Experiment):
         names: dict[str, Any] = {"xlabel": "2/λ of the Hessian", "ylabel": "b/λ₁ of the kernel"}
         plots.scatter(compared.of(rows), "by_hessian", "by_kernel", by="kind", identity=True, log="xy", ax=right, **names)
         return figure
+
+
+# Statements on critical rates, the split of the loss and batches
+
+#: Points of the segment of a step at which the sharpness is taken.
+SEGMENT = 9
+
+
+def gaussian(n: int, dim: int, outputs: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    return x, torch.randn(n, outputs, generator=generator, dtype=torch.float64)
+
+
+def moved(problem: Problem, step: Tensor) -> Problem:
+    """The problem on a copy whose weights are moved by a flat vector."""
+    other = problem.with_model(copy.deepcopy(problem.model))
+    with torch.no_grad():
+        for p, s in zip(other.parameters, problem.split(step).values(), strict=True):
+            p.add_(s)
+    return other
+
+
+def sharpness(problem: Problem) -> float:
+    return float(top_eigenpairs(hessian(problem), 1, tol=1e-8, progress=False).values[0])
+
+
+def descent_lemma(job: Mapping[str, Any]) -> Iterator[Row]:
+    """G1: L(w − ηg) ≤ L(w) − η(1 − ηβ/2)‖g‖² with β the largest sharpness on the way; what is left over, relative to L(w)."""
+    data = gaussian(job["n"], job["dim"], 1, job["seed"])
+    model = ntk_fcn(job["dim"], 32, 3, activation="tanh", seed=job["seed"]).double()
+    problem = Problem(model, nn.MSELoss(), data)
+    critical, gradient = 2.0 / sharpness(problem), problem.gradient()
+
+    def left(problem: Problem, rate: float, beta: float) -> float:
+        loss, gradient = problem.loss_and_gradient()
+        bound = loss - rate * (1 - rate * beta / 2) * float(gradient @ gradient)
+        return (bound - moved(problem, -rate * gradient).loss()) / loss
+
+    for ratio in (0.25, 0.5, 1.0, 1.5, 2.0):
+        rate = ratio * critical
+        way = [sharpness(moved(problem, -rate * t / (SEGMENT - 1) * gradient)) for t in range(SEGMENT)]
+        yield {"ratio": ratio, "left": left(problem, rate, max(way)), "case": "network"}
+    # A linear model whose gradient lies along the sharpest direction: equality.
+    line = Problem(nn.Linear(job["dim"], 1, bias=False).double(), nn.MSELoss(), (data[0], 0 * data[1]))
+    top = top_eigenpairs(hessian(line), 1, tol=1e-12, progress=False)
+    with torch.no_grad():
+        line.parameters[0].copy_(top.vectors[:, 0].reshape(1, -1))
+    for ratio in (0.5, 1.0, 1.5):
+        beta = float(top.values[0])
+        yield {"ratio": ratio, "left": left(line, ratio * 2.0 / beta, beta), "case": "equality"}
+
+
+def identities(job: Mapping[str, Any]) -> Iterator[Row]:
+    """G2 and G3: the parts of the loss sum to it; λ_max of (2/m) JᵀJ is (2/m) λ₁(K), m the numbers of the residual."""
+    for outputs in (1, 3):
+        data = gaussian(job["n"], job["dim"], outputs, job["seed"])
+        model = ntk_fcn(job["dim"], 64, 3, outputs, seed=job["seed"]).double()
+        problem = Problem(model, nn.MSELoss(), data)
+        kernel = tangent_kernel(problem)
+        with torch.no_grad():
+            split = split_loss(kernel, model(data[0]) - data[1], ranks=(1, 2, 5), outputs=outputs)
+        matrix = float(top_eigenpairs(gauss_newton(problem), 1, tol=1e-11, progress=False).values[0])
+        predicted = 2.0 / data[1].numel() * float(split.eigenvalues[0])
+        apart = max(abs(split.total - split.top[s] - split.rest[s]) for s in split.top)
+        yield {"outputs": outputs, "split": apart / split.total, "edge": abs(matrix / predicted - 1)}
+
+
+def widths(job: Mapping[str, Any]) -> Iterator[Row]:
+    """G3 and G4 by width: how far Hessian and kernel rate differ at the start, and what (4.3) leaves over in one step."""
+    data = gaussian(job["n"], job["dim"], 1, job["seed"])
+    model = ntk_fcn(job["dim"], job["m"], job["depth"], seed=job["seed"]).double()
+    problem = Problem(model, nn.MSELoss(), data)
+    kernel = tangent_kernel(problem)
+    largest = float(torch.linalg.eigvalsh(kernel)[-1])
+    by_kernel, by_hessian = job["n"] / largest, 2.0 / sharpness(problem)
+    with torch.no_grad():
+        before = (model(data[0]) - data[1])[:, 0]
+        gradient = problem.gradient()
+        after = (moved(problem, -0.5 * by_kernel * gradient).model(data[0]) - data[1])[:, 0]
+    linear = before - (2 * 0.5 * by_kernel / job["n"]) * kernel @ before
+    remainder = float((after - linear).norm() / before.norm())
+    yield {"m": job["m"], "depth": job["depth"], "gap": abs(by_kernel / by_hessian - 1), "remainder": remainder}
+
+
+def batches(job: Mapping[str, Any]) -> Iterator[Row]:
+    """G12: critical rates of random batches by their size, against half the critical rate of all points."""
+    data = gaussian(job["points"], 100, 1, job["seed"])
+    model = ntk_fcn(100, job["width"], 2, seed=job["seed"])
+    problem = Problem(model, nn.MSELoss(), (data[0].float(), data[1].float()))
+    whole = batch_critical_rates(problem, batch_size=job["points"], batches=1).median
+    for size in job["sizes"]:
+        found = batch_critical_rates(problem, batch_size=size, batches=200, seed=job["seed"])
+        edges = 1.0 / found.rates  # λ₁/b
+        exceeded = float((found.rates < 0.5 * whole).double().mean())
+        small = float((found.rates < whole / 40).double().mean())
+        spread = float(edges.std() / edges.mean())
+        yield {"size": size, "median": found.median, "spread": spread, "exceeded": exceeded, "small": small, "whole": whole}
+
+
+PARTS = {"lemma": descent_lemma, "identities": identities, "widths": widths, "batches": batches}
+#: Parts of the rows.
+lemma, identity, by_width, by_batch = (rows(part=part) for part in ("lemma", "identities", "widths", "batches"))
+
+
+falls_with_size = by_batch.by("size").each(rows.mean("spread")).steps(ge).reduce(all)
+
+
+class Theorems(Experiment):
+    """Critical rates, the split of the loss and batches: what the chapter states and numbers can check.
+
+    The descent lemma with the sharpness on the way (G1), the sum of the parts of the loss and the edge of the Gauss-Newton
+    matrix (G2, G3), how Hessian and kernel rate approach each other with the width (G3), what the linear recursion of the
+    residuals leaves over (G4), and how the critical rates of batches spread as batches shrink (G12).
+    """
+
+    id, where = "catapult-features/theorems", "Zhu 2024, sections 4.2 and 4.3, appendix C.1"
+    sizes = sizes(
+        n=32,
+        dim=20,
+        batches=(1, 5, 10, 50, 100),
+        batch_width=1024,
+        batch_points=2000,
+        tiny={"widths": (64, 256, 1024), "seeds": 3, "batch_width": 512, "batch_points": 400},
+        laptop={"widths": (64, 256, 1024, 4096), "seeds": 5},
+        paper={"widths": (64, 256, 1024, 4096, 16_384), "seeds": 10},
+    )
+    departs = "(4.3) leaves out the factor ½ before the second-order term; only the size of the whole term is used here."
+    claims = {
+        "descent lemma: what is left over, relative to the loss (smallest)": at_least(
+            0.0, lemma(case="network").min("left"), **zhu("not negative", "Lemma 4.2.2", "theory")
+        ),
+        "nothing is left over for a quadratic loss along its sharpest direction (largest)": at_most(
+            1e-9, abs(lemma(case="equality")["left"]).max(), **zhu("equality", "Lemma 4.2.2", "theory")
+        ),
+        "the parts of the loss sum to it (largest relative distance)": at_most(
+            1e-10, identity.max("split"), **zhu("identity", "(4.2)", "theory")
+        ),
+        "λ_max of the Gauss-Newton matrix is (2/m) λ₁(K) (largest relative distance)": at_most(
+            1e-8, identity.max("edge"), **zhu("identity", "appendix C.1", "theory")
+        ),
+        **{
+            f"distance of Hessian and kernel rate by width, {depth} layers (exponent)": at_most(
+                -0.3, power_of(by_width(depth=depth), "m", "gap"), **zhu(-0.5, "appendix C.1: Õ(1/√m)", "theory")
+            )
+            for depth in (2, 3)
+        },
+        **{
+            f"what the linear recursion leaves over by width, {depth} layers (exponent)": at_most(
+                bound, power_of(by_width(depth=depth), "m", "remainder"), **zhu("-1/2 or faster", "section 4.3", "theory")
+            )
+            for depth, bound in ((2, -0.5), (3, -0.3))
+        },
+        "the spread of λ₁(K)/b falls with the batch size": equal(
+            True, falls_with_size, **zhu("smaller batches, more catapults", "section 4.4", "theory")
+        ),
+        "share of batches of five below half the critical rate of all points": between(
+            0.5, 0.8, by_batch(size=5).mean("exceeded")
+        ),
+        "share of larger batches below it (largest)": at_most(0.02, by_batch(size=lambda size: size >= 10).max("exceeded")),
+        "share of batches of any size below a fortieth of it (largest)": equal(0.0, by_batch.max("small")),
+    }
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        yield from grid(p, "n", "dim", part=["widths"], seed=range(p.seeds), m=p.widths, depth=(2, 3))
+        yield from grid(p, "n", "dim", part=["lemma", "identities"], seed=[0])
+        yield {"part": "batches", "points": p.batch_points, "width": p.batch_width, "sizes": list(p.batches), "seed": 0}
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        for row in PARTS[job["part"]](job):
+            yield {"part": job["part"], "seed": job["seed"], **row}
+
+    def draw(self, rows: list[Row]) -> Any:
+        widths, sizes = labelled(by_width.of(rows), layers="{depth} layers"), by_batch.of(rows)
+        left = labelled(lemma.of(rows), model="{case}")
+        rates = curves(sizes, "size", "median", log="x", labels="none", xlabel="batch size", ylabel="critical rate, median")
+        return draw_panels(
+            log_log(widths, "m", "gap", by="layers", xlabel="width", ylabel="Hessian against kernel rate"),
+            log_log(widths, "m", "remainder", by="layers", xlabel="width", ylabel="left over by (4.3)"),
+            rates.line(y=sizes[0]["whole"] / 2, label="half of all points'"),
+            curves(left, "ratio", "left", by="model", xlabel="η/η_crit", ylabel="left over in the descent lemma"),
+            size=(4.2, 3.0),
+        )
