@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from theodolite.analyses.page import analysis_page
-from theodolite.measures.mode_connectivity.linear_path import LinearPath
+from theodolite.measures.mode_connectivity import LinearPath
 from theodolite.report import Section, write_page
 from theodolite.results import Finding, Severity
 

@@ -19,8 +19,7 @@ from theodolite.experiments.query import Column, Value, select
 from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import critical_learning_rate
 from theodolite.measures.kernel import quadratize
-from theodolite.measures.quadratic_models import descend, gated_kernel
-from theodolite.measures.quadratic_models.models import gates, top_direction
+from theodolite.measures.quadratic_models import descend, gated_kernel, gates, top_direction
 from theodolite.operators import tangent_kernel
 from theodolite.problem import Problem
 from theodolite.results import Row

@@ -28,11 +28,11 @@ from theodolite.measures.quadratic_models import (
     displacement,
     gated_kernel,
     gated_output,
+    gates,
     largest_rate,
     one_example,
     unit_sigma,
 )
-from theodolite.measures.quadratic_models.models import gates
 from theodolite.models import ntk_fcn
 from theodolite.results import Row
 

@@ -1,4 +1,8 @@
-"""Quadratic models whose gradient descent is known exactly: as maps of a few numbers, of two-layer networks, in general."""
+"""Quadratic models whose gradient descent is known exactly: gated networks, scalar recursions, the general form.
+
+Convention of the formulas: loss ½ Σ (g − y)², tangent kernel K = J Jᵀ without a factor. Gradients descend from
+`rate · ∇loss`; `half_sum_rate` translates a rate that belongs to another squared loss.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,35 @@ from torch import Tensor, nn
 
 from theodolite.arguments import also_called
 from theodolite.text import nearest
+
+__all__ = [
+    "CONVENTIONS",
+    "Descent",
+    "GatedBilinear",
+    "GeneralQuadratic",
+    "Orbit",
+    "QuadraticStep",
+    "SignClasses",
+    "TopDirection",
+    "class_eigenvalues",
+    "class_orbit",
+    "critical_rate",
+    "descend",
+    "displacement",
+    "gated_kernel",
+    "gated_output",
+    "half_sum_rate",
+    "largest_rate",
+    "one_example",
+    "one_example_step",
+    "pure_quadratic",
+    "quadratic_step",
+    "reduced_step",
+    "sign_classes",
+    "top_direction",
+    "unit_sigma",
+]
+
 
 # Squared losses differ by a factor, and with it every critical rate.
 
