@@ -10,7 +10,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -29,11 +29,15 @@ from theodolite.problem import Batch, Problem
 from theodolite.problem.accuracy import answers, right_answers
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, unwrap
 from theodolite.progress import counting
-from theodolite.results import Cost, Outcome, Result, Row, number
+from theodolite.results import Cost, Outcome, Result, Row, fields_of, number
 from theodolite.text import nearest
 
 __all__ = ["LinearPath", "linear_path"]
 
+BatchNormPolicy = Literal["interpolate", "recompute", "batch"]
+Accuracy = Callable[[Tensor, Any], Tensor] | Literal["auto"] | None
+Norms = dict[str, nn.modules.batchnorm._NormBase]
+State = nn.Module | Mapping[str, Tensor] | Tensor | str | PathLike[str]
 
 POLICIES: tuple[BatchNormPolicy, ...] = ("interpolate", "recompute", "batch")
 POINTS, LOW, HIGH = 76, -1.0, 2.0
@@ -43,6 +47,10 @@ BATCH_SIZE = 256
 ALLOWED_DROP = 0.02
 #: Where there is no accuracy: the loss may lie this share of the worse end's loss above it.
 ALLOWED_RISE = 0.02
+#: Where training scripts keep the weights inside a saved file.
+_NESTS = ("state_dict", "model_state_dict", "model", "module")
+# A counter BatchNorm needs only where its momentum is None.
+_MAY_LACK = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,16 @@ def inside(alphas: Any, values: Any) -> tuple[Tensor, Tensor]:
     return at, numbers
 
 
+def _height(barrier: Callable[[Any, Any], Barrier], column: str) -> property:
+    """The height of a barrier in a column of a path, None where the path does not have it."""
+
+    def height(path: LinearPath) -> float | None:
+        values = getattr(path, column)
+        return None if values is None else barrier(path.alphas, values).value
+
+    return property(height)
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LinearPath(Result):
     """Profile along W(alpha) = alpha * A + (1 - alpha) * B: losses and accuracies at each of `alphas` (A,), test ones if given.
@@ -136,41 +154,24 @@ class LinearPath(Result):
     forward_passes: int
     chance: float | None = None
 
-    @property
-    def barrier_train(self) -> float | None:
-        found = self.barrier("train")
-        return None if found is None else found.value
-
-    @property
-    def barrier_test(self) -> float | None:
-        found = self.barrier("test")
-        return None if found is None else found.value
-
-    @property
-    def loss_barrier_train(self) -> float:
-        return loss_barrier(self.alphas, self.train_loss).value
-
-    @property
-    def loss_barrier_test(self) -> float | None:
-        return None if self.test_loss is None else loss_barrier(self.alphas, self.test_loss).value
-
-    @property
-    def loss_excess_train(self) -> float:
-        return loss_excess(self.alphas, self.train_loss).value
-
-    @property
-    def loss_excess_test(self) -> float | None:
-        return None if self.test_loss is None else loss_excess(self.alphas, self.test_loss).value
+    barrier_train, barrier_test = _height(accuracy_barrier, "train_accuracy"), _height(accuracy_barrier, "test_accuracy")
+    loss_barrier_train, loss_barrier_test = _height(loss_barrier, "train_loss"), _height(loss_barrier, "test_loss")
+    loss_excess_train, loss_excess_test = _height(loss_excess, "train_loss"), _height(loss_excess, "test_loss")
 
     @property
     def connected(self) -> bool:
         """Whether the ends lie in one basin of the training data."""
-        return _is_connected(self.barrier("train"), self.alphas, self.train_loss)
+        return self._is_connected(self.barrier("train"), self.train_loss)
 
     @property
     def connected_test(self) -> bool | None:
         """The same on the test data, None without them."""
-        return None if self.test_loss is None else _is_connected(self.barrier("test"), self.alphas, self.test_loss)
+        return None if self.test_loss is None else self._is_connected(self.barrier("test"), self.test_loss)
+
+    def _is_connected(self, barrier: Barrier | None, loss: Tensor) -> bool:
+        if barrier is not None:
+            return barrier.value <= ALLOWED_DROP
+        return loss_barrier(self.alphas, loss).value <= ALLOWED_RISE * abs(max(self._ends(loss)))
 
     @property
     def conclusive(self) -> bool:
@@ -181,16 +182,12 @@ class LinearPath(Result):
 
     def _ends(self, values: Tensor) -> tuple[float, float]:
         """Values at alpha = 1 and alpha = 0."""
-        first, second = (float(values[self.alphas == alpha][0]) for alpha in (1.0, 0.0))
-        return first, second
+        return float(values[self.alphas == 1.0][0]), float(values[self.alphas == 0.0][0])
 
     def barrier(self, data: str = "train") -> Barrier | None:
         """Height, place and error of the barrier in accuracy on "train" or "test"; None where there is no accuracy."""
         accuracy, error = self.accuracy(data), self.barrier_train_error if data == "train" else self.barrier_test_error
-        if accuracy is None:
-            return None
-        found = accuracy_barrier(self.alphas, accuracy)
-        return Barrier(found.value, found.alpha, error)
+        return None if accuracy is None else replace(accuracy_barrier(self.alphas, accuracy), error=error)
 
     def accuracy(self, data: str = "train") -> Tensor | None:
         """Accuracies (A,) on "train" or "test"."""
@@ -211,16 +208,16 @@ class LinearPath(Result):
             "test_accuracy": self.test_accuracy,
             "test_accuracy_error": self.accuracy_error("test"),
         }
-        lists = {name: [None] * len(self.alphas) if t is None else t.tolist() for name, t in columns.items()}
         return [
-            {**dict(zip(lists, values, strict=True)), "batchnorm": self.batchnorm} for values in zip(*lists.values(), strict=True)
+            {**{name: None if t is None else t[i].item() for name, t in columns.items()}, "batchnorm": self.batchnorm}
+            for i in range(len(self.alphas))
         ]
 
     def summary(self) -> Row:
         """The barriers as one flat dictionary."""
-        barriers = ("barrier_train", "barrier_train_error", "barrier_test", "barrier_test_error")
-        losses = ("loss_barrier_train", "loss_barrier_test", "loss_excess_train", "loss_excess_test")
-        return {name: getattr(self, name) for name in ("connected", "conclusive", *barriers, *losses, "batchnorm")}
+        barriers = "barrier_train barrier_train_error barrier_test barrier_test_error"
+        losses = "loss_barrier_train loss_barrier_test loss_excess_train loss_excess_test"
+        return fields_of(self, f"connected conclusive {barriers} {losses} batchnorm")
 
     def sentence(self) -> str:
         return self._by_loss() if self.train_accuracy is None else self._by_accuracy()
@@ -229,8 +226,7 @@ class LinearPath(Result):
         train, test, accuracy = self.barrier("train"), self.barrier("test"), self.train_accuracy
         assert train is not None
         assert accuracy is not None
-        first, second = self._ends(accuracy)
-        ends = f"ends: {100 * first:.1f} % and {100 * second:.1f} %"
+        ends = "ends: {:.1f} % and {:.1f} %".format(*(100 * end for end in self._ends(accuracy)))
         beside = "" if test is None else f"; test: {_points(test)}" + (f" at alpha {test.alpha:.2f}" if test.value > 0 else "")
         border = ""
         if train.error and abs(train.value - ALLOWED_DROP) < 2 * train.error:
@@ -249,8 +245,7 @@ class LinearPath(Result):
 
     def _by_loss(self) -> str:
         found = loss_barrier(self.alphas, self.train_loss)
-        first, second = self._ends(self.train_loss)
-        ends = f"ends: {first:.4g} and {second:.4g}"
+        ends = "ends: {:.4g} and {:.4g}".format(*self._ends(self.train_loss))
         beside = "" if self.loss_barrier_test is None else f"; test: {number(self.loss_barrier_test)}"
         rule = f"judged by the loss, which may rise by {100 * ALLOWED_RISE:g} % of the worse end"
         if not self.connected:
@@ -426,27 +421,9 @@ def _check_words(batchnorm: str, batch_size: int) -> None:
     positive_integers(batch_size=batch_size)
 
 
-def _is_connected(barrier: Barrier | None, alphas: Tensor, loss: Tensor) -> bool:
-    if barrier is not None:
-        return barrier.value <= ALLOWED_DROP
-    worse = max(float(loss[alphas == end][0]) for end in (0.0, 1.0))
-    return loss_barrier(alphas, loss).value <= ALLOWED_RISE * abs(worse)
-
-
 def _points(barrier: Barrier) -> str:
     """A barrier in percentage points."""
     return f"{number(100 * barrier.value, None if barrier.error is None else 100 * barrier.error)} percentage points"
-
-
-BatchNormPolicy = Literal["interpolate", "recompute", "batch"]
-Accuracy = Callable[[Tensor, Any], Tensor] | Literal["auto"] | None
-Norms = dict[str, nn.modules.batchnorm._NormBase]
-State = nn.Module | Mapping[str, Tensor] | Tensor | str | PathLike[str]
-
-#: Where training scripts keep the weights inside a saved file.
-_NESTS = ("state_dict", "model_state_dict", "model", "module")
-# A counter BatchNorm needs only where its momentum is None.
-_MAY_LACK = "num_batches_tracked"
 
 
 # The data along a path: whatever its form, as batches of bounded size, with the loss that fits them.

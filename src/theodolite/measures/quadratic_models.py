@@ -145,11 +145,6 @@ class Orbit:
         return top
 
 
-def scalar_orbit(rate: Tensor, target: Tensor, output: list[Tensor], kernel: list[Tensor]) -> Orbit:
-    """An orbit of one example from its outputs and kernels, step by step."""
-    return Orbit(rate, target[..., None], torch.stack(output)[..., None], torch.stack(kernel)[..., None, None])
-
-
 def all_over(loss: Tensor, until: float | None) -> bool:
     """Whether every run has blown up or, with `until`, has come down to that loss."""
     gone = ~loss.isfinite()
@@ -161,6 +156,17 @@ def all_over(loss: Tensor, until: float | None) -> bool:
 # All functions broadcast over starts and rates, in float64, and follow the loss ½ (g − y)².
 
 Number = Tensor | float
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _scalar_orbit(step: Step, g: Tensor, kernel: Tensor, y: Tensor, rate: Tensor, steps: int, until: float | None) -> Orbit:
+    """The orbit of one example under a map of output and kernel."""
+    outputs, kernels = [g], [kernel]
+    while len(outputs) <= steps and not all_over(0.5 * (g - y).square(), until):
+        g, kernel = step(g, kernel)
+        outputs.append(g)
+        kernels.append(kernel)
+    return Orbit(rate, y[..., None], torch.stack(outputs)[..., None], torch.stack(kernels)[..., None, None])
 
 
 @also_called(lr="rate")
@@ -181,14 +187,7 @@ def one_example(
     0.5
     """
     g, kernel, y, c, rate = _together(g, kernel, y, c, rate)
-    outputs, kernels = [g], [kernel]
-    for _ in range(steps):
-        if all_over(0.5 * (g - y).square(), until):
-            break
-        g, kernel = one_example_step(g, kernel, y, c, rate)
-        outputs.append(g)
-        kernels.append(kernel)
-    return scalar_orbit(rate, y, outputs, kernels)
+    return _scalar_orbit(lambda g, kernel: one_example_step(g, kernel, y, c, rate), g, kernel, y, rate, steps, until)
 
 
 def reduced_step(u: Tensor, v: Tensor, w: Number = 0.0) -> tuple[Tensor, Tensor]:
@@ -220,18 +219,13 @@ def unit_sigma(
 ) -> Orbit:
     """`g = wᵀφ + ½γ wᵀΣw` with Σ² = I on one example; c0 = φᵀΣφ, first kernel ‖φ + γΣw‖²."""
     g, kernel, y, c0, gamma, rate = _together(g, kernel, y, c0, gamma, rate)
-    outputs, kernels = [g], [kernel]
-    for _ in range(steps):
-        if all_over(0.5 * (g - y).square(), until):
-            break
+
+    def step(g: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
         r, bent = g - y, gamma * (c0 + 2 * gamma * g)
-        g, kernel = (
-            g - rate * r * kernel + 0.5 * rate**2 * r**2 * bent,
-            kernel - 2 * rate * r * bent + (rate * gamma * r) ** 2 * kernel,
-        )
-        outputs.append(g)
-        kernels.append(kernel)
-    return scalar_orbit(rate, y, outputs, kernels)
+        output = g - rate * r * kernel + 0.5 * rate**2 * r**2 * bent
+        return output, kernel - 2 * rate * r * bent + (rate * gamma * r) ** 2 * kernel
+
+    return _scalar_orbit(step, g, kernel, y, rate, steps, until)
 
 
 @also_called(lr="rate")

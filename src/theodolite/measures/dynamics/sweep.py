@@ -16,7 +16,16 @@ from theodolite.arguments import also_called
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.regimes import BLOWN_UP_QUADRATIC, Word, classify_run
-from theodolite.measures.dynamics.trials import BLOWN_UP, Factory, joined_data, rate_list, reseeded, seed_list, whole_data
+from theodolite.measures.dynamics.trials import (
+    BLOWN_UP,
+    Factory,
+    fleet_of,
+    joined_data,
+    rate_list,
+    reseeded,
+    seed_list,
+    whole_data,
+)
 from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
 from theodolite.measures.kernel.scalar_output import require_problem
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
@@ -125,7 +134,7 @@ def catapult_sweep(
     absolute, relative = [] if rates is None else rate_list("rates", rates), rate_list("ratios", ratios)
     kinds = {**_TWINS, **(twins or {})}
     make = reseeded(problem) if factory is None else factory
-    chosen = seed_list(seeds)  # type: ignore[arg-type]
+    chosen = seed_list(seeds)
     check_matrix_or_none(by)
     by = by or ("hessian" if squared_loss_curvature(problem) is None else "kernel")
     with counting("critical rates", progress=progress, total=len(chosen)) as advance:
@@ -136,13 +145,7 @@ def catapult_sweep(
     runs: list[Row] = []
     notes: list[str] = []
     for kind in models:
-        fleet = Fleet(
-            _once_a_seed(make, kinds[kind], problem),
-            [seed for seed, _ in pairs],
-            loss=problem.loss_function,
-            rate=[rate for _, rate in pairs],
-            mode="train" if problem.mode == "train" else "eval",
-        )
+        fleet = fleet_of(problem, _once_a_seed(make, kinds[kind], problem), [s for s, _ in pairs], [r for _, r in pairs])
         limit = BLOWN_UP_QUADRATIC if kind == "quadratic" else BLOWN_UP
         trace = fleet.train(
             data,
@@ -362,8 +365,7 @@ class _Search:
 
     def bracket(self, bottom: float, top: float) -> tuple[float, float]:
         """A converging and a diverging rate; infinity where nothing diverges."""
-        good = {bottom: self.converge([bottom])[0]}
-        good[top] = self.converge([top])[0]
+        good = {rate: self.converge([rate])[0] for rate in (bottom, top)}
         for _ in range(DOUBLINGS):
             if good[bottom]:
                 break
@@ -405,13 +407,7 @@ class _Search:
         return farthest
 
     def converge(self, rates: list[float]) -> list[bool]:
-        fleet = Fleet(
-            self.make,
-            [0] * len(rates),
-            loss=self.problem.loss_function,
-            rate=rates,
-            mode="train" if self.problem.mode == "train" else "eval",
-        )
+        fleet = fleet_of(self.problem, self.make, [0] * len(rates), rates)
         trace = fleet.train(self.data, steps=self.steps, blow_up=self.blown_up, until=1e-10, evaluate=True, progress=False)
         assert trace.final_loss is not None
         good = []

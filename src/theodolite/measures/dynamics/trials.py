@@ -17,6 +17,7 @@ from theodolite.measures.dynamics.stability_laws import weight_decay
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import copy_model
 from theodolite.progress import Advance
+from theodolite.training import Fleet
 
 # Short training runs on a copy: what would happen at this learning rate?
 
@@ -137,12 +138,12 @@ def joined_data(problem: Problem) -> Any:
     return inputs, joined.target
 
 
-def reseeded(problem: Problem, own_seed: int = 0) -> Factory:
-    """Models of the problem's architecture: its own weights for `own_seed`, re-initialised layers for other seeds."""
+def reseeded(problem: Problem) -> Factory:
+    """Models of the problem's architecture: its own weights for seed 0, re-initialised layers for other seeds."""
 
     def factory(seed: int) -> nn.Module:
         model = copy_model(problem.model)
-        if seed != own_seed:
+        if seed:
             _reset(model)
         chosen = set(problem.selection.keys)
         for name, parameter in model.named_parameters():
@@ -152,13 +153,19 @@ def reseeded(problem: Problem, own_seed: int = 0) -> Factory:
     return factory
 
 
+def reset_of(module: nn.Module) -> Callable[[], None] | None:
+    """What initialises a module; `nn.MultiheadAttention` hides it behind an underscore."""
+    found = (getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters"))
+    return next((reset for reset in found if callable(reset)), None)
+
+
 def _reset(model: nn.Module) -> None:
     """Every layer draws its weights anew, from the seed that the fleet has set."""
     for name, module in model.named_modules():
-        if not any(True for _ in module.parameters(recurse=False)):
+        if next(module.parameters(recurse=False), None) is None:
             continue
-        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        if not callable(reset):
+        reset = reset_of(module)
+        if reset is None:
             raise ValueError(
                 f"{name or type(module).__name__} cannot draw its weights anew: it has no reset_parameters(). "
                 "Pass factory=, a function seed -> model, or seeds=1 for the model as it is."
@@ -167,9 +174,15 @@ def _reset(model: nn.Module) -> None:
             reset()
 
 
-def seed_list(seeds: int | list[int] | tuple[int, ...] | range) -> list[int]:
+def fleet_of(problem: Problem, make: Factory, seeds: list[int], rates: list[float]) -> Fleet:
+    """Replicas with the problem's loss and mode, one for each seed and rate."""
+    mode = "train" if problem.mode == "train" else "eval"
+    return Fleet(make, seeds, loss=problem.loss_function, rate=rates, mode=mode)
+
+
+def seed_list(seeds: Any) -> list[int]:
     """Seeds from their number or as they are."""
-    found = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else list(seeds)  # type: ignore[arg-type]
+    found = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else list(seeds)
     if not found or len(set(found)) != len(found):
         raise ValueError(f"seeds must be a positive number or different integers. Got {seeds!r}.")
     return found
@@ -179,7 +192,7 @@ def rate_list(name: str, rates: Any) -> list[float]:
     """Positive rates in order."""
     if isinstance(rates, int | float) or (isinstance(rates, Tensor) and rates.ndim != 1):
         raise ValueError(f"{name} must be a list of positive numbers. Got {rates!r}; one rate is {name}=[...].")
-    found = [float(rate) for rate in (rates.tolist() if isinstance(rates, Tensor) else rates)]
+    found = [float(rate) for rate in rates]
     bad = [rate for rate in found if not rate > 0 or rate == float("inf")]
     if bad or not found:
         raise ValueError(f"{name} must be positive numbers. Got {bad or rates!r}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,9 +108,6 @@ class WeightLinearity(Result):
 
 def _percent(radius: float) -> str:
     return f"{100 * radius:.3g} % of the weights' norm"
-
-
-# Measuring
 
 
 @also_called(lr="rate")
@@ -225,10 +222,9 @@ class _Twin:
 def _trusted(found: list[_Missed]) -> tuple[float, float]:
     """The radius at which the missed share first passes 10 %, and its jackknife error over groups of samples."""
     radius = _crossing([missed.share() for missed in found])
-    samples = len(found[0].change)
-    if not 0 < radius < math.inf or samples < 2 * GROUPS:
+    if not 0 < radius < math.inf:
         return radius, 0.0
-    return radius, _jackknife([_crossing([m.share(kept) for m in found]) for kept in _groups(samples)])
+    return radius, _jackknife(len(found[0].change), lambda kept: _crossing([m.share(kept) for m in found]))
 
 
 def _crossing(shares: list[float]) -> float:
@@ -247,14 +243,12 @@ def _crossing(shares: list[float]) -> float:
     return float(RADII[over - 1] * (RADII[over] / RADII[over - 1]) ** part)
 
 
-def _groups(samples: int) -> Iterator[Tensor]:
-    """Samples that are kept when each of a few groups is left out in turn."""
+def _jackknife(samples: int, quantity: Callable[[Tensor], float]) -> float:
+    """The error of a quantity of the samples kept, from leaving each of a few groups out in turn; 0 for few samples."""
+    if samples < 2 * GROUPS:
+        return 0.0
     label = torch.arange(samples) % GROUPS
-    return (label != group for group in range(GROUPS))
-
-
-def _jackknife(values: list[float]) -> float:
-    finite = np.array([value for value in values if math.isfinite(value)])
+    finite = np.array([value for group in range(GROUPS) if math.isfinite(value := quantity(label != group))])
     return float(np.sqrt((GROUPS - 1) * finite.var())) if len(finite) > 1 else 0.0
 
 
@@ -300,15 +294,10 @@ def _run(
         path.append({"step": step, "loss": loss, "drift": relative_drift(last, first), "distance": far, "missed": here.share()})
     if here is None:
         raise NonFiniteError("The loss or the tangent kernel is not finite before the first step.")
-    many = problem.samples >= 2 * GROUPS
-    missed = [here.share(kept) for kept in _groups(problem.samples)] if many else []
-    return _Trial(path, gone, _drift_error(last, first, kernel_on.samples), _jackknife(missed) if missed else 0.0)
 
+    def drift(kept: Tensor) -> float:
+        """That of the rows and columns of the samples kept."""
+        mask = kept.repeat_interleave(len(first) // kernel_on.samples).to(first.device)
+        return relative_drift(last[mask][:, mask], first[mask][:, mask])
 
-def _drift_error(last: Tensor, first: Tensor, samples: int) -> float:
-    """The jackknife over samples: rows and columns of a group are left out in turn."""
-    if samples < 2 * GROUPS:
-        return 0.0
-    each = len(first) // samples
-    kept = [mask.repeat_interleave(each).to(first.device) for mask in _groups(samples)]
-    return _jackknife([relative_drift(last[mask][:, mask], first[mask][:, mask]) for mask in kept])
+    return _Trial(path, gone, _jackknife(kernel_on.samples, drift), _jackknife(problem.samples, here.share))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from theodolite.linalg import top_eigenpairs
+from theodolite.measures.dynamics.trials import reset_of
 from theodolite.measures.features.agop import (
     AGOP,
     Chunk,
@@ -154,26 +155,14 @@ def _compressed(matrix: Matrix, vectors: Tensor) -> Tensor:
     return seen.T @ seen / matrix.count
 
 
-class Jackknife:
+def jackknife(weights: Tensor, quantity: Callable[[Tensor], float]) -> tuple[float, float]:
     """A number of all groups, and its error from leaving each out in turn."""
-
-    def __init__(self, weights: list[float]) -> None:
-        self.weights = torch.tensor(weights, dtype=torch.float64)
-
-    def __call__(self, quantity: Callable[[Tensor], float]) -> tuple[float, float]:
-        w, g = self.weights, len(self.weights)
-        value = quantity(w / w.sum())
-        if g < 2:
-            return value, 0.0
-        left = torch.tensor([quantity(_without(w, i)) for i in range(g)], dtype=torch.float64)
-        error = math.sqrt((g - 1) / g * float((left - left.mean()).square().sum()))
-        return value, error if error > ROUNDING * abs(value) else 0.0
-
-
-def _without(weights: Tensor, i: int) -> Tensor:
-    left = weights.clone()
-    left[i] = 0.0
-    return left / left.sum()
+    g, value = len(weights), quantity(weights / weights.sum())
+    if g < 2:
+        return value, 0.0
+    left = torch.tensor([quantity(w / w.sum()) for w in weights * (1 - torch.eye(g))], dtype=torch.float64)
+    error = math.sqrt((g - 1) / g * float((left - left.mean()).square().sum()))
+    return value, error if error > ROUNDING * abs(value) else 0.0
 
 
 #: Top directions reported, and input coordinates named.
@@ -287,7 +276,8 @@ def feature_report(
     began = time.perf_counter()
     problem = as_source(model_or_problem, inputs)
     gathered = gather(chunks(problem, inputs, Settings(at, batch_size, projections, seed)), seed)
-    matrices, weights = [g.matrix() for g in gathered.groups if g.count], [float(g.count) for g in gathered.groups if g.count]
+    groups = [group for group in gathered.groups if group.count]
+    matrices, weights = [group.matrix() for group in groups], [float(group.count) for group in groups]
     if reference is not None:
         require_same_inputs(matrices[0], reference)
     diagonal = weighted_mean([diagonal_of(m) for m in matrices], weights)
@@ -295,13 +285,13 @@ def feature_report(
         raise ValueError("The model's outputs do not depend on its inputs at any of these samples: the AGOP is zero.")
     values, vectors = _top(matrices, weights)
     moments = Moments(matrices, vectors, reference)
-    jackknife = Jackknife(weights)
-    rank, rank_error = jackknife(moments.effective_rank)
-    share, share_error = jackknife(moments.top_share)
-    aligned, aligned_error = (None, 0.0) if reference is None else jackknife(moments.alignment)
+    counts = torch.tensor(weights, dtype=torch.float64)
+    rank, rank_error = jackknife(counts, moments.effective_rank)
+    share, share_error = jackknife(counts, moments.top_share)
     whole = [w / sum(weights) for w in weights]
-    chance = None
+    aligned, aligned_error, chance = None, 0.0, None
     if reference is not None:
+        aligned, aligned_error = jackknife(counts, moments.alignment)
         used = diagonal_of(reference).double()
         chance = min(1.0, float(used.sum()) / math.sqrt(len(used) * inner(reference, reference)))
     return FeatureReport(
@@ -386,26 +376,24 @@ class FeatureMovement(Result):
     @property
     def moved(self) -> tuple[str, ...]:
         """The numbers that lie where those of fresh networks do not: empty where the model cannot be told from one."""
+        return tuple(row["quantity"] for row in self.rows() if row["moved"])
+
+    def rows(self) -> list[Row]:
         from scipy.stats import t
 
         quantile = t.ppf(1.0 - ALARM / (2 * len(QUANTITIES)), self.copies - 1)
         scale = float(quantile) * math.sqrt(1.0 + 1.0 / self.copies)
-        found = zip(QUANTITIES, self.values, self.fresh, self.spreads, strict=True)
-        return tuple(name for name, v, f, s in found if abs(math.log(v / f)) > max(LEAST, scale * s))
-
-    def rows(self) -> list[Row]:
-        found = zip(QUANTITIES, self.values, self.fresh, self.spreads, strict=True)
-        return [
-            {"quantity": name, "value": v, "fresh": f, "spread": s, "moved": name in self.moved, "seed": self.seed}
-            for name, v, f, s in found
-        ]
+        rows: list[Row] = []
+        for name, v, f, s in zip(QUANTITIES, self.values, self.fresh, self.spreads, strict=True):
+            moved = abs(math.log(v / f)) > max(LEAST, scale * s)
+            rows.append({"quantity": name, "value": v, "fresh": f, "spread": s, "moved": moved, "seed": self.seed})
+        return rows
 
     def sentence(self) -> str:
         told = [row for row in self.rows() if row["moved"] or not self.moved]
         numbers = "; ".join(f"{r['quantity']} {r['value']:.3g}, of fresh ones {_range(r['fresh'], r['spread'])}" for r in told)
-        if self.moved:
-            return f"The features have moved away from those of a fresh network: {numbers}."
-        return f"The features cannot be told from those of a fresh network: {numbers}."
+        what = "have moved away" if self.moved else "cannot be told"
+        return f"The features {what} from those of a fresh network: {numbers}."
 
 
 def _range(mean: float, spread: float) -> str:
@@ -482,15 +470,9 @@ def cannot_start_anew(model: nn.Module) -> str:
         if isinstance(module, _NormBase) and module.running_mean is not None:
             return f"{name or 'it'} normalises by statistics of training, which a fresh network does not have"
         own = [key for key, _ in module.named_parameters(recurse=False)]
-        if own and _reset_of(module) is None:
+        if own and reset_of(module) is None:
             return f"{name or type(module).__name__} holds {own[0]} but has no reset_parameters"
     return ""
-
-
-def _reset_of(module: nn.Module) -> Callable[[], None] | None:
-    """What initialises a module; `nn.MultiheadAttention` hides it behind an underscore."""
-    found = (getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters"))
-    return next((reset for reset in found if callable(reset)), None)
 
 
 def _fresh(problem: Problem, seed: int) -> Problem:
@@ -499,7 +481,7 @@ def _fresh(problem: Problem, seed: int) -> Problem:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in reversed(list(model.modules())):  # inner ones first: an outer one may know better
-            reset = _reset_of(module)
+            reset = reset_of(module)
             if reset is not None:
                 reset()
     return problem.with_model(model)

@@ -45,18 +45,13 @@ def second_order_terms(
     function: Function, point: Named, displacement: Named, fixed: Named, *, jets: bool, aside: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`f`, `Jδ` and `½ δᵀHδ`; `fixed` is δ once more, for the outer derivative."""
-    if jets:
-        return as_terms(function({name: Jet(point[name], d, aside=aside) for name, d in displacement.items()}))
-    (value, slope), (_, curvature) = _push(lambda w: _push(function, w, displacement), point, fixed)
-    return value, slope, 0.5 * curvature
-
-
-def as_terms(found: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The coefficients of a jet, zeros for those that are missing."""
+    if not jets:
+        (value, slope), (_, curvature) = _push(lambda w: _push(function, w, displacement), point, fixed)
+        return value, slope, 0.5 * curvature
+    found = function({name: Jet(point[name], d, aside=aside) for name, d in displacement.items()})
     if not isinstance(found, Jet):
         raise TypeError(f"The network turned jets into {type(found).__name__}.")
-    slope, bend = (torch.zeros_like(found.value) if part is None else part for part in (found.slope, found.bend))
-    return found.value, slope, bend
+    return found.value, found.or_zero("slope"), found.or_zero("bend")
 
 
 def taylor_with_pull(
@@ -107,37 +102,25 @@ _IN_PLACE = {torch.relu_, Tensor.relu_}
 _RELU = {torch.relu, Tensor.relu, F.relu, *_IN_PLACE}
 
 
-class Recorded(TorchFunctionMode):
-    """Notes which units of each ReLU are on, in the order of the calls."""
+class Gates(TorchFunctionMode):
+    """Notes which units of each ReLU are on, in the order of the calls; with gates `noted` before, multiplies by these."""
 
-    def __init__(self) -> None:
+    def __init__(self, noted: list[Tensor] | None = None) -> None:
         super().__init__()
         self.gates: list[Tensor] = []
+        self._noted = None if noted is None else iter(noted)
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func in _RELU:
-            self.gates.append((_input(args, kwargs) > 0).to(_input(args, kwargs).dtype))
-        return func(*args, **(kwargs or {}))
-
-
-class Replayed(TorchFunctionMode):
-    """Multiplies by the gates noted before instead of calling ReLU."""
-
-    def __init__(self, gates: list[Tensor]) -> None:
-        super().__init__()
-        self._gates = iter(gates)
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func in _RELU:
-            x, gate = _input(args, kwargs), next(self._gates)
-            # Somebody may have dropped what the in-place form returns, and rely on its argument.
-            return x.mul_(gate) if func in _IN_PLACE or (kwargs or {}).get("inplace") or args[1:] == (True,) else x * gate
-        return func(*args, **(kwargs or {}))
-
-
-def _input(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor:
-    found: Tensor = args[0] if args else (kwargs or {})["input"]
-    return found
+        kwargs = kwargs or {}
+        if func not in _RELU:
+            return func(*args, **kwargs)
+        x: Tensor = args[0] if args else kwargs["input"]
+        if self._noted is None:
+            self.gates.append((x > 0).to(x.dtype))
+            return func(*args, **kwargs)
+        gate = next(self._noted)
+        # Somebody may have dropped what the in-place form returns, and rely on its argument.
+        return x.mul_(gate) if func in _IN_PLACE or kwargs.get("inplace") or args[1:] == (True,) else x * gate
 
 
 # The Taylor expansion of one network: which tensors move, and by which route value and gradient are cheapest.
@@ -212,8 +195,7 @@ class NetworkExpansion:
         self._refuse_state(anchor, fixed, call)
         if self.order == 2:
             first = not self._seen
-            probe = _probe(call)
-            self.gated = (first or self.gated) and self._is_its_own_expansion(anchor, fixed, probe)
+            self.gated = (first or self.gated) and self._is_its_own_expansion(anchor, fixed, _probe(call))
             self.jets = (first or self.jets) and not self.gated and self._takes_jets(anchor, fixed, call)
         self._seen.add(kind)
 
@@ -229,7 +211,7 @@ class NetworkExpansion:
         try:
             with functional_transforms(), torch.no_grad():
                 function = self.function(fixed, probe)
-                with Recorded() as recorded:
+                with Gates() as recorded:
                     function(anchor)
                 if not recorded.gates:
                     return False
@@ -283,9 +265,9 @@ class NetworkExpansion:
 
 def with_gates_of(function: Function, anchor: Named, weights: Named) -> Tensor:
     """The network at `weights` with the ReLU gates it has at `anchor`."""
-    with torch.no_grad(), Recorded() as recorded:
+    with torch.no_grad(), Gates() as recorded:
         function(anchor)
-    with Replayed(recorded.gates):
+    with Gates(recorded.gates):
         found: Tensor = function(weights)
     return found
 

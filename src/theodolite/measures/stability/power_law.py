@@ -13,7 +13,7 @@ from torch import Tensor
 
 from theodolite.arguments import choice
 from theodolite.measures.fits import straight_line
-from theodolite.results import Outcome, Result, Row
+from theodolite.results import Outcome, Result, Row, fields_of
 
 Array = NDArray[np.float64]
 Reduce = Literal["max", "mean", "median"]
@@ -59,8 +59,8 @@ class PowerFit(Result):
         return np.asarray(self.a * np.asarray(ms, dtype=np.float64) ** self.b)
 
     def rows(self) -> list[Row]:
-        names = ("a", "b", "b_low", "b_high", "b_loglog", "r2", "level", "reduce", "left_out", "reason", "note", "seed")
-        return [{"sizes": len(self.ms), "pairs": min(self.pairs, default=0), **{name: getattr(self, name) for name in names}}]
+        fitted = fields_of(self, "a b b_low b_high b_loglog r2 level reduce left_out reason note seed")
+        return [{"sizes": len(self.ms), "pairs": min(self.pairs, default=0), **fitted}]
 
     def sentence(self) -> str:
         what = f"The {_NAMES[self.reduce]} over pairs"
@@ -212,9 +212,6 @@ def _descend(t: Array, y: Array, weight: Array, c: Array, b: Array) -> tuple[Arr
         f, r = np.where(better[:, None], next_f, f), np.where(better[:, None], next_r, r)
         damping = np.clip(np.where(better, damping / 10, damping * 10), 1e-12, 1e12)
     return c, b, settled
-
-
-# Slope windows
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

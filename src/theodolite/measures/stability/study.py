@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -82,12 +83,14 @@ class StabilityResult(Result):
         trial = known("trial", self.trials[0] if trial is None else trial, self.trials)
         if step is not None:
             known("step", step, sorted({row["step"] for row in self.select(trial=trial)}))
-        found: dict[int, list[float]] = {}
-        for m in self.sizes:
-            rows = self.select(trial=trial, m=m)
-            last = max((row["step"] for row in rows), default=None) if step is None else step
-            found[m] = [row[quantity] for row in rows if row["step"] == last]
-        return found
+        ends = {m: self._at(trial, m, step) for m in self.sizes}
+        return {m: [row[quantity] for row in rows] for m, rows in ends.items()}
+
+    def _at(self, trial: int, m: int, step: int | None = None) -> list[Row]:
+        """The rows of a trial and size at one checkpoint, the last if none is named."""
+        rows = self.select(trial=trial, m=m)
+        step = max((row["step"] for row in rows), default=None) if step is None else step
+        return [row for row in rows if row["step"] == step]
 
     def fit(self, quantity: str, *, trial: int | None = None, step: int | None = None) -> PowerFit:
         """The power law of the maxima of a quantity."""
@@ -102,31 +105,13 @@ class StabilityResult(Result):
     def explanation(self) -> Explanation:
         return self.explains(trial=self.trials[0])
 
-    @property
-    def verdict(self) -> str:
-        return self.explanation.verdict
-
-    @property
-    def b_stab(self) -> float:
-        return self.explanation.b_stab
-
-    @property
-    def b_gap(self) -> float:
-        return self.explanation.b_gap
-
-    @property
-    def b_dist(self) -> float:
-        return self.explanation.b_dist
-
-    @property
-    def delta_b(self) -> float:
-        return self.explanation.delta_b
+    verdict, b_stab, b_gap, b_dist, delta_b = (
+        property(attrgetter(f"explanation.{name}")) for name in ("verdict", "b_stab", "b_gap", "b_dist", "delta_b")
+    )
 
     def sentence(self) -> str:
         largest = self.sizes[-1]
-        ends = self.select(trial=self.trials[0], m=largest)
-        last = max((row["step"] for row in ends), default=None)
-        rows = [row for row in ends if row["step"] == last and row["stab"] == row["stab"]]
+        rows = [row for row in self._at(self.trials[0], largest) if row["stab"] == row["stab"]]
         worst = max(rows, key=lambda row: row["stab"], default=None)
         told = "" if worst is None else (
             f"Exchanging one of {largest} examples changed the loss of a test example by up to {worst['stab']:.3g} and moved the "
@@ -223,10 +208,8 @@ def stability(
         read_settings(settings),
     )
     bench = make_bench(train, test, eval_size, whole("pair_seed", pair_seed))
-    config = read_config(
-        len(bench.train), sizes=sizes, pairs=pairs, checkpoints=checkpoints, trials=trials, eval_size=eval_size,
-        pair_seed=pair_seed, paths=paths, batchnorm=batchnorm, check_steps=check_steps,
-    )  # fmt: skip
+    given: Any = sizes, pairs, checkpoints, trials, eval_size, pair_seed, paths, batchnorm, check_steps
+    config = checked_config(StabilityConfig(*given), len(bench.train))
     recipes = {m: with_length(recipe, m, stop, steps, epochs) for m in config.sizes}
     longest = max(one.steps for one in recipes.values())
     late = [step for step in config.checkpoints if step > longest]
@@ -270,7 +253,8 @@ def measure_size(
             {name: math.nan if row["diverged"] and isinstance(value, float) else value for name, value in row.items()}
             for row in rows
         ]
-    paths = _paths(fleet, trace, recipe, bench, config, swaps, m, trial)
+    profiles = _paths(fleet, trace, recipe.loss, bench, config, swaps)
+    paths = {f"trial {trial}, m {m}, pair {p}": path for p, path in profiles.items()}
     label = {"trial": trial, "init_seed": recipe.init_seed, "order_seed": recipe.order_seed}
     return Measured([{**label, **row} for row in rows], paths, f"m = {m}, trial {trial}: {check}", tuple(notes), trace.route)
 
@@ -323,34 +307,19 @@ def with_length(recipe: Recipe, m: int, stop: Stopping, steps: int | None, epoch
 
 
 def _paths(
-    fleet: Fleet,
-    trace: FleetTrace,
-    recipe: Recipe,
-    bench: Bench,
-    config: StabilityConfig,
-    swaps: Sequence[Swap],
-    m: int,
-    trial: int,
-) -> dict[str, LinearPath]:
-    """Profiles of some pairs, a seeded choice, at the smallest and the largest size."""
+    fleet: Fleet, trace: FleetTrace, loss: Any, bench: Bench, config: StabilityConfig, swaps: Sequence[Swap]
+) -> dict[int, LinearPath]:
+    """Profiles of some pairs by number, a seeded choice, at the smallest and the largest size."""
+    m = len(swaps[0].members)
     if not config.paths or m not in (min(config.sizes), max(config.sizes)):
         return {}
-    chosen = np.sort(np.random.default_rng([config.pair_seed, m, 1]).permutation(len(swaps))[: config.paths])
-    states = {p: [fleet.model(2 * int(p) + twin).state_dict() for twin in (0, 1)] for p in chosen}
-    return {
-        f"trial {trial}, m {m}, pair {p}": linear_path(
-            fleet.module,
-            pair[0],
-            pair[1],
-            bench.train.part(swaps[p].members),
-            bench.evaluation,
-            loss=recipe.loss,
-            batchnorm=config.batchnorm,
-            progress=False,
-        )
-        for p, pair in states.items()
-        if not any(trace.diverged[2 * p : 2 * p + 2])
-    }
+    found = {}
+    for p in sorted(np.random.default_rng([config.pair_seed, m, 1]).permutation(len(swaps))[: config.paths].tolist()):
+        if not any(trace.diverged[2 * p : 2 * p + 2]):
+            first, second = (fleet.model(2 * p + twin).state_dict() for twin in (0, 1))
+            data = bench.train.part(swaps[p].members), bench.evaluation
+            found[p] = linear_path(fleet.module, first, second, *data, loss=loss, batchnorm=config.batchnorm, progress=False)
+    return found
 
 
 Stopping = Literal["updates", "epochs", "train_loss"]
@@ -393,50 +362,38 @@ def whole(name: str, value: Any, least: int = 0) -> int:
     return integer(name, value, least=least, wanted=None if least == 1 else f"an integer, at least {least}")
 
 
-def wholes(name: str, values: Any, least: int = 0) -> tuple[int, ...]:
+def wholes(name: str, values: Any) -> tuple[int, ...]:
     """Different whole numbers, in the order given."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) != 1:
         raise ValueError(f"{name} must be a sequence of integers, such as [100, 200, 400]. Got {values!r}.")
     numbers = values.tolist() if isinstance(values, Tensor) else list(values)
-    found = tuple(whole(f"Each of {name}", value, least) for value in numbers)
+    found = tuple(whole(f"Each of {name}", value) for value in numbers)
     if len(set(found)) < len(found):
         raise ValueError(f"{name} must be different numbers. Got {list(found)}.")
     return found
 
 
-def read_config(
-    pool: int,
-    *,
-    sizes: Any,
-    pairs: Any,
-    checkpoints: Any,
-    trials: Any,
-    eval_size: Any,
-    pair_seed: Any,
-    paths: Any,
-    batchnorm: Any,
-    check_steps: Any,
-) -> StabilityConfig:
-    """What is measured on a training pool of that size."""
-    choice("batchnorm", batchnorm, POLICIES)
+def checked_config(given: StabilityConfig, pool: int) -> StabilityConfig:
+    """What is measured on a training pool of that size, from arguments of any type."""
+    choice("batchnorm", given.batchnorm, POLICIES)
+    trials: Any = given.trials
     chosen = tuple(range(trials)) if isinstance(trials, Integral) else wholes("trials", trials)
     if not chosen or isinstance(trials, bool):
         raise ValueError(f"trials must be at least one, as a number or as a list. Got {trials!r}.")
-    lengths = wholes("sizes", sizes)
+    lengths = wholes("sizes", given.sizes)
     if not lengths:
         raise ValueError("sizes must hold at least one number of examples. Got none.")
     for m in lengths:
         check_size(m, pool)
-    return StabilityConfig(
+    return replace(
+        given,
         sizes=lengths,
-        pairs=whole("pairs", pairs, 1),
-        checkpoints=wholes("checkpoints", checkpoints),
+        pairs=whole("pairs", given.pairs, 1),
+        checkpoints=wholes("checkpoints", given.checkpoints),
         trials=chosen,
-        eval_size=eval_size,
-        pair_seed=whole("pair_seed", pair_seed),
-        paths=whole("paths", paths),
-        batchnorm=batchnorm,
-        check_steps=None if check_steps is None else whole("check_steps", check_steps),
+        pair_seed=whole("pair_seed", given.pair_seed),
+        paths=whole("paths", given.paths),
+        check_steps=None if given.check_steps is None else whole("check_steps", given.check_steps),
     )
 
 
