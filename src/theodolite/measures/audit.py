@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -43,8 +43,13 @@ def duplicate_rows(matrix: Tensor, tolerance: float = 1e-6) -> list[list[int]]:
     ordered = rows[order]
     size = torch.maximum(ordered[1:].abs().amax(1), ordered[:-1].abs().amax(1))
     same = ((ordered[1:] - ordered[:-1]).abs().amax(1) <= tolerance * size).tolist()
-    groups = [[int(order[0])]]
-    for place, equal in zip(order[1:].tolist(), same, strict=True):
+    return _runs(order.tolist(), same)
+
+
+def _runs(order: list[int], same: Iterable[bool]) -> list[list[int]]:
+    """Groups of neighbours that are the `same` as the one before."""
+    groups = [[place] for place in order[:1]]
+    for place, equal in zip(order[1:], same, strict=True):
         if equal:
             groups[-1].append(place)
         else:
@@ -124,10 +129,14 @@ def audit_batches(problem: Problem) -> BatchAudit:
             rows.append({"batch": i, "samples": batch.size, "weight": weight, "loss": loss, "gradient_norm": norm})
     labels, ignored = _labels(problem)
     counted = [row["loss"] for row in rows if row["weight"] is None or row["weight"] > 0]
+    weighted = math.nan
+    if weights is not None:
+        total = 1.0 if rule == "sum" else sum(weights)
+        weighted = float(sum(row["weight"] * row["loss"] for row in rows if row["weight"] > 0)) / total
     return BatchAudit(
         batches=tuple(rows),
         rule=rule,
-        loss=_weighted(rows, rule) if weights is not None else math.nan,
+        loss=weighted,
         naive_loss=sum(counted) / max(1, len(counted)),
         ignored=ignored,
         labels=sum(labels.values()),
@@ -145,11 +154,6 @@ def _weights(problem: Problem) -> tuple[tuple[float, ...] | None, str]:
         return problem.weighting.weights, problem.weighting.rule
     except (WeightingError, NonFiniteError) as error:
         return None, f"unknown ({error})"
-
-
-def _weighted(rows: list[Row], rule: str) -> float:
-    total = 1.0 if rule == "sum" else sum(row["weight"] for row in rows)
-    return float(sum(row["weight"] * row["loss"] for row in rows if row["weight"] > 0)) / total
 
 
 def _bad_parameters(problem: Problem) -> list[str]:
@@ -199,9 +203,8 @@ class InputAudit(Result):
         return sum(len(group) - 1 for group in self.duplicated)
 
     def rows(self) -> list[Row]:
-        groups = [{"features": ", ".join(map(str, group[:8])), "count": len(group), "what": "same"} for group in self.duplicated]
-        constant = [{"features": ", ".join(map(str, self.constant[:8])), "count": len(self.constant), "what": "constant"}]
-        return [*groups, *constant] if self.constant else groups
+        named = [*((group, "same") for group in self.duplicated), *([(self.constant, "constant")] if self.constant else [])]
+        return [{"features": ", ".join(map(str, group[:8])), "count": len(group), "what": what} for group, what in named]
 
     def sentence(self) -> str:
         if not self.constant and not self.duplicated:
@@ -286,23 +289,18 @@ def _signed(columns: Tensor) -> Tensor:
 
 def _same(x: Tensor, usable: Tensor, place: Tensor, blur: Tensor) -> list[list[int]]:
     """Groups of features whose scaled columns agree; only neighbours along a random direction are compared."""
-    order = usable[place[usable].argsort()]
-    groups: list[list[int]] = []
-    for i, j in itertools.pairwise(order.tolist()):
+
+    def agree(i: int, j: int) -> bool:
         near = float(blur[i] + blur[j])
-        if abs(float(place[j] - place[i])) <= 4 * near * len(x) ** 0.5 and _agree(x, i, j, near):
-            if groups and groups[-1][-1] == i:
-                groups[-1].append(j)
-            else:
-                groups.append([i, j])
-    return sorted(sorted(group) for group in groups)
+        if abs(float(place[j] - place[i])) > 4 * near * len(x) ** 0.5:
+            return False
+        pair = x[:, [i, j]].double()
+        pair = pair - pair.mean(0)
+        pair = _signed(pair / pair.abs().amax(0))
+        return float((pair[:, 0] - pair[:, 1]).abs().max()) <= near
 
-
-def _agree(x: Tensor, i: int, j: int, near: float) -> bool:
-    pair = x[:, [i, j]].double()
-    pair = pair - pair.mean(0)
-    pair = _signed(pair / pair.abs().amax(0))
-    return float((pair[:, 0] - pair[:, 1]).abs().max()) <= near
+    order = usable[place[usable].argsort()].tolist()
+    return _runs(order, itertools.starmap(agree, itertools.pairwise(order)))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -356,9 +354,9 @@ def audit_parameters(problem: Problem) -> ParameterAudit:
     began = time.perf_counter()
     reach = _reach(problem)
     rows = [_layer_row(problem, layer, reach) for layer in problem.layers.values()]
-    # Biases at zero hold nothing back.
-    weights = [i for layer in problem.layers.values() for i in layer.weights]
-    zero = [i for i in weights if _waits(problem.parameters[i], reach[i])]
+    # Weights that are zero and yet move an output were initialised so, and will train. Biases at zero hold nothing back.
+    moving = [i for layer in problem.layers.values() for i in layer.weights if (r := reach[i]) is not None and bool(r.any())]
+    zero = [i for i in moving if not bool(problem.parameters[i].detach().any())]
     waiting: list[str] = []
     if zero and any(row["dead"] for row in rows):
         # Behind weights that are zero but will train nothing moves yet; it will after the first step.
@@ -389,11 +387,6 @@ def _is_dead(problem: Problem, row: Row, reach: list[Tensor | None]) -> bool:
     layer = problem.layers[row["layer"]]
     used = any(reach[i] is not None for i in (*layer.weights, *layer.biases))
     return used and bool(row["units"]) and row["dead"] == row["units"]
-
-
-def _waits(p: Tensor, moved: Tensor | None) -> bool:
-    """Whether a parameter is zero throughout and yet moves an output: initialised at zero, and about to train."""
-    return moved is not None and bool(moved.any()) and not bool(p.detach().any())
 
 
 def _reach(problem: Problem, shaken: Mapping[int, Tensor | None] | None = None) -> list[Tensor | None]:

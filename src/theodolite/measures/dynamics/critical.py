@@ -18,8 +18,14 @@ from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.spikes import Proportion
 from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
 from theodolite.measures.dynamics.trials import run_trial
-from theodolite.measures.kernel.quadratic_checks import TRIAL_SEEDS, squared_loss_curvature, third_difference, trial_step
-from theodolite.measures.kernel.scalar_output import outputs_per_sample, require_problem
+from theodolite.measures.kernel.problem_views import (
+    TRIAL_SEEDS,
+    outputs_per_sample,
+    require_problem,
+    squared_loss_curvature,
+    third_difference,
+    trial_step,
+)
 from theodolite.operators import (
     GaussNewtonOperator,
     HessianOperator,

@@ -26,8 +26,7 @@ from theodolite.measures.dynamics.trials import (
     seed_list,
     whole_data,
 )
-from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
-from theodolite.measures.kernel.scalar_output import require_problem
+from theodolite.measures.kernel.problem_views import require_problem, squared_loss_curvature
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
 from theodolite.operators import tangent_kernel_operator
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none

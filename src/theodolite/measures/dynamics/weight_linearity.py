@@ -16,7 +16,7 @@ from theodolite.arguments import also_called
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.trials import descend
 from theodolite.measures.kernel.neighbourhood import kernel_of, relative_drift
-from theodolite.measures.kernel.scalar_output import outputs_per_sample, random_directions, unit
+from theodolite.measures.kernel.problem_views import outputs_per_sample, random_directions, unit
 from theodolite.measures.linearity.graph import InDegrees, in_degree_report
 from theodolite.operators import jacobian
 from theodolite.problem import Problem, split_like

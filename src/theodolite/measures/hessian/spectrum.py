@@ -159,8 +159,6 @@ def _error(pairs: Eigenpairs, size: int) -> float:
     """2 sin θ with sin θ <= ‖R‖/gap, at most 1; 0 where the eigenvectors span everything."""
     if len(pairs.values) == size:
         return 0.0
-    beyond = pairs.nearby_values
     last = float(pairs.values[-1])
-    gap = min((abs(last - float(v)) for v in beyond), default=abs(last))
-    residual = float(pairs.residuals.double().norm())
-    return min(1.0, 2.0 * residual / gap) if gap > 0 else 1.0
+    gap = min((abs(last - float(v)) for v in pairs.nearby_values), default=abs(last))
+    return min(1.0, 2.0 * float(pairs.residuals.double().norm()) / gap) if gap > 0 else 1.0

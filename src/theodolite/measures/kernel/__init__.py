@@ -8,7 +8,7 @@ from theodolite.measures.kernel.neighbourhood import (
     pl_report,
     relative_drift,
 )
-from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
+from theodolite.measures.kernel.problem_views import squared_loss_curvature
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
 
 __all__ = [

@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 
 from theodolite.arguments import also_called
-from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
-from theodolite.measures.kernel.scalar_output import moved, outputs_per_sample, random_directions, require_problem, unit
+from theodolite.measures.kernel.problem_views import (
+    moved,
+    outputs_per_sample,
+    random_directions,
+    require_problem,
+    squared_loss_curvature,
+    unit,
+)
 from theodolite.operators import tangent_kernel
 from theodolite.problem import Problem
 from theodolite.progress import counting

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from theodolite.errors import BatchCoupledError, NotRepeatableError, SecondOrderError
 from theodolite.measures.kernel.jets import Jet, jets_for
-from theodolite.measures.kernel.quadratic_checks import TRIAL_SEEDS, third_difference, trial_step
+from theodolite.measures.kernel.problem_views import TRIAL_SEEDS, third_difference, trial_step
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model, main_output, unwrap
 from theodolite.problem.derivatives.exact_derivatives import inside_transform

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.results import Outcome, Result, Row
+from theodolite.results import Outcome, Result, Row, fields_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,16 +57,15 @@ class Graph:
         Inputs and outputs are given as the edges are: by number or by name.
         """
         labels: tuple[Hashable, ...] | None = None
-        if not isinstance(edges, Tensor):
-            pairs, more = [_pair(e) for e in edges], [] if isinstance(skips, Tensor) else [_pair(s) for s in skips]
-            names = [name for pair in (*pairs, *more) for name in pair]
-            if not all(isinstance(name, int) for name in names):
-                labels = tuple(dict.fromkeys(names))
-                place = {name: i for i, name in enumerate(labels)}
-                pairs, more = [[(place[u], place[v]) for u, v in part] for part in (pairs, more)]
-                vertices = len(labels)
-            edges, skips = _table(pairs), skips if isinstance(skips, Tensor) else _table(more)
-        skips = skips if isinstance(skips, Tensor) else _table([_pair(s) for s in skips])
+        pairs, more = ([] if isinstance(part, Tensor) else [_pair(pair) for pair in part] for part in (edges, skips))
+        names = [name for pair in (*pairs, *more) for name in pair]
+        if not isinstance(edges, Tensor) and not all(isinstance(name, int) for name in names):
+            labels = tuple(dict.fromkeys(names))
+            place = {name: i for i, name in enumerate(labels)}
+            pairs, more = ([(place[u], place[v]) for u, v in part] for part in (pairs, more))
+            vertices = len(labels)
+        edges = edges if isinstance(edges, Tensor) else _table(pairs)
+        skips = skips if isinstance(skips, Tensor) else _table(more)
         count = 1 + max((int(part.max()) for part in (edges, skips) if len(part)), default=-1)
         return cls(
             count if vertices is None else vertices,
@@ -80,7 +79,32 @@ class Graph:
         )
 
     def __post_init__(self) -> None:
-        check_graph(self)
+        """Refuse what no network can have."""
+        for name, table in (("edges", self.edges), ("skips", self.skips)):
+            if table.ndim != 2 or table.shape[1] != 2 or table.dtype != torch.int64:
+                raise ValueError(f"{name} must be pairs of whole numbers. Got {table.dtype} of shape {tuple(table.shape)}.")
+            if not self._holds(table):
+                span = f"{int(table.min())} .. {int(table.max())}"
+                raise ValueError(f"{name} must join vertices 0 .. {self.vertices - 1}. Got {span}.")
+        for name, vertices in (("inputs", self.given_inputs), ("outputs", self.given_outputs)):
+            if vertices is not None and not self._holds(vertices):
+                raise ValueError(f"{name} must lie in 0 .. {self.vertices - 1}. Got {vertices.tolist()}.")
+        if not len(self.edges):
+            raise ValueError("A network needs at least one edge.")
+        if len(self.edges.unique(dim=0)) != len(self.edges):
+            raise ValueError("An edge is listed twice; give each pair (from, to) once.")
+        for name, vector, length in (("weight_of", self.weight_of, len(self.edges)), ("fan_in", self.fan_in, self.vertices)):
+            if vector is not None and len(vector) != length:
+                raise ValueError(f"{name} must have {length} entries. Got {len(vector)}.")
+        _ = self.layers  # raises on a cycle
+        if bool(torch.isin(self.skips[:, 1], self.outputs).any()):
+            raise ValueError("A skip ends in an output; outputs are linear in what they read and take no skips.")
+        idle = (self.layers > 0) & (self.in_degrees == 0)
+        if bool(idle.any()):
+            raise ValueError(f"Vertex {self.name(int(idle.nonzero()[0]))} has a skip but no trainable edge into it.")
+
+    def _holds(self, vertices: Tensor) -> bool:
+        return not len(vertices) or 0 <= int(vertices.min()) <= int(vertices.max()) < self.vertices
 
     def with_edges(self, edges: Tensor) -> Graph:
         """The same vertices, inputs, outputs and skips with other trainable edges, none of them sharing a weight."""
@@ -166,37 +190,6 @@ def layer_index(vertices: int, edges: Tensor) -> Tensor:
     raise ValueError("The edges close a cycle: a feed-forward network needs a directed acyclic graph.")
 
 
-def check_graph(graph: Graph) -> None:
-    """Raise where a graph is none that a network can have."""
-    for name, table in (("edges", graph.edges), ("skips", graph.skips)):
-        if table.ndim != 2 or table.shape[1] != 2 or table.dtype != torch.int64:
-            raise ValueError(f"{name} must be pairs of whole numbers. Got {table.dtype} of shape {tuple(table.shape)}.")
-        if len(table) and not 0 <= int(table.min()) <= int(table.max()) < graph.vertices:
-            raise ValueError(
-                f"{name} must join vertices 0 .. {graph.vertices - 1}. Got {int(table.min())} .. {int(table.max())}."
-            )
-    for name, vertices in (("inputs", graph.given_inputs), ("outputs", graph.given_outputs)):
-        if vertices is not None and len(vertices) and not 0 <= int(vertices.min()) <= int(vertices.max()) < graph.vertices:
-            raise ValueError(f"{name} must lie in 0 .. {graph.vertices - 1}. Got {vertices.tolist()}.")
-    if not len(graph.edges):
-        raise ValueError("A network needs at least one edge.")
-    keys = graph.edges[:, 0] * graph.vertices + graph.edges[:, 1]
-    if len(keys.unique()) != len(keys):
-        raise ValueError("An edge is listed twice; give each pair (from, to) once.")
-    for name, vector, length in (
-        ("weight_of", graph.weight_of, len(graph.edges)),
-        ("fan_in", graph.fan_in, graph.vertices),
-    ):
-        if vector is not None and len(vector) != length:
-            raise ValueError(f"{name} must have {length} entries. Got {len(vector)}.")
-    _ = graph.layers  # raises on a cycle
-    if bool(torch.isin(graph.skips[:, 1], graph.outputs).any()):
-        raise ValueError("A skip ends in an output; outputs are linear in what they read and take no skips.")
-    idle = (graph.layers > 0) & (graph.in_degrees == 0)
-    if bool(idle.any()):
-        raise ValueError(f"Vertex {graph.name(int(idle.nonzero()[0]))} has a skip but no trainable edge into it.")
-
-
 def _pair(pair: Sequence[Any]) -> tuple[Any, Any]:
     if len(pair) != 2:
         raise ValueError(f"An edge is a pair (from, to). Got {pair!r}.")
@@ -250,17 +243,8 @@ class WidthReport(Result):
         return self.width is None or bool(self.safe.all())
 
     def rows(self) -> list[Row]:
-        return [
-            {
-                "neuron": self.names[i],
-                "layer": int(self.layers[i]),
-                "in_degree": int(self.in_degrees[i]),
-                "bottleneck": bool(self.bottleneck[i]),
-                "share": float(self.share[i]),
-                "safe": bool(self.safe[i]),
-            }
-            for i in range(len(self.names))
-        ]
+        columns = {"layer": self.layers, "in_degree": self.in_degrees, **fields_of(self, "bottleneck share safe")}
+        return [{"neuron": name, **{key: t[i].item() for key, t in columns.items()}} for i, name in enumerate(self.names)]
 
     def sentence(self) -> str:
         if self.width is None:
@@ -268,11 +252,8 @@ class WidthReport(Result):
         count = int(self.bottleneck.sum())
         if not count:
             return f"The width is {self.width} (smallest in-degree behind the first layer); no neuron is a bottleneck."
-        verdict = (
-            "few enough to leave linearity intact"
-            if self.linear
-            else f"{int((~self.safe).sum())} neurons are at risk, reading more than a small share through them"
-        )
+        risk = f"{int((~self.safe).sum())} neurons are at risk, reading more than a small share through them"
+        verdict = "few enough to leave linearity intact" if self.linear else risk
         return f"The width is {self.width}; {count} neurons have in-degrees below {self.threshold:g}: {verdict}."
 
 
@@ -314,6 +295,7 @@ def dag_width(graph: Graph, *, beta: float = 0.1, safe_share: float = 0.05) -> W
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _MEASURE = "the theorem does not cover it: measure hessian_norm against its width"
+Layer = tuple[str, str, int | None, str]  # name, kind, in-degree, note
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -343,10 +325,8 @@ class InDegrees(Result):
         ]
 
     def sentence(self) -> str:
-        if self.width is None:
-            said = "No layer behind the first has a known in-degree."
-        else:
-            said = f"The smallest in-degree behind the first layer is {self.width}."
+        known = f"The smallest in-degree behind the first layer is {self.width}."
+        said = "No layer behind the first has a known in-degree." if self.width is None else known
         if self.bottlenecks:
             said += f" Bottlenecks: {', '.join(self.bottlenecks)}; a narrow layer keeps the model from becoming linear."
         return said + (f" Unknown: {', '.join(self.unknown)}." if self.unknown else "")
@@ -366,7 +346,7 @@ def in_degree_report(model: nn.Module, *, beta: float = 0.1) -> InDegrees:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
-    found: list[tuple[str, str, int | None, str]] = []
+    found: list[Layer] = []
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if inside and name.startswith(inside):
@@ -397,10 +377,10 @@ def in_degree_report(model: nn.Module, *, beta: float = 0.1) -> InDegrees:
     )
 
 
-def _of_graph(name: str, graph: Graph) -> list[tuple[str, str, int | None, str]]:
+def _of_graph(name: str, graph: Graph) -> list[Layer]:
     report = dag_width(graph)
     prefix = f"{name}." if name else ""
-    rows: list[tuple[str, str, int | None, str]] = []
+    rows: list[Layer] = []
     for layer in range(1, graph.depth + 1):
         mine = report.layers == layer
         narrow = int(report.bottleneck[mine].sum())

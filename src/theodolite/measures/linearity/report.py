@@ -20,8 +20,7 @@ from theodolite.measures.kernel.neighbourhood import (
     pl_report,
     refuse_large_kernel,
 )
-from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
-from theodolite.measures.kernel.scalar_output import (
+from theodolite.measures.kernel.problem_views import (
     Choice,
     chosen,
     kinks_of,
@@ -29,6 +28,7 @@ from theodolite.measures.kernel.scalar_output import (
     random_directions,
     require_problem,
     scalar_problem,
+    squared_loss_curvature,
     unit,
 )
 from theodolite.measures.linearity.graph import InDegrees, in_degree_report
@@ -142,27 +142,18 @@ def top_hessian_pair(
 PIECES, MOST_PIECES = 8, 64
 
 
-@dataclass(frozen=True)
-class Segment:
-    """φ(t) = f(w₀ + t·step), 0 ≤ t ≤ 1, looked at closely.
+def look_along(scalar: Problem, step: Tensor, *, slack: float) -> tuple[float, bool]:
+    """φ(t) = f(w₀ + t·step), 0 ≤ t ≤ 1, at equally spaced points, more of them until integrals and differences agree.
 
-    `bend` is the largest |φ''| seen. `resolved` is false where more than the share `slack` of the change of the slope is not
-    the integral of φ'': there is a kink or a jump on the way, or an oscillation faster than 1/64 of it.
-    """
-
-    bend: float
-    resolved: bool
-
-
-def look_along(scalar: Problem, step: Tensor, *, slack: float) -> Segment:
-    """Values, slopes and second derivatives at equally spaced points, more of them until integrals and differences agree.
+    Gives the largest |φ''| seen, and whether that explains φ: not where more than the share `slack` of the change of the slope
+    is not the integral of φ'': there is a kink or a jump on the way, or an oscillation faster than 1/64 of it.
 
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
     >>> data = torch.ones(1, 1).double(), torch.zeros(1, 1).double()
     >>> step = 2.0 - model.weight.detach()[0]
-    >>> look_along(Problem(model, lambda f, y: f.pow(3).sum(), data), step, slack=1e-3).resolved           # w³
+    >>> look_along(Problem(model, lambda f, y: f.pow(3).sum(), data), step, slack=1e-3)[1]           # w³
     True
-    >>> look_along(Problem(model, lambda f, y: (f - 1.3).abs().sum(), data), step, slack=1e-3).resolved    # |w − 1.3|
+    >>> look_along(Problem(model, lambda f, y: (f - 1.3).abs().sum(), data), step, slack=1e-3)[1]    # |w − 1.3|
     False
     """
     seen: dict[float, tuple[float, float, float]] = {}
@@ -174,7 +165,7 @@ def look_along(scalar: Problem, step: Tensor, *, slack: float) -> Segment:
         found = torch.tensor([seen[i / pieces] for i in range(pieces + 1)], dtype=torch.float64)
         resolved = _explained(found, slack, torch.finfo(scalar.dtype).eps)
         if resolved or pieces >= MOST_PIECES:
-            return Segment(float(found[:, 2].abs().max()), resolved)
+            return float(found[:, 2].abs().max()), resolved
         pieces *= 2
 
 
@@ -191,13 +182,12 @@ def _explained(found: Tensor, slack: float, eps: float) -> bool:
     value, slope, bend = found.T
     width = 1.0 / (len(found) - 1)
     turned, gone = slope[2::2] - slope[:-2:2], value[2::2] - value[:-2:2]
-    missed = [float((change - _simpson(rate, width)).abs().sum()) for change, rate in ((turned, bend), (gone, slope))]
+    missed = [
+        float((change - width / 3 * (rate[:-2:2] + 4 * rate[1:-1:2] + rate[2::2])).abs().sum())
+        for change, rate in ((turned, bend), (gone, slope))
+    ]
     rounding = 16 * eps * len(found) * float(slope.abs().max() + value.abs().max())
     return max(missed) <= slack * float(turned.abs().sum()) + rounding
-
-
-def _simpson(rate: Tensor, width: float) -> Tensor:
-    return width / 3 * (rate[:-2:2] + 4 * rate[1:-1:2] + rate[2::2])
 
 
 #: Share by which the estimated bound may fall short, and share of the change of a slope that may stay unexplained.
@@ -337,9 +327,9 @@ def linearity_deviation(
             deviations.append(abs(there - value - float(step @ gradient.double())))
             bend = float(step.square().sum()) * _largest_norm(scalar, step, segments, top, tol, seed)
             if not kinks:  # else the bound is void anyway
-                segment = look_along(scalar, step, slack=SLACK)
-                bend = max(bend, segment.bend)
-                unresolved += [] if segment.resolved else [name]
+                seen, resolved = look_along(scalar, step, slack=SLACK)
+                bend = max(bend, seen)
+                unresolved += [] if resolved else [name]
             certificates.append(0.5 * bend)
             count(1)
     return Deviation(
