@@ -185,9 +185,6 @@ def _labels(problem: Problem) -> tuple[Counter[int], int]:
     return counts, ignored
 
 
-# The inputs of the data: which never change, which say the same as another.
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class InputAudit(Result):
     """Features of the (one, floating-point) input: `constant` ones, and groups that are the same up to shift and scale."""

@@ -82,9 +82,6 @@ def critical_rate(lambda_1: float, convention: str, outputs: int) -> float:
     return 2.0 / (lambda_1 * half_sum_rate(1.0, convention, outputs))
 
 
-# The largest learning rate at which training still converges, by bisection.
-
-
 def largest_rate(converges: Callable[[float], bool], low: float, high: float, *, tol: float = 0.01, expansions: int = 3) -> float:
     """The upper end of the rates that converge, to the share `tol`: the last one tried that did.
 
@@ -106,9 +103,6 @@ def largest_rate(converges: Callable[[float], bool], low: float, high: float, *,
         middle = 0.5 * (low + high)
         low, high = (middle, high) if converges(middle) else (low, middle)
     return low
-
-
-# Many runs of gradient descent side by side.
 
 
 @dataclass(frozen=True, eq=False)
@@ -426,9 +420,6 @@ def descend(
 def _scale(u: Tensor) -> float:
     m, d = u.shape[-2:]
     return 1.0 / math.sqrt(m * d)
-
-
-# The general quadratic model, and its exact step.
 
 
 class GeneralQuadratic(nn.Module):

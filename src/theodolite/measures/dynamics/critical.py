@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from theodolite.arguments import also_called, choice
+from theodolite.arguments import also_called, at_least, choice
 from theodolite.errors import BatchCoupledError
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.spikes import Proportion
@@ -186,8 +187,7 @@ def _edge(
             "tangent kernel. Use by='gauss_newton', which weights the kernel by the curvature of any loss, or by='hessian'."
         )
     decay = law.decay
-    uniform = decay is None or bool((decay == decay[0]).all())
-    if law.shift is not None or not uniform or (decay is not None and law.scale is not None):
+    if law.shift is not None or not law.even_decay or (decay is not None and law.scale is not None):
         raise ValueError(
             "by='kernel' works on outputs and cannot see weight decay that differs between parameters. Use by='gauss_newton': "
             "for a squared loss it has the same eigenvalues, and the decay joins it."
@@ -242,9 +242,6 @@ def _sampling_error(
     return problem.sampling_error(value, population=population)
 
 
-# Above the edge
-
-
 def _above(
     problem: Problem, optimizer: Optimizer | None, value: float, quadratic: bool, trial: bool
 ) -> tuple[tuple[float, ...] | None, str, float | None]:
@@ -273,13 +270,13 @@ def _is_plain(optimizer: Optimizer | None) -> bool:
 
 def _window(problem: Problem, optimizer: Optimizer | None, value: float) -> tuple[float, ...]:
     """Rates above the edge at which a short run on a copy ends below its start."""
-    highest = value
-    for factor in TRIALS:
-        losses = run_trial(problem, factor * value, optimizer=optimizer, steps=TRIAL_STEPS)
-        if not losses[-1] < losses[0]:
-            break
-        highest = factor * value
-    return () if highest == value else (value, highest)
+
+    def converges(rate: float) -> bool:
+        losses = run_trial(problem, rate, optimizer=optimizer, steps=TRIAL_STEPS)
+        return losses[-1] < losses[0]
+
+    good = list(itertools.takewhile(converges, (factor * value for factor in TRIALS)))
+    return (value, good[-1]) if good else ()
 
 
 def is_quadratic(problem: Problem) -> bool:
@@ -399,8 +396,7 @@ def batch_critical_rates(
     """
     require_problem(problem, "batch_critical_rates")
     check_matrix_or_none(by)
-    if batches < 1:
-        raise ValueError(f"batches must be at least 1. Got {batches!r}.")
+    at_least(1, batches=batches)
     began = time.perf_counter()
     law = stability_law(optimizer, problem)
     if own:
@@ -479,8 +475,7 @@ def kernel_curvature(problem: Problem, law: StabilityLaw, *, rows: int, required
 
     None too where it has more than `rows` rows. `required` raises instead, and takes any size.
     """
-    decay = law.decay
-    plain = law.scale is None and law.shift is None and (decay is None or bool((decay == decay[0]).all()))
+    plain = law.scale is None and law.shift is None and law.even_decay
     found = squared_loss_curvature(problem) if plain else None
     if required and found is None:
         raise ValueError(

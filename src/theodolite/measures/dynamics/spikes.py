@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from theodolite.results import Result, Row
 
-# Spikes of a training loss: where it leaves its own recent level, how high, and when it is back.
-
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeEvent:

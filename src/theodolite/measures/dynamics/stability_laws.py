@@ -38,6 +38,11 @@ class StabilityLaw:
     linear: bool = True
     floored: Tensor | None = None
 
+    @property
+    def even_decay(self) -> bool:
+        """Whether all parameters decay alike, or none does."""
+        return self.decay is None or bool((self.decay == self.decay[0]).all())
+
     def effective(self, op: LinearOperator) -> LinearOperator:
         """The operator whose largest eigenvalue sets the edge."""
         if self.decay is not None:

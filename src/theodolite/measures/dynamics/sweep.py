@@ -73,13 +73,10 @@ class CatapultSweep(Result):
         for model in self.models:
             rows = self.select(model=model)
             words = {word: [r["ratio"] for r in rows if r["regime"] == word] for word in ("monotone", "catapult", "divergent")}
-            said = [f"{word} {_span(ratios)}" for word, ratios in words.items() if ratios]
+            spans = {word: f"from {min(r):.3g} to {max(r):.3g}" for word, r in words.items() if len(set(r)) > 1}
+            said = [f"{word} {spans.get(word, f'at {ratios[0]:.3g}')}" for word, ratios in words.items() if ratios]
             parts.append(f"{model}: {', '.join(said) or 'none of the regimes'}")
         return f"{len(self.runs)} runs of {self.steps} steps, rates in units of the critical one; " + "; ".join(parts) + "."
-
-
-def _span(ratios: list[float]) -> str:
-    return f"at {ratios[0]:.3g}" if len(set(ratios)) == 1 else f"from {min(ratios):.3g} to {max(ratios):.3g}"
 
 
 @also_called(matrix="by")

@@ -14,8 +14,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.stability_laws import weight_decay
+from theodolite.measures.kernel.problem_views import measured_copy
 from theodolite.problem import Batch, Problem
-from theodolite.problem.calling import copy_model
 from theodolite.progress import Advance
 from theodolite.training import Fleet
 
@@ -142,12 +142,9 @@ def reseeded(problem: Problem) -> Factory:
     """Models of the problem's architecture: its own weights for seed 0, re-initialised layers for other seeds."""
 
     def factory(seed: int) -> nn.Module:
-        model = copy_model(problem.model)
+        model = measured_copy(problem)
         if seed:
             _reset(model)
-        chosen = set(problem.selection.keys)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in chosen)
         return model.train(problem.mode == "train")
 
     return factory

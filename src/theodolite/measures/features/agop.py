@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -215,15 +215,16 @@ class InputGradients:
         return self.rows.T @ self.rows / self.count
 
 
-def input_gradients(
-    model_or_problem: Any,
-    inputs: Any = None,
-    *,
-    at: str | None = None,
-    batch_size: int | None = None,
-    projections: int | None = None,
-    seed: int = 0,
-) -> InputGradients:
+class Options(TypedDict, total=False):
+    """The keywords of `agop`, which all that gathers gradients takes; see there."""
+
+    at: str | None
+    batch_size: int | None
+    projections: int | None
+    seed: int
+
+
+def input_gradients(model_or_problem: Any, inputs: Any = None, **options: Unpack[Options]) -> InputGradients:
     """The gradients behind `agop` (see there for the arguments), kept as rows instead of being summed to d × d.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
@@ -234,7 +235,7 @@ def input_gradients(
             [3., 4.]], dtype=torch.float64), 2)
     """
     problem = as_source(model_or_problem, inputs)
-    found = list(chunks(problem, inputs, Settings(at, batch_size, projections, seed)))
+    found = list(chunks(problem, inputs, Settings(**options)))
     return InputGradients(torch.cat([chunk.rows for chunk in found]), sum(chunk.count for chunk in found))
 
 
@@ -378,17 +379,14 @@ def agop(
             [12., 16.]], dtype=torch.float64)
     """
     total = AGOP(at=at, batch_size=batch_size, projections=projections, seed=seed)
-    total.update(model_or_problem, inputs)
-    return total.compute()
+    return total.update(model_or_problem, inputs).compute()
 
 
 class AGOP:
     """An AGOP gathered batch by batch: `update` with each, `merge` those of several workers, `compute` at the end."""
 
-    def __init__(
-        self, *, at: str | None = None, batch_size: int | None = None, projections: int | None = None, seed: int = 0
-    ) -> None:
-        self.settings = Settings(at, batch_size, projections, seed)
+    def __init__(self, **options: Unpack[Options]) -> None:
+        self.settings = Settings(**options)
         self.count = 0
         self.total: Tensor | None = None  # float64 (d, d), upper blocks only
         self.dtype = torch.float32
@@ -458,8 +456,6 @@ def _mirrored(matrix: Tensor) -> Tensor:
         matrix[stop:, start:stop] = matrix[start:stop, stop:].T
     return matrix
 
-
-# How alike two average gradient outer products are: the cosine between them as vectors.
 
 #: Rows of a Gram matrix made at once.
 ROWS = 4096

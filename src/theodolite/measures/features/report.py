@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from theodolite.measures.features.agop import (
     Chunk,
     Function,
     InputGradients,
+    Options,
     Settings,
     as_source,
     chunks,
@@ -253,14 +254,7 @@ class FeatureReport(Result):
 
 
 def feature_report(
-    model_or_problem: Any,
-    inputs: Any = None,
-    reference: Tensor | InputGradients | None = None,
-    *,
-    at: str | None = None,
-    batch_size: int | None = None,
-    projections: int | None = None,
-    seed: int = 0,
+    model_or_problem: Any, inputs: Any = None, reference: Matrix | None = None, **options: Unpack[Options]
 ) -> FeatureReport:
     """What a model looks at: the average gradient outer product in numbers, with error bars.
 
@@ -274,8 +268,8 @@ def feature_report(
 2 coordinates have no effect.
     """
     began = time.perf_counter()
-    problem = as_source(model_or_problem, inputs)
-    gathered = gather(chunks(problem, inputs, Settings(at, batch_size, projections, seed)), seed)
+    problem, settings = as_source(model_or_problem, inputs), Settings(**options)
+    gathered = gather(chunks(problem, inputs, settings), settings.seed)
     groups = [group for group in gathered.groups if group.count]
     matrices, weights = [group.matrix() for group in groups], [float(group.count) for group in groups]
     if reference is not None:
@@ -310,9 +304,9 @@ def feature_report(
         chance=chance,
         samples=int(sum(weights)),
         outputs=gathered.outputs,
-        at=at,
-        outcome=Outcome.FINISHED if projections is None else Outcome.ESTIMATED,
-        seed=seed,
+        at=settings.at,
+        outcome=Outcome.FINISHED if settings.projections is None else Outcome.ESTIMATED,
+        seed=settings.seed,
         cost=Cost(time.perf_counter() - began, "input gradients", 0, problem.notes),
     )
 
@@ -391,25 +385,17 @@ class FeatureMovement(Result):
 
     def sentence(self) -> str:
         told = [row for row in self.rows() if row["moved"] or not self.moved]
-        numbers = "; ".join(f"{r['quantity']} {r['value']:.3g}, of fresh ones {_range(r['fresh'], r['spread'])}" for r in told)
+        numbers = "; ".join(
+            f"{r['quantity']} {r['value']:.3g}, of fresh ones {r['fresh']:.3g} ({r['fresh'] * math.exp(-r['spread']):.2g} to "
+            f"{r['fresh'] * math.exp(r['spread']):.2g})"
+            for r in told
+        )
         what = "have moved away" if self.moved else "cannot be told"
         return f"The features {what} from those of a fresh network: {numbers}."
 
 
-def _range(mean: float, spread: float) -> str:
-    """A geometric mean with one spread to either side."""
-    return f"{mean:.3g} ({mean * math.exp(-spread):.2g} to {mean * math.exp(spread):.2g})"
-
-
 def feature_movement(
-    model_or_problem: Any,
-    inputs: Any = None,
-    *,
-    copies: int = 16,
-    at: str | None = None,
-    batch_size: int | None = None,
-    projections: int | None = None,
-    seed: int = 0,
+    model_or_problem: Any, inputs: Any = None, *, copies: int = 16, **options: Unpack[Options]
 ) -> FeatureMovement:
     """Compare a model's AGOP with those of copies initialised anew, by the `reset_parameters` of their layers.
 
@@ -429,8 +415,8 @@ def feature_movement(
     reason = cannot_start_anew(problem.model)
     if reason:
         raise ValueError(f"No fresh copy of this model can be made: {reason}.")
-    settings = Settings(at, batch_size, projections, seed)
-    networks = [problem, *(_fresh(problem, seed + i) for i in range(copies))]
+    settings = Settings(**options)
+    networks = [problem, *(_fresh(problem, settings.seed + i) for i in range(copies))]
     matrices = [gathered(chunks(network, inputs, settings)) for network in networks]
     products = inner_products(matrices)
     found = torch.stack([_alignments(products), *_counts(matrices, products)])  # (3, 1 + copies)
@@ -440,7 +426,7 @@ def feature_movement(
         spreads=tuple(found[:, 1:].log().std(1).tolist()),
         copies=copies,
         outcome=Outcome.ESTIMATED,
-        seed=seed,
+        seed=settings.seed,
         cost=Cost(time.perf_counter() - began, "input gradients", 0, problem.notes),
     )
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from theodolite.linalg import Density, Eigenpairs
 from theodolite.results import Cost, Outcome, Result, Row, number
 
-# How badly the curvature is conditioned: few sharp directions, many flat ones.
-
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Conditioning(Result):
@@ -98,9 +96,6 @@ def _share_error(share: float, size: int, probes: int) -> float:
     """Standard deviation of the mean share of `probes` random unit vectors in a subspace of dimension share·size."""
     share = min(1.0, max(0.0, share))
     return math.sqrt(2 * share * (1 - share) / ((size + 2) * probes))
-
-
-# How much of the gradient lies in the sharpest directions.
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -171,9 +171,6 @@ def autocorrelation(factors: KroneckerFactors) -> Autocorrelation:
     )
 
 
-# How far a layer's block is from the product of its factors.
-
-
 def decoupling_error(
     block: LinearOperator, factors: KroneckerFactors, *, tol: float = 1e-3, seed: int = 0, max_matvecs: int | None = None
 ) -> float:
@@ -195,9 +192,6 @@ def relative_norm(gap: Eigenpairs, whole: Eigenpairs) -> float:
     """The spectral norm of one symmetric matrix over that of another, by their eigenvalues of largest magnitude."""
     size = abs(float(whole.values[0]))
     return abs(float(gap.values[0])) / size if size > 0 else 0.0
-
-
-# The whole analysis, layer by layer.
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -379,9 +373,6 @@ def _layer(factors: KroneckerFactors, pairs: Eigenpairs, error: float, classes: 
         seed=pairs.seed,
         cost=pairs.cost,
     )
-
-
-# What the sharp directions of two models share, layer by layer, beside what their factors predict.
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

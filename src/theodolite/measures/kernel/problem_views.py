@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite.problem import Problem, split_like
+from theodolite.problem.calling import copy_model
 
 Choice = int | Sequence[int] | None
 
@@ -64,6 +65,14 @@ def moved(problem: Problem, displacement: Tensor) -> Problem:
         for p, step in zip(other.parameters, split_like(displacement.to(problem.device), other.parameters), strict=True):
             p.add_(step)
     return other
+
+
+def measured_copy(problem: Problem) -> nn.Module:
+    """A copy of the model in which only the measured parameters require a gradient."""
+    model, chosen = copy_model(problem.model), set(problem.selection.keys)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in chosen)
+    return model
 
 
 def outputs_per_sample(problem: Problem) -> int:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from theodolite.errors import BatchCoupledError, NotRepeatableError, SecondOrderError
 from theodolite.measures.kernel.jets import Jet, jets_for
-from theodolite.measures.kernel.problem_views import TRIAL_SEEDS, third_difference, trial_step
+from theodolite.measures.kernel.problem_views import TRIAL_SEEDS, measured_copy, third_difference, trial_step
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model, main_output, unwrap
 from theodolite.problem.derivatives.exact_derivatives import inside_transform
@@ -314,12 +314,17 @@ class TaylorTwin(nn.Module):
         self.taylor = NetworkExpansion(copy_model(model).eval().requires_grad_(False), order, names)
         for name, parameter in model.named_parameters():
             copied = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-            _place(self, name).register_parameter(_last(name), copied)
+            place, last = _place(self, name)
+            place.register_parameter(last, copied)
         for name, buffer in model.named_buffers():
-            persistent = _last(name) not in model.get_submodule(name.rpartition(".")[0])._non_persistent_buffers_set
-            _place(self, name).register_buffer(_last(name), buffer.detach().clone(), persistent=persistent)
-        # Buffers, so that they move with the module and belong to a replica; under a name that the network does not use.
-        self._home = _free_name(model)
+            place, last = _place(self, name)
+            persistent = last not in model.get_submodule(name.rpartition(".")[0])._non_persistent_buffers_set
+            place.register_buffer(last, buffer.detach().clone(), persistent=persistent)
+        # Buffers, so that they move with the module and belong to a replica; under a name that the network does not use: a
+        # twin of a twin has two.
+        self._home = "taylor_anchor"
+        while hasattr(model, self._home):
+            self._home += "_"
         home = nn.Module()
         self.add_module(self._home, home)
         for i, name in enumerate(names):
@@ -328,11 +333,11 @@ class TaylorTwin(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The expansion at the current parameters: the network's main output."""
         moved, call = self._by_name(self.taylor.names), (args, kwargs)
-        if inside_transform():
-            return self.taylor.value(moved, self.anchor(), self._fixed(), call)
-        self.prepare(*args, **kwargs)
+        transformed = inside_transform()
+        if not transformed:
+            self.prepare(*args, **kwargs)
         follows_inputs = torch.is_grad_enabled() and any(t.requires_grad for _, t in named_tensors(call))
-        if self.taylor.gated or follows_inputs:
+        if transformed or self.taylor.gated or follows_inputs:
             return self.taylor.value(moved, self.anchor(), self._fixed(), call)
         found: Tensor = _Expanded.apply(self, call, *moved.values())
         return found
@@ -376,7 +381,7 @@ class TaylorTwin(nn.Module):
 
     def _by_name(self, names: Iterable[str]) -> Named:
         """The twin's own tensors, which a functional call may have replaced."""
-        return {name: getattr(_place(self, name), _last(name)) for name in names}
+        return {name: getattr(*_place(self, name)) for name in names}
 
     def _refuse_names(self, model: nn.Module) -> None:
         tops = {name.partition(".")[0] for name, _ in [*model.named_parameters(), *model.named_buffers()]}
@@ -453,11 +458,7 @@ def _expandable(model: nn.Module | Problem, who: str) -> nn.Module:
     if isinstance(model, Problem):
         model.refuse_batch_coupling("A Taylor expansion")
         model.check_repeatable()
-        chosen = set(model.selection.keys)
-        network = copy_model(model.model)
-        for name, parameter in network.named_parameters():
-            parameter.requires_grad_(name in chosen)
-        return network
+        return measured_copy(model)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{who} takes a torch.nn.Module or a Problem. Got {type(model).__name__}.")
     network = unwrap(model)
@@ -476,23 +477,11 @@ def _expandable(model: nn.Module | Problem, who: str) -> nn.Module:
     return network
 
 
-def _free_name(model: nn.Module) -> str:
-    """A name for the anchor that the network does not use: a twin of a twin has two."""
-    name = "taylor_anchor"
-    while hasattr(model, name):
-        name += "_"
-    return name
-
-
-def _place(root: nn.Module, name: str) -> nn.Module:
-    """The submodule that holds a tensor, made on the way where it is missing."""
-    module = root
-    for part in name.split(".")[:-1]:
+def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The submodule that holds a tensor, made on the way where it is missing, and what it calls the tensor."""
+    *path, last = name.split(".")
+    for part in path:
         if part not in module._modules:
             module.add_module(part, nn.Module())
         module = module._modules[part]  # type: ignore[assignment]
-    return module
-
-
-def _last(name: str) -> str:
-    return name.rsplit(".", 1)[-1]
+    return module, last

@@ -272,9 +272,6 @@ def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
     return SlopeWindows(ms=tuple(sizes.tolist()), slopes=tuple(slopes.tolist()), widest=widest, spread=spread)
 
 
-# Reading what came, and writing numbers
-
-
 def read_values(ms: Any, values_per_pair: Any, reduce: str) -> tuple[Array, list[Array], bool]:
     """Sizes ascending, the values of each, and whether one value per size came."""
     choice("reduce", reduce, _REDUCE)

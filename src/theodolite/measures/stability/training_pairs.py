@@ -165,9 +165,6 @@ def _read_samples(data: Any, name: str) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-# Pairs of training sets that differ in one example.
-
-
 @dataclass(frozen=True)
 class Swap:
     """S is `members` (m,) of the training pool; S' has example `z` of the test pool at place `i`."""
