@@ -22,6 +22,7 @@ from theodolite.measures.dynamics.trials import run_trial
 from theodolite.measures.kernel.problem_views import (
     TRIAL_SEEDS,
     outputs_per_sample,
+    picked,
     require_problem,
     squared_loss_curvature,
     third_difference,
@@ -40,7 +41,6 @@ from theodolite.operators import (
 from theodolite.operators.algebra import DiagonalOperator
 from theodolite.operators.matrices import MATRICES, ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Batch, Problem
-from theodolite.problem.batches import merge
 from theodolite.results import Cost, Outcome, Result, Row, fields_of, number
 
 #: Rates tried on a copy, in units of the critical one, and how many steps each gets.
@@ -445,11 +445,11 @@ def _drawn(problem: Problem, rows: Tensor, law: StabilityLaw, by: MatrixName | N
     """The eigenvalue of the edge of each drawn batch (batches, size), how it was found, and the route."""
     curvature = None
     if by not in ON_PARAMETERS:  # that of a batch: a mean divides by the batch's numbers
-        one = problem.with_batches(_pick(problem, rows[0]))
+        one = problem.with_batches(picked(problem, rows[0]))
         most = KERNEL_ROWS * rows.shape[1] // problem.samples
         curvature = kernel_curvature(one, law, rows=most, required=by == "kernel")
     if curvature is None:
-        largest, found = _each(problem, (_pick(problem, mine) for mine in rows), law, by or "gauss_newton")
+        largest, found = _each(problem, (picked(problem, mine) for mine in rows), law, by or "gauss_newton")
         return largest, found, "products, batch by batch"
     return _shifted(curvature * _through_kernel(problem, rows), law), "kernel", "one tangent kernel"
 
@@ -523,17 +523,3 @@ def _each(problem: Problem, parts: Iterable[list[Batch]], law: StabilityLaw, by:
             start = top_eigenpairs(law.effective(ON_PARAMETERS[by](part)), 1, tol=TOL, start=start, seed=0, progress=False)
             found.append(float(start.values[0]))
     return torch.tensor(found, dtype=torch.float64), by or "gauss_newton"
-
-
-def _pick(problem: Problem, rows: Tensor) -> list[Batch]:
-    """The samples of these numbers as one batch, where their shapes allow it."""
-    found, before = [], 0
-    wanted = rows.sort().values
-    for batch in problem.data:
-        mine = wanted[(wanted >= before) & (wanted < before + batch.size)] - before
-        if len(mine):
-            found.append(batch.part(mine))
-        before += batch.size
-    if len(found) == 1:
-        return found
-    return merge([part.part(slice(i, i + 1)) for part in found for i in range(part.size)])

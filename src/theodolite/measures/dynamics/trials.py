@@ -86,11 +86,11 @@ def copy_optimizer(optimizer: Optimizer | None, problem: Problem, trial: Problem
     twin = {id(p): q for p, q in zip(problem.parameters, trial.parameters, strict=True)}
     first = float(optimizer.param_groups[0]["lr"]) or 1.0
     state = copy.deepcopy(optimizer.state_dict())
-    groups: list[dict[str, Any]] = []
-    for group in optimizer.param_groups:
-        # Parameters that are not measured do not move; dummies keep the numbering of the state.
-        members = [twin[id(p)] if id(p) in twin else p.detach().clone() for p in group["params"]]
-        groups.append({"params": members, "lr": float(group["lr"])})
+    # Parameters that are not measured do not move; dummies keep the numbering of the state.
+    groups = [
+        {"params": [twin[id(p)] if id(p) in twin else p.detach().clone() for p in group["params"]], "lr": float(group["lr"])}
+        for group in optimizer.param_groups
+    ]
     kind: Any = type(optimizer)
     fresh: Optimizer = kind(groups, lr=rate)
     fresh.load_state_dict(state)

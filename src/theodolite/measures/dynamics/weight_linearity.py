@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -137,7 +138,7 @@ def weight_linearity(
     chosen = sorted({round(i * (outputs - 1) / (OUTPUTS - 1)) for i in range(OUTPUTS)}) if outputs > OUTPUTS else None
     twin = _Twin(problem)
     kernel_on = kernel_on or problem
-    trial = _run(problem, rate, optimizer, steps, twin, kernel_on, chosen)
+    trial = _run(twin, rate, optimizer, steps, kernel_on, chosen)
     directions = {"descent": unit(-problem.gradient()), "trial": unit(trial.away)}
     named = {name: d for name, d in directions.items() if d is not None}
     if not named:
@@ -195,28 +196,18 @@ class _Twin:
     def outputs(self, vector: Tensor) -> list[Tensor]:
         """The outputs at other weights, one (samples, outputs) matrix per batch."""
         problem = self.problem
-        leaves = split_like(vector.to(self.start), problem.leaves(grad=False))
-        found = []
+        tensors = problem.tensors(split_like(vector.to(self.start), problem.leaves(grad=False)))
         with problem.session(second=False), torch.no_grad():
-            tensors = problem.tensors(leaves)
-            for i, _, batch in problem.iterate():
-                output = problem.output(tensors, batch, i, check=False)
-                found.append(output.double().reshape(batch.size, -1))
-        return found
+            outputs = [(problem.output(tensors, batch, i, check=False), batch.size) for i, _, batch in problem.iterate()]
+        return [output.double().reshape(size, -1) for output, size in outputs]
 
     def missed(self, step: Tensor) -> _Missed:
         """How far the outputs at w₀ + step are from the twin's."""
         there = self.outputs(self.start.double() + step.to(self.start.device))
-        linear = (self.jacobian @ step.to(self.start)).double()
-        deviation, change = [], []
-        begin = 0
-        for now, then in zip(self.here, there, strict=True):
-            moved = then - now
-            straight = linear[begin : begin + now.numel()].view_as(now)
-            begin += now.numel()
-            deviation.append((moved - straight).square().sum(1))
-            change.append(moved.square().sum(1))
-        return _Missed(torch.cat(deviation), torch.cat(change))
+        linear = (self.jacobian @ step.to(self.start)).double().split([now.numel() for now in self.here])
+        moved = [then - now for now, then in zip(self.here, there, strict=True)]
+        deviation = [(gone - line.view_as(gone)).square().sum(1) for gone, line in zip(moved, linear, strict=True)]
+        return _Missed(torch.cat(deviation), torch.cat([gone.square().sum(1) for gone in moved]))
 
 
 def _trusted(found: list[_Missed]) -> tuple[float, float]:
@@ -252,8 +243,7 @@ def _jackknife(samples: int, quantity: Callable[[Tensor], float]) -> float:
     return float(np.sqrt((GROUPS - 1) * finite.var())) if len(finite) > 1 else 0.0
 
 
-@dataclass
-class _Trial:
+class _Trial(NamedTuple):
     path: list[Row]
     away: Tensor
     drift_error: float
@@ -261,15 +251,10 @@ class _Trial:
 
 
 def _run(
-    problem: Problem,
-    rate: float,
-    optimizer: Optimizer | None,
-    steps: int,
-    twin: _Twin,
-    kernel_on: Problem,
-    outputs: list[int] | None,
+    twin: _Twin, rate: float, optimizer: Optimizer | None, steps: int, kernel_on: Problem, outputs: list[int] | None
 ) -> _Trial:
     """A trial run with a look at kernel and twin now and then."""
+    problem = twin.problem
 
     def gram(copy: Problem) -> Tensor:
         here = kernel_on.in_float64() if copy.dtype != kernel_on.dtype else kernel_on

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.problem import Problem, split_like
+from theodolite.problem import Batch, Problem, split_like
+from theodolite.problem.batches import merge
 from theodolite.problem.calling import copy_model
 
 Choice = int | Sequence[int] | None
@@ -45,15 +46,23 @@ class OutputEntry:
 
 def scalar_problem(problem: Problem, output: int, sample: int) -> Problem:
     """The problem whose objective is entry `output` of what the model returns for one sample."""
-    before = 0
+    scalar = problem.with_model(problem.model, OutputEntry(output))
+    scalar._batch_weight = None  # weights of batches belong to the loss, which is not used
+    return scalar.with_batches(picked(problem, torch.tensor([sample])))
+
+
+def picked(problem: Problem, rows: Tensor) -> list[Batch]:
+    """The samples of these numbers as one batch, where their shapes allow it."""
+    found, before = [], 0
+    wanted = rows.sort().values
     for batch in problem.data:
-        if sample < before + batch.size:
-            alone = batch.part(torch.tensor([sample - before]))
-            scalar = problem.with_model(problem.model, OutputEntry(output))
-            scalar._batch_weight = None  # weights of batches belong to the loss, which is not used
-            return scalar.with_batches([alone])
+        mine = wanted[(wanted >= before) & (wanted < before + batch.size)] - before
+        if len(mine):
+            found.append(batch.part(mine))
         before += batch.size
-    raise ValueError(f"samples must lie in 0 .. {before - 1}. Got {sample}.")
+    if len(found) == 1:
+        return found
+    return merge([part.part(slice(i, i + 1)) for part in found for i in range(part.size)])
 
 
 def moved(problem: Problem, displacement: Tensor) -> Problem:

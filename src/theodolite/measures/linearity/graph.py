@@ -293,8 +293,14 @@ def dag_width(graph: Graph, *, beta: float = 0.1, safe_share: float = 0.05) -> W
 
 # How many inputs the units of any model's layers sum over, which bounds how linear the model can become.
 
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _MEASURE = "the theorem does not cover it: measure hessian_norm against its width"
+#: Layers without an in-degree, and why.
+_WITHOUT: dict[tuple[type, ...], str] = {
+    (nn.Embedding, nn.EmbeddingBag): "a lookup: reads one row per token and is linear in its weights",
+    (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm): "scale and shift of each channel alone",
+    (nn.modules.conv._ConvTransposeNd,): "depends on the place in a transposed convolution",
+    (nn.RNNBase, nn.RNNCellBase): _MEASURE,
+}
 Layer = tuple[str, str, int | None, str]  # name, kind, in-degree, note
 
 
@@ -393,14 +399,9 @@ def _of_layer(module: nn.Module) -> tuple[int | None, str]:
     """In-degree of a layer's units, None where it has none, and a remark."""
     weight = getattr(module, "weight", None)
     shape = tuple(getattr(weight, "shape", ()))
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return None, "a lookup: reads one row per token and is linear in its weights"
-    if isinstance(module, _NORMS):
-        return None, "scale and shift of each channel alone"
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return None, "depends on the place in a transposed convolution"
-    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return None, _MEASURE
+    for kinds, note in _WITHOUT.items():
+        if isinstance(module, kinds):
+            return None, note
     if getattr(module, "in_features", None) is not None and len(shape) == 2:
         return shape[1], ""
     if "conv" in type(module).__name__.lower() and len(shape) >= 3:

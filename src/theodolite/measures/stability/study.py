@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from theodolite.arguments import also_called, choice, integer
 from theodolite.measures.mode_connectivity import POLICIES, BatchNormPolicy, LinearPath, linear_path
-from theodolite.measures.stability.explanation import Explanation, explains, known
+from theodolite.measures.stability.explanation import Explanation, explains, of_one_checkpoint
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law
 from theodolite.measures.stability.training_pairs import (
     Bench,
@@ -80,17 +80,8 @@ class StabilityResult(Result):
         """The pairs' values of a quantity by size; at the last checkpoint if no step is named."""
         if quantity not in self.table[0]:
             raise ValueError(f"There is no column {quantity!r}; the nearest: {', '.join(nearest(quantity, self.table[0], 4))}.")
-        trial = known("trial", self.trials[0] if trial is None else trial, self.trials)
-        if step is not None:
-            known("step", step, sorted({row["step"] for row in self.select(trial=trial)}))
-        ends = {m: self._at(trial, m, step) for m in self.sizes}
-        return {m: [row[quantity] for row in rows] for m, rows in ends.items()}
-
-    def _at(self, trial: int, m: int, step: int | None = None) -> list[Row]:
-        """The rows of a trial and size at one checkpoint, the last if none is named."""
-        rows = self.select(trial=trial, m=m)
-        step = max((row["step"] for row in rows), default=None) if step is None else step
-        return [row for row in rows if row["step"] == step]
+        rows = of_one_checkpoint(self.rows(), trial, step)[0]
+        return {m: [row[quantity] for row in rows if row["m"] == m] for m in self.sizes}
 
     def fit(self, quantity: str, *, trial: int | None = None, step: int | None = None) -> PowerFit:
         """The power law of the maxima of a quantity."""
@@ -111,7 +102,8 @@ class StabilityResult(Result):
 
     def sentence(self) -> str:
         largest = self.sizes[-1]
-        rows = [row for row in self._at(self.trials[0], largest) if row["stab"] == row["stab"]]
+        ends = of_one_checkpoint(self.select(m=largest), self.trials[0], None)[0]
+        rows = [row for row in ends if row["stab"] == row["stab"]]
         worst = max(rows, key=lambda row: row["stab"], default=None)
         told = "" if worst is None else (
             f"Exchanging one of {largest} examples changed the loss of a test example by up to {worst['stab']:.3g} and moved the "
