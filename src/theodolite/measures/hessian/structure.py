@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -273,21 +273,12 @@ class StructureReport(ResultMapping):
         return "\n".join([*lines, *(f"{name}: not measured, {why}." for name, why in self.without.items())])
 
 
-class Differences(Mapping[str, LinearOperator]):
+class Differences(dict[str, LinearOperator]):
     """Block less Kronecker product, layer by layer, multiplied in lockstep on one graph."""
 
     def __init__(self, blocks: LayerHessians, factors: Mapping[str, KroneckerFactors]) -> None:
-        self._blocks = blocks
-        self._products = {name: factors[name].operator() for name in factors}
-
-    def __getitem__(self, name: str) -> LinearOperator:
-        return self._blocks[name] - self._products[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._products)
-
-    def __len__(self) -> int:
-        return len(self._products)
+        self._blocks, self._products = blocks, {name: factor.operator() for name, factor in factors.items()}
+        super().__init__({name: blocks[name] - product for name, product in self._products.items()})
 
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         images = self._blocks.products(blocks)

@@ -234,9 +234,7 @@ def of_one_checkpoint(
     if step is not None:
         known("step", step, steps)
         return [row for row in table if row.get("step") == step], (trial, step), notes
-    last: dict[Any, int] = {}
-    for row in table:
-        last[row["m"]] = max(row["step"], last.get(row["m"], row["step"]))
+    last = {m: max(row["step"] for row in table if row["m"] == m) for m in {row["m"] for row in table}}
     ends = set(last.values())
     if len(ends) > 1:
         notes.append(f"the sizes were trained for {min(ends)} to {max(ends)} steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -259,16 +260,13 @@ def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
     y = np.concatenate(values)
     logs = np.log(np.where(np.nan_to_num(y, posinf=0.0) > 0, y, math.nan))
     slopes = np.diff(logs) / np.diff(np.log(sizes))
-    best: tuple[float, int] | None = None
-    widest: tuple[float, float] | None = None
-    for i in range(len(slopes)):
-        for j in range(i + 1, len(slopes) + 1):
-            part = slopes[i:j]
-            if not np.isfinite(part).all() or np.ptp(part) > spread * abs(part.mean()) + 1e-12:
-                continue
-            found = (round(math.log(sizes[j] / sizes[i]), 9), j - i)
-            if best is None or found > best:
-                best, widest = found, (float(sizes[i]), float(sizes[j]))
+
+    def even(part: Array) -> bool:
+        return bool(np.isfinite(part).all()) and not np.ptp(part) > spread * abs(part.mean()) + 1e-12
+
+    windows = [(i, j) for i, j in itertools.combinations(range(len(sizes)), 2) if even(slopes[i:j])]
+    best = max(windows, key=lambda ends: (round(math.log(sizes[ends[1]] / sizes[ends[0]]), 9), ends[1] - ends[0]), default=None)
+    widest = None if best is None else (float(sizes[best[0]]), float(sizes[best[1]]))
     return SlopeWindows(ms=tuple(sizes.tolist()), slopes=tuple(slopes.tolist()), widest=widest, spread=spread)
 
 
