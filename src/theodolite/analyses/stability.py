@@ -12,8 +12,7 @@ from typing import Any
 from theodolite.analyses.page import Findings, analysis_page, write_analysis
 from theodolite.analyses.path import SOURCE as PATH_SOURCE
 from theodolite.measures.stability import StabilityResult
-from theodolite.measures.stability.explanation import BOUND_RATE, MARKED, SIZES
-from theodolite.measures.stability.power_law import PowerFit, signed
+from theodolite.measures.stability.power_law import BOUND_RATE, MARKED, SIZES, PowerFit, signed
 from theodolite.report import Section
 from theodolite.results import Finding, Row, Severity
 

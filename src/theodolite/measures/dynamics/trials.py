@@ -1,25 +1,18 @@
-"""Training on copies: short runs at a learning rate, and a problem as replicas of a fleet."""
+"""Short training runs on a copy: what would happen at this learning rate?"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from functools import reduce
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.stability_laws import weight_decay
-from theodolite.measures.kernel.problem_views import measured_copy
-from theodolite.problem import Batch, Problem
+from theodolite.problem import Problem
 from theodolite.progress import Advance
-from theodolite.training import Fleet
-
-# Short training runs on a copy: what would happen at this learning rate?
 
 #: A loss this many times the first one has diverged.
 BLOWN_UP = 1e8
@@ -97,100 +90,3 @@ def copy_optimizer(optimizer: Optimizer | None, problem: Problem, trial: Problem
     for group in fresh.param_groups:
         group["lr"] = float(group["lr"]) / first * rate
     return fresh
-
-
-# A problem as replicas of a fleet: its data as one batch, its model under other seeds.
-
-Factory = Callable[[int], nn.Module]
-
-
-def whole_data(problem: Problem) -> Any:
-    """`joined_data` for training on it: refused where the loss of the joined batch is not the objective of the problem."""
-    data = joined_data(problem)
-    if problem.num_weighted_batches < 2:
-        return data
-    given = problem.weighting.rule == "given"
-    ours = problem.loss()
-    whole = ours if given else Problem(problem.model, problem.loss_function, data, mode=problem.mode, check=False).loss()
-    eps = torch.finfo(problem.dtype).eps
-    if given or not abs(whole - ours) <= 8 * eps + 1e3 * eps * max(abs(whole), abs(ours)):
-        why = "it has a batch_weight of its own" if given else f"its loss is {ours:.6g}, that of the joined batches {whole:.6g}"
-        raise ValueError(
-            f"Runs at many rates train on all {problem.num_weighted_batches} batches joined into one, and the objective of this "
-            f"problem is another: {why}. Give the data as one batch, with any weights inside the loss."
-        )
-    return data
-
-
-def joined_data(problem: Problem) -> Any:
-    """All batches of a problem joined into one, as a fleet takes it: (inputs, target)."""
-    batches = [batch for batch in problem.data if batch.size]
-    try:
-        joined = reduce(Batch.joined, batches[1:], batches[0])
-    except RuntimeError as error:
-        raise ValueError(
-            f"The {len(batches)} batches of the problem have different shapes and cannot be trained on as one ({error}). "
-            "Give the data as one batch, or pad its inputs to one shape."
-        ) from error
-    if problem.loss_function is None:
-        return joined.kwargs
-    inputs: Any = joined.kwargs or (joined.args[0] if len(joined.args) == 1 else joined.args)
-    return inputs, joined.target
-
-
-def reseeded(problem: Problem) -> Factory:
-    """Models of the problem's architecture: its own weights for seed 0, re-initialised layers for other seeds."""
-
-    def factory(seed: int) -> nn.Module:
-        model = measured_copy(problem)
-        if seed:
-            _reset(model)
-        return model.train(problem.mode == "train")
-
-    return factory
-
-
-def reset_of(module: nn.Module) -> Callable[[], None] | None:
-    """What initialises a module; `nn.MultiheadAttention` hides it behind an underscore."""
-    found = (getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters"))
-    return next((reset for reset in found if callable(reset)), None)
-
-
-def _reset(model: nn.Module) -> None:
-    """Every layer draws its weights anew, from the seed that the fleet has set."""
-    for name, module in model.named_modules():
-        if next(module.parameters(recurse=False), None) is None:
-            continue
-        reset = reset_of(module)
-        if reset is None:
-            raise ValueError(
-                f"{name or type(module).__name__} cannot draw its weights anew: it has no reset_parameters(). "
-                "Pass factory=, a function seed -> model, or seeds=1 for the model as it is."
-            )
-        with torch.no_grad():
-            reset()
-
-
-def fleet_of(problem: Problem, make: Factory, seeds: list[int], rates: list[float]) -> Fleet:
-    """Replicas with the problem's loss and mode, one for each seed and rate."""
-    mode = "train" if problem.mode == "train" else "eval"
-    return Fleet(make, seeds, loss=problem.loss_function, rate=rates, mode=mode)
-
-
-def seed_list(seeds: Any) -> list[int]:
-    """Seeds from their number or as they are."""
-    found = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else list(seeds)
-    if not found or len(set(found)) != len(found):
-        raise ValueError(f"seeds must be a positive number or different integers. Got {seeds!r}.")
-    return found
-
-
-def rate_list(name: str, rates: Any) -> list[float]:
-    """Positive rates in order."""
-    if isinstance(rates, int | float) or (isinstance(rates, Tensor) and rates.ndim != 1):
-        raise ValueError(f"{name} must be a list of positive numbers. Got {rates!r}; one rate is {name}=[...].")
-    found = [float(rate) for rate in rates]
-    bad = [rate for rate in found if not rate > 0 or rate == float("inf")]
-    if bad or not found:
-        raise ValueError(f"{name} must be positive numbers. Got {bad or rates!r}.")
-    return sorted(found)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from theodolite.linalg import top_eigenpairs
-from theodolite.measures.dynamics.trials import reset_of
 from theodolite.measures.features.agop import (
     AGOP,
     Chunk,
@@ -26,6 +25,7 @@ from theodolite.measures.features.agop import (
     inner,
     require_same_inputs,
 )
+from theodolite.measures.kernel.problem_views import reset_of
 from theodolite.problem import Problem
 from theodolite.problem.calling import copy_model
 from theodolite.results import Cost, Outcome, Result, Row, number

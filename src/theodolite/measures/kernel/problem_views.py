@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,12 @@ def measured_copy(problem: Problem) -> nn.Module:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
     return model
+
+
+def reset_of(module: nn.Module) -> Callable[[], None] | None:
+    """What initialises a module; `nn.MultiheadAttention` hides it behind an underscore."""
+    found = (getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters"))
+    return next((reset for reset in found if callable(reset)), None)
 
 
 def outputs_per_sample(problem: Problem) -> int:

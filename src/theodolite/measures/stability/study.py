@@ -20,8 +20,7 @@ from torch.nn import functional
 
 from theodolite.arguments import also_called, choice, integer
 from theodolite.measures.mode_connectivity import POLICIES, BatchNormPolicy, LinearPath, linear_path
-from theodolite.measures.stability.explanation import Explanation, explains, of_one_checkpoint
-from theodolite.measures.stability.power_law import PowerFit, fit_power_law
+from theodolite.measures.stability.power_law import Explanation, PowerFit, explains, fit_power_law, of_one_checkpoint
 from theodolite.measures.stability.training_pairs import (
     Bench,
     Recipe,
