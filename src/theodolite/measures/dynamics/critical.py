@@ -16,9 +16,8 @@ from torch.optim import SGD, Optimizer
 from theodolite.arguments import also_called, at_least, choice
 from theodolite.errors import BatchCoupledError
 from theodolite.linalg import Eigenpairs, top_eigenpairs
+from theodolite.measures.dynamics.optimizers import StabilityLaw, run_trial, stability_law
 from theodolite.measures.dynamics.spikes import Proportion
-from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
-from theodolite.measures.dynamics.trials import run_trial
 from theodolite.measures.kernel.problem_views import (
     TRIAL_SEEDS,
     outputs_per_sample,

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from theodolite.arguments import also_called, positive
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
-from theodolite.measures.dynamics.trials import BLOWN_UP, run_trial
+from theodolite.measures.dynamics.optimizers import BLOWN_UP, run_trial
 from theodolite.problem import Problem
 from theodolite.progress import counting
 from theodolite.results import Outcome, Result, Row, number

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from theodolite.arguments import also_called
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import critical_learning_rate
+from theodolite.measures.dynamics.optimizers import BLOWN_UP
 from theodolite.measures.dynamics.regimes import BLOWN_UP_QUADRATIC, Word, classify_run
-from theodolite.measures.dynamics.trials import BLOWN_UP
 from theodolite.measures.kernel.problem_views import measured_copy, require_problem, reset_of, squared_loss_curvature
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
 from theodolite.operators import tangent_kernel_operator
