@@ -16,7 +16,7 @@ from theodolite.instruments.subset import of_samples, outputs_of, subset, unfit
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import CriticalRate, critical_learning_rate
 from theodolite.measures.kernel import PLReport, pl_report, squared_loss_curvature
-from theodolite.measures.kernel.neighbourhood import Kernels, kernel_of
+from theodolite.measures.kernel.drift import Kernels, kernel_of
 from theodolite.operators import LinearOperator, tangent_kernel_operator
 from theodolite.operators.algebra import DenseOperator
 from theodolite.problem import Problem

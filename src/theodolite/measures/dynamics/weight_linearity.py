@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from theodolite.arguments import also_called
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.optimizers import descend
-from theodolite.measures.kernel.neighbourhood import kernel_of, relative_drift
+from theodolite.measures.kernel.drift import kernel_of, relative_drift
 from theodolite.measures.kernel.problem_views import outputs_per_sample, random_directions, unit
 from theodolite.measures.linearity.graph import InDegrees, in_degree_report
 from theodolite.operators import jacobian

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from theodolite.arguments import also_called
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.measures.kernel.neighbourhood import (
+from theodolite.measures.kernel.drift import (
     KernelDrift,
     PLReport,
     kernel_drift,

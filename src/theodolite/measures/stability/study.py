@@ -35,7 +35,7 @@ from theodolite.measures.stability.training_pairs import (
     train_pairs,
 )
 from theodolite.problem.weighting import IGNORED
-from theodolite.results import Cost, Outcome, Result, Row
+from theodolite.results import Cost, Outcome, Result, Row, fields_of
 from theodolite.text import nearest
 from theodolite.training import Fleet, FleetTrace
 from theodolite.training.matrix_products import fix_matrix_products
@@ -246,7 +246,7 @@ def measure_size(
         ]
     profiles = _paths(fleet, trace, recipe.loss, bench, config, swaps)
     paths = {f"trial {trial}, m {m}, pair {p}": path for p, path in profiles.items()}
-    label = {"trial": trial, "init_seed": recipe.init_seed, "order_seed": recipe.order_seed}
+    label = {"trial": trial, **fields_of(recipe, "init_seed order_seed")}
     return Measured([{**label, **row} for row in rows], paths, f"m = {m}, trial {trial}: {check}", tuple(notes), trace.route)
 
 
@@ -521,8 +521,7 @@ def settings_of(
         "optimizer_settings": given,
         "schedule": recipe.schedule,
         "loss": getattr(recipe.loss, "__name__", type(recipe.loss).__name__),
-        "batch_size": recipe.batch_size,
-        "drop_last": recipe.drop_last,
+        **fields_of(recipe, "batch_size drop_last"),
         "stop": stop,
         "steps": None if stop == "epochs" else recipe.steps,
         "epochs": epochs if stop == "epochs" else None,
@@ -530,8 +529,7 @@ def settings_of(
         **asdict(config),
         "pool": len(bench.train),
         "eval_size": len(bench.eval_rows),
-        "init_seed": recipe.init_seed,
-        "order_seed": recipe.order_seed,
+        **fields_of(recipe, "init_seed order_seed"),
         "threads": torch.get_num_threads(),
         "matrix_products": fix_matrix_products(),
     }
