@@ -70,7 +70,7 @@ def by_question() -> dict[str, list[str]]:
 def rooms() -> list[str]:
     """All modules that list names of their own for the reader."""
     measures = importlib.import_module("theodolite.measures")
-    below = [f"theodolite.measures.{module.name}" for module in pkgutil.iter_modules(measures.__path__) if module.ispkg]
+    below = [f"theodolite.measures.{module.name}" for module in pkgutil.iter_modules(measures.__path__)]
     own = [f"theodolite.{name}" for name in (*_ROOMS, "experiments", "instruments", "testing")]
     return [name for name in [*own, *below] if _listed(name)]
 

@@ -15,8 +15,7 @@ from theodolite import plots
 from theodolite.analyses.page import Findings, labels, write_analysis
 from theodolite.analyses.path import path_finding, path_section
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
-from theodolite.measures.mode_connectivity.linear_path import LinearPath, path_between
-from theodolite.measures.mode_connectivity.points import BatchNormPolicy
+from theodolite.measures.mode_connectivity import BatchNormPolicy, LinearPath, path_between
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import named_tensors
 from theodolite.progress import Stage, stages

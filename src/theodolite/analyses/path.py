@@ -8,7 +8,7 @@ from pathlib import Path
 
 from theodolite import plots
 from theodolite.analyses.page import write_analysis
-from theodolite.measures.mode_connectivity.linear_path import LinearPath
+from theodolite.measures.mode_connectivity import LinearPath
 from theodolite.report import Section
 from theodolite.results import Finding, Severity
 

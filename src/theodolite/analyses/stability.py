@@ -13,8 +13,7 @@ from theodolite import plots
 from theodolite.analyses.page import Findings, labels, write_analysis
 from theodolite.analyses.path import SOURCE as PATH_SOURCE
 from theodolite.measures.stability import StabilityResult
-from theodolite.measures.stability.explanation import BOUND_RATE, MARKED, SIZES
-from theodolite.measures.stability.power_law import PowerFit, signed
+from theodolite.measures.stability.power_law import BOUND_RATE, MARKED, SIZES, PowerFit, signed
 from theodolite.plots.stability import LABELS as QUANTITIES
 from theodolite.report import Section
 from theodolite.results import Finding, Row

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.timings import Timings, Work, measure_timings, quickest
-from theodolite.measures.dynamics.stability_laws import stability_law
+from theodolite.measures.dynamics.optimizers import stability_law
 from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Finding, Result, Row, Severity

@@ -9,7 +9,7 @@ import torch
 
 from theodolite.errors import BatchCoupledError
 from theodolite.instruments.base import InapplicableError
-from theodolite.measures.kernel.scalar_output import outputs_per_sample
+from theodolite.measures.kernel.problem_views import outputs_per_sample
 from theodolite.problem import Batch, Problem
 
 

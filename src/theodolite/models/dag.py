@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import positive_integers
-from theodolite.measures.linearity.graph import Graph
-from theodolite.measures.linearity.in_degree import WidthReport, dag_width
+from theodolite.measures.linearity.graph import Graph, WidthReport, dag_width
 from theodolite.models.initialisation import activation as make_activation
 from theodolite.models.initialisation import named, seeded
 

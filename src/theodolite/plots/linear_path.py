@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from theodolite.measures.mode_connectivity.linear_path import Barrier, accuracy_barrier, loss_barrier
+from theodolite.measures.mode_connectivity import Barrier, accuracy_barrier, loss_barrier
 from theodolite.plots.axes_style import BOX, note, reference, span
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels

@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from theodolite.measures.stability.explanation import of_one_checkpoint
-from theodolite.measures.stability.power_law import PowerFit, fit_power_law, signed, slope_windows
+from theodolite.measures.stability.power_law import PowerFit, fit_power_law, of_one_checkpoint, signed, slope_windows
 from theodolite.plots.axes_style import (
     label_axes,
     labelled,

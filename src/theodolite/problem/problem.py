@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -245,12 +245,14 @@ class Problem:
     @contextmanager
     def session(self, *, second: bool = True) -> Iterator[None]:
         """The state in which the model is called: its mode, exact arithmetic, twice differentiable if `second`."""
-        with ExitStack() as stack:
-            stack.enter_context(left_as_found(self.model, self.mode, users_own(self.loss_function)))
-            stack.enter_context(torch.autocast(self.device.type, enabled=False))
-            stack.enter_context(second_order() if second else first_order())
-            if self._all_float64:
-                stack.enter_context(KeepFloat64())
+        precision = KeepFloat64() if self._all_float64 else nullcontext()
+        # One statement, not an ExitStack: an interruption finds each of them either not yet entered or to be left.
+        with (
+            left_as_found(self.model, self.mode, users_own(self.loss_function)),
+            torch.autocast(self.device.type, enabled=False),
+            second_order() if second else first_order(),
+            precision,
+        ):
             yield
 
     def iterate(self) -> Iterator[tuple[int, float, Batch]]:

@@ -120,8 +120,9 @@ def left_as_found(model: nn.Module, mode: str | None, loss: object = None) -> It
     losses = list(loss.modules()) if isinstance(loss, nn.Module) else []
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with random_states_kept(devices), attributes_kept([*model.modules(), *losses]):
-        _MEASURING.depth += 1
+        depth = _MEASURING.depth
         try:
+            _MEASURING.depth = depth + 1
             if mode is not None:
                 model.train(mode == "train")
             for module in model.modules():
@@ -132,4 +133,4 @@ def left_as_found(model: nn.Module, mode: str | None, loss: object = None) -> It
                     module._buffers.update({name: b.clone() for name, b in module._buffers.items() if b is not None})
             yield
         finally:
-            _MEASURING.depth -= 1
+            _MEASURING.depth = depth

@@ -15,7 +15,7 @@ from theodolite.experiments.stability.appendix import FigureA2, FigureA5, Figure
 from theodolite.experiments.stability.configurations import CONFIGURATIONS, LOGISTIC_SIZES, TINY, Setting, recipe_of, task_of
 from theodolite.experiments.stability.main_text import Figure22, Figure23
 from theodolite.experiments.stability.pairs import DEEP_SIZES, ConvexPairs, Pairs, Paths, Stopped, own_task, pair_job, pair_rows
-from theodolite.measures.stability.pairs import visiting_steps
+from theodolite.measures.stability.training_pairs import visiting_steps
 from theodolite.runners.store import plain
 
 SHORT = replace(TINY[0], steps=8, tested=100)

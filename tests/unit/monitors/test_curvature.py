@@ -11,7 +11,7 @@ from torch.func import functional_call, jacrev
 
 import theodolite as th
 from theodolite.measures.dynamics import match_table
-from theodolite.measures.dynamics.stability_laws import stability_law
+from theodolite.measures.dynamics.optimizers import stability_law
 from theodolite.monitors.measuring.curvature import CurvatureProbe
 from theodolite.monitors.watching.watched_model import quiet_training_mode
 

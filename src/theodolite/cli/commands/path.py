@@ -39,7 +39,7 @@ def path(
 
     from theodolite.analyses.path import write_path
     from theodolite.cli.loading.subject import load_subject, load_test_part
-    from theodolite.measures.mode_connectivity.linear_path import path_between
+    from theodolite.measures.mode_connectivity import path_between
     from theodolite.problem import Problem
 
     if points < 2 or not low < high:

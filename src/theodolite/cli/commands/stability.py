@@ -81,7 +81,7 @@ def stability(
     handwritten digits. Exit code 1 if a job failed or all pairs diverged.
     """
     from theodolite.cli.loading.stability_study import Plan, StudyOptions, default_sizes, open_study
-    from theodolite.measures.stability.pairs import check_size
+    from theodolite.measures.stability.training_pairs import check_size
     from theodolite.runners import Engine
     from theodolite.runners.store import refuse_existing
 

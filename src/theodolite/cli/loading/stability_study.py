@@ -21,19 +21,20 @@ from theodolite.cli.loading.optimizers import WORDS, make_optimizer
 from theodolite.cli.loading.own_model import Subject, own_model
 from theodolite.cli.loading.subject import load_subject, load_test_part
 from theodolite.errors import NotRepeatableError
-from theodolite.measures.mode_connectivity.linear_path import POINTS, LinearPath
-from theodolite.measures.stability.config import StabilityConfig, Stopping, check_loss
-from theodolite.measures.stability.pairs import Swap, draw_swaps, read_pool
+from theodolite.measures.mode_connectivity import POINTS, LinearPath
 from theodolite.measures.stability.study import (
     CHECK_STEPS,
     Measured,
+    StabilityConfig,
     StabilityResult,
+    Stopping,
+    check_loss,
     joined,
     make_bench,
     measure_size,
     with_length,
 )
-from theodolite.measures.stability.training_pairs import Bench, Recipe, compare_pairs, null_swap
+from theodolite.measures.stability.training_pairs import Bench, Recipe, Swap, compare_pairs, draw_swaps, null_swap, read_pool
 from theodolite.results import Cost, Outcome, Result, Row, fields_of
 
 MODEL, DATA, MOMENTUM = "F-48^2", "digits", 0.9  # the embedded example

@@ -22,8 +22,7 @@ from theodolite.experiments.query import Column, Value, select
 from theodolite.experiments.study import grid
 from theodolite.measures.dynamics import classify_run, critical_learning_rate
 from theodolite.measures.kernel import quadratize
-from theodolite.measures.quadratic_models import class_eigenvalues, descend, gated_kernel, sign_classes
-from theodolite.measures.quadratic_models.models import gates, top_direction
+from theodolite.measures.quadratic_models import class_eigenvalues, descend, gated_kernel, gates, sign_classes, top_direction
 from theodolite.models import ntk_fcn
 from theodolite.operators import tangent_kernel
 from theodolite.problem import Problem

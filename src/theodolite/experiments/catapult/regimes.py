@@ -23,7 +23,7 @@ from theodolite.experiments.query import Value, select, values_of
 from theodolite.experiments.study import grid
 from theodolite.measures import quadratic_models as quadratic
 from theodolite.measures.dynamics import classify_run
-from theodolite.measures.quadratic_models.models import gates
+from theodolite.measures.quadratic_models import gates
 from theodolite.models import ntk_fcn
 from theodolite.results import Row
 

@@ -16,7 +16,7 @@ from theodolite.experiments.stability.laws import delta, fitted, gain, over_tria
 from theodolite.experiments.stability.main_text import DEPARTS, REPORTED, PairFigure, grid, named, pairs
 from theodolite.experiments.stability.pairs import DEEP_SIZES, TRIALS, Pairs, Stopped
 from theodolite.measures.stability import SlopeWindows, slope_windows
-from theodolite.measures.stability.config import STOPPING
+from theodolite.measures.stability.study import STOPPING
 from theodolite.results import Row
 
 # A.1: the range of m

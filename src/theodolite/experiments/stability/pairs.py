@@ -14,9 +14,8 @@ from theodolite.experiments import Params, Study
 from theodolite.experiments.stability.configurations import LAPTOP, LOGISTIC_SIZES, PAPER, TINY, Setting, Task, recipe_of, task_of
 from theodolite.experiments.study import Computation
 from theodolite.measures.stability import convex_bounds, largest_norm, largest_smoothness
-from theodolite.measures.stability.config import STOPPING, StabilityConfig
-from theodolite.measures.stability.pairs import draw_swaps
-from theodolite.measures.stability.study import Measured, measure_size, with_length
+from theodolite.measures.stability.study import STOPPING, Measured, StabilityConfig, measure_size, with_length
+from theodolite.measures.stability.training_pairs import draw_swaps
 from theodolite.results import Row
 from theodolite.training.schedules import epoch_order
 

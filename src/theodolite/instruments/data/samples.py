@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from theodolite.instruments.base import Instrument, SurveyContext, Work
-from theodolite.measures.audit import BatchAudit, InputAudit, audit_batches, audit_inputs
-from theodolite.measures.audit.data import SAMPLES, has_main_input
+from theodolite.measures.audit import SAMPLES, BatchAudit, InputAudit, audit_batches, audit_inputs, has_main_input
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Finding, Row, Severity
 

@@ -15,9 +15,8 @@ from theodolite.errors import BatchCoupledError, TheodoliteError
 from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.instruments.subset import of_samples, subset
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
-from theodolite.measures.features.gradients import QUANTITY
-from theodolite.measures.features.movement import cannot_start_anew
-from theodolite.measures.features.report import DENSE
+from theodolite.measures.features.agop import QUANTITY
+from theodolite.measures.features.report import DENSE, cannot_start_anew
 from theodolite.problem import Problem
 from theodolite.problem.activations import recorded_calls
 from theodolite.problem.tensors import named_tensors

@@ -15,8 +15,8 @@ from theodolite.instruments.base import InapplicableError, Instrument, SurveyCon
 from theodolite.instruments.subset import moving_subset, of_samples, subset, unfit
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import CriticalRate, catapult_sweep, classify_run, critical_learning_rate
-from theodolite.measures.dynamics.stability_laws import stability_law
-from theodolite.measures.dynamics.trials import descend, run_trial, whole_data
+from theodolite.measures.dynamics.optimizers import descend, run_trial, stability_law
+from theodolite.measures.dynamics.sweep import whole_data
 from theodolite.measures.kernel import squared_loss_curvature
 from theodolite.operators import tangent_kernel_operator
 from theodolite.problem import Problem

@@ -1,13 +1,11 @@
 """How training moves: critical learning rates, regimes, the noise of the gradient."""
 
-from theodolite.measures.dynamics.batch_rates import BatchCriticalRates, batch_critical_rates
-from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
+from theodolite.measures.dynamics.critical import BatchCriticalRates, CriticalRate, batch_critical_rates, critical_learning_rate
 from theodolite.measures.dynamics.eigenspace_split import LossSplit, split_loss, split_loss_by_curvature
-from theodolite.measures.dynamics.max_rate import MaximumRate, find_max_learning_rate
 from theodolite.measures.dynamics.noise import GradientNoise, gradient_noise
 from theodolite.measures.dynamics.regimes import Regime, classify_run, expected_regime
 from theodolite.measures.dynamics.spikes import MatchTable, Proportion, SpikeEvent, catapult_count, match_table, spike_events
-from theodolite.measures.dynamics.sweep import CatapultSweep, catapult_sweep
+from theodolite.measures.dynamics.sweep import CatapultSweep, MaximumRate, catapult_sweep, find_max_learning_rate
 from theodolite.measures.dynamics.weight_linearity import WeightLinearity, weight_linearity
 
 __all__ = [

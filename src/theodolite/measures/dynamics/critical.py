@@ -1,9 +1,11 @@
-"""The largest learning rate at which training stays stable."""
+"""The largest learning rate at which training stays stable: on all the data, and on random batches of it."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,24 +13,34 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from theodolite.arguments import also_called, choice
+from theodolite.arguments import also_called, at_least, choice
+from theodolite.errors import BatchCoupledError
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
-from theodolite.measures.dynamics.trials import run_trial
-from theodolite.measures.kernel.quadratic_checks import TRIAL_SEEDS, squared_loss_curvature, third_difference, trial_step
-from theodolite.measures.kernel.scalar_output import outputs_per_sample, require_problem
+from theodolite.measures.dynamics.optimizers import StabilityLaw, run_trial, stability_law
+from theodolite.measures.dynamics.spikes import Proportion
+from theodolite.measures.kernel.problem_views import (
+    TRIAL_SEEDS,
+    outputs_per_sample,
+    picked,
+    require_problem,
+    squared_loss_curvature,
+    third_difference,
+    trial_step,
+)
 from theodolite.operators import (
     GaussNewtonOperator,
     HessianOperator,
     LinearOperator,
     TangentKernelOperator,
+    as_operator,
     hessian,
+    tangent_kernel,
     tangent_kernel_operator,
 )
 from theodolite.operators.algebra import DiagonalOperator
-from theodolite.operators.matrices import MATRICES, ON_PARAMETERS, MatrixName
-from theodolite.problem import Problem
-from theodolite.results import Cost, Result, Row, fields_of
+from theodolite.operators.matrices import MATRICES, ON_PARAMETERS, MatrixName, check_matrix_or_none
+from theodolite.problem import Batch, Problem
+from theodolite.results import Cost, Outcome, Result, Row, fields_of, number
 
 #: Rates tried on a copy, in units of the critical one, and how many steps each gets.
 TRIALS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
@@ -175,8 +187,7 @@ def _edge(
             "tangent kernel. Use by='gauss_newton', which weights the kernel by the curvature of any loss, or by='hessian'."
         )
     decay = law.decay
-    uniform = decay is None or bool((decay == decay[0]).all())
-    if law.shift is not None or not uniform or (decay is not None and law.scale is not None):
+    if law.shift is not None or not law.even_decay or (decay is not None and law.scale is not None):
         raise ValueError(
             "by='kernel' works on outputs and cannot see weight decay that differs between parameters. Use by='gauss_newton': "
             "for a squared loss it has the same eigenvalues, and the decay joins it."
@@ -231,9 +242,6 @@ def _sampling_error(
     return problem.sampling_error(value, population=population)
 
 
-# Above the edge
-
-
 def _above(
     problem: Problem, optimizer: Optimizer | None, value: float, quadratic: bool, trial: bool
 ) -> tuple[tuple[float, ...] | None, str, float | None]:
@@ -262,13 +270,13 @@ def _is_plain(optimizer: Optimizer | None) -> bool:
 
 def _window(problem: Problem, optimizer: Optimizer | None, value: float) -> tuple[float, ...]:
     """Rates above the edge at which a short run on a copy ends below its start."""
-    highest = value
-    for factor in TRIALS:
-        losses = run_trial(problem, factor * value, optimizer=optimizer, steps=TRIAL_STEPS)
-        if not losses[-1] < losses[0]:
-            break
-        highest = factor * value
-    return () if highest == value else (value, highest)
+
+    def converges(rate: float) -> bool:
+        losses = run_trial(problem, rate, optimizer=optimizer, steps=TRIAL_STEPS)
+        return losses[-1] < losses[0]
+
+    good = list(itertools.takewhile(converges, (factor * value for factor in TRIALS)))
+    return (value, good[-1]) if good else ()
 
 
 def is_quadratic(problem: Problem) -> bool:
@@ -302,3 +310,217 @@ def _first_output(problem: Problem) -> Tensor:
     with problem.session(second=False), torch.no_grad():
         batch = problem.placed(next(iter(problem.data)))
         return problem.output(problem.tensors(problem.leaves(grad=False)), batch, 0)
+
+
+#: Rows of the kernel of all samples up to which it is formed once and every batch cut out of it.
+KERNEL_ROWS = 2000
+#: Rows of a batch's kernel up to which all its eigenvalues are computed, in stacks of about this many numbers.
+DENSE_ROWS = 300
+STACK = 20_000_000
+#: Accuracy of the eigenvalue of one batch where it is computed by products.
+TOL = 1e-3
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BatchCriticalRates(Result):
+    """Critical learning rates of random batches of one size.
+
+    `rates` holds one per batch; `rate` is the optimizer's (None without one) and `below` the share of batches whose critical
+    rate lies under it, with `below_error` from the number of batches: on such a batch a step overshoots.
+    """
+
+    rates: Tensor
+    batch_size: int
+    samples: int
+    rate: float | None
+    below: float | None
+    below_error: float | None
+    by: str
+    rule: str
+    optimizer: str
+
+    def quantile(self, share: float) -> float:
+        """The critical rate that this share of the batches does not exceed."""
+        return float(torch.quantile(self.rates, share, interpolation="lower"))  # infinite rates do not average
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+    def rows(self) -> list[Row]:
+        return [
+            {"batch": i, "critical_rate": value, "batch_size": self.batch_size, "rate": self.rate, "seed": self.seed}
+            for i, value in enumerate(self.rates.tolist())
+        ]
+
+    def sentence(self) -> str:
+        low, middle, high = (number(self.quantile(q)) for q in (0.05, 0.5, 0.95))
+        spread = f"Critical rates of batches of {self.batch_size}: median {middle}, from {low} (5 %) to {high} (95 %)"
+        if self.below is None or self.below_error is None:
+            return f"{spread}."
+        share = f"{100 * self.below:.3g} ± {100 * self.below_error:.2g} %"
+        return f"{spread}; the rate {self.rate:.4g} exceeds that of {share} of the batches."
+
+
+@also_called(matrix="by")
+def batch_critical_rates(
+    problem: Problem,
+    *,
+    optimizer: Optimizer | None = None,
+    batch_size: int | None = None,
+    batches: int = 200,
+    own: bool = False,
+    by: MatrixName | None = None,
+    seed: int = 0,
+) -> BatchCriticalRates:
+    """The critical learning rate of random batches at the current weights.
+
+    For a squared loss the tangent kernel of all samples is formed once, if it has at most 2000 rows, and the kernel of each
+    batch is cut out of it. Otherwise each batch costs some products with its Gauss-Newton matrix, started from the last one.
+
+    Args:
+        optimizer: sets the law of stability (momentum, decay, Adam) and the rate to compare with; None is plain descent.
+        batch_size: None means the size of the problem's own batches, where it has several.
+        batches: how many are drawn, each without replacement.
+        own: measure the problem's own batches as they are instead, `batches` of them at most, chosen at random.
+        by: (or `matrix`) "kernel", "gauss_newton" or "hessian"; None takes the kernel where that is possible and the Gauss-Newton
+            matrix elsewhere.
+
+    >>> model = torch.nn.Linear(1, 1, bias=False).double()
+    >>> x = torch.tensor([[1.0], [1.0], [1.0], [2.0]]).double()
+    >>> problem = Problem(model, torch.nn.MSELoss(), (x, 0 * x))
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    >>> found = batch_critical_rates(problem, optimizer=sgd, batch_size=1)           # 1 / x²: 1 or, for one in four, 0.25
+    >>> sorted(set(found.rates.tolist())), found.below == float((found.rates < 0.5).double().mean())
+    ([0.25, 1.0], True)
+    """
+    require_problem(problem, "batch_critical_rates")
+    check_matrix_or_none(by)
+    at_least(1, batches=batches)
+    began = time.perf_counter()
+    law = stability_law(optimizer, problem)
+    if own:
+        chosen = _some(list(problem.data), batches, seed)
+        size, batches = max(batch.size for batch in chosen), len(chosen)
+        largest, by = _each(problem, [[batch] for batch in chosen], law, by)
+        route = "each batch alone"
+    else:
+        size = _batch_size(problem, batch_size)
+        largest, by, route = _drawn(problem, random_batches(problem.samples, size, batches, seed), law, by)
+    floor = 1e-12 * float(largest.abs().max())
+    rates = torch.tensor([law.rate(x) if x > floor else math.inf for x in largest.tolist()], dtype=torch.float64)
+    rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
+    share = None if rate is None else Proportion(int((rates < rate).sum()), batches)
+    return BatchCriticalRates(
+        rates=rates,
+        batch_size=size,
+        samples=problem.samples,
+        rate=rate,
+        below=None if share is None else share.value,
+        below_error=None if share is None else share.error,
+        by=str(by),
+        rule=law.rule,
+        optimizer="gradient descent" if optimizer is None else type(optimizer).__name__,
+        outcome=Outcome.ESTIMATED,
+        seed=seed,
+        cost=Cost(seconds=time.perf_counter() - began, route=route),
+    )
+
+
+def random_batches(samples: int, size: int, batches: int, seed: int) -> Tensor:
+    """(batches, size): indices of samples, each row without repetition."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(samples, generator=generator)[:size] for _ in range(batches)])
+
+
+def _some(batches: list[Batch], most: int, seed: int) -> list[Batch]:
+    """At most so many batches, chosen at random and left in their order."""
+    if len(batches) <= most:
+        return batches
+    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed))[:most]
+    return [batches[i] for i in order.sort().values.tolist()]
+
+
+def _drawn(problem: Problem, rows: Tensor, law: StabilityLaw, by: MatrixName | None) -> tuple[Tensor, MatrixName, str]:
+    """The eigenvalue of the edge of each drawn batch (batches, size), how it was found, and the route."""
+    curvature = None
+    if by not in ON_PARAMETERS:  # that of a batch: a mean divides by the batch's numbers
+        one = problem.with_batches(picked(problem, rows[0]))
+        most = KERNEL_ROWS * rows.shape[1] // problem.samples
+        curvature = kernel_curvature(one, law, rows=most, required=by == "kernel")
+    if curvature is None:
+        largest, found = _each(problem, (picked(problem, mine) for mine in rows), law, by or "gauss_newton")
+        return largest, found, "products, batch by batch"
+    return _shifted(curvature * _through_kernel(problem, rows), law), "kernel", "one tangent kernel"
+
+
+def _shifted(largest: Tensor, law: StabilityLaw) -> Tensor:
+    """With the weight decay, which is the same for all parameters here."""
+    return largest if law.decay is None else largest + float(law.decay[0])
+
+
+def _batch_size(problem: Problem, given: int | None) -> int:
+    samples = problem.samples
+    if given is None:
+        if len(problem.data) < 2:
+            raise ValueError("The data is one batch: say how large the batches of training are with batch_size=...")
+        given = next(iter(problem.data)).size
+    if not 1 <= given <= samples:
+        raise ValueError(f"batch_size must be from 1 to the number of samples, {samples}. Got {given!r}.")
+    return given
+
+
+def kernel_curvature(problem: Problem, law: StabilityLaw, *, rows: int, required: bool) -> float | None:
+    """The c of a squared loss whose curvature is c times its tangent kernel; None where that kernel cannot give the edge.
+
+    None too where it has more than `rows` rows. `required` raises instead, and takes any size.
+    """
+    plain = law.scale is None and law.shift is None and law.even_decay
+    found = squared_loss_curvature(problem) if plain else None
+    if required and found is None:
+        raise ValueError(
+            "by='kernel' needs a squared loss and an optimizer with one rate and one decay for all parameters (no Adam). Use "
+            "by='gauss_newton', which knows them."
+        )
+    if found is None or (not required and problem.samples * outputs_per_sample(problem) > rows):
+        return None
+    try:
+        problem.refuse_batch_coupling("A tangent kernel")
+    except BatchCoupledError:
+        if required:
+            raise
+        return None
+    return found
+
+
+def _through_kernel(problem: Problem, chosen: Tensor) -> Tensor:
+    """λ₁ of the kernel of each batch, from one kernel of all samples."""
+    kernel = tangent_kernel(problem).double()
+    outputs = kernel.shape[0] // problem.samples
+    rows = (chosen[:, :, None] * outputs + torch.arange(outputs)).flatten(1).to(kernel.device)  # (batches, size * outputs)
+    width = rows.shape[1]
+    if width > DENSE_ROWS:
+        found = [top_eigenpairs(as_operator(kernel[mine][:, mine]), 1, tol=1e-6, progress=False) for mine in rows]
+        return torch.tensor([float(pairs.values[0]) for pairs in found], dtype=torch.float64)
+    stacks = rows.split(max(1, STACK // width**2))
+    return torch.cat([torch.linalg.eigvalsh(kernel[part[:, :, None], part[:, None, :]])[:, -1] for part in stacks]).cpu()
+
+
+def _each(problem: Problem, parts: Iterable[list[Batch]], law: StabilityLaw, by: MatrixName | None) -> tuple[Tensor, MatrixName]:
+    """The eigenvalue of the edge of each part: by its kernel where that is small, else by products from the last eigenvector."""
+    found: list[float] = []
+    start = None
+    for mine in parts:
+        part = problem.with_batches(mine)
+        if by is None:
+            by = "gauss_newton" if kernel_curvature(part, law, rows=DENSE_ROWS, required=False) is None else "kernel"
+        if by == "kernel":
+            curvature = kernel_curvature(part, law, rows=DENSE_ROWS, required=True)
+            assert curvature is not None
+            largest = curvature * torch.linalg.eigvalsh(tangent_kernel(part).double())[-1].cpu()
+            found.append(float(_shifted(largest, law)))
+        else:
+            op = law.effective(ON_PARAMETERS[by](part))
+            start = top_eigenpairs(op, 1, tol=TOL, start=start, verify="full", seed=0, progress=False)
+            found.append(float(start.values[0]))
+    return torch.tensor(found, dtype=torch.float64), by or "gauss_newton"

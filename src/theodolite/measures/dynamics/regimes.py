@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called
+from theodolite.arguments import also_called, positive
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
-from theodolite.measures.dynamics.trials import BLOWN_UP, run_trial
+from theodolite.measures.dynamics.optimizers import BLOWN_UP, run_trial
 from theodolite.problem import Problem
 from theodolite.progress import counting
 from theodolite.results import Outcome, Result, Row, number
@@ -154,8 +154,7 @@ def expected_regime(
     >>> expected_regime(problem, 0.1).regime, expected_regime(problem, 0.12).regime
     ('monotone', 'divergence expected')
     """
-    if not (rate > 0 and math.isfinite(rate)):
-        raise ValueError(f"rate must be a positive number. Got {rate!r}.")
+    positive("rate", rate)
     began = time.perf_counter()
     if critical is None:
         critical = critical_learning_rate(problem, optimizer=optimizer, seed=seed, progress=progress)
@@ -166,7 +165,12 @@ def expected_regime(
     if steps and not exact:
         with counting("trial run", progress=progress, total=steps) as advance:
             losses = run_trial(problem, rate, optimizer=optimizer, steps=steps, advance=advance)
-    word = _by_theory(ratio, exact, has_momentum(optimizer)) if not losses else classify(losses, ratio, has_momentum(optimizer))
+    if losses:
+        word = classify(losses, ratio, has_momentum(optimizer))
+    elif ratio <= 1.0:
+        word = "stable" if has_momentum(optimizer) else "monotone"
+    else:
+        word = "divergence expected" if exact else "unknown"
     return Regime(
         regime=word,
         rate=rate,
@@ -187,12 +191,6 @@ def has_momentum(optimizer: Optimizer | None) -> bool:
     return any(group.get("momentum") or group.get("betas") for group in groups)
 
 
-def _by_theory(ratio: float, exact: bool, momentum: bool) -> str:
-    if ratio <= 1.0:
-        return "stable" if momentum else "monotone"
-    return "divergence expected" if exact else "unknown"
-
-
 def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> str:
     """The regime a trial run shows.
 
@@ -200,12 +198,10 @@ def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> s
     ('monotone', 'catapult', 'divergence expected')
     """
     word = classify_losses(losses)
-    if word == "divergent":
-        return "divergence expected"
     if word == "monotone":
-        return "monotone" if ratio <= 1.0 else "edge of stability"
-    if word == "catapult":
-        return "catapult"
+        return word if ratio <= 1.0 else "edge of stability"
+    if word != "other":
+        return "divergence expected" if word == "divergent" else word
     if rose(losses) or losses[-1] >= losses[0]:
         return "unstable"
     return "stable" if ratio <= 1.0 and momentum else "edge of stability"

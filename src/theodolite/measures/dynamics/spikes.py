@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from theodolite.results import Result, Row
 
-# Spikes of a training loss: where it leaves its own recent level, how high, and when it is back.
-
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeEvent:
@@ -76,13 +74,11 @@ def spike_events(
     for t in range(1, len(series)):
         level = min(series[max(0, t - window) : t])
         above = series[t] > rise * level and series[t] - level > floor
-        if start is not None and series[t] <= recovered * before:
-            found.append(_event(series, sampled, start, t, before, closed=True))
+        back = start is not None and series[t] <= recovered * before
+        if start is not None and (back or (settled and above)):
+            found.append(_event(series, sampled, start, t, before, closed=back))
             start = None
-        elif start is not None and settled and above:
-            found.append(_event(series, sampled, start, t, before, closed=False))
-            start, before, settled = t, level, False
-        elif start is None and above:
+        if start is None and above and not back:
             start, before, settled = t, level, False
         else:
             settled = settled or not above

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +15,10 @@ from torch.optim import Optimizer
 
 from theodolite.arguments import also_called
 from theodolite.errors import NonFiniteError
-from theodolite.measures.dynamics.trials import descend
+from theodolite.measures.dynamics.optimizers import descend
 from theodolite.measures.kernel.drift import kernel_of, relative_drift
-from theodolite.measures.kernel.scalar_output import outputs_per_sample, random_directions, unit
-from theodolite.measures.linearity.in_degree import InDegrees, in_degree_report
+from theodolite.measures.kernel.problem_views import outputs_per_sample, random_directions, unit
+from theodolite.measures.linearity.graph import InDegrees, in_degree_report
 from theodolite.operators import jacobian
 from theodolite.problem import Problem, split_like
 from theodolite.results import Cost, Result, Row, number
@@ -110,9 +111,6 @@ def _percent(radius: float) -> str:
     return f"{100 * radius:.3g} % of the weights' norm"
 
 
-# Measuring
-
-
 @also_called(lr="rate")
 def weight_linearity(
     problem: Problem,
@@ -140,7 +138,7 @@ def weight_linearity(
     chosen = sorted({round(i * (outputs - 1) / (OUTPUTS - 1)) for i in range(OUTPUTS)}) if outputs > OUTPUTS else None
     twin = _Twin(problem)
     kernel_on = kernel_on or problem
-    trial = _run(problem, rate, optimizer, steps, twin, kernel_on, chosen)
+    trial = _run(twin, rate, optimizer, steps, kernel_on, chosen)
     directions = {"descent": unit(-problem.gradient()), "trial": unit(trial.away)}
     named = {name: d for name, d in directions.items() if d is not None}
     if not named:
@@ -198,37 +196,26 @@ class _Twin:
     def outputs(self, vector: Tensor) -> list[Tensor]:
         """The outputs at other weights, one (samples, outputs) matrix per batch."""
         problem = self.problem
-        leaves = split_like(vector.to(self.start), problem.leaves(grad=False))
-        found = []
+        tensors = problem.tensors(split_like(vector.to(self.start), problem.leaves(grad=False)))
         with problem.session(second=False), torch.no_grad():
-            tensors = problem.tensors(leaves)
-            for i, _, batch in problem.iterate():
-                output = problem.output(tensors, batch, i, check=False)
-                found.append(output.double().reshape(batch.size, -1))
-        return found
+            outputs = [(problem.output(tensors, batch, i, check=False), batch.size) for i, _, batch in problem.iterate()]
+        return [output.double().reshape(size, -1) for output, size in outputs]
 
     def missed(self, step: Tensor) -> _Missed:
         """How far the outputs at w₀ + step are from the twin's."""
         there = self.outputs(self.start.double() + step.to(self.start.device))
-        linear = (self.jacobian @ step.to(self.start)).double()
-        deviation, change = [], []
-        begin = 0
-        for now, then in zip(self.here, there, strict=True):
-            moved = then - now
-            straight = linear[begin : begin + now.numel()].view_as(now)
-            begin += now.numel()
-            deviation.append((moved - straight).square().sum(1))
-            change.append(moved.square().sum(1))
-        return _Missed(torch.cat(deviation), torch.cat(change))
+        linear = (self.jacobian @ step.to(self.start)).double().split([now.numel() for now in self.here])
+        moved = [then - now for now, then in zip(self.here, there, strict=True)]
+        deviation = [(gone - line.view_as(gone)).square().sum(1) for gone, line in zip(moved, linear, strict=True)]
+        return _Missed(torch.cat(deviation), torch.cat([gone.square().sum(1) for gone in moved]))
 
 
 def _trusted(found: list[_Missed]) -> tuple[float, float]:
     """The radius at which the missed share first passes 10 %, and its jackknife error over groups of samples."""
     radius = _crossing([missed.share() for missed in found])
-    samples = len(found[0].change)
-    if not 0 < radius < math.inf or samples < 2 * GROUPS:
+    if not 0 < radius < math.inf:
         return radius, 0.0
-    return radius, _jackknife([_crossing([m.share(kept) for m in found]) for kept in _groups(samples)])
+    return radius, _jackknife(len(found[0].change), lambda kept: _crossing([m.share(kept) for m in found]))
 
 
 def _crossing(shares: list[float]) -> float:
@@ -247,19 +234,16 @@ def _crossing(shares: list[float]) -> float:
     return float(RADII[over - 1] * (RADII[over] / RADII[over - 1]) ** part)
 
 
-def _groups(samples: int) -> Iterator[Tensor]:
-    """Samples that are kept when each of a few groups is left out in turn."""
+def _jackknife(samples: int, quantity: Callable[[Tensor], float]) -> float:
+    """The error of a quantity of the samples kept, from leaving each of a few groups out in turn; 0 for few samples."""
+    if samples < 2 * GROUPS:
+        return 0.0
     label = torch.arange(samples) % GROUPS
-    return (label != group for group in range(GROUPS))
-
-
-def _jackknife(values: list[float]) -> float:
-    finite = np.array([value for value in values if math.isfinite(value)])
+    finite = np.array([value for group in range(GROUPS) if math.isfinite(value := quantity(label != group))])
     return float(np.sqrt((GROUPS - 1) * finite.var())) if len(finite) > 1 else 0.0
 
 
-@dataclass
-class _Trial:
+class _Trial(NamedTuple):
     path: list[Row]
     away: Tensor
     drift_error: float
@@ -267,15 +251,10 @@ class _Trial:
 
 
 def _run(
-    problem: Problem,
-    rate: float,
-    optimizer: Optimizer | None,
-    steps: int,
-    twin: _Twin,
-    kernel_on: Problem,
-    outputs: list[int] | None,
+    twin: _Twin, rate: float, optimizer: Optimizer | None, steps: int, kernel_on: Problem, outputs: list[int] | None
 ) -> _Trial:
     """A trial run with a look at kernel and twin now and then."""
+    problem = twin.problem
 
     def gram(copy: Problem) -> Tensor:
         here = kernel_on.in_float64() if copy.dtype != kernel_on.dtype else kernel_on
@@ -300,15 +279,10 @@ def _run(
         path.append({"step": step, "loss": loss, "drift": relative_drift(last, first), "distance": far, "missed": here.share()})
     if here is None:
         raise NonFiniteError("The loss or the tangent kernel is not finite before the first step.")
-    many = problem.samples >= 2 * GROUPS
-    missed = [here.share(kept) for kept in _groups(problem.samples)] if many else []
-    return _Trial(path, gone, _drift_error(last, first, kernel_on.samples), _jackknife(missed) if missed else 0.0)
 
+    def drift(kept: Tensor) -> float:
+        """That of the rows and columns of the samples kept."""
+        mask = kept.repeat_interleave(len(first) // kernel_on.samples).to(first.device)
+        return relative_drift(last[mask][:, mask], first[mask][:, mask])
 
-def _drift_error(last: Tensor, first: Tensor, samples: int) -> float:
-    """The jackknife over samples: rows and columns of a group are left out in turn."""
-    if samples < 2 * GROUPS:
-        return 0.0
-    each = len(first) // samples
-    kept = [mask.repeat_interleave(each).to(first.device) for mask in _groups(samples)]
-    return _jackknife([relative_drift(last[mask][:, mask], first[mask][:, mask]) for mask in kept])
+    return _Trial(path, gone, _jackknife(kernel_on.samples, drift), _jackknife(problem.samples, here.share))

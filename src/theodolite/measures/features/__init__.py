@@ -1,9 +1,7 @@
 """What a model has learned to look at: average gradient outer products of its outputs in its inputs."""
 
-from theodolite.measures.features.agop import AGOP, agop, agop_alignment, agop_penalty
-from theodolite.measures.features.gradients import InputGradients, input_gradients
-from theodolite.measures.features.movement import FeatureMovement, feature_movement
-from theodolite.measures.features.report import FeatureReport, feature_report
+from theodolite.measures.features.agop import AGOP, InputGradients, agop, agop_alignment, agop_penalty, input_gradients
+from theodolite.measures.features.report import FeatureMovement, FeatureReport, feature_movement, feature_report
 
 __all__ = [
     "AGOP",

@@ -1,13 +1,14 @@
 """What the curvature means: its structure layer by layer, how the gradient lies in it, how badly it is conditioned."""
 
 from theodolite.measures.hessian.approximations import (
+    Clusters,
     FullApproximation,
     firing_rates,
     full_hessian_approximation,
+    logit_clusters,
     sharp_subspace,
     weight_product,
 )
-from theodolite.measures.hessian.clusters import Clusters, logit_clusters
 from theodolite.measures.hessian.spectrum import Alignment, Conditioning, conditioning, gradient_alignment
 from theodolite.measures.hessian.structure import (
     Autocorrelation,

@@ -11,8 +11,6 @@ from torch import Tensor
 from theodolite.linalg import Density, Eigenpairs
 from theodolite.results import Cost, Outcome, Result, Row, number
 
-# How badly the curvature is conditioned: few sharp directions, many flat ones.
-
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Conditioning(Result):
@@ -100,9 +98,6 @@ def _share_error(share: float, size: int, probes: int) -> float:
     return math.sqrt(2 * share * (1 - share) / ((size + 2) * probes))
 
 
-# How much of the gradient lies in the sharpest directions.
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Alignment(Result):
     """`fractions[j]` is the share of ‖g‖² in the first j+1 eigenvectors, `chance` what a random vector would have in all k.
@@ -159,8 +154,6 @@ def _error(pairs: Eigenpairs, size: int) -> float:
     """2 sin θ with sin θ <= ‖R‖/gap, at most 1; 0 where the eigenvectors span everything."""
     if len(pairs.values) == size:
         return 0.0
-    beyond = pairs.nearby_values
     last = float(pairs.values[-1])
-    gap = min((abs(last - float(v)) for v in beyond), default=abs(last))
-    residual = float(pairs.residuals.double().norm())
-    return min(1.0, 2.0 * residual / gap) if gap > 0 else 1.0
+    gap = min((abs(last - float(v)) for v in pairs.nearby_values), default=abs(last))
+    return min(1.0, 2.0 * float(pairs.residuals.double().norm()) / gap) if gap > 0 else 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,8 +35,7 @@ def rank_one_count(factors: KroneckerFactors) -> int:
     >>> rank_one_count(factors_of(flat, torch.diag(torch.tensor([1.0, 0.1])).double()))
     3
     """
-    tau = torch.linalg.eigvalsh(factors.output).flip(0)
-    gamma = torch.linalg.eigvalsh(factors.input).flip(0)
+    tau, gamma = (torch.linalg.eigvalsh(factor).flip(0) for factor in (factors.output, factors.input))
     second = gamma[1] if len(gamma) > 1 else gamma.new_zeros(())
     return int((tau * gamma[0] > tau[0] * second).sum())
 
@@ -51,14 +50,18 @@ def predicted_overlap(a: KroneckerFactors, b: KroneckerFactors, k: int, *, permu
         sizes = " and ".join(f"{f.layer} with {len(f.output)} outputs and {len(f.input)} inputs" for f in (a, b))
         raise ValueError(f"An overlap needs two layers of the same size. Got {sizes}.")
     first, second = a.top_eigenpairs(k), b.top_eigenpairs(k)
-    m = len(first.left)
     outputs = (first.left.T @ second.left).square()
     if permuted:
-        outputs = torch.full_like(outputs, 1.0 / m)
+        outputs = torch.full_like(outputs, 1.0 / len(first.left))
     inputs = (first.right.T @ second.right).square()
     shared = outputs[first.left_index][:, second.left_index] * inputs[first.right_index][:, second.right_index]
-    total = shared.cumsum(0).cumsum(1).diagonal()
-    return total / torch.arange(1, k + 1, dtype=total.dtype)
+    return _corner_means(shared)
+
+
+def _corner_means(shares: Tensor) -> Tensor:
+    """The sum of each leading k × k corner over k, for k = 1, 2, ..."""
+    total = shares.cumsum(0).cumsum(1).diagonal()
+    return total / torch.arange(1, len(total) + 1, dtype=total.dtype)
 
 
 def outlier_count(values: Tensor, classes: int) -> int:
@@ -125,14 +128,10 @@ def correspondence(vectors: Tensor, factors: KroneckerFactors) -> Correspondence
 
 def kronecker_overlap(vectors: Tensor, factors: KroneckerFactors) -> Tensor:
     """Overlap of the first k eigenvectors with the first k of the Kronecker product, for k = 1, 2, ...; nothing is formed."""
-    k = vectors.shape[1]
-    pairs = factors.top_eigenpairs(k)
-    m, n = len(pairs.left), len(pairs.right)
-    matrices = matricised(vectors, m, n, transposed=factors.transposed)
+    pairs = factors.top_eigenpairs(vectors.shape[1])
+    matrices = matricised(vectors, len(pairs.left), len(pairs.right), transposed=factors.transposed)
     shares = (pairs.left.T @ matrices @ pairs.right).square()  # (k, m, n)
-    chosen = shares[:, pairs.left_index, pairs.right_index]  # (h, product)
-    total = chosen.cumsum(0).cumsum(1).diagonal()
-    return total / torch.arange(1, k + 1, dtype=total.dtype)
+    return _corner_means(shares[:, pairs.left_index, pairs.right_index])  # of (h, product)
 
 
 # Is a layer's input nearly one direction? The mean against the auto-correlation.
@@ -159,8 +158,7 @@ def autocorrelation(factors: KroneckerFactors) -> Autocorrelation:
     >>> found.squared_dot, found.ratio, found.bound
     (1.0, 9.0, 8.0)
     """
-    values, vectors = torch.linalg.eigh(factors.input)
-    values, vectors = values.flip(0), vectors.flip(1)
+    values, vectors = (t.flip(-1) for t in torch.linalg.eigh(factors.input))
     norm = float(factors.mean.norm())
     dot = float(vectors[:, 0] @ factors.mean) / norm if norm > 0 else 0.0
     spread = float(torch.linalg.matrix_norm(factors.covariance, 2))
@@ -171,9 +169,6 @@ def autocorrelation(factors: KroneckerFactors) -> Autocorrelation:
         bound=norm * norm / spread if spread > 0 else float("inf"),
         values=values,
     )
-
-
-# How far a layer's block is from the product of its factors.
 
 
 def decoupling_error(
@@ -197,9 +192,6 @@ def relative_norm(gap: Eigenpairs, whole: Eigenpairs) -> float:
     """The spectral norm of one symmetric matrix over that of another, by their eigenvalues of largest magnitude."""
     size = abs(float(whole.values[0]))
     return abs(float(gap.values[0])) / size if size > 0 else 0.0
-
-
-# The whole analysis, layer by layer.
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -281,21 +273,12 @@ class StructureReport(ResultMapping):
         return "\n".join([*lines, *(f"{name}: not measured, {why}." for name, why in self.without.items())])
 
 
-class Differences(Mapping[str, LinearOperator]):
+class Differences(dict[str, LinearOperator]):
     """Block less Kronecker product, layer by layer, multiplied in lockstep on one graph."""
 
     def __init__(self, blocks: LayerHessians, factors: Mapping[str, KroneckerFactors]) -> None:
-        self._blocks = blocks
-        self._products = {name: factors[name].operator() for name in factors}
-
-    def __getitem__(self, name: str) -> LinearOperator:
-        return self._blocks[name] - self._products[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._products)
-
-    def __len__(self) -> int:
-        return len(self._products)
+        self._blocks, self._products = blocks, {name: factor.operator() for name, factor in factors.items()}
+        super().__init__({name: blocks[name] - product for name, product in self._products.items()})
 
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         images = self._blocks.products(blocks)
@@ -372,18 +355,13 @@ def _layer(factors: KroneckerFactors, pairs: Eigenpairs, error: float, classes: 
         overlap=kronecker_overlap(pairs.vectors, factors),
         rank_ratios=rank_ratios(pairs.vectors, m, n, transposed=factors.transposed),
         decoupling_error=error,
-        squared_dot=inputs.squared_dot,
-        ratio=inputs.ratio,
-        bound=inputs.bound,
+        **fields_of(inputs, "squared_dot ratio bound"),
         rank_one_count=rank_one_count(factors),
         outliers=outlier_count(pairs.values, classes),
         outcome=pairs.outcome if not pairs.outcome.good else _outcome(factors),
         seed=pairs.seed,
         cost=pairs.cost,
     )
-
-
-# What the sharp directions of two models share, layer by layer, beside what their factors predict.
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -418,17 +396,9 @@ class LayerComparison(Result):
         curves = {"measured": self.overlap, "predicted": self.predicted}
         if not self.last:
             curves["predicted, units permuted"] = self.permuted
-        return [
-            {
-                "layer": self.layer,
-                "pair": f"{self.first} and {self.second}",
-                "curve": name,
-                "dimension": k + 1,
-                "overlap": float(v),
-            }
-            for name, curve in curves.items()
-            for k, v in enumerate(curve)
-        ]
+        both = {"layer": self.layer, "pair": f"{self.first} and {self.second}"}
+        points = [(name, k, v) for name, curve in curves.items() for k, v in enumerate(curve.tolist(), 1)]
+        return [{**both, "curve": name, "dimension": k, "overlap": v} for name, k, v in points]
 
     def sentence(self) -> str:
         k = len(self.overlap)

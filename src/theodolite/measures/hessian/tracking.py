@@ -21,7 +21,7 @@ from theodolite.operators.matrices import MATRICES, MatrixName
 from theodolite.problem import Problem, split_like
 from theodolite.problem.parameters import clean_names
 from theodolite.progress import counting
-from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
+from theodolite.results import Outcome, Result, ResultMapping, Row
 from theodolite.text import nearest
 
 # States of one architecture, one after the other: modules, state dicts or flat vectors, put into a copy of the model.
@@ -302,35 +302,25 @@ def _extended(track: EigenTrajectory | None, pairs: Eigenpairs, label: Label, lo
     """A trajectory with one more look."""
     shared = math.nan if track is None else subspace_overlap(track.last.vectors, pairs.vectors)
     since = 1.0 if track is None else subspace_overlap(track.first, pairs.vectors)
-    look = EigenTrajectory(
-        labels=(label,),
-        losses=(loss,),
-        values=pairs.values[None],
-        residuals=pairs.residuals[None],
-        with_previous=torch.tensor([shared], dtype=torch.float64),
-        with_first=torch.tensor([since], dtype=torch.float64),
-        matvecs=(pairs.matvecs,),
-        warm=(track is not None,),
-        converged=(pairs.converged,),
-        first=pairs.vectors,
-        last=pairs,
-        outcome=pairs.outcome,
-        cost=pairs.cost,
-    )
-    return look if track is None else _joined(track, look)
-
-
-def _joined(track: EigenTrajectory, look: EigenTrajectory) -> EigenTrajectory:
-    tensors = ("values", "residuals", "with_previous", "with_first")
-    tuples = ("labels", "losses", "matvecs", "warm", "converged")
-    joined: dict[str, Any] = {
-        name: torch.cat([getattr(track, name), getattr(look, name).to(getattr(track, name))]) for name in tensors
+    look: dict[str, Any] = {
+        "labels": (label,),
+        "losses": (loss,),
+        "values": pairs.values[None],
+        "residuals": pairs.residuals[None],
+        "with_previous": torch.tensor([shared], dtype=torch.float64),
+        "with_first": torch.tensor([since], dtype=torch.float64),
+        "matvecs": (pairs.matvecs,),
+        "warm": (track is not None,),
+        "converged": (pairs.converged,),
     }
-    joined |= {name: getattr(track, name) + getattr(look, name) for name in tuples}
-    peak = max(track.cost.peak_bytes, look.cost.peak_bytes)
-    cost = Cost(route=look.cost.route, peak_bytes=peak, notes=look.cost.notes)
-    outcome = Outcome.worst((track.outcome, look.outcome))
-    return replace(look, **joined, first=track.first, outcome=outcome, cost=cost)
+    first, outcome, cost = pairs.vectors, pairs.outcome, pairs.cost
+    if track is not None:
+        first, outcome = track.first, Outcome.worst((track.outcome, outcome))
+        cost = replace(cost, peak_bytes=max(track.cost.peak_bytes, cost.peak_bytes))
+        for name, part in look.items():
+            before = getattr(track, name)
+            look[name] = torch.cat([before, part.to(before)]) if isinstance(part, Tensor) else before + part
+    return EigenTrajectory(**look, first=first, last=pairs, outcome=outcome, cost=cost)
 
 
 def _opened(start: Any) -> tuple[dict[str, EigenTrajectory], bool]:

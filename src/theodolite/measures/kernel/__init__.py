@@ -1,8 +1,7 @@
 """The tangent kernel and what it rules: how it drifts, how fast it lets a model train, and a model's Taylor expansions."""
 
-from theodolite.measures.kernel.drift import KernelDrift, kernel_drift, kernels_on_ball, relative_drift
-from theodolite.measures.kernel.polyak_lojasiewicz import PLReport, pl_report
-from theodolite.measures.kernel.quadratic_checks import squared_loss_curvature
+from theodolite.measures.kernel.drift import KernelDrift, PLReport, kernel_drift, kernels_on_ball, pl_report, relative_drift
+from theodolite.measures.kernel.problem_views import squared_loss_curvature
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
 
 __all__ = [

@@ -42,6 +42,16 @@ class Jet:
     def __len__(self) -> int:
         return len(self.value)
 
+    def or_zero(self, name: str) -> Tensor:
+        """A coefficient, as zeros where it is missing."""
+        part: Tensor | None = vars(self)[name]
+        return torch.zeros_like(self.value) if part is None else part
+
+    def each(self, function: Callable[[Tensor], Any]) -> tuple[Any, Any, Any]:
+        """What a function makes of each coefficient, None of those that are missing."""
+        value, slope, bend = (None if part is None else function(part) for part in (self.value, self.slope, self.bend))
+        return value, slope, bend
+
 
 def _operator(name: str) -> Callable[..., Any]:
     found = getattr(Tensor, name)
@@ -74,7 +84,7 @@ def jets_for(network: nn.Module, tensors: dict[str, Any]) -> Iterator[None]:
             store[name] = tensor
 
 
-# Rules: (function, args, kwargs) -> jet
+Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (function, args, kwargs) -> jet
 
 
 def _by_forward_mode(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,19 +110,15 @@ def _by_forward_mode(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         found = pytree.tree_leaves(call(*values))
         return tuple(found[i] for i in moving)
 
-    slopes = tuple(_or_zero(jet.slope, jet.value) for jet in jets)
+    slopes = tuple(jet.or_zero("slope") for jet in jets)
     (_, first), (_, second) = jvp(lambda *v: jvp(function, v, slopes), values, slopes)  # type: ignore[misc]
     aside = any(jet.aside for jet in jets)
     with torch.no_grad() if aside else nullcontext():
-        _, pushed = jvp(function, values, tuple(_or_zero(jet.bend, jet.value) for jet in jets))  # type: ignore[misc]
+        _, pushed = jvp(function, values, tuple(jet.or_zero("bend") for jet in jets))  # type: ignore[misc]
         bends = [p + 0.5 * c for p, c in zip(pushed, second, strict=True)]
     for i, slope, bend in zip(moving, first, bends, strict=True):
         plain[i] = Jet(plain[i], slope, bend, aside)
     return pytree.tree_unflatten(plain, form)
-
-
-def _or_zero(part: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if part is None else part
 
 
 def _linear_in_first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,11 +126,7 @@ def _linear_in_first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     jet, *rest = args
     if not isinstance(jet, Jet) or any(isinstance(leaf, Jet) for leaf in pytree.tree_leaves(rest)):
         return _by_forward_mode(func, args, kwargs)
-
-    def apply(part: Tensor | None) -> Any:
-        return None if part is None else func(part, *rest, **kwargs)
-
-    value, slope, bend = apply(jet.value), apply(jet.slope), apply(jet.bend)
+    value, slope, bend = jet.each(lambda part: func(part, *rest, **kwargs))
     if isinstance(value, Tensor):
         return Jet(value, slope, bend, jet.aside)
     count = len(value)
@@ -187,9 +189,7 @@ def _affine(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if bias is None:
         return product
     shape = (-1, *[1] * (named["weight"].ndim - 2))
-    bias = _as_jet(bias)
-    parts = [None if part is None else part.view(shape) for part in (bias.value, bias.slope, bias.bend)]
-    return _add(torch.add, (product, Jet(*parts)), {})  # type: ignore[arg-type]
+    return _add(torch.add, (product, Jet(*_as_jet(bias).each(lambda part: part.view(shape)))), {})
 
 
 def _pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,45 +207,44 @@ def _pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _relu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     jet: Jet = args[0] if args else kwargs["input"]
     gate = (jet.value > 0).to(jet.value.dtype)
-    slope, bend = (None if part is None else part * gate for part in (jet.slope, jet.bend))
-    return Jet(jet.value * gate, slope, bend, jet.aside)
+    return Jet(*jet.each(lambda part: part * gate), jet.aside)
 
 
-def _tanh(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    jet: Jet = args[0]
-    value = torch.tanh(jet.value)
+#: Value, first derivative and half of the second, which is computed where it is needed.
+Derivatives = tuple[Tensor, Tensor, Callable[[], Tensor]]
+
+
+def _tanh(x: Tensor) -> Derivatives:
+    value = torch.tanh(x)
     first = 1.0 - value.square()
-    return _elementwise(jet, value, first, lambda: -value * first)
+    return value, first, lambda: -value * first
 
 
-def _sigmoid(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    jet: Jet = args[0]
-    value = torch.sigmoid(jet.value)
+def _sigmoid(x: Tensor) -> Derivatives:
+    value = torch.sigmoid(x)
     first = value * (1.0 - value)
-    return _elementwise(jet, value, first, lambda: first * (0.5 - value))
+    return value, first, lambda: first * (0.5 - value)
 
 
-def _silu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    jet: Jet = args[0] if args else kwargs["input"]
-    s = torch.sigmoid(jet.value)
-    value = jet.value * s
+def _silu(x: Tensor) -> Derivatives:
+    s = torch.sigmoid(x)
+    value = x * s
     first = torch.addcmul(s, value, 1.0 - s)  # s + x s (1 − s)
-
-    def half_second() -> Tensor:
-        away = 1.0 - s
-        return s * away * torch.addcmul(torch.ones_like(s), jet.value, 0.5 - s)  # s (1 − s) (1 + x (½ − s))
-
-    return _elementwise(jet, value, first, half_second)
+    return value, first, lambda: s * (1.0 - s) * torch.addcmul(torch.ones_like(s), x, 0.5 - s)  # s (1 − s) (1 + x (½ − s))
 
 
-def _elementwise(jet: Jet, value: Tensor, first: Tensor, half_second: Callable[[], Tensor]) -> Jet:
-    """From a function's value, first derivative and half of its second."""
-    slope = None if jet.slope is None else first * jet.slope
-    with torch.no_grad() if jet.aside else nullcontext():
-        bend = None if jet.bend is None else first * jet.bend
-        if jet.slope is not None:
-            bend = _sum(bend, half_second() * jet.slope.square())
-    return Jet(value, slope, bend, jet.aside)
+def _elementwise(function: Callable[[Tensor], Derivatives]) -> Rule:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Jet:
+        jet: Jet = args[0] if args else kwargs["input"]
+        value, first, half_second = function(jet.value)
+        slope = None if jet.slope is None else first * jet.slope
+        with torch.no_grad() if jet.aside else nullcontext():
+            bend = None if jet.bend is None else first * jet.bend
+            if jet.slope is not None:
+                bend = _sum(bend, half_second() * jet.slope.square())
+        return Jet(value, slope, bend, jet.aside)
+
+    return rule
 
 
 _SHAPES = ["reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "squeeze", "unsqueeze", "t"]
@@ -254,15 +253,15 @@ _MOVES_TORCH = [getattr(torch, name) for name in _MOVES]
 _MOVES_TENSOR = [getattr(Tensor, name) for name in [*_MOVES, "view", "view_as", "expand", "contiguous", "__getitem__", "__neg__"]]
 _AVERAGES = [F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d]
 
-_RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+_RULES: dict[Any, Rule] = {
     **dict.fromkeys([*_MOVES_TORCH, *_MOVES_TENSOR, *_AVERAGES], _linear_in_first),
     **dict.fromkeys([torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, torch.sub, Tensor.sub, Tensor.__sub__], _add),
     **dict.fromkeys([torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__], _bilinear),
     **dict.fromkeys([torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm], _bilinear),
     **dict.fromkeys([F.linear, torch.conv1d, torch.conv2d, torch.conv3d], _affine),
     **dict.fromkeys([torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu], _relu),
-    **dict.fromkeys([torch.tanh, Tensor.tanh, F.tanh], _tanh),
-    **dict.fromkeys([torch.sigmoid, Tensor.sigmoid, F.sigmoid], _sigmoid),
-    F.silu: _silu,
+    **dict.fromkeys([torch.tanh, Tensor.tanh, F.tanh], _elementwise(_tanh)),
+    **dict.fromkeys([torch.sigmoid, Tensor.sigmoid, F.sigmoid], _elementwise(_sigmoid)),
+    F.silu: _elementwise(_silu),
     F.pad: _pad,
 }

@@ -1,9 +1,14 @@
 """How linear a model is in its weights: the Hessian of its outputs, its distance from its linearisation, its in-degrees."""
 
-from theodolite.measures.linearity.deviation import Deviation, HessianNorm, hessian_norm, linearity_deviation
-from theodolite.measures.linearity.graph import Graph, layer_index
-from theodolite.measures.linearity.in_degree import InDegrees, WidthReport, dag_width, in_degree_report
-from theodolite.measures.linearity.report import LinearityReport, linearity
+from theodolite.measures.linearity.graph import Graph, InDegrees, WidthReport, dag_width, in_degree_report, layer_index
+from theodolite.measures.linearity.report import (
+    Deviation,
+    HessianNorm,
+    LinearityReport,
+    hessian_norm,
+    linearity,
+    linearity_deviation,
+)
 
 __all__ = [
     "Deviation",

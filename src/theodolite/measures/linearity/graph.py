@@ -1,4 +1,4 @@
-"""Directed acyclic graphs of neurons: layers by the longest path, in-degrees, width.
+"""Directed acyclic graphs of neurons, their width, and whether units that sum over few inputs threaten linearity.
 
 An edge (u, v) is a trainable weight. Skips (u, v) add the value of u to that of v and are not trained; they count in
 the layering, not in the in-degree.
@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from theodolite.results import Outcome, Result, Row, fields_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,16 +57,15 @@ class Graph:
         Inputs and outputs are given as the edges are: by number or by name.
         """
         labels: tuple[Hashable, ...] | None = None
-        if not isinstance(edges, Tensor):
-            pairs, more = [_pair(e) for e in edges], [] if isinstance(skips, Tensor) else [_pair(s) for s in skips]
-            names = [name for pair in (*pairs, *more) for name in pair]
-            if not all(isinstance(name, int) for name in names):
-                labels = tuple(dict.fromkeys(names))
-                place = {name: i for i, name in enumerate(labels)}
-                pairs, more = [[(place[u], place[v]) for u, v in part] for part in (pairs, more)]
-                vertices = len(labels)
-            edges, skips = _table(pairs), skips if isinstance(skips, Tensor) else _table(more)
-        skips = skips if isinstance(skips, Tensor) else _table([_pair(s) for s in skips])
+        pairs, more = ([] if isinstance(part, Tensor) else [_pair(pair) for pair in part] for part in (edges, skips))
+        names = [name for pair in (*pairs, *more) for name in pair]
+        if not isinstance(edges, Tensor) and not all(isinstance(name, int) for name in names):
+            labels = tuple(dict.fromkeys(names))
+            place = {name: i for i, name in enumerate(labels)}
+            pairs, more = ([(place[u], place[v]) for u, v in part] for part in (pairs, more))
+            vertices = len(labels)
+        edges = edges if isinstance(edges, Tensor) else _table(pairs)
+        skips = skips if isinstance(skips, Tensor) else _table(more)
         count = 1 + max((int(part.max()) for part in (edges, skips) if len(part)), default=-1)
         return cls(
             count if vertices is None else vertices,
@@ -78,7 +79,32 @@ class Graph:
         )
 
     def __post_init__(self) -> None:
-        check_graph(self)
+        """Refuse what no network can have."""
+        for name, table in (("edges", self.edges), ("skips", self.skips)):
+            if table.ndim != 2 or table.shape[1] != 2 or table.dtype != torch.int64:
+                raise ValueError(f"{name} must be pairs of whole numbers. Got {table.dtype} of shape {tuple(table.shape)}.")
+            if not self._holds(table):
+                span = f"{int(table.min())} .. {int(table.max())}"
+                raise ValueError(f"{name} must join vertices 0 .. {self.vertices - 1}. Got {span}.")
+        for name, vertices in (("inputs", self.given_inputs), ("outputs", self.given_outputs)):
+            if vertices is not None and not self._holds(vertices):
+                raise ValueError(f"{name} must lie in 0 .. {self.vertices - 1}. Got {vertices.tolist()}.")
+        if not len(self.edges):
+            raise ValueError("A network needs at least one edge.")
+        if len(self.edges.unique(dim=0)) != len(self.edges):
+            raise ValueError("An edge is listed twice; give each pair (from, to) once.")
+        for name, vector, length in (("weight_of", self.weight_of, len(self.edges)), ("fan_in", self.fan_in, self.vertices)):
+            if vector is not None and len(vector) != length:
+                raise ValueError(f"{name} must have {length} entries. Got {len(vector)}.")
+        _ = self.layers  # raises on a cycle
+        if bool(torch.isin(self.skips[:, 1], self.outputs).any()):
+            raise ValueError("A skip ends in an output; outputs are linear in what they read and take no skips.")
+        idle = (self.layers > 0) & (self.in_degrees == 0)
+        if bool(idle.any()):
+            raise ValueError(f"Vertex {self.name(int(idle.nonzero()[0]))} has a skip but no trainable edge into it.")
+
+    def _holds(self, vertices: Tensor) -> bool:
+        return not len(vertices) or 0 <= int(vertices.min()) <= int(vertices.max()) < self.vertices
 
     def with_edges(self, edges: Tensor) -> Graph:
         """The same vertices, inputs, outputs and skips with other trainable edges, none of them sharing a weight."""
@@ -164,37 +190,6 @@ def layer_index(vertices: int, edges: Tensor) -> Tensor:
     raise ValueError("The edges close a cycle: a feed-forward network needs a directed acyclic graph.")
 
 
-def check_graph(graph: Graph) -> None:
-    """Raise where a graph is none that a network can have."""
-    for name, table in (("edges", graph.edges), ("skips", graph.skips)):
-        if table.ndim != 2 or table.shape[1] != 2 or table.dtype != torch.int64:
-            raise ValueError(f"{name} must be pairs of whole numbers. Got {table.dtype} of shape {tuple(table.shape)}.")
-        if len(table) and not 0 <= int(table.min()) <= int(table.max()) < graph.vertices:
-            raise ValueError(
-                f"{name} must join vertices 0 .. {graph.vertices - 1}. Got {int(table.min())} .. {int(table.max())}."
-            )
-    for name, vertices in (("inputs", graph.given_inputs), ("outputs", graph.given_outputs)):
-        if vertices is not None and len(vertices) and not 0 <= int(vertices.min()) <= int(vertices.max()) < graph.vertices:
-            raise ValueError(f"{name} must lie in 0 .. {graph.vertices - 1}. Got {vertices.tolist()}.")
-    if not len(graph.edges):
-        raise ValueError("A network needs at least one edge.")
-    keys = graph.edges[:, 0] * graph.vertices + graph.edges[:, 1]
-    if len(keys.unique()) != len(keys):
-        raise ValueError("An edge is listed twice; give each pair (from, to) once.")
-    for name, vector, length in (
-        ("weight_of", graph.weight_of, len(graph.edges)),
-        ("fan_in", graph.fan_in, graph.vertices),
-    ):
-        if vector is not None and len(vector) != length:
-            raise ValueError(f"{name} must have {length} entries. Got {len(vector)}.")
-    _ = graph.layers  # raises on a cycle
-    if bool(torch.isin(graph.skips[:, 1], graph.outputs).any()):
-        raise ValueError("A skip ends in an output; outputs are linear in what they read and take no skips.")
-    idle = (graph.layers > 0) & (graph.in_degrees == 0)
-    if bool(idle.any()):
-        raise ValueError(f"Vertex {graph.name(int(idle.nonzero()[0]))} has a skip but no trainable edge into it.")
-
-
 def _pair(pair: Sequence[Any]) -> tuple[Any, Any]:
     if len(pair) != 2:
         raise ValueError(f"An edge is a pair (from, to). Got {pair!r}.")
@@ -220,3 +215,195 @@ def _numbers(
 
 def _vector(values: Sequence[int] | Tensor | None) -> Tensor | None:
     return None if values is None else torch.as_tensor(values, dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class WidthReport(Result):
+    """The width m of a network and its bottlenecks.
+
+    `width` is the smallest in-degree behind the first layer, `typical` the median over the layers of each layer's
+    median in-degree. Tensors run over the vertices: `layers`, `in_degrees`, `bottleneck` (in-degree below β · typical,
+    first layer exempt), `share` (bottlenecks among the vertices that feed a neuron) and `safe` (that share is small and
+    the neuron itself is no bottleneck output).
+    """
+
+    width: int | None
+    typical: float
+    threshold: float
+    layers: Tensor
+    in_degrees: Tensor
+    bottleneck: Tensor
+    share: Tensor
+    safe: Tensor
+    names: tuple[str, ...]
+
+    @property
+    def linear(self) -> bool:
+        """Whether nothing speaks against transition to linearity."""
+        return self.width is None or bool(self.safe.all())
+
+    def rows(self) -> list[Row]:
+        columns = {"layer": self.layers, "in_degree": self.in_degrees, **fields_of(self, "bottleneck share safe")}
+        return [{"neuron": name, **{key: t[i].item() for key, t in columns.items()}} for i, name in enumerate(self.names)]
+
+    def sentence(self) -> str:
+        if self.width is None:
+            return "The network has one layer of weights: it is linear in them."
+        count = int(self.bottleneck.sum())
+        if not count:
+            return f"The width is {self.width} (smallest in-degree behind the first layer); no neuron is a bottleneck."
+        risk = f"{int((~self.safe).sum())} neurons are at risk, reading more than a small share through them"
+        verdict = "few enough to leave linearity intact" if self.linear else risk
+        return f"The width is {self.width}; {count} neurons have in-degrees below {self.threshold:g}: {verdict}."
+
+
+def dag_width(graph: Graph, *, beta: float = 0.1, safe_share: float = 0.05) -> WidthReport:
+    """Layers, in-degrees, width and bottlenecks of a DAG.
+
+    A bottleneck is a neuron whose in-degree is below `beta` times the typical one. The typical in-degree is taken over
+    layers, not neurons: behind a narrow layer most neurons are bottlenecks, and a median over neurons would call that
+    normal. A few bottlenecks are harmless; a neuron is at risk where `safe_share` or more of what feeds it is one. The
+    condition is sufficient and not necessary.
+
+    >>> report = dag_width(Graph.of([(0, 2), (1, 2), (0, 3), (1, 3), (2, 4), (3, 4)]))
+    >>> report.width, report.layers.tolist(), report.linear
+    (2, [0, 0, 1, 1, 2], True)
+    """
+    degrees, layers, counted = graph.in_degrees, graph.layers, graph.beyond_first
+    middles = [degrees[counted & (layers == i)].double().median() for i in range(2, graph.depth + 1)]
+    typical = float(torch.stack(middles).quantile(0.5)) if middles else 0.0
+    bottleneck = counted & (degrees < beta * typical)
+    feeding = bottleneck[graph.edges[:, 0]].double()
+    share = torch.zeros(graph.vertices, dtype=torch.float64).index_add(0, graph.edges[:, 1], feeding) / degrees.clamp(min=1)
+    narrow_output = torch.zeros_like(bottleneck)
+    narrow_output[graph.outputs] = bottleneck[graph.outputs]
+    return WidthReport(
+        width=graph.width,
+        typical=typical,
+        threshold=beta * typical,
+        layers=layers,
+        in_degrees=degrees,
+        bottleneck=bottleneck,
+        share=share,
+        safe=(share < safe_share) & ~narrow_output,
+        names=tuple(str(graph.name(i)) for i in range(graph.vertices)),
+        outcome=Outcome.FINISHED,
+    )
+
+
+# How many inputs the units of any model's layers sum over, which bounds how linear the model can become.
+
+_MEASURE = "the theorem does not cover it: measure hessian_norm against its width"
+#: Layers without an in-degree, and why.
+_WITHOUT: dict[tuple[type, ...], str] = {
+    (nn.Embedding, nn.EmbeddingBag): "a lookup: reads one row per token and is linear in its weights",
+    (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm): "scale and shift of each channel alone",
+    (nn.modules.conv._ConvTransposeNd,): "depends on the place in a transposed convolution",
+    (nn.RNNBase, nn.RNNCellBase): _MEASURE,
+}
+Layer = tuple[str, str, int | None, str]  # name, kind, in-degree, note
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class InDegrees(Result):
+    """In-degree of every layer that owns weights, in the order of the model; None where a layer has no such number.
+
+    `width` is the smallest known one behind the first layer (Definition 2.2.7 of the theory, if the modules stand in
+    the order in which they are computed); `bottlenecks` names layers far below the median of the others.
+    """
+
+    layers: tuple[str, ...]
+    kinds: tuple[str, ...]
+    degrees: tuple[int | None, ...]
+    notes: tuple[str, ...]
+    width: int | None
+    bottlenecks: tuple[str, ...]
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Layers without an in-degree."""
+        return tuple(name for name, degree in zip(self.layers, self.degrees, strict=True) if degree is None)
+
+    def rows(self) -> list[Row]:
+        return [
+            {"layer": name, "kind": kind, "in_degree": degree, "bottleneck": name in self.bottlenecks, "note": note}
+            for name, kind, degree, note in zip(self.layers, self.kinds, self.degrees, self.notes, strict=True)
+        ]
+
+    def sentence(self) -> str:
+        known = f"The smallest in-degree behind the first layer is {self.width}."
+        said = "No layer behind the first has a known in-degree." if self.width is None else known
+        if self.bottlenecks:
+            said += f" Bottlenecks: {', '.join(self.bottlenecks)}; a narrow layer keeps the model from becoming linear."
+        return said + (f" Unknown: {', '.join(self.unknown)}." if self.unknown else "")
+
+
+def in_degree_report(model: nn.Module, *, beta: float = 0.1) -> InDegrees:
+    """In-degrees layer by layer: inputs of a linear layer, channels × filter entries / groups of a convolution.
+
+    Networks on a graph are reported layer by layer of the graph, with their smallest in-degree. Attention and recurrent
+    layers have no number the theory speaks of; `hessian_norm` measures them. An embedding looks up and sums nothing. A
+    bottleneck lies below `beta` times the median of the layers behind the first.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 2), nn.Linear(2, 50))
+    >>> report = in_degree_report(model)
+    >>> report.degrees, report.width
+    ((27, 72, 2), 2)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
+    found: list[Layer] = []
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if inside and name.startswith(inside):
+            continue
+        graph = getattr(module, "graph", None)
+        if isinstance(graph, Graph):
+            found += _of_graph(name, graph)
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            found.append((name or "(model)", type(module).__name__, None, _MEASURE))
+        elif next(module.parameters(recurse=False), None) is not None:
+            degree, note = _of_layer(module)
+            found.append((name or "(model)", type(module).__name__, degree, note))
+            continue
+        else:
+            continue
+        inside = (*inside, f"{name}." if name else "")
+    known = [(name, degree) for name, _, degree, _ in found[1:] if degree is not None]
+    degrees = sorted(degree for _, degree in known)
+    threshold = beta * degrees[len(degrees) // 2] if degrees else 0.0
+    return InDegrees(
+        layers=tuple(name for name, *_ in found),
+        kinds=tuple(kind for _, kind, *_ in found),
+        degrees=tuple(degree for *_, degree, _ in found),
+        notes=tuple(note for *_, note in found),
+        width=degrees[0] if degrees else None,
+        bottlenecks=tuple(name for name, degree in known if degree < threshold),
+        outcome=Outcome.FINISHED,
+    )
+
+
+def _of_graph(name: str, graph: Graph) -> list[Layer]:
+    report = dag_width(graph)
+    prefix = f"{name}." if name else ""
+    rows: list[Layer] = []
+    for layer in range(1, graph.depth + 1):
+        mine = report.layers == layer
+        narrow = int(report.bottleneck[mine].sum())
+        note = f"{narrow} of {int(mine.sum())} neurons are bottlenecks" if narrow else ""
+        rows.append((f"{prefix}layers.{layer - 1}", "DagLayer", int(report.in_degrees[mine].min()), note))
+    return rows
+
+
+def _of_layer(module: nn.Module) -> tuple[int | None, str]:
+    """In-degree of a layer's units, None where it has none, and a remark."""
+    weight = getattr(module, "weight", None)
+    shape = tuple(getattr(weight, "shape", ()))
+    for kinds, note in _WITHOUT.items():
+        if isinstance(module, kinds):
+            return None, note
+    if getattr(module, "in_features", None) is not None and len(shape) == 2:
+        return shape[1], ""
+    if "conv" in type(module).__name__.lower() and len(shape) >= 3:
+        return int(weight[0].numel()), "channels × filter entries / groups"  # type: ignore[index]
+    return None, "unknown kind of layer; " + _MEASURE

@@ -237,8 +237,8 @@ def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
     _check("m", m, lambda x: x >= 1, "at least 1")
     _check("delta", delta, lambda x: (x > 0) & (x < 1), "between 0 and 1")
     _check("c", c, lambda x: x > 0, "positive")
-    if any(isinstance(x, Tensor) for x in (beta, m, delta)):
-        like = next(x for x in (beta, m, delta) if isinstance(x, Tensor))
+    like = next((x for x in (beta, m, delta) if isinstance(x, Tensor)), None)
+    if like is not None:
         dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
         beta, m, delta = (torch.as_tensor(x, dtype=dtype, device=like.device) for x in (beta, m, delta))
         return c * (beta * m.log() * (m / delta).log() + (-delta.log()).sqrt() / m.sqrt())

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.measures.dynamics.batch_rates import kernel_curvature
+from theodolite.measures.dynamics.critical import kernel_curvature
 from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature
-from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
-from theodolite.measures.kernel.scalar_output import outputs_per_sample
+from theodolite.measures.dynamics.optimizers import StabilityLaw, stability_law
+from theodolite.measures.kernel.problem_views import outputs_per_sample
 from theodolite.monitors.rates.critical_rate import KERNEL_ROWS
 from theodolite.operators import LinearOperator, tangent_kernel
 from theodolite.operators.matrices import ON_PARAMETERS, MatrixName

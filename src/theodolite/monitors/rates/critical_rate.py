@@ -11,9 +11,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from theodolite.arguments import also_called, integer
 from theodolite.linalg import top_eigenpairs
-from theodolite.measures.dynamics.batch_rates import kernel_curvature
-from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
-from theodolite.measures.kernel.scalar_output import require_problem
+from theodolite.measures.dynamics.critical import kernel_curvature
+from theodolite.measures.dynamics.optimizers import StabilityLaw, stability_law
+from theodolite.measures.kernel.problem_views import require_problem
 from theodolite.operators import tangent_kernel
 from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Problem

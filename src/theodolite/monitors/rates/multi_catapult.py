@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from theodolite.arguments import also_called
 from theodolite.errors import NonFiniteError
-from theodolite.measures.dynamics.trials import BLOWN_UP
+from theodolite.measures.dynamics.optimizers import BLOWN_UP
 from theodolite.monitors.rates.critical_rate import EdgeProbe
 from theodolite.operators.matrices import MatrixName
 from theodolite.problem import Batch, Problem

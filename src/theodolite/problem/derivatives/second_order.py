@@ -6,7 +6,7 @@ Entered around the calls of the user's model; nothing of the model is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,11 +23,7 @@ from theodolite.problem.derivatives.unfused_layers import UnfusedLayers
 @contextmanager
 def first_order() -> Iterator[None]:
     """Gradients on, eager execution, no checkpointing: what every functional call of a model needs."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_no_checkpointing())
+    with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"), _no_checkpointing():
         yield
 
 
@@ -49,8 +45,8 @@ def functional_transforms() -> Iterator[None]:
 def _no_fast_attention() -> Iterator[None]:
     """The fused inference path of `nn.TransformerEncoder` has no derivative at all."""
     before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
@@ -72,22 +68,13 @@ def _no_checkpointing() -> Iterator[None]:
     def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
         yield
 
-    with ExitStack() as stack:
-        for name, stand_in in (("CheckpointFunction", Direct), ("_checkpoint_without_reentrant_generator", generator)):
-            if hasattr(torch.utils.checkpoint, name):
-                stack.enter_context(_replaced(torch.utils.checkpoint, name, stand_in))
-        yield
-
-
-@contextmanager
-def _replaced(module: Any, name: str, stand_in: Any) -> Iterator[None]:
-    """A function or class of a module under another form while the block runs."""
-    own = getattr(module, name)
-    setattr(module, name, stand_in)
+    stand_ins = {"CheckpointFunction": Direct, "_checkpoint_without_reentrant_generator": generator}
+    own = {name: vars(torch.utils.checkpoint)[name] for name in stand_ins if hasattr(torch.utils.checkpoint, name)}
     try:
+        vars(torch.utils.checkpoint).update({name: stand_ins[name] for name in own})
         yield
     finally:
-        setattr(module, name, own)
+        vars(torch.utils.checkpoint).update(own)
 
 
 def refuse_first_order_layers(model: nn.Module) -> None:

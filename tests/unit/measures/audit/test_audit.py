@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.measures.audit.data import duplicate_rows
+from theodolite.measures.audit import duplicate_rows
 
 
 def test_equal_rows_finds_all_groups_and_nothing_else():

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.measures.dynamics.trials import descend, run_trial, whole_data
+from theodolite.measures.dynamics.optimizers import descend, run_trial
+from theodolite.measures.dynamics.sweep import whole_data
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

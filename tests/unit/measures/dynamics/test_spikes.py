@@ -239,11 +239,11 @@ def test_batches_cut_from_one_kernel_agree_with_their_own_gauss_newton_matrices(
 
 
 def test_large_batches_are_measured_by_products_with_the_same_kernel(monkeypatch):
-    from theodolite.measures.dynamics import batch_rates
+    from theodolite.measures.dynamics import critical
 
     problem = problem_of(1)
     dense = batch_critical_rates(problem, batch_size=8, batches=5)
-    monkeypatch.setattr(batch_rates, "DENSE_ROWS", 4)
+    monkeypatch.setattr(critical, "DENSE_ROWS", 4)
     assert torch.allclose(batch_critical_rates(problem, batch_size=8, batches=5).rates, dense.rates, rtol=1e-5)
 
 

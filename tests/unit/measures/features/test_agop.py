@@ -94,9 +94,7 @@ def test_the_rows_have_the_same_matrix(name: str) -> None:
 
 
 def test_many_outputs_come_in_several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    from theodolite.measures.features import gradients
-
-    monkeypatch.setattr(gradients, "NUMBERS", 20)
+    monkeypatch.setattr(sys.modules[agop.__module__], "NUMBERS", 20)
     model, x = mlp(outputs=9), numbers(7, 5)
     torch.testing.assert_close(agop(model, x), dense(model, x), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(agop(model, x, batch_size=5), dense(model, x), rtol=1e-10, atol=1e-12)

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.measures.hessian.approximations import firing_rates, full_hessian_approximation, sharp_subspace, weight_product
-from theodolite.measures.hessian.clusters import logit_clusters
+from theodolite.measures.hessian.approximations import (
+    firing_rates,
+    full_hessian_approximation,
+    logit_clusters,
+    sharp_subspace,
+    weight_product,
+)
 from theodolite.measures.hessian.structure import (
     autocorrelation,
     correspondence,

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.measures.hessian.approximations import firing_rates, full_hessian_approximation
-from theodolite.measures.hessian.clusters import logit_clusters
+from theodolite.measures.hessian.approximations import firing_rates, full_hessian_approximation, logit_clusters
 from theodolite.measures.hessian.structure import (
     autocorrelation,
     decoupling_error,
@@ -181,7 +180,7 @@ def test_clusters_refuse_what_they_cannot_do(monkeypatch):
     model.forward = lambda x: model[2](model[1](model[0](x)))
     with pytest.raises(ValueError, match="spare: the layer is not called"):
         logit_clusters(th.Problem(model, LOSS, (x, y)), "spare")
-    monkeypatch.setattr("theodolite.measures.hessian.clusters.MEANS_BYTES", 2000)
+    monkeypatch.setattr("theodolite.measures.hessian.approximations.MEANS_BYTES", 2000)
     with pytest.raises(ValueError, match="3 × 3 groups of 30 weights would take"):
         logit_clusters(problem, "0")
 

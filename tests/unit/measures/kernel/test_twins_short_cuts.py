@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import theodolite as th
-from theodolite.measures.kernel.expansion import taylor
+from theodolite.measures.kernel.twins import taylor
 from theodolite.problem.derivatives.second_order import functional_transforms
 
 

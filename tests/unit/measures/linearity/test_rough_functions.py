@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import theodolite as th
-from theodolite.measures.kernel.quadratic_checks import TRIAL_SEEDS, third_difference, trial_step
+from theodolite.measures.kernel.problem_views import TRIAL_SEEDS, third_difference, trial_step
 from theodolite.models import ntk_fcn
 
 

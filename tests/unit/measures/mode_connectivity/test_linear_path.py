@@ -15,8 +15,14 @@ from torch.nn import functional
 import theodolite as th
 from tests.unit.measures.mode_connectivity.solutions import blobs, direct, mlp, permuted, train
 from theodolite.errors import NonFiniteError
-from theodolite.measures.mode_connectivity.linear_path import LinearPath, accuracy_barrier, linear_path, loss_barrier, loss_excess
-from theodolite.measures.mode_connectivity.points import interpolate_states
+from theodolite.measures.mode_connectivity import (
+    LinearPath,
+    accuracy_barrier,
+    interpolate_states,
+    linear_path,
+    loss_barrier,
+    loss_excess,
+)
 
 
 def test_check_08_the_grid_and_its_ends(solution, data, test_data):

@@ -13,8 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.unit.measures.mode_connectivity.solutions import direct, permuted
-from theodolite.measures.mode_connectivity.linear_path import linear_path
-from theodolite.measures.mode_connectivity.points import interpolate_states
+from theodolite.measures.mode_connectivity import interpolate_states, linear_path
 from theodolite.problem.accuracy import right_answers
 
 

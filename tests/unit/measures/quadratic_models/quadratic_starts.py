@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 import theodolite as th
-from theodolite.measures.quadratic_models import Orbit, gated_kernel, gated_output, one_example
-from theodolite.measures.quadratic_models.models import gates
+from theodolite.measures.quadratic_models import Orbit, gated_kernel, gated_output, gates, one_example
 
 Y = 1.0
 

@@ -18,12 +18,12 @@ from theodolite.measures.quadratic_models import (
     displacement,
     gated_kernel,
     gated_output,
+    gates,
     largest_rate,
     one_example,
     one_example_step,
     reduced_step,
 )
-from theodolite.measures.quadratic_models.models import gates
 
 
 def printed_form(u: Tensor, v: Tensor, u0: Tensor, v0: Tensor, x: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ import numpy as np
 import pandas
 import pytest
 
-from theodolite.measures.stability.explanation import MARKED, Explanation, explains
-from theodolite.measures.stability.power_law import resampled_exponents
+from theodolite.measures.stability.power_law import MARKED, Explanation, explains, resampled_exponents
 
 DEEP = tuple(range(15_000, 50_001, 5_000))
 SMALL = (800, 1600, 3200, 6400, 12800)

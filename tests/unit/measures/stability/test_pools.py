@@ -19,8 +19,8 @@ from torch.utils.data import (
 )
 
 from theodolite.measures.stability import make_pair
-from theodolite.measures.stability.pairs import read_pool
 from theodolite.measures.stability.study import make_bench
+from theodolite.measures.stability.training_pairs import read_pool
 
 X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10) % 3
 DATA = TensorDataset(X, Y)

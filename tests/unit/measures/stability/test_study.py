@@ -23,9 +23,8 @@ from theodolite.measures.stability import (
     make_pair,
     visiting_steps,
 )
-from theodolite.measures.stability.pairs import draw_swaps
 from theodolite.measures.stability.study import make_bench
-from theodolite.measures.stability.training_pairs import LossTarget, Recipe, differences, distances, null_swap
+from theodolite.measures.stability.training_pairs import LossTarget, Recipe, differences, distances, draw_swaps, null_swap
 from theodolite.training.fleets.data import FleetFeed
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -10,9 +10,8 @@ from torch import nn
 
 from tests.unit.measures.stability.test_study import LOSS, TEST, TRAIN, X, Y, small, study
 from theodolite.measures.stability import example_losses, training_pairs
-from theodolite.measures.stability.pairs import draw_swaps
 from theodolite.measures.stability.study import make_bench
-from theodolite.measures.stability.training_pairs import Recipe
+from theodolite.measures.stability.training_pairs import Recipe, draw_swaps
 from theodolite.results import Outcome
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -1,4 +1,8 @@
-"""Quadratic models whose gradient descent is known exactly: as maps of a few numbers, of two-layer networks, in general."""
+"""Quadratic models whose gradient descent is known exactly: gated networks, scalar recursions, the general form.
+
+Convention of the formulas: loss ½ Σ (g − y)², tangent kernel K = J Jᵀ without a factor. Gradients descend from
+`rate · ∇loss`; `half_sum_rate` translates a rate that belongs to another squared loss.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,35 @@ from torch import Tensor, nn
 
 from theodolite.arguments import also_called
 from theodolite.text import nearest
+
+__all__ = [
+    "CONVENTIONS",
+    "Descent",
+    "GatedBilinear",
+    "GeneralQuadratic",
+    "Orbit",
+    "QuadraticStep",
+    "SignClasses",
+    "TopDirection",
+    "class_eigenvalues",
+    "class_orbit",
+    "critical_rate",
+    "descend",
+    "displacement",
+    "gated_kernel",
+    "gated_output",
+    "half_sum_rate",
+    "largest_rate",
+    "one_example",
+    "one_example_step",
+    "pure_quadratic",
+    "quadratic_step",
+    "reduced_step",
+    "sign_classes",
+    "top_direction",
+    "unit_sigma",
+]
+
 
 # Squared losses differ by a factor, and with it every critical rate.
 
@@ -49,9 +82,6 @@ def critical_rate(lambda_1: float, convention: str, outputs: int) -> float:
     return 2.0 / (lambda_1 * half_sum_rate(1.0, convention, outputs))
 
 
-# The largest learning rate at which training still converges, by bisection.
-
-
 def largest_rate(converges: Callable[[float], bool], low: float, high: float, *, tol: float = 0.01, expansions: int = 3) -> float:
     """The upper end of the rates that converge, to the share `tol`: the last one tried that did.
 
@@ -73,9 +103,6 @@ def largest_rate(converges: Callable[[float], bool], low: float, high: float, *,
         middle = 0.5 * (low + high)
         low, high = (middle, high) if converges(middle) else (low, middle)
     return low
-
-
-# Many runs of gradient descent side by side.
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,11 +139,6 @@ class Orbit:
         return top
 
 
-def scalar_orbit(rate: Tensor, target: Tensor, output: list[Tensor], kernel: list[Tensor]) -> Orbit:
-    """An orbit of one example from its outputs and kernels, step by step."""
-    return Orbit(rate, target[..., None], torch.stack(output)[..., None], torch.stack(kernel)[..., None, None])
-
-
 def all_over(loss: Tensor, until: float | None) -> bool:
     """Whether every run has blown up or, with `until`, has come down to that loss."""
     gone = ~loss.isfinite()
@@ -128,6 +150,17 @@ def all_over(loss: Tensor, until: float | None) -> bool:
 # All functions broadcast over starts and rates, in float64, and follow the loss ½ (g − y)².
 
 Number = Tensor | float
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _scalar_orbit(step: Step, g: Tensor, kernel: Tensor, y: Tensor, rate: Tensor, steps: int, until: float | None) -> Orbit:
+    """The orbit of one example under a map of output and kernel."""
+    outputs, kernels = [g], [kernel]
+    while len(outputs) <= steps and not all_over(0.5 * (g - y).square(), until):
+        g, kernel = step(g, kernel)
+        outputs.append(g)
+        kernels.append(kernel)
+    return Orbit(rate, y[..., None], torch.stack(outputs)[..., None], torch.stack(kernels)[..., None, None])
 
 
 @also_called(lr="rate")
@@ -148,14 +181,7 @@ def one_example(
     0.5
     """
     g, kernel, y, c, rate = _together(g, kernel, y, c, rate)
-    outputs, kernels = [g], [kernel]
-    for _ in range(steps):
-        if all_over(0.5 * (g - y).square(), until):
-            break
-        g, kernel = one_example_step(g, kernel, y, c, rate)
-        outputs.append(g)
-        kernels.append(kernel)
-    return scalar_orbit(rate, y, outputs, kernels)
+    return _scalar_orbit(lambda g, kernel: one_example_step(g, kernel, y, c, rate), g, kernel, y, rate, steps, until)
 
 
 def reduced_step(u: Tensor, v: Tensor, w: Number = 0.0) -> tuple[Tensor, Tensor]:
@@ -187,18 +213,13 @@ def unit_sigma(
 ) -> Orbit:
     """`g = wᵀφ + ½γ wᵀΣw` with Σ² = I on one example; c0 = φᵀΣφ, first kernel ‖φ + γΣw‖²."""
     g, kernel, y, c0, gamma, rate = _together(g, kernel, y, c0, gamma, rate)
-    outputs, kernels = [g], [kernel]
-    for _ in range(steps):
-        if all_over(0.5 * (g - y).square(), until):
-            break
+
+    def step(g: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
         r, bent = g - y, gamma * (c0 + 2 * gamma * g)
-        g, kernel = (
-            g - rate * r * kernel + 0.5 * rate**2 * r**2 * bent,
-            kernel - 2 * rate * r * bent + (rate * gamma * r) ** 2 * kernel,
-        )
-        outputs.append(g)
-        kernels.append(kernel)
-    return scalar_orbit(rate, y, outputs, kernels)
+        output = g - rate * r * kernel + 0.5 * rate**2 * r**2 * bent
+        return output, kernel - 2 * rate * r * bent + (rate * gamma * r) ** 2 * kernel
+
+    return _scalar_orbit(step, g, kernel, y, rate, steps, until)
 
 
 @also_called(lr="rate")
@@ -399,9 +420,6 @@ def descend(
 def _scale(u: Tensor) -> float:
     m, d = u.shape[-2:]
     return 1.0 / math.sqrt(m * d)
-
-
-# The general quadratic model, and its exact step.
 
 
 class GeneralQuadratic(nn.Module):

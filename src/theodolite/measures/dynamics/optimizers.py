@@ -1,4 +1,4 @@
-"""At which learning rate an optimizer leaves a quadratic bowl, rule by rule.
+"""An optimizer at a learning rate: where it leaves a quadratic bowl, rule by rule, and what a short run on a copy does.
 
 On a quadratic loss with Hessian H an optimizer is a linear recursion; along an eigenvector with eigenvalue λ it becomes
 unstable where a root of its characteristic polynomial passes −1. The rules below are those roots solved for the rate η.
@@ -6,17 +6,21 @@ unstable where a root of its characteristic polynomial passes −1. The rules be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
+from theodolite.errors import NonFiniteError
 from theodolite.operators import LinearOperator
 from theodolite.operators.algebra import DiagonalOperator, congruent
 from theodolite.problem import Problem
+from theodolite.progress import Advance
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,11 @@ class StabilityLaw:
     shift: Tensor | None = None
     linear: bool = True
     floored: Tensor | None = None
+
+    @property
+    def even_decay(self) -> bool:
+        """Whether all parameters decay alike, or none does."""
+        return self.decay is None or bool((self.decay == self.decay[0]).all())
 
     def effective(self, op: LinearOperator) -> LinearOperator:
         """The operator whose largest eigenvalue sets the edge."""
@@ -66,18 +75,19 @@ def stability_law(optimizer: Optimizer | None, problem: Problem, *, coming_step:
 def _sgd(optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw:
     group = _common(optimizer, "momentum", "dampening", "nesterov")
     beta, damp = float(group["momentum"]), float(group["dampening"])
-    scale, decay = _relative_rates(optimizer, problem), weight_decay(optimizer, problem)
+    rates, decay = _relative_rates(optimizer, problem), weight_decay(optimizer, problem)
+    scale = None if rates is None else rates.sqrt()
     shown = "λ" if decay is None else "(λ+wd)"
     if not beta:
-        return StabilityLaw(f"2/{shown}", lambda x: 2.0 / x, _root(scale), decay)
+        return StabilityLaw(f"2/{shown}", lambda x: 2.0 / x, scale, decay)
     if group["nesterov"]:
         rule = f"2(1+β)/((1+2β){shown}), β = {beta:g}"
-        return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 + 2.0 * beta) * x), _root(scale), decay)
+        return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 + 2.0 * beta) * x), scale, decay)
     if damp >= 1.0:
         raise ValueError(f"With dampening {damp:g} the gradient never enters the momentum: there is no edge.")
     damped = f"(1−τ){shown}, τ = {damp:g}" if damp else shown
     rule = f"2(1+β)/{damped}, β = {beta:g}"
-    return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 - damp) * x), _root(scale), decay)
+    return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 - damp) * x), scale, decay)
 
 
 def _adam(optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw:
@@ -86,15 +96,14 @@ def _adam(optimizer: Optimizer, problem: Problem, coming_step: bool) -> Stabilit
     beta = float(group["betas"][0])
     preconditioner, note = _second_moment(optimizer, problem, coming_step)
     rates = _relative_rates(optimizer, problem)
-    scale = _root(1.0 / preconditioner if rates is None else rates / preconditioner)
+    scale = (1.0 / preconditioner if rates is None else rates / preconditioner).sqrt()
     decay = weight_decay(optimizer, problem)
     floored = preconditioner <= 100 * float(group["eps"])
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
 
     def rate(x: float) -> float:
         return 2.0 * (1 + beta) / ((1 - beta) * x)
 
-    if decoupled and decay is not None:
+    if decay is not None and decoupled(optimizer):
         shift = (1 + beta) / (1 - beta) * (decay if rates is None else decay * rates)
         rule = f"2(1+β₁)/((1−β₁)λ), λ of P⁻¹H + (1+β₁)/(1−β₁) wd, β₁ = {beta:g}"
         return StabilityLaw(rule, rate, scale, None, note, shift, linear=False, floored=floored)
@@ -182,5 +191,79 @@ def _moment_of(optimizer: Optimizer, group: dict[str, Any], p: Tensor, coming_st
     return moment, max(steps, 1.0)
 
 
-def _root(scale: Tensor | None) -> Tensor | None:
-    return None if scale is None else scale.sqrt()
+#: A loss this many times the first one has diverged.
+BLOWN_UP = 1e8
+
+
+def run_trial(
+    problem: Problem, rate: float, *, optimizer: Optimizer | None = None, steps: int = 60, advance: Advance | None = None
+) -> tuple[float, ...]:
+    """Losses before each of `steps` full-batch steps on a copy of the model, and after the last.
+
+    The run ends early, with infinity as its last loss, once it has diverged. Coupled weight decay is part of what descends,
+    so the losses hold ½ Σ wd w² too; decoupled decay, which descends nothing, is left out. Nothing of the user's is touched.
+    """
+    decay = None if optimizer is None or decoupled(optimizer) else weight_decay(optimizer, problem)
+    losses: list[float] = []
+    for taken, loss, trial in descend(problem, rate, steps, optimizer, decoupled_decay=False):
+        if decay is not None:
+            loss += 0.5 * float((decay * trial.vector.double().square()).sum())
+        losses.append(loss if not losses or abs(loss) <= BLOWN_UP * max(abs(losses[0]), 1e-30) else math.inf)
+        if taken and advance is not None:
+            advance(1)
+        if not math.isfinite(losses[-1]):
+            return tuple(losses)
+    return tuple(losses) if len(losses) == steps + 1 else (*losses, math.inf)
+
+
+def descend(
+    problem: Problem, rate: float, steps: int, optimizer: Optimizer | None = None, *, decoupled_decay: bool = True
+) -> Iterator[tuple[int, float, Problem]]:
+    """Full-batch steps on a copy: (steps taken, loss, the copy as it stands) before each step and after the last.
+
+    The optimizer is copied with its state; its groups keep the ratio of their rates to the first. `decoupled_decay=False`
+    leaves the decay of AdamW out. The run ends early where the loss is not finite. Half-precision models are trained in
+    float64, where small steps do not get lost.
+    """
+    trial = problem.in_float64() if problem.half_precision else problem.copied()
+    stepper = copy_optimizer(optimizer, problem, trial, rate)
+    if decoupled(optimizer) and not decoupled_decay:
+        for group in stepper.param_groups:
+            group["weight_decay"] = 0.0
+    for taken in range(steps + 1):
+        try:
+            loss, gradient = trial.loss_and_gradient() if taken < steps else (trial.loss(), None)
+        except NonFiniteError:
+            return
+        yield taken, loss, trial
+        if gradient is None:
+            return
+        for p, g in zip(trial.parameters, trial.split(gradient).values(), strict=True):
+            p.grad = g.to(p.dtype).reshape(p.shape)
+        stepper.step()
+
+
+def decoupled(optimizer: Optimizer | None) -> bool:
+    """Whether an optimizer shrinks the weights beside the gradient step."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    return isinstance(optimizer, AdamW) or any(group.get("decoupled_weight_decay") for group in groups)
+
+
+def copy_optimizer(optimizer: Optimizer | None, problem: Problem, trial: Problem, rate: float) -> Optimizer:
+    """The optimizer with its settings and state, for the parameters of a copy, its first group at `rate`."""
+    if optimizer is None:
+        return SGD(trial.parameters, lr=rate)
+    twin = {id(p): q for p, q in zip(problem.parameters, trial.parameters, strict=True)}
+    first = float(optimizer.param_groups[0]["lr"]) or 1.0
+    state = copy.deepcopy(optimizer.state_dict())
+    # Parameters that are not measured do not move; dummies keep the numbering of the state.
+    groups = [
+        {"params": [twin[id(p)] if id(p) in twin else p.detach().clone() for p in group["params"]], "lr": float(group["lr"])}
+        for group in optimizer.param_groups
+    ]
+    kind: Any = type(optimizer)
+    fresh: Optimizer = kind(groups, lr=rate)
+    fresh.load_state_dict(state)
+    for group in fresh.param_groups:
+        group["lr"] = float(group["lr"]) / first * rate
+    return fresh

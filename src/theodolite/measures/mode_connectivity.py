@@ -1,38 +1,43 @@
-"""Linear mode connectivity: loss and accuracy on the straight line through two solutions."""
+"""Whether two solutions share a basin: the loss on the straight line between them."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import itertools
 import math
+import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from theodolite.arguments import positive_integers
 from theodolite.errors import NonFiniteError
-from theodolite.measures.mode_connectivity.points import (
-    Accuracy,
-    BatchNormPolicy,
-    Meter,
-    Norms,
-    State,
-    batch_statistics,
-    end_tensors,
-    in_parts,
-    interpolate_states,
-    problem_of,
-    recompute_statistics,
-    statistics_of,
-)
-from theodolite.problem import Problem
-from theodolite.problem.calling import Loss
+from theodolite.measures.hessian.tracking import load
+from theodolite.problem import Batch, Problem
+from theodolite.problem.accuracy import answers, right_answers
+from theodolite.problem.calling import Evaluation, Loss, ModelCall, unwrap
 from theodolite.progress import counting
-from theodolite.results import Cost, Outcome, Result, Row, number
+from theodolite.results import Cost, Outcome, Result, Row, fields_of, number
 from theodolite.text import nearest
+
+__all__ = ["LinearPath", "linear_path"]
+
+BatchNormPolicy = Literal["interpolate", "recompute", "batch"]
+Accuracy = Callable[[Tensor, Any], Tensor] | Literal["auto"] | None
+Norms = dict[str, nn.modules.batchnorm._NormBase]
+State = nn.Module | Mapping[str, Tensor] | Tensor | str | PathLike[str]
 
 POLICIES: tuple[BatchNormPolicy, ...] = ("interpolate", "recompute", "batch")
 POINTS, LOW, HIGH = 76, -1.0, 2.0
@@ -42,6 +47,10 @@ BATCH_SIZE = 256
 ALLOWED_DROP = 0.02
 #: Where there is no accuracy: the loss may lie this share of the worse end's loss above it.
 ALLOWED_RISE = 0.02
+#: Where training scripts keep the weights inside a saved file.
+_NESTS = ("state_dict", "model_state_dict", "model", "module")
+# A counter BatchNorm needs only where its momentum is None.
+_MAY_LACK = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,16 @@ def inside(alphas: Any, values: Any) -> tuple[Tensor, Tensor]:
     return at, numbers
 
 
+def _height(barrier: Callable[[Any, Any], Barrier], column: str) -> property:
+    """The height of a barrier in a column of a path, None where the path does not have it."""
+
+    def height(path: LinearPath) -> float | None:
+        values = getattr(path, column)
+        return None if values is None else barrier(path.alphas, values).value
+
+    return property(height)
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LinearPath(Result):
     """Profile along W(alpha) = alpha * A + (1 - alpha) * B: losses and accuracies at each of `alphas` (A,), test ones if given.
@@ -135,41 +154,24 @@ class LinearPath(Result):
     forward_passes: int
     chance: float | None = None
 
-    @property
-    def barrier_train(self) -> float | None:
-        found = self.barrier("train")
-        return None if found is None else found.value
-
-    @property
-    def barrier_test(self) -> float | None:
-        found = self.barrier("test")
-        return None if found is None else found.value
-
-    @property
-    def loss_barrier_train(self) -> float:
-        return loss_barrier(self.alphas, self.train_loss).value
-
-    @property
-    def loss_barrier_test(self) -> float | None:
-        return None if self.test_loss is None else loss_barrier(self.alphas, self.test_loss).value
-
-    @property
-    def loss_excess_train(self) -> float:
-        return loss_excess(self.alphas, self.train_loss).value
-
-    @property
-    def loss_excess_test(self) -> float | None:
-        return None if self.test_loss is None else loss_excess(self.alphas, self.test_loss).value
+    barrier_train, barrier_test = _height(accuracy_barrier, "train_accuracy"), _height(accuracy_barrier, "test_accuracy")
+    loss_barrier_train, loss_barrier_test = _height(loss_barrier, "train_loss"), _height(loss_barrier, "test_loss")
+    loss_excess_train, loss_excess_test = _height(loss_excess, "train_loss"), _height(loss_excess, "test_loss")
 
     @property
     def connected(self) -> bool:
         """Whether the ends lie in one basin of the training data."""
-        return _is_connected(self.barrier("train"), self.alphas, self.train_loss)
+        return self._is_connected(self.barrier("train"), self.train_loss)
 
     @property
     def connected_test(self) -> bool | None:
         """The same on the test data, None without them."""
-        return None if self.test_loss is None else _is_connected(self.barrier("test"), self.alphas, self.test_loss)
+        return None if self.test_loss is None else self._is_connected(self.barrier("test"), self.test_loss)
+
+    def _is_connected(self, barrier: Barrier | None, loss: Tensor) -> bool:
+        if barrier is not None:
+            return barrier.value <= ALLOWED_DROP
+        return loss_barrier(self.alphas, loss).value <= ALLOWED_RISE * abs(max(self._ends(loss)))
 
     @property
     def conclusive(self) -> bool:
@@ -180,16 +182,12 @@ class LinearPath(Result):
 
     def _ends(self, values: Tensor) -> tuple[float, float]:
         """Values at alpha = 1 and alpha = 0."""
-        first, second = (float(values[self.alphas == alpha][0]) for alpha in (1.0, 0.0))
-        return first, second
+        return float(values[self.alphas == 1.0][0]), float(values[self.alphas == 0.0][0])
 
     def barrier(self, data: str = "train") -> Barrier | None:
         """Height, place and error of the barrier in accuracy on "train" or "test"; None where there is no accuracy."""
         accuracy, error = self.accuracy(data), self.barrier_train_error if data == "train" else self.barrier_test_error
-        if accuracy is None:
-            return None
-        found = accuracy_barrier(self.alphas, accuracy)
-        return Barrier(found.value, found.alpha, error)
+        return None if accuracy is None else replace(accuracy_barrier(self.alphas, accuracy), error=error)
 
     def accuracy(self, data: str = "train") -> Tensor | None:
         """Accuracies (A,) on "train" or "test"."""
@@ -210,16 +208,16 @@ class LinearPath(Result):
             "test_accuracy": self.test_accuracy,
             "test_accuracy_error": self.accuracy_error("test"),
         }
-        lists = {name: [None] * len(self.alphas) if t is None else t.tolist() for name, t in columns.items()}
         return [
-            {**dict(zip(lists, values, strict=True)), "batchnorm": self.batchnorm} for values in zip(*lists.values(), strict=True)
+            {**{name: None if t is None else t[i].item() for name, t in columns.items()}, "batchnorm": self.batchnorm}
+            for i in range(len(self.alphas))
         ]
 
     def summary(self) -> Row:
         """The barriers as one flat dictionary."""
-        barriers = ("barrier_train", "barrier_train_error", "barrier_test", "barrier_test_error")
-        losses = ("loss_barrier_train", "loss_barrier_test", "loss_excess_train", "loss_excess_test")
-        return {name: getattr(self, name) for name in ("connected", "conclusive", *barriers, *losses, "batchnorm")}
+        barriers = "barrier_train barrier_train_error barrier_test barrier_test_error"
+        losses = "loss_barrier_train loss_barrier_test loss_excess_train loss_excess_test"
+        return fields_of(self, f"connected conclusive {barriers} {losses} batchnorm")
 
     def sentence(self) -> str:
         return self._by_loss() if self.train_accuracy is None else self._by_accuracy()
@@ -228,8 +226,7 @@ class LinearPath(Result):
         train, test, accuracy = self.barrier("train"), self.barrier("test"), self.train_accuracy
         assert train is not None
         assert accuracy is not None
-        first, second = self._ends(accuracy)
-        ends = f"ends: {100 * first:.1f} % and {100 * second:.1f} %"
+        ends = "ends: {:.1f} % and {:.1f} %".format(*(100 * end for end in self._ends(accuracy)))
         beside = "" if test is None else f"; test: {_points(test)}" + (f" at alpha {test.alpha:.2f}" if test.value > 0 else "")
         border = ""
         if train.error and abs(train.value - ALLOWED_DROP) < 2 * train.error:
@@ -248,8 +245,7 @@ class LinearPath(Result):
 
     def _by_loss(self) -> str:
         found = loss_barrier(self.alphas, self.train_loss)
-        first, second = self._ends(self.train_loss)
-        ends = f"ends: {first:.4g} and {second:.4g}"
+        ends = "ends: {:.4g} and {:.4g}".format(*self._ends(self.train_loss))
         beside = "" if self.loss_barrier_test is None else f"; test: {number(self.loss_barrier_test)}"
         rule = f"judged by the loss, which may rise by {100 * ALLOWED_RISE:g} % of the worse end"
         if not self.connected:
@@ -425,13 +421,218 @@ def _check_words(batchnorm: str, batch_size: int) -> None:
     positive_integers(batch_size=batch_size)
 
 
-def _is_connected(barrier: Barrier | None, alphas: Tensor, loss: Tensor) -> bool:
-    if barrier is not None:
-        return barrier.value <= ALLOWED_DROP
-    worse = max(float(loss[alphas == end][0]) for end in (0.0, 1.0))
-    return loss_barrier(alphas, loss).value <= ALLOWED_RISE * abs(worse)
-
-
 def _points(barrier: Barrier) -> str:
     """A barrier in percentage points."""
     return f"{number(100 * barrier.value, None if barrier.error is None else 100 * barrier.error)} percentage points"
+
+
+# The data along a path: whatever its form, as batches of bounded size, with the loss that fits them.
+
+
+def problem_of(model: nn.Module, loss: Loss, data: Any, batch_size: int, name: str) -> Problem:
+    """The data with the model; a `Dataset` is read in batches. Without a loss it is the model's own, or cross entropy."""
+    inferred = loss is None
+    if inferred:
+        taken = inspect.signature(unwrap(model).forward).parameters.values()
+        inferred = not any(p.name == "labels" or (p.kind is p.VAR_KEYWORD and hasattr(model, "config")) for p in taken)
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    elif isinstance(data, Dataset):
+        data = DataLoader(data, batch_size=batch_size)
+    problem = Problem(model, nn.CrossEntropyLoss() if inferred else loss, data, params="*", check=False)
+    target = next(iter(problem.data)).target
+    if inferred and not (isinstance(target, Tensor) and not target.is_floating_point()):
+        kind = f"of {target.dtype}" if isinstance(target, Tensor) else f"a {type(target).__name__}"
+        raise ValueError(
+            f"loss=None takes integer class labels as targets. Those of {name} are {kind}: name a loss, nn.MSELoss() say."
+        )
+    return problem
+
+
+def in_parts(problem: Problem, batch_size: int) -> Problem:
+    """The problem in batches of at most `batch_size`, where they are held in memory."""
+    if not problem.data.held or all(batch.size <= batch_size for batch in problem.data):
+        return problem
+    return problem.with_batches([part for batch in problem.data for part in _parts(batch, batch_size)])
+
+
+def _parts(batch: Batch, most: int) -> Iterator[Batch]:
+    """A batch cut into parts of about equal size: a rest of one sample would have no batch statistics."""
+    count = -(-batch.size // most)
+    edges = [batch.size * i // count for i in range(count + 1)]
+    yield from (batch if count == 1 else batch.part(slice(low, high)) for low, high in itertools.pairwise(edges))
+
+
+# The two ends of a straight path through the weights, and the points between and beyond them.
+
+
+def interpolate_states(state_a: Mapping[str, Tensor], state_b: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+    """`alpha * state_a + (1 - alpha) * state_b`, tensor by tensor, as new tensors; bitwise the ends at 1 and 0.
+
+    Sums are formed in double precision and rounded once, so equal entries stay as they are. Entries that are no real or
+    complex numbers (counters, masks) come from `state_a`, and from `state_b` at alpha = 0.
+
+    >>> a, b = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 2.0])}
+    >>> interpolate_states(a, b, 0.25)
+    {'w': tensor([2.5000, 2.0000])}
+    """
+    if alpha in (0.0, 1.0):
+        return {name: t.detach().clone() for name, t in (state_a if alpha == 1.0 else state_b).items()}
+    return {name: _between(a.detach(), state_b[name].detach(), alpha) for name, a in state_a.items()}
+
+
+def _between(a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    if not (a.is_floating_point() or a.is_complex()):
+        return a.clone()
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    return torch.lerp(b.to(wide), a.to(wide), alpha).to(a.dtype)
+
+
+def end_tensors(problem: Problem, twin: Problem, state: State, label: str) -> dict[str, Tensor]:
+    """All parameters and buffers of an end by name, tied ones once; `twin`, a copy of `problem`, is loaded with them.
+
+    Half-precision weights come as float32, in which they are evaluated.
+    """
+    if isinstance(state, str | PathLike):
+        state = _read(Path(state).expanduser(), label)
+    if isinstance(state, Mapping):
+        state = _completed(problem.model, state)
+    load(state, twin, problem, label)
+    return {name: t.clone() for name, t in twin.tensors(twin.leaves(grad=False)).items()}
+
+
+def _completed(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with the names that files leave out: all but one of tied tensors, and counters."""
+    own = model.state_dict(keep_vars=True)
+    given = {id(own[name]): value for name, value in state.items() if name in own}
+    lacking = {name: t for name, t in own.items() if name not in state}
+    tied = {name: given[id(t)] for name, t in lacking.items() if id(t) in given}
+    counters = {name: t for name, t in lacking.items() if name.endswith(_MAY_LACK)}
+    return {**state, **counters, **tied}
+
+
+def _read(path: Path, label: str) -> Any:
+    """The weights in a .safetensors file, or in one of torch's that holds nothing but tensors and plain values."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{label}: there is no file {path}.")
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{label}: {path} could not be read as weights. Accepted: .safetensors, or what torch.load(weights_only=True) reads."
+        ) from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{label}: {path} holds a {type(content).__name__}, not weights by name. Save model.state_dict().")
+    return next((content[key] for key in _NESTS if isinstance(content.get(key), Mapping)), content)
+
+
+# One point of a path: BatchNorm statistics by policy, the loss, and which answers are right there.
+
+
+class Meter:
+    """Loss and right answers of one data set at any weights; `passes` counts the forward passes over it."""
+
+    def __init__(self, problem: Problem, accuracy: Accuracy) -> None:
+        self.problem, self.accuracy = problem, accuracy
+        self.passes = 0
+        self._call = ModelCall(problem.model, _in_float64(problem.loss_function))
+        self._shift: int | None = 0 if problem.loss_function is not None else None  # None: not known yet
+
+    def read(self, tensors: Mapping[str, Tensor]) -> tuple[float, Tensor | None]:
+        """The loss, infinite where it is no number, and for each label whether the answer is right; inside a session."""
+        total, bits = 0.0, []
+        for i, share, batch in self.problem.iterate():
+            found = self._call(tensors, batch, i)
+            total += share * float(found.loss.double())
+            bits.append(self._right(found, batch.target))
+        self.passes += 1
+        whole = [b for b in bits if b is not None]
+        return total if math.isfinite(total) else math.inf, torch.cat(whole).cpu() if len(whole) == len(bits) else None
+
+    def chance(self) -> float | None:
+        """The share of the most frequent answer, which needs no model; None where that is not known."""
+        if self.accuracy != "auto":
+            return None
+        found = [answers(batch.target, self.problem.loss_function, self._shift or 0) for batch in self.problem.data]
+        known = [a for a in found if a is not None]
+        if not known or len(known) < len(found):
+            return None
+        counts = torch.cat(known).unique(return_counts=True)[1]
+        return int(counts.max()) / int(counts.sum())
+
+    def _right(self, found: Evaluation, target: Any) -> Tensor | None:
+        if self.accuracy is None:
+            return None
+        if self.accuracy != "auto":
+            return self.accuracy(found.output, target).detach().reshape(-1).bool()
+        if self._shift is None:
+            self._shift = _label_shift(found, target)
+            if self._shift is None:
+                self.accuracy = None  # which label an output answers is not known
+                return None
+        return right_answers(found.output, target, self.problem.loss_function, shift=self._shift)
+
+
+def _label_shift(found: Evaluation, target: Any) -> int | None:
+    """How many places ahead the labels of a model with its own loss stand: that is the cross entropy with its loss's value."""
+    output = found.output.double()
+    if not isinstance(target, Tensor) or target.ndim < 2 or output.shape[:-1] != target.shape:
+        return 0
+    for shift in (0, 1):
+        logits, labels = output[:, : output.shape[1] - shift].flatten(0, -2), target[:, shift:].flatten()
+        if math.isclose(float(functional.cross_entropy(logits, labels)), float(found.loss), rel_tol=1e-3):
+            return shift
+    return None
+
+
+def _in_float64(loss: Loss) -> Loss:
+    """torch's own losses of widened outputs: the log-softmax of confident networks needs it. Other losses as they are."""
+    plain = isinstance(loss, nn.Module) and type(loss).__module__ == "torch.nn.modules.loss"
+    if loss is None or not (plain or getattr(loss, "__module__", "") == "torch.nn.functional"):
+        return loss
+    wide: Any = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
+
+    def widened(output: Any, target: Any) -> Tensor:
+        floats = isinstance(target, Tensor) and target.is_floating_point()
+        value: Tensor = wide(output.double(), target.double() if floats else target)
+        return value
+
+    return widened
+
+
+def statistics_of(model: nn.Module) -> Norms:
+    """The normalisations that keep running statistics, by name."""
+    return {
+        name: part
+        for name, part in model.named_modules()
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None
+    }
+
+
+@contextmanager
+def batch_statistics(norms: Norms, *, cumulative: bool = False) -> Iterator[None]:
+    """Let normalisations use the statistics of each batch; everything else stays in its mode.
+
+    Their running statistics move too, to the plain average over the batches if `cumulative`.
+    """
+    before = [(norm, norm.training, norm.momentum) for norm in norms.values()]
+    try:
+        for norm in norms.values():
+            norm.training = True
+            norm.momentum = None if cumulative else norm.momentum
+        yield
+    finally:
+        for norm, training, own in before:
+            norm.training, norm.momentum = training, own
+
+
+def recompute_statistics(tensors: Mapping[str, Tensor], norms: Norms, meter: Meter) -> None:
+    """Estimate running statistics anew, in place, as the plain average over the batches of the data; inside a session."""
+    for name in norms:
+        start = f"{name}." if name else ""
+        for part, value in (("running_mean", 0), ("running_var", 1), ("num_batches_tracked", 0)):
+            tensors[f"{start}{part}"].fill_(value)
+    with batch_statistics(norms, cumulative=True):
+        for i, _, batch in meter.problem.iterate():
+            meter.problem.output(dict(tensors), batch, i, check=False)
+    meter.passes += 1
