@@ -60,14 +60,19 @@ class Hooks:
 
     def close(self) -> None:
         """Take the hooks away; doing it again does nothing."""
-        while self._handles:
-            self._handles.pop().remove()
+        for handle in self._handles:  # one by one and then all: an interruption in between leaves none unknown
+            handle.remove()
+        self._handles.clear()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        try:
+            self.close()
+        except KeyboardInterrupt:
+            self.close()
+            raise
 
 
 class _Hook:

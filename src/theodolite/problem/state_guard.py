@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any, cast
@@ -36,9 +36,8 @@ def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
     contents: dict[int, tuple[Any, list[Any]]] = {}
     for _, kept in attributes:
         _remember([v for name, v in kept.items() if type(v) in _CONTAINERS and name not in _HOOKS], contents)
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for module, kept in attributes:
             now = vars(module)
             now.update(kept)
@@ -49,8 +48,18 @@ def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
             if len(book) != len(before):
                 book.clear()
                 book.update(before)
-        for container, before in contents.values():
-            _refill(container, before)
+        for container, held in contents.values():
+            _refill(container, held)
+
+    # Inside `try` from the first instruction on: Ctrl-C is noticed where functions begin, and what it broke off is done again.
+    try:
+        yield
+    finally:
+        try:
+            restore()
+        except KeyboardInterrupt:
+            restore()
+            raise
 
 
 def _remember(values: Iterable[Any], contents: dict[int, tuple[Any, list[Any]]]) -> None:
@@ -88,14 +97,71 @@ def random_states_kept(devices: Sequence[int] = (), generators: Sequence[torch.G
     """Restore the global states of torch (also on CUDA `devices`), NumPy and Python, and those of the given generators."""
     # Models, losses and data sets of the user may draw from the global state of NumPy, whatever this package does.
     python, numpy, own = random.getstate(), np.random.get_state(), [g.get_state() for g in generators]  # noqa: NPY002
-    with torch.random.fork_rng(devices=devices):
+    cpu, cuda = torch.get_rng_state(), [(torch.cuda.get_rng_state(device), device) for device in devices]
+
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        torch.set_rng_state(cpu)
+        for state, device in cuda:
+            torch.cuda.set_rng_state(state, device)
+        for generator, state in zip(generators, own, strict=True):
+            generator.set_state(state)
+
+    try:
+        yield
+    finally:
         try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
-            for generator, state in zip(generators, own, strict=True):
-                generator.set_state(state)
+            restore()
+        except KeyboardInterrupt:
+            restore()
+            raise
+
+
+#: Global switches of torch that contexts of ours or of torch turn: how each is read and set.
+_SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
+    (lambda: _compiler()._stance, lambda stance: setattr(_compiler(), "_stance", stance)),
+    (torch._C._len_torch_function_stack, lambda depth: _drop_function_modes(depth)),
+]
+
+
+def _compiler() -> Any:
+    """Where torch keeps the stance of its compiler; it takes a second to load, and `set_stance` loads it anyway."""
+    from torch._dynamo import eval_frame
+
+    return eval_frame
+
+
+def _drop_function_modes(depth: int) -> None:
+    while torch._C._len_torch_function_stack() > depth:
+        torch._C._pop_torch_function_stack()
+
+
+@contextmanager
+def switches_kept() -> Iterator[None]:
+    """Put torch's global switches back, also where Ctrl-C came while a context of torch's own was being left."""
+    before = [read() for read, _ in _SWITCHES]
+
+    def restore() -> None:
+        for (read, turn), value in zip(_SWITCHES, before, strict=True):
+            if read() != value:
+                turn(value)
+
+    try:
+        yield
+    finally:
+        try:
+            restore()
+        except KeyboardInterrupt:
+            restore()
+            raise
 
 
 class _Measuring(threading.local):
@@ -119,7 +185,7 @@ def left_as_found(model: nn.Module, mode: str | None, loss: object = None) -> It
     """
     losses = list(loss.modules()) if isinstance(loss, nn.Module) else []
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with random_states_kept(devices), attributes_kept([*model.modules(), *losses]):
+    with switches_kept(), random_states_kept(devices), attributes_kept([*model.modules(), *losses]):
         depth = _MEASURING.depth
         try:
             _MEASURING.depth = depth + 1
