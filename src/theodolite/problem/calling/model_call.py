@@ -132,7 +132,7 @@ def _by_place(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
         for own in (module._parameters, module._buffers):
             for name, t in own.items():
                 key = names.get(id(t))
-                if key in tensors:
+                if key is not None and key in tensors:
                     found[f"{prefix}.{name}" if prefix else name] = tensors[key]
     return found
 
