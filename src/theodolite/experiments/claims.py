@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -170,17 +169,13 @@ class Claim:
         """
         wanted = self.wanted
         rule = "" if wanted is None else describe(str(self.rule), wanted, self.tolerance)
-        value: Any = None
-        error_bar: float | None = None
-        note = ""
+        value, error_bar, note = None, None, ""
         try:
             if not rows:
                 raise ValueError("there are no rows")
-            measured = self.measure(rows)
-            if isinstance(measured, Measured):
-                value, error_bar = plain(measured.value), None if measured.error is None else float(measured.error)
-            else:
-                value = plain(measured)
+            found = self.measure(rows)
+            found = found if isinstance(found, Measured) else Measured(found)
+            value, error_bar = plain(found.value), None if found.error is None else float(found.error)
             state = State.MEASURED if wanted is None else self._compare(value, wanted, size)
         except Exception as error:
             state, note = State.FAILS, f"could not be measured: {type(error).__name__}: {error}"
@@ -201,7 +196,8 @@ class Claim:
         )
 
     def _compare(self, value: Any, wanted: Any, size: str) -> State:
-        if not _is_nan(value) and bool(RULES[str(self.rule)](value, plain(wanted), self.tolerance)):
+        found = value is not None and value == value  # neither nothing nor NaN
+        if found and bool(RULES[str(self.rule)](value, plain(wanted), self.tolerance)):
             return State.HOLDS
         return State.NOT_REPRODUCED if SIZES.index(size) < SIZES.index(self.since) else State.FAILS
 
@@ -348,7 +344,3 @@ def show(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(show(v) for v in value)
     return str(value)
-
-
-def _is_nan(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))

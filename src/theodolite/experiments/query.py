@@ -58,13 +58,25 @@ def chosen(rows: Iterable[Row], **where: Any) -> list[Row]:
     return Query()(**where).found(rows)
 
 
+def split(rows: Iterable[Row], *names: str) -> dict[Any, list[Row]]:
+    """The rows of each value of a column, in the order of first appearance; of several columns, of each tuple of values.
+
+    >>> split([{"k": 2, "v": 1}, {"k": 1, "v": 2}, {"k": 2, "v": 3}], "k")
+    {2: [{'k': 2, 'v': 1}, {'k': 2, 'v': 3}], 1: [{'k': 1, 'v': 2}]}
+    """
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[names[0]] if len(names) == 1 else tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
 def values_of(rows: Iterable[Row], *names: str) -> list[Any]:
     """The values of a column in the order of their first appearance, each once; of several columns, tuples.
 
     >>> values_of([{"k": 2}, {"k": 1}, {"k": 2}], "k")
     [2, 1]
     """
-    return list(dict.fromkeys(row[names[0]] if len(names) == 1 else tuple(row[name] for name in names) for row in rows))
+    return list(split(rows, *names))
 
 
 C = TypeVar("C", bound="_Computed")
@@ -272,14 +284,7 @@ class Groups:
 
     def each(self, measure: Callable[[list[Row]], Any]) -> Column:
         """A value (or any function of rows) of every group."""
-
-        def compute(rows: list[Row]) -> list[Any]:
-            groups: dict[tuple[Any, ...], list[Row]] = {}
-            for row in self._query.found(rows):
-                groups.setdefault(tuple(row[name] for name in self._names), []).append(row)
-            return [_bare(measure(group)) for group in groups.values()]
-
-        return Column(compute)
+        return Column(lambda rows: [_bare(measure(group)) for group in split(self._query.found(rows), *self._names).values()])
 
 
 #: All rows; `rows(kind="run")` are some of them.

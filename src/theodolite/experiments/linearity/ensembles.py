@@ -7,14 +7,18 @@ the removed weights at zero; those have no derivative and count in no norm, Hess
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, pad
 
+from theodolite.measures.linearity import Graph
 from theodolite.models.dag import DagNetwork, fcn_graph
+from theodolite.results import Row
 
 Weights = list[Tensor]
 #: Weights -> one number for each network, (S,).
@@ -23,13 +27,27 @@ Scalar = Callable[[Weights], Tensor]
 INPUTS = 10
 
 
-def gaussian_inputs(seeds: Sequence[int], samples: int, features: int) -> Tensor:
+def normals(seed: int) -> Callable[..., Tensor]:
+    """A source of Gaussian tensors of the shapes it is called with, one drawn after the other."""
+    return partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gaussian_inputs(seeds: Sequence[int], samples: int, features: int = INPUTS) -> Tensor:
     """(S, samples, features), each scaled to ‖x‖² = features."""
-    drawn = [
-        torch.randn(samples, features, generator=torch.Generator().manual_seed(10_000 + seed), dtype=torch.float64)
-        for seed in seeds
-    ]
-    return torch.nn.functional.normalize(torch.stack(drawn), dim=2) * math.sqrt(features)
+    drawn = torch.stack([normals(10_000 + seed)(samples, features) for seed in seeds])
+    return normalize(drawn, dim=2) * math.sqrt(features)
+
+
+def job_seeds(job: Mapping[str, Any], count: str = "seeds") -> range:
+    """The seeds of a job, as many as it says under `count`, from its own on."""
+    return range(job["seed"], job["seed"] + job[count])
+
+
+def seed_rows(shared: Row, seeds: Sequence[int], **columns: Tensor | Sequence[Any]) -> Iterator[Row]:
+    """A row for each network: what all have, its seed, and its own entry of each column (S,)."""
+    lists = [column.tolist() if isinstance(column, Tensor) else column for column in columns.values()]
+    for seed, *values in zip(seeds, *lists, strict=True):
+        yield {**shared, "seed": seed, **dict(zip(columns, values, strict=True))}
 
 
 @dataclass(frozen=True)
@@ -47,8 +65,26 @@ class Layer:
         return weights if self.mask is None else weights * self.mask
 
 
-class Ensemble:
-    """S networks with equal layer sizes. `weights` holds one tensor per layer, seeds first."""
+class Networks:
+    """S networks. `weights` holds one tensor per layer, seeds first; `masks` are 1 where there is a weight."""
+
+    weights: Weights
+    masks: Sequence[Tensor | float]
+
+    def at(self, distance: float, seed: int) -> Weights:
+        """The weights at a distance from the start, in a random direction for each network."""
+        draw = normals(seed)
+        steps = [draw(*w.shape) * mask for w, mask in zip(self.weights, self.masks, strict=True)]
+        return [w + step for w, step in zip(self.weights, scaled(steps, distance / norms(steps)), strict=True)]
+
+
+class Ensemble(Networks):
+    """S networks of `DagNetwork` with equal layer sizes."""
+
+    @classmethod
+    def of(cls, graph: Callable[[int], Graph], seeds: Sequence[int], **activations: Any) -> Ensemble:
+        """The networks of these seeds, each with its graph."""
+        return cls([DagNetwork(graph(seed), seed=seed, **activations) for seed in seeds])
 
     def __init__(self, networks: Sequence[DagNetwork]) -> None:
         model = networks[0]
@@ -56,9 +92,10 @@ class Ensemble:
             raise ValueError("Networks with shared weights are stacked by Convolutions.")
         self.size, self.depth = len(networks), len(model.layers)
         self.activation, self.output_activation = model.activation, model.output_activation
-        stacks = [[network.layers[i] for network in networks] for i in range(self.depth)]
-        self.layers = [_layer(stack) for stack in stacks]
-        self.weights: Weights = [_weights(stack, layer) for stack, layer in zip(stacks, self.layers, strict=True)]
+        stacks = zip(*(network.layers for network in networks), strict=True)
+        self.layers, weights = zip(*map(_layer, stacks), strict=True)
+        self.weights = list(weights)
+        self.masks = [1.0 if layer.mask is None else layer.mask for layer in self.layers]
         self.widths = [network.width for network in networks]
 
     def forward(self, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -77,12 +114,6 @@ class Ensemble:
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         """Outputs (S, n, outputs)."""
         return self.forward(weights, x)[1][-1]
-
-    def direction(self, generator: torch.Generator) -> Weights:
-        """A random direction for each network, of unit length over all its weights."""
-        steps = [torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in self.weights]
-        steps = [s if layer.mask is None else s * layer.mask for s, layer in zip(steps, self.layers, strict=True)]
-        return scaled(steps, 1.0 / norms(steps))
 
     def kernel(self, weights: Weights, x: Tensor) -> Tensor:
         """Tangent kernels of the first output, (S, n, n); no per-sample gradient is written out.
@@ -111,58 +142,50 @@ class Ensemble:
 def fully_connected(m: int, seeds: Sequence[int], *, hidden: int = 2, output: str = "identity") -> Ensemble:
     """Tanh networks with hidden layers of m neurons, `output` the activation behind the last layer."""
     graph = fcn_graph(INPUTS, [m] * hidden)
-    return Ensemble([DagNetwork(graph, output_activation=output, seed=seed) for seed in seeds])
+    return Ensemble.of(lambda seed: graph, seeds, output_activation=output)
 
 
-class Convolutions:
+class Convolutions(Networks):
     """S one-dimensional convolutional networks (stride 1, zero padding, linear output), as `cnn_graph` describes them."""
 
     def __init__(self, size: int, length: int, widths: Sequence[int], *, kernel: int = 3, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
         shapes = [(after, before * kernel) for before, after in zip((1, *widths), widths, strict=False)]
         shapes.append((1, widths[-1] * length))
         self.kernel = kernel
-        self.weights: Weights = [torch.randn(size, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        draw = normals(seed)
+        self.weights = [draw(size, *shape) for shape in shapes]
+        self.masks = [1.0] * len(shapes)
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
         """Inputs (S, n, length) -> outputs (S, n, 1)."""
         value = x[:, :, None]  # (S, n, channels, length)
         for w in weights[:-1]:
-            padded = torch.nn.functional.pad(value, (self.kernel // 2, self.kernel // 2))
+            padded = pad(value, (self.kernel // 2, self.kernel // 2))
             windows = padded.unfold(3, self.kernel, 1).transpose(2, 3).flatten(3)  # (S, n, length, channels · kernel)
             value = torch.tanh(windows @ w[:, None].mT * w.shape[2] ** -0.5).mT
         flat = value.flatten(2)
         out: Tensor = flat @ weights[-1].mT * flat.shape[2] ** -0.5
         return out
 
-    def direction(self, generator: torch.Generator) -> Weights:
-        """A random direction for each network, of unit length over all its weights."""
-        steps = [torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in self.weights]
-        return scaled(steps, 1.0 / norms(steps))
 
-
-def _layer(stack: Sequence[Any]) -> Layer:
+def _layer(stack: Sequence[Any]) -> tuple[Layer, Tensor]:
+    """A layer of each of the networks as one, and its weights."""
     first, last = min(each.first for each in stack), max(each.last for each in stack)
     model = stack[0]
+
+    def framed(matrices: Iterable[Tensor]) -> Tensor:
+        """Matrices of these layers, with zeros in the columns that a network does not read."""
+        padded = [pad(a, (each.first - first, last - each.last)) for a, each in zip(matrices, stack, strict=True)]
+        return torch.stack(padded)
+
+    mask = None
+    if not all(each.full and (each.first, each.last) == (first, last) for each in stack):
+        mask = framed(
+            each.weight.new_zeros(math.prod(each.shape)).index_fill(0, each.place, 1.0).view(each.shape) for each in stack
+        )
     scale = torch.stack([each.scale for each in stack])
-    skips = (model.skip_from, model.skip_to)
-    if all(each.full and (each.first, each.last) == (first, last) for each in stack):
-        return Layer(first, last, None, scale, skips)
-    return Layer(first, last, torch.stack([_framed(each, first, last, ones=True) for each in stack]), scale, skips)
-
-
-def _weights(stack: Sequence[Any], layer: Layer) -> Tensor:
-    return torch.stack([_framed(each, layer.first, layer.last, ones=False) for each in stack])
-
-
-def _framed(layer: Any, first: int, last: int, *, ones: bool) -> Tensor:
-    """A layer's matrix, or its mask, within the columns `first` .. `last`."""
-    rows, span = layer.shape
-    flat: Tensor = layer.weight.new_zeros(rows * span).detach()
-    flat[layer.place] = 1.0 if ones else layer.weight.detach()
-    framed = flat.new_zeros(rows, last - first)
-    framed[:, layer.first - first : layer.last - first] = flat.view(rows, span)
-    return framed
+    layer = Layer(first, last, mask, scale, (model.skip_from, model.skip_to))
+    return layer, framed(each.matrix().detach() for each in stack)
 
 
 def norms(parts: Weights) -> Tensor:
@@ -177,9 +200,10 @@ def scaled(parts: Weights, factor: Tensor | float) -> Weights:
     return [p * factor.view(-1, *[1] * (p.ndim - 1)) for p in parts]
 
 
-def added(first: Weights, second: Weights) -> Weights:
-    """The sum, layer by layer."""
-    return [a + b for a, b in zip(first, second, strict=True)]
+def gradients(scalar: Scalar, weights: Weights) -> Weights:
+    """Gradients of S scalars by the weights of their networks."""
+    leaves = [w.detach().clone().requires_grad_() for w in weights]
+    return list(torch.autograd.grad(scalar(leaves).sum(), leaves))
 
 
 def hessian_norms(
@@ -193,9 +217,9 @@ def hessian_norms(
     chosen = range(len(weights)) if layers is None else layers
     leaves = [w.detach().requires_grad_(i in chosen) for i, w in enumerate(weights)]
     wanted = [leaves[i] for i in chosen]
-    gradients = torch.autograd.grad(scalar(leaves).sum(), wanted, create_graph=True, allow_unused=True)
+    first = torch.autograd.grad(scalar(leaves).sum(), wanted, create_graph=True, allow_unused=True)
     sizes = [w[0].numel() for w in wanted]
-    roots = [(g, i) for i, g in enumerate(gradients) if g is not None and g.requires_grad]
+    roots = [(g, i) for i, g in enumerate(first) if g is not None and g.requires_grad]
 
     def product(v: Tensor) -> Tensor:
         if not roots:
@@ -212,8 +236,7 @@ def hessian_norms(
 
 def _lanczos(product: Callable[[Tensor], Tensor], count: int, size: int, steps: int, seed: int) -> tuple[Tensor, Tensor]:
     """Largest |eigenvalue| and its residual, (S,). Without reorthogonalisation: copies of Ritz values do no harm here."""
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(count, size, generator=generator, dtype=torch.float64)
+    v = normals(seed)(count, size)
     v /= v.norm(dim=1, keepdim=True)
     before, alphas, betas = torch.zeros_like(v), [], [v.new_zeros(count)]
     for _ in range(min(steps, size)):
