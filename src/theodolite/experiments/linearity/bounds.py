@@ -14,17 +14,19 @@ from theodolite.experiments import Experiment, at_most, between, equal, measured
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, log_log, melted, reduced, scatter
 from theodolite.experiments.linearity.ensembles import INPUTS, fully_connected, gaussian_inputs, job_seeds, normals, seed_rows
+from theodolite.experiments.linearity.hessian import ARCHITECTURES
 from theodolite.experiments.query import Value, select
 from theodolite.experiments.study import grid
 from theodolite.measures.linearity import linearity_deviation
-from theodolite.models.dag import DagNetwork, densenet_graph, fcn_graph, with_skips
+from theodolite.models.dag import DagNetwork
 from theodolite.models.ntk import ntk_cnn
 from theodolite.problem import Problem
 from theodolite.results import Row
 
 # The distance of a network from its linearisation
 
-NETWORKS = ("fully connected", "dense", "skip", "convolution")
+#: By name, and what they are called among the architectures.
+NETWORKS = {"fully connected": "three layers", "dense": "dense", "skip": "skip", "convolution": "convolution"}
 smooth, kinked = rows(activation="tanh"), rows(activation="relu")
 
 
@@ -85,8 +87,7 @@ class Taylor(Experiment):
             }
             for row in rows
         ]
-        near = select(named, radius=1.0)
-        worst = reduced(near, max, "deviation", "which", "m")
+        worst = reduced(select(named, radius=1.0), max, "deviation", "which", "m")
         bound: dict[str, Any] = {"xlabel": "Taylor's bound ½R² max‖H‖", "ylabel": "deviation / bound"}
         slopes: dict[str, Any] = {"xlabel": "width m", "ylabel": "worst deviation at distance 1"}
         return draw_panels(
@@ -98,14 +99,10 @@ class Taylor(Experiment):
 
 def network(name: str, m: int, activation: str, seed: int) -> nn.Module:
     """A three-layer network of width m."""
-    if name == "convolution":
+    graph = ARCHITECTURES[NETWORKS[name]].graph
+    if graph is None:
         return ntk_cnn((1, INPUTS), [m, m], activation=activation, seed=seed).double()
-    graphs = {
-        "fully connected": lambda: fcn_graph(INPUTS, [m, m]),
-        "dense": lambda: densenet_graph(INPUTS, [m, m]),
-        "skip": lambda: with_skips(fcn_graph(INPUTS, [m, m])),
-    }
-    return DagNetwork(graphs[name](), activation=activation, seed=seed)
+    return DagNetwork(graph(m, seed), activation=activation, seed=seed)
 
 
 # The lemmas
@@ -238,8 +235,7 @@ def _vectors(job: Mapping[str, Any]) -> Iterator[Row]:
         yield _tail("vector", t, excess, 2 * math.exp(-(t**2) / 2))
     matrix = normal(8, size)
     top = float(torch.linalg.matrix_norm(matrix, 2))
-    image = a @ matrix.T
-    pulled = image @ matrix
+    pulled = a @ matrix.T @ matrix
     moved = (a + RADIUS * pulled / pulled.norm(dim=1, keepdim=True)) @ matrix.T
     beyond = (moved.norm(dim=1) - matrix.norm() - top * RADIUS) / (4 * top)
     yield {"part": "norm", "lemma": "product", "ratio": float(beyond.max())}
@@ -266,7 +262,7 @@ def _network(job: Mapping[str, Any]) -> Iterator[Row]:
     weights = networks.at(RADIUS, seed=9)
     pre, values = networks.forward(weights, x)
     slopes = [1 - torch.tanh(p[:, 0]).square() for p in pre[:2]]  # σ' of both hidden layers, (S, m)
-    through = slopes[1][:, :, None] * weights[1] * slopes[0][:, None] * job["m"] ** -0.5
+    through = slopes[1][:, :, None] * networks.matrices(weights)[1] * slopes[0][:, None] * job["m"] ** -0.5
     reach = x[:, 0].norm(dim=1) / INPUTS**0.5
     length = values[1][:, 0].norm(dim=1) * job["m"] ** -0.5
     return seed_rows(

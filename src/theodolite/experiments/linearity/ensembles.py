@@ -20,9 +20,8 @@ from theodolite.measures.linearity import Graph
 from theodolite.models.dag import DagNetwork, fcn_graph
 from theodolite.results import Row
 
-Weights = list[Tensor]
-#: Weights -> one number for each network, (S,).
-Scalar = Callable[[Weights], Tensor]
+#: Weights (S, P) -> one number for each network, (S,).
+Scalar = Callable[[Tensor], Tensor]
 #: Inputs of the networks, Gaussian with ‖x‖² = INPUTS.
 INPUTS = 10
 
@@ -60,26 +59,35 @@ class Layer:
     scale: Tensor  # (S, rows)
     skips: tuple[Tensor, Tensor]  # from, to
 
-    def matrix(self, weights: Tensor) -> Tensor:
-        """The matrices the weights stand for."""
-        return weights if self.mask is None else weights * self.mask
-
 
 class Networks:
-    """S networks. `weights` holds one tensor per layer, seeds first; `masks` are 1 where there is a weight."""
+    """S networks of equal layer sizes, from the matrices (S, rows, columns) of their layers.
 
-    weights: Weights
-    masks: Sequence[Tensor | float]
+    `weights` (S, P) are those of all layers one after the other, and `mask` is 0 where a network has none.
+    """
 
-    def at(self, distance: float, seed: int) -> Weights:
+    def __init__(self, matrices: Sequence[Tensor], mask: Tensor | float = 1.0) -> None:
+        self.shapes = [matrix.shape[1:] for matrix in matrices]
+        self.weights, self.mask = _flat(matrices), mask
+
+    def matrices(self, weights: Tensor) -> list[Tensor]:
+        """The weights as matrices of the layers."""
+        parts = weights.split([shape.numel() for shape in self.shapes], dim=1)
+        return [part.unflatten(1, shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def at(self, distance: float, seed: int) -> Tensor:
         """The weights at a distance from the start, in a random direction for each network."""
         draw = normals(seed)
-        steps = [draw(*w.shape) * mask for w, mask in zip(self.weights, self.masks, strict=True)]
-        return [w + step for w, step in zip(self.weights, scaled(steps, distance / norms(steps)), strict=True)]
+        step = _flat([draw(len(self.weights), *shape) for shape in self.shapes]) * self.mask
+        return self.weights + distance * normalize(step)
+
+
+def _flat(matrices: Iterable[Tensor]) -> Tensor:
+    return torch.cat([matrix.flatten(1) for matrix in matrices], dim=1)
 
 
 class Ensemble(Networks):
-    """S networks of `DagNetwork` with equal layer sizes."""
+    """Networks that compute as `DagNetwork` does."""
 
     @classmethod
     def of(cls, graph: Callable[[int], Graph], seeds: Sequence[int], **activations: Any) -> Ensemble:
@@ -90,20 +98,20 @@ class Ensemble(Networks):
         model = networks[0]
         if model.graph.weight_of is not None:
             raise ValueError("Networks with shared weights are stacked by Convolutions.")
-        self.size, self.depth = len(networks), len(model.layers)
+        self.depth, self.widths = len(model.layers), [network.width for network in networks]
         self.activation, self.output_activation = model.activation, model.output_activation
         stacks = zip(*(network.layers for network in networks), strict=True)
         self.layers, weights = zip(*map(_layer, stacks), strict=True)
-        self.weights = list(weights)
-        self.masks = [1.0 if layer.mask is None else layer.mask for layer in self.layers]
-        self.widths = [network.width for network in networks]
+        masks = (torch.ones_like(w) if layer.mask is None else layer.mask for layer, w in zip(self.layers, weights, strict=True))
+        super().__init__(weights, _flat(masks))
 
-    def forward(self, weights: Weights, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def forward(self, weights: Tensor, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs (S, n, d) -> pre-activations and values of each layer, (S, n, rows); the values begin with the inputs."""
         found, values = [], [x]
-        for i, (layer, weight) in enumerate(zip(self.layers, weights, strict=True), start=1):
+        matrices = self.matrices(weights * self.mask)
+        for i, (layer, matrix) in enumerate(zip(self.layers, matrices, strict=True), start=1):
             computed = torch.cat(values, dim=2) if len(values) > 1 else x
-            pre = computed[..., layer.first : layer.last] @ layer.matrix(weight).mT * layer.scale[:, None]
+            pre = computed[..., layer.first : layer.last] @ matrix.mT * layer.scale[:, None]
             value = (self.output_activation if i == self.depth else self.activation)(pre)
             if len(layer.skips[0]):
                 value = value.index_add(2, layer.skips[1], computed[..., layer.skips[0]])
@@ -111,21 +119,20 @@ class Ensemble(Networks):
             values.append(value)
         return found, values
 
-    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+    def __call__(self, weights: Tensor, x: Tensor) -> Tensor:
         """Outputs (S, n, outputs)."""
         return self.forward(weights, x)[1][-1]
 
-    def kernel(self, weights: Weights, x: Tensor) -> Tensor:
+    def kernel(self, weights: Tensor, x: Tensor) -> Tensor:
         """Tangent kernels of the first output, (S, n, n); no per-sample gradient is written out.
 
         With A the layer's inputs and D the derivatives at its pre-activations, a layer adds
         `Σ_ab M_ab (D_ia D_ja) (A_ib A_jb)`: M all ones is the product of two Gram matrices.
         """
         with torch.enable_grad():
-            leaves = [w.detach().requires_grad_() for w in weights]
-            found, values = self.forward(leaves, x)
+            found, values = self.forward(weights.detach().requires_grad_(), x)
             derivatives = torch.autograd.grad(values[-1][..., 0].sum(), found)
-        total = x.new_zeros(self.size, x.shape[1], x.shape[1])
+        total = x.new_zeros(len(x), x.shape[1], x.shape[1])
         rows, columns = torch.triu_indices(x.shape[1], x.shape[1])
         for i, (layer, d) in enumerate(zip(self.layers, derivatives, strict=True)):
             a = torch.cat(values[: i + 1], dim=2)[..., layer.first : layer.last].detach()
@@ -153,18 +160,18 @@ class Convolutions(Networks):
         shapes.append((1, widths[-1] * length))
         self.kernel = kernel
         draw = normals(seed)
-        self.weights = [draw(size, *shape) for shape in shapes]
-        self.masks = [1.0] * len(shapes)
+        super().__init__([draw(size, *shape) for shape in shapes])
 
-    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+    def __call__(self, weights: Tensor, x: Tensor) -> Tensor:
         """Inputs (S, n, length) -> outputs (S, n, 1)."""
         value = x[:, :, None]  # (S, n, channels, length)
-        for w in weights[:-1]:
+        *hidden, last = self.matrices(weights)
+        for w in hidden:
             padded = pad(value, (self.kernel // 2, self.kernel // 2))
             windows = padded.unfold(3, self.kernel, 1).transpose(2, 3).flatten(3)  # (S, n, length, channels · kernel)
             value = torch.tanh(windows @ w[:, None].mT * w.shape[2] ** -0.5).mT
         flat = value.flatten(2)
-        out: Tensor = flat @ weights[-1].mT * flat.shape[2] ** -0.5
+        out: Tensor = flat @ last.mT * flat.shape[2] ** -0.5
         return out
 
 
@@ -188,50 +195,28 @@ def _layer(stack: Sequence[Any]) -> tuple[Layer, Tensor]:
     return layer, framed(each.matrix().detach() for each in stack)
 
 
-def norms(parts: Weights) -> Tensor:
-    """Euclidean norm over all layers, (S,)."""
-    lengths: Tensor = torch.linalg.vector_norm(torch.cat([p.flatten(1) for p in parts], dim=1), dim=1)
-    return lengths
+def gradients(scalar: Scalar, weights: Tensor) -> Tensor:
+    """Gradients of S scalars by the weights of their networks, (S, P)."""
+    leaves = weights.detach().requires_grad_()
+    return torch.autograd.grad(scalar(leaves).sum(), leaves)[0]
 
 
-def scaled(parts: Weights, factor: Tensor | float) -> Weights:
-    """Each network's weights times its own factor (S,)."""
-    factor = torch.as_tensor(factor, dtype=parts[0].dtype).expand(len(parts[0]))
-    return [p * factor.view(-1, *[1] * (p.ndim - 1)) for p in parts]
-
-
-def gradients(scalar: Scalar, weights: Weights) -> Weights:
-    """Gradients of S scalars by the weights of their networks."""
-    leaves = [w.detach().clone().requires_grad_() for w in weights]
-    return list(torch.autograd.grad(scalar(leaves).sum(), leaves))
-
-
-def hessian_norms(
-    scalar: Scalar, weights: Weights, *, layers: Sequence[int] | None = None, steps: int = 24, seed: int = 0
-) -> tuple[Tensor, Tensor]:
+def hessian_norms(scalar: Scalar, weights: Tensor, *, first: int = 0, steps: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Spectral norms of the Hessians of S scalars, (S,), and what the last Lanczos step leaves open, (S,).
 
-    `layers` restricts rows and columns to some layers' weights. All networks go through one Lanczos recursion; the products
-    are double backward on one graph.
+    The Hessian is by the weights from the place `first` on. All networks go through one Lanczos recursion; the products are
+    double backward on one graph.
     """
-    chosen = range(len(weights)) if layers is None else layers
-    leaves = [w.detach().requires_grad_(i in chosen) for i, w in enumerate(weights)]
-    wanted = [leaves[i] for i in chosen]
-    first = torch.autograd.grad(scalar(leaves).sum(), wanted, create_graph=True, allow_unused=True)
-    sizes = [w[0].numel() for w in wanted]
-    roots = [(g, i) for i, g in enumerate(first) if g is not None and g.requires_grad]
+    leaves = weights[:, first:].detach().requires_grad_()
+    whole = torch.cat([weights[:, :first].detach(), leaves], dim=1)
+    (gradient,) = torch.autograd.grad(scalar(whole).sum(), leaves, create_graph=True)
 
     def product(v: Tensor) -> Tensor:
-        if not roots:
+        if not gradient.requires_grad:  # it is constant
             return torch.zeros_like(v)
-        parts = [part.reshape(w.shape) for part, w in zip(v.split(sizes, dim=1), wanted, strict=True)]
-        images = torch.autograd.grad(
-            [g for g, _ in roots], wanted, [parts[i] for _, i in roots], retain_graph=True, allow_unused=True
-        )
-        flat = [(torch.zeros_like(w) if h is None else h).flatten(1) for h, w in zip(images, wanted, strict=True)]
-        return torch.cat(flat, dim=1)
+        return torch.autograd.grad(gradient, leaves, v, retain_graph=True)[0]
 
-    return _lanczos(product, len(weights[0]), sum(sizes), steps, seed)
+    return _lanczos(product, *leaves.shape, steps, seed)
 
 
 def _lanczos(product: Callable[[Tensor], Tensor], count: int, size: int, steps: int, seed: int) -> tuple[Tensor, Tensor]:

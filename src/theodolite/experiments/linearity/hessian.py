@@ -17,15 +17,7 @@ from theodolite.experiments import Claim, Experiment, Figure, Study, at_least, a
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, log_log, reduced
 from theodolite.experiments.linearity import ensembles
-from theodolite.experiments.linearity.ensembles import (
-    INPUTS,
-    Convolutions,
-    Ensemble,
-    Weights,
-    gaussian_inputs,
-    job_seeds,
-    seed_rows,
-)
+from theodolite.experiments.linearity.ensembles import INPUTS, Convolutions, Ensemble, gaussian_inputs, job_seeds, seed_rows
 from theodolite.experiments.query import Column, Value, select
 from theodolite.experiments.study import grid
 from theodolite.measures.linearity import Graph, dag_width, hessian_norm
@@ -42,12 +34,12 @@ from theodolite.results import Row
 class Architecture:
     """A family of networks: `graph(m, seed)`; None is the convolutional network.
 
-    `layers` are those whose block of the Hessian is taken; `layer` is the one whose first pre-activation stands for the
+    The Hessian is by the weights of the layers from `first` on; `layer` is the one whose first pre-activation stands for the
     output; `outputs` counts output neurons.
     """
 
     graph: Callable[[int, int], Graph] | None
-    layers: tuple[int, ...] | None = None
+    first: int = 0
     output_activation: str = "identity"
     layer: int | None = None
     outputs: int = 1
@@ -78,9 +70,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "two bottlenecks": Architecture(lambda m, seed: with_bottlenecks(fcn_graph(INPUTS, [m, m]), 2, 2, seed=seed)),
     "half bottlenecks": Architecture(lambda m, seed: with_bottlenecks(fcn_graph(INPUTS, [m, m]), 2, m // 2, seed=seed)),
     "narrow first": Architecture(_fcn(2, 1.0)),
-    "narrow first, upper blocks": Architecture(_fcn(2, 1.0), layers=(1, 2)),
+    "narrow first, upper blocks": Architecture(_fcn(2, 1.0), first=1),
     "narrow second": Architecture(_fcn(1.0, 2)),
-    "output block": Architecture(_fcn(1.0, 1.0), layers=(2,)),
+    "output block": Architecture(_fcn(1.0, 1.0), first=2),
     "tanh output": Architecture(_fcn(1.0), output_activation="tanh"),
     "m, 2, m": Architecture(_fcn(1.0, 2, 1.0)),
     "m, 2, m restored": Architecture(lambda m, seed: with_connections(fcn_graph(INPUTS, [m, 2, m]), 1, 3)),
@@ -132,7 +124,7 @@ class HessianNorms(Study):
         x = gaussian_inputs(seeds, 1)
         weights = networks.at(job["distance"], 777 + job["seed"])
 
-        def scalar(weights: Weights, combination: Tensor) -> Tensor:
+        def scalar(weights: Tensor, combination: Tensor) -> Tensor:
             """What the Hessian is taken of: a combination of the outputs for the first sample, or a pre-activation."""
             if family.layer is not None and isinstance(networks, Ensemble):
                 return networks.forward(weights, x)[0][family.layer - 1][:, 0, 0]
@@ -142,8 +134,9 @@ class HessianNorms(Study):
         combinations = [*torch.eye(outputs).double()]
         if outputs > 1:  # the norm of the third-order tensor is the largest of all unit combinations: three more are tried
             combinations += normalize(ensembles.normals(5)(3, outputs))
+        below = sum(shape.numel() for shape in networks.shapes[: family.first])
         found = [
-            ensembles.hessian_norms(partial(scalar, combination=each), weights, layers=family.layers, steps=job["steps"])
+            ensembles.hessian_norms(partial(scalar, combination=each), weights, first=below, steps=job["steps"])
             for each in combinations
         ]
         values, residuals = (torch.stack(part) for part in zip(*found, strict=True))  # (combinations, S)

@@ -18,7 +18,15 @@ from theodolite.experiments.lab.datasets import load_or
 from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log, melted
 from theodolite.experiments.linearity import ensembles
-from theodolite.experiments.linearity.ensembles import Ensemble, Weights, fully_connected, gaussian_inputs, job_seeds, seed_rows
+from theodolite.experiments.linearity.ensembles import (
+    INPUTS,
+    Ensemble,
+    fully_connected,
+    gaussian_inputs,
+    gradients,
+    job_seeds,
+    seed_rows,
+)
 from theodolite.experiments.query import Value, select
 from theodolite.experiments.study import grid
 from theodolite.models.dag import DagNetwork, densenet_graph, fcn_graph, with_drops
@@ -61,7 +69,7 @@ def descend(
     live, ended = torch.ones_like(size, dtype=torch.bool), torch.zeros_like(size, dtype=torch.long)
     losses: list[Tensor] = []
     for step in range(steps + 1):
-        leaves = [w.detach().requires_grad_() for w in weights]
+        leaves = weights.detach().requires_grad_()
         loss = 0.5 * (networks(leaves, x)[..., 0] - y).square().sum(1)
         losses.append(loss.detach())
         low = live & ((losses[-1] <= until * losses[0]) | (step == steps))
@@ -71,13 +79,12 @@ def descend(
             drift = torch.where(live, further, drift)
             smallest = torch.where(live, torch.minimum(smallest, torch.linalg.eigvalsh(now)[:, 0]), smallest)
         if bool(low.any()):
-            moved = torch.where(low, ensembles.norms([w - w0 for w, w0 in zip(weights, networks.weights, strict=True)]), moved)
+            moved = torch.where(low, (weights - networks.weights).norm(dim=1), moved)
             ended = torch.where(low, step, ended)
             live = live & ~low
         if not bool(live.any()):
             break
-        steps_down = ensembles.scaled(list(torch.autograd.grad(loss.sum(), leaves)), rates)
-        weights = [w - step_down for w, step_down in zip(weights, steps_down, strict=True)]
+        weights = weights - rates[:, None] * torch.autograd.grad(loss.sum(), leaves)[0]
     residuals = networks(networks.weights, x)[..., 0] - y
     return Descent(torch.stack(losses), rates, kernel, drift, moved, smallest, residuals, ended)
 
@@ -220,10 +227,10 @@ def _inequality(job: Mapping[str, Any]) -> Iterator[Row]:
     bottom = networks(networks.weights, x)[..., 0] - vectors[..., 0]
     for name, target in (("random", ensembles.normals(3)(*bottom.shape)), ("bottom", bottom)):
 
-        def loss(weights: Weights, target: Tensor = target) -> Tensor:
+        def loss(weights: Tensor, target: Tensor = target) -> Tensor:
             return 0.5 * (networks(weights, x)[..., 0] - target).square().sum(1)
 
-        squared = ensembles.norms(ensembles.gradients(loss, networks.weights)).square()
+        squared = gradients(loss, networks.weights).square().sum(1)
         slack = (squared - 2 * values[:, 0] * loss(networks.weights)) / squared
         yield from seed_rows({"residual": name}, seeds, slack=slack)
 
@@ -239,11 +246,10 @@ def _ball(job: Mapping[str, Any]) -> Iterator[Row]:
     sharpest = torch.zeros_like(change)
     for one in x.split(1, dim=1):
 
-        def output(weights: Weights, one: Tensor = one) -> Tensor:
+        def output(weights: Tensor, one: Tensor = one) -> Tensor:
             return networks(weights, one)[:, 0, 0]
 
-        jacobians = (ensembles.gradients(output, w) for w in (here, there))
-        change += ensembles.norms([b - a for a, b in zip(*jacobians, strict=True)]).square()
+        change += (gradients(output, there) - gradients(output, here)).square().sum(1)
         for weights in (here, halfway, there):
             sharpest = torch.maximum(sharpest, ensembles.hessian_norms(output, weights, steps=16)[0])
     return seed_rows(
@@ -294,21 +300,19 @@ def _gradient(job: Mapping[str, Any]) -> Iterator[Row]:
     """T13: mean squared gradient norm of ReLU networks, in all and of the last layer."""
     m, depth = job["m"], job["depth"]
     whole, last = [], []
-    network = DagNetwork(fcn_graph(ensembles.INPUTS, [m] * (depth - 1)), activation="relu")
-    for seed in job_seeds(
-        job, "networks"
-    ):  # one by one: several networks of four layers of 512 fit no cache, and nothing is gained
+    network = DagNetwork(fcn_graph(INPUTS, [m] * (depth - 1)), activation="relu")
+    for seed in job_seeds(job, "networks"):  # one by one: several networks of four layers of 512 fit no cache
         with seeded(seed), torch.no_grad():
             network.reset_parameters()
         networks = Ensemble([network])
-        x = ensembles.normals(500 + seed)(1, job["samples"], ensembles.INPUTS)
+        x = ensembles.normals(500 + seed)(1, job["samples"], INPUTS)
         whole.append(float(networks.kernel(networks.weights, x)[0].diagonal().mean()))
         last.append(float(networks.forward(networks.weights, x)[1][-2].square().sum(2).mean() / m))
     yield {"depth": depth, "m": m, "seed": job["seed"], "squared": fmean(whole), "last": fmean(last)}
 
 
 PARTS = {"inequality": _inequality, "ball": _ball, "descent": _descent, "gradient": _gradient}
-balls, gradients = rows(part="ball"), rows(part="gradient")
+balls, relu_networks = rows(part="ball"), rows(part="gradient")
 two_layers, three_layers = (rows(part="descent", output="identity", hidden=hidden) for hidden in (1, 2))
 with_tanh = rows(part="descent", output="tanh", hidden=1)
 #: The way gone by width, mean over the seeds.
@@ -318,7 +322,7 @@ spread_of_ways = ways.max() / ways.min()
 widest_gap = two_layers.by("m").each(rows.max("gap")).last()
 FROZEN = Reported.theory("½‖(I − ηK₀)ᵗ r₀‖²", "Zhu 2024, section 2.4")
 #: Largest relative distance of the last layer's mean squared gradient from 2^−(L−1).
-last_layer = gradients.column(lambda row: abs(row["last"] * 2 ** (row["depth"] - 1) - 1)).max()
+last_layer = relu_networks.column(lambda row: abs(row["last"] * 2 ** (row["depth"] - 1) - 1)).max()
 
 
 class PolyakLojasiewicz(Experiment):
@@ -372,7 +376,7 @@ class PolyakLojasiewicz(Experiment):
             ),
             "T13: mean ‖∇f‖² of ReLU networks over its bound 2^−L (smallest over the depths)": at_least(
                 1.0,
-                gradients.column(lambda row: row["squared"] / 2.0 ** -row["depth"]).min(),
+                relu_networks.column(lambda row: row["squared"] / 2.0 ** -row["depth"]).min(),
                 says="at least 2^−L",
                 where="Zhu 2024, Proposition 2.4.4",
             ),

@@ -11,10 +11,9 @@ import numpy as np
 from theodolite.experiments import Claim, Figure, Reported, at_least, at_most, between, rows
 from theodolite.experiments.claims import Claims
 from theodolite.experiments.query import Value, chosen
-from theodolite.experiments.stability.configurations import DEEP
 from theodolite.experiments.stability.laws import delta, fitted, gain, over_trials, unexplained
 from theodolite.experiments.stability.main_text import DEPARTS, REPORTED, PairFigure, grid, named, pairs
-from theodolite.experiments.stability.pairs import DEEP_SIZES, TRIALS, Pairs, Stopped
+from theodolite.experiments.stability.pairs import DEEP, DEEP_SIZES, TRIALS, Pairs, Stopped
 from theodolite.measures.stability import SlopeWindows, slope_windows
 from theodolite.measures.stability.config import STOPPING
 from theodolite.results import Row

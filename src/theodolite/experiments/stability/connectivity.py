@@ -10,9 +10,8 @@ from theodolite.experiments import Claim, Figure, at_least, at_most, rows
 from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab.panels import Panel, draw_panels
 from theodolite.experiments.query import Column, Value, chosen
-from theodolite.experiments.stability.configurations import DEEP
 from theodolite.experiments.stability.main_text import DEPARTS, named
-from theodolite.experiments.stability.pairs import Paths
+from theodolite.experiments.stability.pairs import DEEP, Paths
 from theodolite.results import Row
 
 ENDS = ("smallest", "largest")
