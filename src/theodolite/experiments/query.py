@@ -170,12 +170,8 @@ class Column(_Computed):
     last = _reduction(lambda values: values[-1])
     #: The one value; several are an error.
     only = _reduction(lambda values: _only(values))
-    #: Half the distance between the largest and the smallest, as an error.
-    half_range = _reduction(lambda values: 0.5 * (max(values) - min(values)))
-
-    def mean_and_range(self) -> Value:
-        """The mean, with half the range as its error."""
-        return self.mean().with_error(self.half_range())
+    #: The mean, with half the distance between the largest and the smallest as its error.
+    mean_and_range = _reduction(lambda values: Measured(statistics.fmean(values), 0.5 * (max(values) - min(values))))
 
     def share(self, condition: Callable[[Any], bool]) -> Value:
         """The share of the values for which a condition holds."""
@@ -276,15 +272,16 @@ class Query:
         return self[name].change()
 
 
+@dataclass(frozen=True)
 class Groups:
     """Rows in groups; `each` measures every group and gives a column of the results, in the order of first appearance."""
 
-    def __init__(self, query: Query, names: tuple[str, ...]) -> None:
-        self._query, self._names = query, names
+    query: Query
+    names: tuple[str, ...]
 
     def each(self, measure: Callable[[list[Row]], Any]) -> Column:
         """A value (or any function of rows) of every group."""
-        return Column(lambda rows: [_bare(measure(group)) for group in split(self._query.found(rows), *self._names).values()])
+        return Column(lambda rows: [_bare(measure(group)) for group in split(self.query.found(rows), *self.names).values()])
 
 
 #: All rows; `rows(kind="run")` are some of them.

@@ -168,16 +168,20 @@ def medians(name: str, scale: Callable[[int], float] = lambda m: 1.0) -> Column:
     return rows(family=name, distance=0.0).by("m").each(rows.median("norm") * rows["m"].first().then(scale))
 
 
-#: Where the source speaks of narrow layers.
-NARROW = "Zhu 2024, section A.6"
+#: Where the source speaks of narrow layers, and what it says of harmless ones.
+NARROW, LINEAR = "Zhu 2024, section A.6", "transitions to linearity"
 #: At the largest width m, brought to m = 512 by the law 1/√m.
 at_512 = medians("three layers", lambda m: math.sqrt(m / 512)).last()
 without_law = medians("three layers", lambda m: math.sqrt(m) / math.log(m))
 narrow_over_plain = medians("narrow first").last() / medians("three layers").last()
 
 
-def decays(name: str, bound: float, where: str = "", since: str = "tiny") -> Claim:
-    return at_most(bound, slope(name), says="−1/2 up to logs", where=where and f"Zhu 2024, {where}", since=since)
+def decays(name: str, bound: float, where: str = "", **given: Any) -> Claim:
+    return at_most(bound, slope(name), **{"says": "−1/2 up to logs", **given}, where=where and f"Zhu 2024, {where}")
+
+
+def stays(name: str, says: str = "no decay") -> Claim:
+    return between(-0.15, 0.15, slope(name), says=says, where=NARROW)
 
 
 def norms_of(rows: list[Row], names: Sequence[str]) -> Panel:
@@ -241,10 +245,8 @@ class HessianScaling(Figure):
             "T5: with skip connections": decays("skip", -0.25, "Theorem A.4.1"),
             "T6: convolutional, weights shared": decays("convolution", -0.25, "Theorem A.5.1"),
             "T7: two neurons of in-degree 1": decays("two bottlenecks", -0.3, "section A.6"),
-            "T7: a narrow first layer keeps ‖H‖ from shrinking (slope)": between(
-                -0.15, 0.15, slope("narrow first"), says="no decay", where=NARROW
-            ),
-            "T7: a narrow second layer too (slope)": between(-0.15, 0.15, slope("narrow second"), says="no decay", where=NARROW),
+            "T7: a narrow first layer keeps ‖H‖ from shrinking (slope)": stays("narrow first"),
+            "T7: a narrow second layer too (slope)": stays("narrow second"),
             "T7: ‖H‖ with a narrow first layer over that of the plain network, at the largest width": at_least(
                 4.0, narrow_over_plain, since="laptop"
             ),
@@ -293,15 +295,11 @@ class Figure23(Figure):
     )
     item, where = "zhu-2024 Figure 2.3", "section A.6"
     claims = {
-        "two neurons of in-degree 1: ‖H‖ shrinks with the width (slope)": at_most(
-            -0.3, slope("two bottlenecks"), says="transitions to linearity"
-        ),
-        **{
-            f"{layer}: it does not (slope)": between(-0.15, 0.15, slope(name), says="does not", where=NARROW)
-            for layer, name in (("a narrow layer", "narrow first"), ("a narrow layer between wide ones", "m, 2, m"))
-        },
-        "trainable edges around the narrow layer restore it (slope)": at_most(
-            -0.3, slope("m, 2, m restored"), says="transitions to linearity", where=NARROW
+        "two neurons of in-degree 1: ‖H‖ shrinks with the width (slope)": decays("two bottlenecks", -0.3, says=LINEAR),
+        "a narrow layer: it does not (slope)": stays("narrow first", "does not"),
+        "a narrow layer between wide ones: it does not (slope)": stays("m, 2, m", "does not"),
+        "trainable edges around the narrow layer restore it (slope)": decays(
+            "m, 2, m restored", -0.3, "section A.6", says=LINEAR
         ),
         "the in-degree report tells safe wirings from those at risk, at the largest width": equal(
             True, rows.measure(reports_agree)

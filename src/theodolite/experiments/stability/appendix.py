@@ -11,8 +11,8 @@ import numpy as np
 from theodolite.experiments import Claim, Figure, Reported, at_least, at_most, between, rows
 from theodolite.experiments.claims import Claims
 from theodolite.experiments.query import Value, chosen
-from theodolite.experiments.stability.laws import delta, fitted, gain, over_trials, unexplained
-from theodolite.experiments.stability.main_text import DEPARTS, REPORTED, PairFigure, grid, named, pairs
+from theodolite.experiments.stability import main_text as main
+from theodolite.experiments.stability.main_text import DEPARTS, PairFigure, delta, grid, named, over_trials, pairs
 from theodolite.experiments.stability.pairs import DEEP, DEEP_SIZES, TRIALS, Pairs, Stopped
 from theodolite.measures.stability import SlopeWindows, slope_windows
 from theodolite.measures.stability.config import STOPPING
@@ -27,7 +27,7 @@ ROUGHLY = 0.2
 
 def windows(time: str) -> Value:
     """Local slopes of the largest gaps."""
-    return fitted("gap_loss", time=time).then(lambda fit: slope_windows(fit.ms, fit.g, spread=ROUGHLY))
+    return main.fitted("gap_loss", time=time).then(lambda fit: slope_windows(fit.ms, fit.g, spread=ROUGHLY))
 
 
 def spread(time: str) -> Value:
@@ -87,8 +87,6 @@ class FigureA1(PairFigure):
 
 #: Δb from which stability falls too slowly to explain the gap.
 TOO_SLOW = 0.05
-
-
 #: What the titles say of a checkpoint.
 CHECKPOINTS = {
     "T": ", three seeds: stability never falls like the gap",
@@ -100,11 +98,11 @@ EARLY = "one seed of three: after 80 updates 1a has hardly fitted its sets, and 
 
 def trials_claims(name: str, time: str) -> Claims:
     """In how many of three seed-trials stability falls more slowly than the gap, and that the gap falls."""
-    gap, stab = REPORTED[name]
+    gap, stab = main.REPORTED[name]
     slower = at_least(
         2,
         f"{name} at {time}: stability falls more slowly than the gap (seed-trials of three with Δb of at least {TOO_SLOW:g})",
-        unexplained(TOO_SLOW, configuration=name),
+        main.unexplained(TOO_SLOW, configuration=name),
         says="in all trials",
         fails={"tiny": EARLY} if (name, time) == ("1a", "T/2") else {},
     )
@@ -188,7 +186,7 @@ def _normalised_claims(name: str) -> Claims:
         at_least(
             0.0,
             f"{name}: normalising takes growth with m away (exponent of D less that of the normalised D, median of seed-trials)",
-            gain("dist", "ndist", configuration=name),
+            main.gain("dist", "ndist", configuration=name),
             says="largely mitigates the growth",
             since="laptop",
         ),
