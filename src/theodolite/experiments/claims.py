@@ -50,6 +50,10 @@ class Reported:
         """What follows from a statement of the source."""
         return cls(value, where, "theory")
 
+    def placed(self, where: str, read_from: ReadFrom = "text") -> Reported:
+        """The same, at a place and read in a way unless it says so itself."""
+        return Reported(self.value, self.where or where, read_from if self.read_from == "text" else self.read_from)
+
     @property
     def origin(self) -> str:
         """Where the value stands and how it was read."""
@@ -179,9 +183,7 @@ class Claim:
             state = State.MEASURED if wanted is None else self._compare(value, wanted, size)
         except Exception as error:
             state, note = State.FAILS, f"could not be measured: {type(error).__name__}: {error}"
-        reported = self.reported
-        if reported is not None and not reported.where:
-            reported = replace(reported, where=where or "the source")
+        reported = self.reported and self.reported.placed(where or "the source")
         return Verdict(
             self.text,
             state,
@@ -293,14 +295,8 @@ def cited(where: str, claims: Any, *, read_from: ReadFrom = "text", **given: Any
     >>> str(claim.reported), claim.since
     ('falls (Theorem 3; follows from the theory)', 'laptop')
     """
-
-    def placed(reported: Reported | None) -> Reported | None:
-        if reported is None:
-            return None
-        how = read_from if reported.read_from == "text" else reported.read_from
-        return Reported(reported.value, reported.where or where, how)
-
-    return tuple(replace(claim, reported=placed(claim.reported), **given) for claim in listed(claims))
+    found = [(claim, claim.reported and claim.reported.placed(where, read_from)) for claim in listed(claims)]
+    return tuple(replace(claim, reported=reported, **given) for claim, reported in found)
 
 
 RULES: Mapping[str, Callable[[Any, Any, float], bool]] = {

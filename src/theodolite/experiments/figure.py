@@ -90,7 +90,6 @@ class Figure(ABC):
         return self.study.sizes
 
     def parameters(self, size: str) -> Any:
-        """The parameters of a size."""
         return self.study.parameters(size)
 
     def settings(self, size: str) -> dict[str, Any]:

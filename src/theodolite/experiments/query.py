@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from theodolite.results import Row
 
@@ -79,7 +79,8 @@ def values_of(rows: Iterable[Row], *names: str) -> list[Any]:
     return list(split(rows, *names))
 
 
-C = TypeVar("C", bound="_Computed")
+C = TypeVar("C", bound="_Computed[Any]")
+Found = TypeVar("Found")
 Operation = Callable[[Any, Any], Any]
 
 
@@ -88,13 +89,13 @@ def _operator(operation: Operation) -> tuple[Callable[[C, Any], C], Callable[[C,
     return lambda a, b: a._with(b, operation), lambda b, a: b._with(a, lambda right, left: operation(left, right))
 
 
-class _Computed:
+class _Computed(Generic[Found]):
     """What is computed from rows: `it(rows)`. Arithmetic with numbers and others of its kind gives further ones."""
 
-    def __init__(self, compute: Callable[[list[Row]], Any]) -> None:
+    def __init__(self, compute: Callable[[list[Row]], Found]) -> None:
         self._compute = compute
 
-    def __call__(self, rows: list[Row]) -> Any:
+    def __call__(self, rows: list[Row]) -> Found:
         return self._compute(rows)
 
     def _with(self, other: Any, operation: Operation) -> Self:
@@ -106,7 +107,7 @@ class _Computed:
     __truediv__, __rtruediv__ = _operator(operator.truediv)
 
 
-class Value(_Computed):
+class Value(_Computed[Any]):
     """A number to be computed from rows. `value(rows)` computes it; arithmetic with numbers and values gives others."""
 
     def then(self, function: Callable[[Any], Any]) -> Value:
@@ -136,7 +137,7 @@ def _reduction(function: Callable[[list[Any]], Any]) -> Callable[[Column], Value
     return lambda column: column.reduce(function)
 
 
-class Column(_Computed):
+class Column(_Computed[list[Any]]):
     """The values of a column in the rows of a query, or what becomes of them; `max`, `mean`, ... make a `Value` of it."""
 
     @staticmethod

@@ -216,11 +216,12 @@ def hessian_norms(scalar: Scalar, weights: Tensor, *, first: int = 0, steps: int
             return torch.zeros_like(v)
         return torch.autograd.grad(gradient, leaves, v, retain_graph=True)[0]
 
-    return _lanczos(product, *leaves.shape, steps, seed)
+    return _lanczos(product, leaves.shape, steps, seed)
 
 
-def _lanczos(product: Callable[[Tensor], Tensor], count: int, size: int, steps: int, seed: int) -> tuple[Tensor, Tensor]:
+def _lanczos(product: Callable[[Tensor], Tensor], shape: torch.Size, steps: int, seed: int) -> tuple[Tensor, Tensor]:
     """Largest |eigenvalue| and its residual, (S,). Without reorthogonalisation: copies of Ritz values do no harm here."""
+    count, size = shape
     v = normals(seed)(count, size)
     v /= v.norm(dim=1, keepdim=True)
     before, alphas, betas = torch.zeros_like(v), [], [v.new_zeros(count)]

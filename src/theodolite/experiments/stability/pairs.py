@@ -73,9 +73,8 @@ class Setting:
     def checkpoints(self) -> dict[int, str]:
         """Updates at which all is measured, by name, the end last."""
         T = self.steps
-        early = {} if self.beyond else {T // 4: "T/4"}
-        late = {3 * T // 2: "3T/2"} if self.beyond else {}
-        return {**early, T // 2: "T/2", T: "T", **late}
+        both = {T // 2: "T/2", T: "T"}
+        return {**both, 3 * T // 2: "3T/2"} if self.beyond else {T // 4: "T/4", **both}
 
     @property
     def binary(self) -> bool:
@@ -262,7 +261,6 @@ class Pairs(Study):
 
 
 def pair_job(setting: Setting, trial: int, m: int, p: Params) -> dict[str, Any]:
-    """A job of `Pairs`."""
     pairs = p.further if trial else p.pairs
     shared = {"configuration": setting.name, "setting": asdict(setting), "trial": trial, "m": m}
     return {**shared, "pairs": pairs, "compared": p.further, "seed": trial}
