@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import io
 import warnings
-from collections.abc import Mapping
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,26 +40,39 @@ def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
         raise ValueError(f"{path.name} needs {', '.join(lacking)}: pip install 'theodolite[gguf]'")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # its bar does not ask whether it is wanted
+            warnings.simplefilter("ignore")
+            return load_checkpoint(path.parent, gguf_file=path.name)
+    except Exception as error:  # a damaged file, an architecture that transformers does not know
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(f"{path}: transformers could not read it: {type(error).__name__}: {first}") from error
+
+
+def load_checkpoint(folder: Path, **which: Any) -> tuple[nn.Module, Any]:
+    """The causal language model of a Hugging Face folder in float32 and in eval mode, and its tokenizer; no download."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with _quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **which)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **which)
+    return model.eval(), tokenizer
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Neither progress bars nor remarks of transformers; its settings are given back."""
     from transformers.utils import logging
 
-    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # its bar does not ask whether it is wanted
-            warnings.simplefilter("ignore")
-            model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **where)
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
-    except Exception as error:  # a damaged file, an architecture that transformers does not know
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise ValueError(f"{path}: transformers could not read it: {type(error).__name__}: {first}") from error
+        yield
     finally:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-    return model.eval(), tokenizer
 
 
 # Trained weights into our networks, all or nothing.

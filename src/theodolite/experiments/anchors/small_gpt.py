@@ -19,7 +19,7 @@ from torch import Tensor
 from theodolite import data
 from theodolite.data.generators import stream
 from theodolite.errors import TheodoliteError
-from theodolite.experiments import Study, sizes
+from theodolite.experiments import Study
 from theodolite.experiments.study import Computation
 from theodolite.models import gpt
 from theodolite.models.transformers import GPT
@@ -163,11 +163,6 @@ Weights = dict[str, Tensor]
 
 class Pretraining(Study):
     """Weights of a small GPT along its training. Other studies need its jobs; it has none itself."""
-
-    sizes = sizes(tiny={}, laptop={}, paper={})
-
-    def jobs(self, p: Any) -> list[dict[str, Any]]:
-        return []
 
     def run(self, job: Mapping[str, Any]) -> list[Row]:
         return pretrained(Recipe.of(job["recipe"]))

@@ -1,18 +1,23 @@
-"""The lemmas and theorems on anchor vectors, checked on random cases."""
+"""What needs no language model: worlds in which it is known whether there is an anchor, and the theorems on random cases."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from theodolite.data.generators import exact_anchor_world
-from theodolite.experiments import Experiment, Reported, at_most, equal, measured, rows, sizes, within
+from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
+from theodolite.experiments import Experiment, Reported, Study, at_least, at_most, cited, equal, measured, rows, sizes, within
+from theodolite.experiments.claims import quoted
 from theodolite.experiments.lab.panels import curves, draw_panels, melted, scatter
-from theodolite.experiments.query import Value, chosen
+from theodolite.experiments.query import Value, chosen, select
+from theodolite.measures.anchors import anchor_clusters, probe_states
+from theodolite.measures.anchors.probing.bulk import log_bulk_partition
 from theodolite.measures.anchors.transfer.certificate import (
     bulk_mass_gap,
     disagreement,
@@ -36,8 +41,185 @@ from theodolite.measures.anchors.transfer.log_linear import (
     silencing_shift,
     total_variation,
 )
-from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
+from theodolite.measures.anchors.transfer.readout import Readout, anchored_logits, thresholded_score
 from theodolite.results import Row
+
+
+class InParts(Study):
+    """Parent of studies whose jobs name one of the PARTS, which computes their rows."""
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        for row in PARTS[job["part"]](job):
+            yield {"part": job["part"], **row, "seed": job["seed"]}
+
+
+def exact_world(seed: int, scale: float = 1.0) -> tuple[LogLinear, Tensor, Tensor]:
+    """The world in which all bulk words share one atom, its anchor and its label words, which are the first."""
+    world = exact_anchor_world(scale=scale, seed=seed)
+    assert world.anchor is not None
+    return LogLinear(world.states, world.atoms), world.anchor, world.labels
+
+
+#: Where reported values of both experiments are from.
+OURS = "computed beforehand for this experiment, not in the source"
+ours, theory = partial(Reported.theory, where=OURS), partial(quoted, "Wu 2023", read_from="theory")
+
+
+# Worlds in which an anchor exists, does not exist, or there are two
+
+TOPS = (0, 1, 8, 80, 800)
+#: Mean square errors by radius of the states and number of words removed, computed for the specification.
+TABLE = {
+    1: (0.00039, 0.00030, 0.00021, 0.00010, 0.00005),
+    2: (0.0166, 0.0077, 0.0035, 0.0012, 0.0003),
+    3: (0.166, 0.056, 0.017, 0.0043, 0.0009),
+    4: (0.619, 0.193, 0.049, 0.011, 0.0020),
+}
+VARIANCE_AT_80 = {1: 0.075, 2: 0.295, 3: 0.692, 4: 1.197}
+#: The radius is uniform in this range, or one of its two ends.
+RANGE = (0.5, 4.0)
+AT = 80
+
+
+def exact(job: Mapping[str, Any]) -> Iterator[Row]:
+    """The exact anchor, found by the probe."""
+    model, anchor, labels = exact_world(job["seed"])
+    probe = probe_states(model.states, model.weight, top=0, exclude=labels, geometry=False, held_out=0.0)
+    distance = float((model.states @ anchor - model.states @ probe.vectors[0]).abs().max())
+    yield {"mse": probe.mse[0], "max_error": probe.max_error[0], "distance": distance}
+
+
+def gaussian(job: Mapping[str, Any]) -> Iterator[Row]:
+    """Gaussian atoms; states on a sphere of one radius, or of radii between two."""
+    radius = job["radius"]
+    world = gaussian_dictionary_world(
+        job["words"], job["dim"], job["contexts"], tuple(radius) if isinstance(radius, list) else radius, seed=job["seed"]
+    )
+    probe = probe_states(world.states, world.atoms, top=TOPS, geometry=False)
+    for row in probe.rows():
+        yield {"radius": "mixed" if isinstance(radius, list) else radius, **row}
+
+
+def clusters(job: Mapping[str, Any]) -> Iterator[Row]:
+    """Half of the states have the one radius, half the other: two anchors, found from the values."""
+    world = gaussian_dictionary_world(job["words"], job["dim"], job["contexts"], RANGE, law="two", seed=job["seed"])
+    values = log_bulk_partition(world.states @ world.atoms.mT, TOPS).bulk
+    for i, top in enumerate(TOPS):
+        found = anchor_clusters(world.states, values[:, i], 2, top=top, seed=job["seed"])
+        right = float((found.membership == world.group).double().mean())
+        yield {
+            "top": top,
+            "joint_mse": found.joint_mse,
+            "small_mse": found.mse[0],
+            "large_mse": found.mse[1],
+            "larger_mse": max(found.mse),
+            "right": right,
+        }
+
+
+exact_worlds, gaussian_worlds, two_norms = (rows(part=part) for part in ("exact", "gaussian", "clusters"))
+
+
+def factor(have: float, wanted: float) -> float:
+    """How many times too large or too small."""
+    return max(have / wanted, wanted / have)
+
+
+#: How far the errors, and the variances with 80 words removed, are from the reference table, for all radii and seeds.
+error_factors = gaussian_worlds(radius=list(TABLE)).column(
+    lambda row: factor(row["mse"], TABLE[row["radius"]][TOPS.index(row["top"])])
+)
+variance_factors = gaussian_worlds(radius=list(TABLE), top=AT).column(
+    lambda row: factor(row["variance"], VARIANCE_AT_80[row["radius"]])
+)
+
+
+def steepest(rows: list[Row]) -> float:
+    """The largest ratio of an error to the one with fewer words removed."""
+    line = sorted(rows, key=lambda row: row["top"])
+    return float(max(after["mse"] / before["mse"] for before, after in pairwise(line)))
+
+
+class Worlds(InParts, Experiment):
+    """Synthetic word models: where an anchor vector exists, where it does not, and where there are two.
+
+    In the first all bulk words share one atom: the anchor is exact. In the others atoms are Gaussian, so that log Z ≈ log n +
+    ⟨h, μ⟩ + τ²‖h‖²/2: an anchor exists where all states have one norm and fails where norms vary; with two norms there are two.
+    The errors at radius 4 fall with the number of words removed as those of the large language models do.
+    """
+
+    id = "anchor/worlds"
+    where = "Wu 2023, section 3.4, Hypothesis 3.4.2; synthetic worlds of ours"
+    sizes = sizes(words=4000, dim=32, contexts=6000, tiny={"seeds": 1}, laptop={"seeds": 5}, paper={"seeds": 10})
+    departs = "The source has no synthetic experiment; reference values were computed for this one beforehand."
+    claims = (
+        cited(
+            "Wu 2023, Hypothesis 3.4.2",
+            {
+                "exact anchor: mean square error (largest)": at_most(1e-18, exact_worlds.max("mse"), reported=0.0),
+                "exact anchor: the probe predicts what the planted vector does (largest difference)": at_most(
+                    1e-9, exact_worlds.max("distance"), reported=0.0
+                ),
+                "exact anchor: largest error at any context": at_most(1e-12, exact_worlds.max("max_error"), reported=0.0),
+            },
+            read_from="theory",
+        ),
+        {
+            "Gaussian atoms: errors as in the reference table (largest factor of 20 cells)": at_most(
+                2.0, error_factors.max(), reported=ours("0.619 / 0.193 / 0.049 / 0.011 / 0.0020 at radius 4")
+            ),
+            "Gaussian atoms: variances as in the reference table (largest factor)": at_most(
+                2.0, variance_factors.max(), reported=ours("0.075 to 1.197")
+            ),
+            "Gaussian atoms: at every radius the error falls with the words removed (largest ratio to the error before)": at_most(
+                1.0,
+                gaussian_worlds(radius=list(TABLE)).by("radius", "seed").each(steepest).max(),
+                says="falls",
+                where="Wu 2023, Table B.2",
+            ),
+            "states of varying norm have no anchor (R², 80 words removed, largest)": at_most(
+                0.3, gaussian_worlds(radius="mixed", top=AT).max("r2"), reported=ours(0.22)
+            ),
+            "two norms: one anchor fails (error, 80 words removed, smallest)": at_least(
+                1.0, two_norms(top=AT).min("joint_mse"), reported=ours(4.23)
+            ),
+            "two norms: two anchors fit (larger error of both clusters, 80 words removed)": at_most(
+                0.05, two_norms(top=AT).max("larger_mse"), reported=ours(0.010)
+            ),
+            "two norms: positions that the probe puts into their cluster (share, 80 words removed, smallest)": at_least(
+                0.99, two_norms(top=AT).min("right"), says="two clusters", where="Wu 2023, section B.2"
+            ),
+        },
+    )
+
+    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
+        shape = {"words": p.words, "dim": p.dim, "contexts": p.contexts}
+        for seed in range(p.seeds):
+            yield {"part": "exact", "seed": seed}
+            for radius in (*TABLE, list(RANGE)):
+                yield {"part": "gaussian", "radius": radius, **shape, "seed": seed}
+            yield {"part": "clusters", **shape, "seed": seed}
+
+    def draw(self, rows: list[Row]) -> Any:
+        table = [{**row, "removed": row["top"] + 1} for row in rows if row["part"] != "exact"]
+        errors = [
+            {**row, "states": f"radius {str(row['radius']).replace('mixed', '0.5 to 4')}"}
+            for row in select(table, part="gaussian")
+        ]
+        fits = {"joint_mse": "one anchor", "small_mse": "two: radius 0.5", "large_mse": "two: radius 4"}
+        halves = melted(select(table, part="clusters"), fits, "mse", "fit")
+        return draw_panels(
+            curves(errors, "removed", "mse", by="states", title="Gaussian atoms"),
+            curves(halves, "removed", "mse", by="fit", title="states of two norms"),
+            size=(4.6, 3.6),
+            log="xy",
+            labels="direct",
+            xlabel="1 + words removed",
+            ylabel="mean square error",
+        )
+
+
+# The lemmas and theorems
 
 #: What float64 may lose in an inequality.
 ROUNDING = 1e-12
@@ -50,19 +232,8 @@ REFERENCE = (
     ((4, 0.0, 0.1, 2.0), (0.550671, 0.449359, 0.234072)),
     ((10, -1.0, 0.1, 4.0), (0.834701, 0.711959, 0.451188)),
 )
-#: Tasks in the world with an exact anchor: coefficients, thresholds, and the margin of the certificate.
-A, B, GAMMA = (1.0, -1.0, 1.0, -1.0), (-1.5, -1.5, -1.5, -1.5), 0.5
-
-
-def _world(seed: int) -> tuple[LogLinear, Tensor, Tensor]:
-    """The world with an exact anchor, its anchor and its label words."""
-    world = exact_anchor_world(seed=seed)
-    assert world.anchor is not None
-    return LogLinear(world.states, world.atoms), world.anchor, world.labels
-
-
-def _task() -> tuple[Tensor, Tensor]:
-    return torch.tensor(A, dtype=torch.float64), torch.tensor(B, dtype=torch.float64)
+#: The task in the world with an exact anchor, and the margin of the certificate.
+TASK, GAMMA = Readout(torch.tensor([1.0, -1.0, 1.0, -1.0]).double(), torch.full((4,), -1.5).double()), 0.5
 
 
 def rare_word(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -90,33 +261,26 @@ def inactive(job: Mapping[str, Any]) -> Iterator[Row]:
 
     Label words are outside the bulk, so the anchor stays and an anchored logit falls with the raw one.
     """
-    model, anchor, labels = _world(job["seed"])
-    a, b = _task()
+    model, anchor, labels = exact_world(job["seed"])
     for name, features in (("raw", model.logits()[:, labels]), ("anchored", anchored_logits(model, anchor, labels))):
-        silent = features <= b
-        before = thresholded_score(features, a, b)
+        silent = features <= TASK.b
         for strength in (1.0, 5.0, 50.0):
-            after = [thresholded_score(rare_word_logits(features, j, strength), a, b) for j in range(len(labels))]
-            change = (torch.stack(after, dim=1) - before[:, None]).abs()
+            after = [TASK.score(rare_word_logits(features, j, strength)) for j in range(len(labels))]
+            change = (torch.stack(after, dim=1) - TASK.score(features)[:, None]).abs()
             yield {"scores": name, "strength": strength, "silent": int(silent.sum()), "change": float(change[silent].max())}
 
 
 def shift(job: Mapping[str, Any]) -> Iterator[Row]:
     """T3: a shift of all logits, silencing or random of standard deviation 50; anchored scores with [v₀; 1] or a new anchor."""
-    model, anchor, labels = _world(job["seed"])
-    a, b = _task()
-    z = model.logits()
-    tau = silencing_shift(z, b)
-    silent = shift_log_linear(model, tau)
+    model, anchor, labels = exact_world(job["seed"])
+    z, clean = model.logits(), TASK.score(anchored_logits(model, anchor, labels))
     noise = torch.randn(model.contexts, generator=torch.Generator().manual_seed(job["seed"]), dtype=torch.float64)
-    for name, moved in (("silencing", silent), ("random", shift_log_linear(model, 50 * noise))):
+    for name, tau in (("silencing", silencing_shift(z, TASK.b)), ("random", 50 * noise)):
+        moved = shift_log_linear(model, tau)
         after = moved.logits()
-        bulk = torch.ones(model.words, dtype=torch.bool)
-        bulk[labels] = False
-        refitted = fit_anchor(moved.states, after[:, bulk].logsumexp(1))
-        clean = thresholded_score(anchored_logits(model, anchor, labels), a, b)
-        scores = [thresholded_score(anchored_logits(moved, v, labels), a, b) for v in (shift_anchor(anchor), refitted)]
-        raw = thresholded_score(after[:, labels], a, b)
+        refitted = fit_anchor(moved.states, after[:, len(labels) :].logsumexp(1))
+        scores = [TASK.score(anchored_logits(moved, v, labels)) for v in (shift_anchor(anchor), refitted)]
+        raw = TASK.score(after[:, labels])
         yield {
             "shift": name,
             "probability_change": float((after.softmax(1) - z.softmax(1)).abs().max()),
@@ -254,19 +418,20 @@ def certificate(job: Mapping[str, Any]) -> Iterator[Row]:
 
     `scale` is the spread of the anchored logits: with a small one the bulk keeps more of the mass.
     """
-    world = exact_anchor_world(scale=job["scale"], seed=job["seed"])
-    model, labels = LogLinear(world.states, world.atoms), world.labels
-    assert world.anchor is not None
-    b = anchored_logits(model, world.anchor, labels).quantile(0.25, dim=0)
+    model, anchor, labels = exact_world(job["seed"], job["scale"])
+    b = anchored_logits(model, anchor, labels).quantile(0.25, dim=0)
     noise = torch.randn(len(labels), model.dim, generator=torch.Generator().manual_seed(job["seed"]), dtype=torch.float64)
     for size in job["noise"]:
         atoms = model.weight.clone()
         atoms[labels] += size * noise / model.dim**0.5
-        found = transfer_certificate(model, LogLinear(model.states, atoms), labels=labels, a=A, b=b, gamma=GAMMA)
+        found = transfer_certificate(model, LogLinear(model.states, atoms), labels=labels, a=TASK.a, b=b, gamma=GAMMA)
         yield {"scale": job["scale"], "noise": size, **found.rows()[0], "failed": found.eps_cls + found.undecided}
 
 
 PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
+    "exact": exact,
+    "gaussian": gaussian,
+    "clusters": clusters,
     "rare word": rare_word,
     "inactive": inactive,
     "shift": shift,
@@ -276,7 +441,6 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
     "certificate": certificate,
 }
 NOISE, SCALES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0, 1.5), (1.0, 0.5)
-OURS = "computed beforehand for this experiment, not in the source"
 
 
 rare_words, shifts, certificates = (rows(part=part) for part in ("rare word", "shift", "certificate"))
@@ -314,11 +478,7 @@ def example_respected(rows: list[Row]) -> bool:
     return bool(row["kl"] >= row["theorem"] and row["tv"] >= row["tv_max"] >= row["tv_simplified"])
 
 
-def theory(value: Any, where: str) -> Reported:
-    return Reported.theory(value, f"Wu 2023, {where}")
-
-
-class Theorems(Experiment):
+class Theorems(InParts, Experiment):
     """A low pre-training loss is not enough downstream; with an anchor vector it is.
 
     T1: lowering the logit of a rare word ruins a task that reads it and costs almost nothing. T2: a thresholded task does not
@@ -347,54 +507,54 @@ class Theorems(Experiment):
             1e-9, rare_words.max("formula_error"), says="at most 2 s p", where="Wu 2023, Theorem 3.3.1"
         ),
         "rare word: cases above s p": equal(
-            0, rare_words.max("above_bound"), reported=theory("always holds", "Theorem 3.3.1, corrected")
+            0, rare_words.max("above_bound"), **theory("always holds", "Theorem 3.3.1, corrected")
         ),
         "rare word: cases in which flipping a linear task costs more than p f*": equal(
-            0, rare_words.max("flip_above"), reported=theory("always holds", "3.3.1")
+            0, rare_words.max("flip_above"), **theory("always holds", "3.3.1")
         ),
         "an inactive unit does not feel the attack (largest change of the score, s = 1, 5, 50)": equal(
-            0.0, rows(part="inactive").max("change"), reported=theory(0.0, "section 3.3")
+            0.0, rows(part="inactive").max("change"), **theory(0.0, "section 3.3")
         ),
-        "shift: the divergence is zero (largest)": at_most(1e-12, shifts.max("kl"), reported=theory(0.0, "Theorem 3.3.2")),
+        "shift: the divergence is zero (largest)": at_most(1e-12, shifts.max("kl"), **theory(0.0, "Theorem 3.3.2")),
         "shift: contexts at which the silenced task still answers (share)": equal(
-            0.0, shifts(shift="silencing").max("raw_left"), reported=theory(0.0, "Theorem 3.3.2")
+            0.0, shifts(shift="silencing").max("raw_left"), **theory(0.0, "Theorem 3.3.2")
         ),
         "shift: the anchored score does not change with [v₀; 1] (largest change)": at_most(
-            1e-8, shifts.max("anchored_change"), reported=theory(0.0, "section 3.5")
+            1e-8, shifts.max("anchored_change"), **theory(0.0, "section 3.5")
         ),
         "shift: nor after a new fit of the anchor, where it is exact (largest change)": at_most(
-            1e-6, shifts.max("refitted_change"), reported=theory(0.0, "section 3.5")
+            1e-6, shifts.max("refitted_change"), **theory(0.0, "section 3.5")
         ),
         "disagreeing pairs that break Lemma 3.5.10, 3.5.11, 3.5.12 or 3.5.13": equal(
-            0, total("empty", "excess", "bulk", "word"), reported=theory("always holds", "B.1")
+            0, total("empty", "excess", "bulk", "word"), **theory("always holds", "B.1")
         ),
         "disagreeing pairs with TV below p_b m_max": equal(
-            0, total("tv_max"), reported=theory("always holds", "Lemma 3.5.9, corrected")
+            0, total("tv_max"), **theory("always holds", "Lemma 3.5.9, corrected")
         ),
         "disagreeing pairs with 2 TV below p_b m_sum": equal(
-            0, total("tv_sum"), reported=theory("always holds", "Lemma 3.5.9, as derived")
+            0, total("tv_sum"), **theory("always holds", "Lemma 3.5.9, as derived")
         ),
         "disagreeing pairs with TV below p_b m_sum, as the lemma is printed but not proved": measured(total("tv_printed")),
         "disagreeing pairs with a divergence below a bound of the theorem": equal(
-            0, total("pinsker", "theorem", "general", "tight"), reported=theory("always holds", "3.5.7")
+            0, total("pinsker", "theorem", "general", "tight"), **theory("always holds", "3.5.7")
         ),
         "the minima of Lemma 3.5.9 in six cases (largest difference from the reference)": at_most(
             1e-5,
             rows(part="reference").max("difference"),
-            reported=Reported.theory("0.078504 for k = 2, b = −log 8, Γ = 0.75", OURS),
+            reported=ours("0.078504 for k = 2, b = −log 8, Γ = 0.75"),
         ),
         "closed-form example: divergence 0.088678, total variation 0.129127, bounds (largest difference)": at_most(
-            1e-5, example_error, reported=Reported.theory(0.088678, OURS)
+            1e-5, example_error, reported=ours(0.088678)
         ),
-        "closed-form example: every bound is respected": equal(True, example_respected, reported=theory("yes", "Theorem 3.5.7")),
+        "closed-form example: every bound is respected": equal(True, example_respected, **theory("yes", "Theorem 3.5.7")),
         "exact anchor: wrong and undecided contexts less the bound, at every perturbation (largest)": at_most(
-            0.0, (certificates["failed"] - certificates["bound"]).max(), reported=theory("at most 0", "Theorem 3.5.7")
+            0.0, (certificates["failed"] - certificates["bound"]).max(), **theory("at most 0", "Theorem 3.5.7")
         ),
         "exact anchor: bounds (3.10) and tight for the closest student, anchored logits of spread 1 and 0.5": measured(
             closest_bounds
         ),
         "exact anchor: the divergence grows with the square of a small perturbation (exponent)": within(
-            0.1, 2.0, growth, reported=Reported.theory(2.0, OURS)
+            0.1, 2.0, growth, reported=ours(2.0)
         ),
     }
 
@@ -409,10 +569,6 @@ class Theorems(Experiment):
                 yield {"part": "certificate", "noise": list(NOISE), "scale": scale, "seed": seed}
         yield {"part": "reference", "seed": 0}
         yield {"part": "example", "seed": 0}
-
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        for row in PARTS[job["part"]](job):
-            yield {"part": job["part"], **row, "seed": job["seed"]}
 
     def draw(self, rows: list[Row]) -> Any:
         names = {"failed": "wrong or undecided", "tight_bound": "tight bound", "theorem_bound": "bound (3.10)", "eps_kl": "ε_KL"}
