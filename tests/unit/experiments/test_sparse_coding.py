@@ -213,7 +213,7 @@ def test_readings_of_the_score():
 
 
 def test_a_package_that_is_not_there_is_told(monkeypatch):
-    monkeypatch.setattr(baselines, "find_spec", lambda name: None)
+    monkeypatch.setattr(comparisons, "find_spec", lambda name: None)
     row = comparisons.compared("spams", SMALL, 0)
     assert row["state"] == "not installed"
     assert math.isnan(row["final"])
