@@ -115,10 +115,10 @@ def test_violations_and_correlations_are_seen():
 def test_pairs_disagree_and_their_anchors_err_by_at_most_what_is_said(k):
     pairs = theorems.disagreeing(k, 300, seed=2)
     assert len(pairs.f) == 300
-    other = thresholded_score(pairs.u[1], pairs.a, pairs.b)
+    other = thresholded_score(pairs.u[:, 1], pairs.a, pairs.b)
     assert (pairs.f * other < 0).all()
     assert (normalized_margin(pairs.f.abs(), pairs.a) > 4 * pairs.eps_b).all()
-    for z, u in zip((pairs.teacher, pairs.student), pairs.u, strict=True):
+    for z, u in zip((pairs.teacher, pairs.student), pairs.u.unbind(1), strict=True):
         error = (z[:, :-1] - z[:, -1:] - u).abs().amax(1)
         assert (error <= pairs.eps_b + 1e-12).all()
 

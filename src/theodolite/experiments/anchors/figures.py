@@ -8,44 +8,24 @@ from itertools import pairwise
 from typing import Any
 
 from theodolite.experiments import Claim, Figure, Reported, at_least, at_most, cited, equal, measured, relative, rows
-from theodolite.experiments.anchors.probes import (
-    BULK,
-    CONTROL,
-    FOLDERS,
-    FOUR,
-    FOUR_MODELS,
-    LOCAL,
-    SMOLLM,
-    STORIES,
-    WHOLE,
-    Probes,
-)
+from theodolite.experiments.anchors.probes import BULK, CONTROL, FOLDERS, FOUR, FOUR_MODELS, LOCAL, STORED, WHOLE, Probes
 from theodolite.experiments.claims import Claims, Measure
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, scatter, split
 from theodolite.experiments.query import Query, chosen, fits, select, values_of
 from theodolite.results import Row
 
 TOPS = (0, 10, 100, 1000, 10_000)
-#: Mean square errors by the number of words removed.
-ERRORS = {
-    "GPT-2": (625.8, 651.4, 665.2, 685.5, 727.4),
-    "GPT-2 Medium": (0.7647, 0.3444, 0.3005, 0.2683, 0.2396),
-    "GPT-2 Large": (0.7296, 0.1288, 0.0740, 0.0317, 0.0022),
-    "GPT-2 XL": (0.7716, 0.1219, 0.0648, 0.0279, 0.0019),
-    "OPT-125M": (0.6688, 0.1010, 0.0443, 0.0117, 0.0006),
-    "OPT-350M": (2.2449, 0.9393, 0.7587, 0.6182, 0.4275),
-    "OPT-1.3B": (0.5234, 0.0984, 0.0402, 0.0117, 0.0006),
+#: Parameters in millions, hidden dimension and perplexity, and mean square errors by the number of words removed.
+STATED = {
+    "GPT-2": (124, 768, 25.92, (625.8, 651.4, 665.2, 685.5, 727.4)),
+    "GPT-2 Medium": (355, 1024, 19.19, (0.7647, 0.3444, 0.3005, 0.2683, 0.2396)),
+    "GPT-2 Large": (774, 1280, 17.13, (0.7296, 0.1288, 0.0740, 0.0317, 0.0022)),
+    "GPT-2 XL": (1500, 1600, 15.34, (0.7716, 0.1219, 0.0648, 0.0279, 0.0019)),
+    "OPT-125M": (125, 768, 25.01, (0.6688, 0.1010, 0.0443, 0.0117, 0.0006)),
+    "OPT-350M": (350, 1024, 19.69, (2.2449, 0.9393, 0.7587, 0.6182, 0.4275)),
+    "OPT-1.3B": (1300, 2048, 13.16, (0.5234, 0.0984, 0.0402, 0.0117, 0.0006)),
 }
-#: Parameters in millions, hidden dimension, perplexity.
-MODELS = {
-    "GPT-2": (124, 768, 25.92),
-    "GPT-2 Medium": (355, 1024, 19.19),
-    "GPT-2 Large": (774, 1280, 17.13),
-    "GPT-2 XL": (1500, 1600, 15.34),
-    "OPT-125M": (125, 768, 25.01),
-    "OPT-350M": (350, 1024, 19.69),
-    "OPT-1.3B": (1300, 2048, 13.16),
-}
+ERRORS = {model: errors for model, (*_, errors) in STATED.items()}
 #: The one with two clusters, and the others.
 CLUSTERED = "GPT-2"
 OTHERS = [model for model in FOLDERS if model != CLUSTERED]
@@ -124,7 +104,7 @@ def as_measured(model: str, text: Callable[[Row], str], **where: Any) -> Measure
 
 def described(what: str, text: Callable[[Row], str], **where: Any) -> dict[str, Claim]:
     """Such sentences about each of the models beside the local one."""
-    return {f"{name}: {what}": measured(as_measured(name, text, **where)) for name in (STORIES, SMOLLM)}
+    return {f"{name}: {what}": measured(as_measured(name, text, **where)) for name in STORED}
 
 
 def of_each(models: Iterable[str], what: str, claim: Callable[[str], Claim]) -> dict[str, Claim]:
@@ -279,7 +259,7 @@ class Figure31(ProbeFigure):
 
 def model_claims(model: str) -> dict[str, Claim]:
     """Size and perplexity of one of the source's models."""
-    millions, hidden, perplexity = MODELS[model]
+    millions, hidden, perplexity, _ = STATED[model]
     of_size, of_width, of_text = (value_of(model, column, "model") for column in ("parameters", "hidden", "perplexity"))
     return {
         f"{model}: parameters": relative(0.06, None, of_size, reported=millions * 1e6, since="paper"),
@@ -329,11 +309,6 @@ def flat(model: str) -> Claim:
     return at_most(0.5, value_of(model, "rank_share", "ranks"), says="close to low rank")
 
 
-def ranks_in_words(row: Row) -> str:
-    """Both ranks."""
-    return f"stable rank {row['stable_rank']:.3g}, effective rank {row['effective_rank']:.3g} of {row['dim']} dimensions"
-
-
 class Figure32(ProbeFigure):
     """The dictionaries are close to low rank: their atoms are not uniform on a sphere.
 
@@ -347,7 +322,13 @@ class Figure32(ProbeFigure):
         "Wu 2023, section 3.4",
         {
             "local GPT: the dictionary is close to low rank (stable rank over that of atoms uniform on a sphere)": flat(LOCAL),
-            **described("ranks", ranks_in_words, kind="ranks"),
+            **described(
+                "ranks",
+                lambda row: (
+                    f"stable rank {row['stable_rank']:.3g}, effective rank {row['effective_rank']:.3g} of {row['dim']} dimensions"
+                ),
+                kind="ranks",
+            ),
             **of_each(FOUR, "stable rank over that of atoms uniform on a sphere", flat),
         },
     )
@@ -428,9 +409,6 @@ class FigureB2(Histograms):
 
 # How the log partition function varies
 
-#: How many times its error the variance must be for the anchor to be no constant.
-TIMES = 5.0
-
 
 def spread_in_words(row: Row) -> str:
     """Mean, spread and the anchor's error."""
@@ -441,11 +419,11 @@ def spread_in_words(row: Row) -> str:
 
 
 def spread_claims(models: Iterable[str], *which: str) -> Claims:
-    """That the log partition function, or its bulk, is no constant."""
+    """That the log partition function, or its bulk, is no constant: its variance is several times the anchor's error."""
     says = "varies a lot over samples"
     local = {
         f"local GPT: the {one} is no constant: its variance over the anchor's error": at_least(
-            TIMES, of_model(LOCAL, lambda mine: mine[0]["variance"] / mine[0]["mse"], "spread", which=one), says=says
+            5.0, of_model(LOCAL, lambda mine: mine[0]["variance"] / mine[0]["mse"], "spread", which=one), says=says
         )
         for one in which
     }

@@ -10,45 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.experiments import Experiment, Reported, Study, at_least, at_most, cited, equal, measured, relative, rows, sizes
+from theodolite.experiments import Experiment, Params, Reported, at_least, at_most, cited, equal, measured, relative, rows, sizes
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK, removed
-from theodolite.experiments.anchors.small_gpt import (
-    Recipe,
-    Weights,
-    corpus_of,
-    follow,
-    network_at,
-    next_word_loss,
-    pretraining_of,
-    windows,
-)
+from theodolite.experiments.anchors.small_gpt import OnPretrained, Recipe, corpus_of, follow, network_at, next_word_loss, windows
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, melted, scatter
 from theodolite.experiments.query import Value, chosen, select
-from theodolite.experiments.study import Computation
 from theodolite.measures.anchors import anchor_probe, find_head
 from theodolite.measures.anchors.probing.heads import states_of
+from theodolite.measures.anchors.transfer import log_linear
 from theodolite.measures.anchors.transfer.certificate import fit_anchor, transfer_certificate
-from theodolite.measures.anchors.transfer.log_linear import (
-    LogLinear,
-    Shift,
-    kl_divergence,
-    rare_word_kl,
-    rare_word_module,
-    shift_anchor,
-    shifted_module,
-    silencing_shift,
-)
+from theodolite.measures.anchors.transfer.log_linear import LogLinear
 from theodolite.measures.anchors.transfer.readout import Readout, anchored_logits, compare_readouts
 from theodolite.models.transformers import GPT
 from theodolite.results import Row
-
-
-class OnPretrained(Study):
-    """Parent of studies whose jobs look at one trained network; `run` gets the rows of its pre-training."""
-
-    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
-        return [pretraining_of(Recipe.of(job.get("recipe") or job["teacher"]))]
-
 
 # The anchor vector along pre-training
 
@@ -188,14 +162,16 @@ def shift_rows(model: GPT, ids: Tensor, following: Tensor, seed: int) -> Iterato
     z, u = clean.logits()[:, labels], anchored_logits(clean, anchor, labels)
     direction = torch.randn(model.head.in_features, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     loss = text_loss(model, ids, following)
-    shifts: dict[str, Shift] = {
-        "silencing": silencing_shift(z, raw.b),
+    shifts: dict[str, log_linear.Shift] = {
+        "silencing": log_linear.silencing_shift(z, raw.b),
         "varying": lambda h: SHIFT * 2**0.5 * torch.sin(h @ direction),
     }
     for name, shift in shifts.items():
-        attacked = shifted_module(model, shift, head=HEAD)
+        attacked = log_linear.shifted_module(model, shift, head=HEAD)
         moved = states_at(attacked, ids)
-        scores = [anchored.score(anchored_logits(moved, v, labels)) for v in (shift_anchor(anchor), anchor_of(moved, labels))]
+        scores = [
+            anchored.score(anchored_logits(moved, v, labels)) for v in (log_linear.shift_anchor(anchor), anchor_of(moved, labels))
+        ]
         after = raw.score(moved.logits()[:, labels])
         before = raw.score(z)
         yield {
@@ -222,10 +198,10 @@ def rare_word_rows(model: GPT, ids: Tensor, following: Tensor, seed: int) -> Ite
     p = float(here.logits()[0].softmax(0)[word])
     loss = text_loss(model, ids, following)
     for strength in STRENGTHS:
-        attacked = rare_word_module(model, here.states[0], word, strength, head=HEAD)
+        attacked = log_linear.rare_word_module(model, here.states[0], word, strength, head=HEAD)
         moved = states_at(attacked, ids)
         there = moved.at(slice(place, place + 1))
-        kl = float(kl_divergence(here.logits()[0], there.logits()[0]))
+        kl = float(log_linear.kl_divergence(here.logits()[0], there.logits()[0]))
         change = task.score(anchored_logits(there, anchor, labels)) - task.score(anchored_logits(here, anchor, labels))
         linear = (there.logits()[:, labels] - here.logits()[:, labels]) @ task.a
         yield {
@@ -233,7 +209,7 @@ def rare_word_rows(model: GPT, ids: Tensor, following: Tensor, seed: int) -> Ite
             "strength": strength,
             "probability": p,
             "kl": kl,
-            "kl_error": abs(kl - float(rare_word_kl(p, strength))),
+            "kl_error": abs(kl - float(log_linear.rare_word_kl(p, strength))),
             "kl_over_bound": kl / (strength * p),
             "linear_change": float(linear.abs()),
             "anchored_change": float(change.abs()),
@@ -264,8 +240,7 @@ shifts, rare_words = rows(kind="shift"), rows(kind="rare word")
 
 def lost(readout: str) -> Value:
     """By how much the shift lowers the accuracy of a read-out."""
-    found = rows(kind="read-out", readout=readout)
-    return found["accuracy"].first() - found["accuracy_shifted"].first()
+    return rows(kind="read-out", readout=readout).column(lambda row: row["accuracy"] - row["accuracy_shifted"]).only()
 
 
 class Attacks(OnPretrained, Experiment):
@@ -348,7 +323,7 @@ QUICK_STUDENT = replace(QUICK, seed=1, steps=200, batch=8, milestones=(5, 10, 20
 STUDENT = replace(BENCHMARK, seed=1, steps=1000, milestones=(10, 25, 50, 100, 200, 350, 550, 750))
 
 
-def taught(model: GPT, teacher: Recipe, student: Recipe) -> dict[int, Weights]:
+def taught(model: GPT, teacher: Recipe, student: Recipe) -> dict[int, dict[str, Tensor]]:
     """The student's weights along its training on the full distribution of the teacher's model."""
 
     def divergence(logits: Tensor, ids: Tensor) -> Tensor:
@@ -357,7 +332,7 @@ def taught(model: GPT, teacher: Recipe, student: Recipe) -> dict[int, Weights]:
         return F.kl_div(logits.log_softmax(-1).flatten(0, 1), wanted, log_target=True, reduction="batchmean")
 
     ids = windows(corpus_of(teacher)[0], teacher.context)[0]
-    return follow(student, student.network(), divergence, (ids, ids))
+    return follow(student, divergence, (ids, ids))
 
 
 def follows(column: str) -> Value:
@@ -403,13 +378,11 @@ class Transfer(OnPretrained, Experiment):
 
     id = "anchor/transfer"
     where = "Wu 2023, section 3.5, Theorem 3.5.7"
-    sizes = sizes(
-        tiny={"teacher": QUICK, "student": QUICK_STUDENT, "tasks": 3, "contexts": 1024},
-        teacher=BENCHMARK,
-        student=STUDENT,
-        tasks=10,
-        contexts=8192,
-    )
+    sizes = {
+        "tiny": Params(teacher=QUICK, student=QUICK_STUDENT, tasks=3, contexts=1024),
+        "laptop": Params(teacher=BENCHMARK, student=STUDENT, tasks=10, contexts=8192),
+        "paper": Params(teacher=BENCHMARK, student=STUDENT, tasks=10, contexts=8192),
+    }
     departs = (
         "The theorem has no experiment in the source. It needs the largest error of the anchors and the least margin: on real "
         "models it is vacuous, and this is said. The bulk is all words but the labels, chosen by the teacher for both."

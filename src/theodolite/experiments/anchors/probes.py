@@ -13,21 +13,19 @@ from torch import Tensor, nn
 
 from theodolite import data
 from theodolite.data import DataError
-from theodolite.experiments import Params, Study
+from theodolite.experiments import Params
 from theodolite.experiments.anchors.small_gpt import (
     MissingModelError,
+    OnPretrained,
     Recipe,
     checkpoint_folder,
     corpus_of,
     network_at,
-    pretraining_of,
 )
-from theodolite.experiments.study import Computation
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry, anchor_probe, atom_geometry
 from theodolite.models import count_parameters, pretrained, stories260k_from
 from theodolite.results import Row
 
-Kind = Literal["trained", "stories260k", "smollm2", "checkpoint"]
 #: The corpus of the source: the first quarter of WikiText-2, by the number of tokens it states taken to be the test part.
 CORPUS, QUARTER = "wikitext2", 0.25
 #: Folders of the source's models.
@@ -41,6 +39,7 @@ FOLDERS = {
     "OPT-1.3B": "opt-1.3b",
 }
 LOCAL, STORIES, SMOLLM = "local GPT", "stories260k", "SmolLM2-135M"
+STORED = (STORIES, SMOLLM)
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Subject:
     """
 
     name: str
-    kind: Kind
+    kind: Literal["trained", "stories260k", "smollm2", "checkpoint"]
     positions: int | None = None
     recipe: Recipe | None = None
     optional: bool = False
@@ -189,7 +188,7 @@ def removed(vocabulary: int) -> int:
     return REMOVED if 45_000 <= vocabulary <= 55_000 else round(SMALL_SHARE * vocabulary)
 
 
-class Probes(Study):
+class Probes(OnPretrained):
     """One job per model, with all that the tables and figures show of its probe; `shows` says which of them a row is for."""
 
     sizes = ALL_MODELS
@@ -197,10 +196,6 @@ class Probes(Study):
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for subject in p.subjects:
             yield {"subject": asdict(subject), "seed": 0}
-
-    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
-        recipe = Subject.of(job["subject"]).recipe
-        return [] if recipe is None else [pretraining_of(recipe)]
 
     def run(self, job: Mapping[str, Any], *trained: list[Row]) -> Iterator[Row]:
         subject = Subject.of(job["subject"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -14,33 +13,14 @@ from torch import Tensor
 from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
 from theodolite.experiments import Experiment, Reported, Study, at_least, at_most, cited, equal, measured, rows, sizes, within
 from theodolite.experiments.claims import quoted
+from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, melted, scatter
 from theodolite.experiments.query import Value, chosen, select
 from theodolite.measures.anchors import anchor_clusters, probe_states
 from theodolite.measures.anchors.probing.bulk import log_bulk_partition
-from theodolite.measures.anchors.transfer.certificate import (
-    bulk_mass_gap,
-    disagreement,
-    fit_anchor,
-    kl_floors,
-    m_max,
-    m_simplified,
-    m_sum,
-    normalized_margin,
-    pinsker,
-    transfer_certificate,
-    word_mass_gap,
-)
-from theodolite.measures.anchors.transfer.log_linear import (
-    LogLinear,
-    kl_divergence,
-    rare_word_kl,
-    rare_word_logits,
-    shift_anchor,
-    shift_log_linear,
-    silencing_shift,
-    total_variation,
-)
+from theodolite.measures.anchors.transfer import certificate as bounds
+from theodolite.measures.anchors.transfer import log_linear
+from theodolite.measures.anchors.transfer.log_linear import LogLinear
 from theodolite.measures.anchors.transfer.readout import Readout, anchored_logits, thresholded_score
 from theodolite.results import Row
 
@@ -134,10 +114,8 @@ variance_factors = gaussian_worlds(radius=list(TABLE), top=AT).column(
 )
 
 
-def steepest(rows: list[Row]) -> float:
-    """The largest ratio of an error to the one with fewer words removed."""
-    line = sorted(rows, key=lambda row: row["top"])
-    return float(max(after["mse"] / before["mse"] for before, after in pairwise(line)))
+#: The ratio of each error to the one with fewer words removed, the largest of each world.
+steepest = gaussian_worlds(radius=list(TABLE)).by("radius", "seed").each(rows["mse"].steps(lambda a, b: b / a).max())
 
 
 class Worlds(InParts, Experiment):
@@ -173,7 +151,7 @@ class Worlds(InParts, Experiment):
             ),
             "Gaussian atoms: at every radius the error falls with the words removed (largest ratio to the error before)": at_most(
                 1.0,
-                gaussian_worlds(radius=list(TABLE)).by("radius", "seed").each(steepest).max(),
+                steepest.max(),
                 says="falls",
                 where="Wu 2023, Table B.2",
             ),
@@ -223,7 +201,7 @@ class Worlds(InParts, Experiment):
 
 #: What float64 may lose in an inequality.
 ROUNDING = 1e-12
-#: k, b, ε_b, Γ -> m_sum, m_max, simplified minimum; computed beforehand.
+#: k, b, ε_b, Γ -> bounds.m_sum, bounds.m_max, simplified minimum; computed beforehand.
 REFERENCE = (
     ((2, -math.log(8), 0.0, 0.75), (0.113748, 0.078504, 0.062663)),
     ((2, -math.log(8), 0.0, 1.0), (0.162180, 0.105952, 0.083720)),
@@ -244,9 +222,9 @@ def rare_word(job: Mapping[str, Any]) -> Iterator[Row]:
     strength = 10 ** (4 * torch.rand(job["cases"], generator=g, dtype=torch.float64) - 2)
     p = logits.softmax(1).gather(1, word[:, None])[:, 0]
     student = logits.scatter_add(1, word[:, None], -strength[:, None])
-    kl, exact = kl_divergence(logits, student), rare_word_kl(p, strength)
+    kl, exact = log_linear.kl_divergence(logits, student), log_linear.rare_word_kl(p, strength)
     score = logits.gather(1, word[:, None])[:, 0].abs() + 0.1  # f* of a task whose coefficient at the word is 1
-    flipping = rare_word_kl(p, score)
+    flipping = log_linear.rare_word_kl(p, score)
     yield {
         "cases": job["cases"],
         "formula_error": float((kl - exact).abs().max()),
@@ -265,7 +243,7 @@ def inactive(job: Mapping[str, Any]) -> Iterator[Row]:
     for name, features in (("raw", model.logits()[:, labels]), ("anchored", anchored_logits(model, anchor, labels))):
         silent = features <= TASK.b
         for strength in (1.0, 5.0, 50.0):
-            after = [TASK.score(rare_word_logits(features, j, strength)) for j in range(len(labels))]
+            after = [TASK.score(log_linear.rare_word_logits(features, j, strength)) for j in range(len(labels))]
             change = (torch.stack(after, dim=1) - TASK.score(features)[:, None]).abs()
             yield {"scores": name, "strength": strength, "silent": int(silent.sum()), "change": float(change[silent].max())}
 
@@ -275,16 +253,16 @@ def shift(job: Mapping[str, Any]) -> Iterator[Row]:
     model, anchor, labels = exact_world(job["seed"])
     z, clean = model.logits(), TASK.score(anchored_logits(model, anchor, labels))
     noise = torch.randn(model.contexts, generator=torch.Generator().manual_seed(job["seed"]), dtype=torch.float64)
-    for name, tau in (("silencing", silencing_shift(z, TASK.b)), ("random", 50 * noise)):
-        moved = shift_log_linear(model, tau)
+    for name, tau in (("silencing", log_linear.silencing_shift(z, TASK.b)), ("random", 50 * noise)):
+        moved = log_linear.shift_log_linear(model, tau)
         after = moved.logits()
-        refitted = fit_anchor(moved.states, after[:, len(labels) :].logsumexp(1))
-        scores = [TASK.score(anchored_logits(moved, v, labels)) for v in (shift_anchor(anchor), refitted)]
+        refitted = bounds.fit_anchor(moved.states, after[:, len(labels) :].logsumexp(1))
+        scores = [TASK.score(anchored_logits(moved, v, labels)) for v in (log_linear.shift_anchor(anchor), refitted)]
         raw = TASK.score(after[:, labels])
         yield {
             "shift": name,
             "probability_change": float((after.softmax(1) - z.softmax(1)).abs().max()),
-            "kl": float(kl_divergence(z, after).max()),
+            "kl": float(log_linear.kl_divergence(z, after).max()),
             "raw_left": float((raw != 0).double().mean()),
             "raw_wrong": float((raw * clean <= 0).double().mean()),
             "anchored_change": float((scores[0] - clean).abs().max()),
@@ -297,17 +275,11 @@ class Pairs(NamedTuple):
 
     teacher: Tensor  # logits (N, k + 1), the bulk last
     student: Tensor
-    teacher_u: Tensor  # anchored logits (N, k), which err by at most eps_b
-    student_u: Tensor
+    u: Tensor  # anchored logits (N, 2, k) of both, which err by at most eps_b
     a: Tensor
     b: Tensor
     eps_b: Tensor
     f: Tensor  # the teacher's score (N,)
-
-    @property
-    def u(self) -> tuple[Tensor, Tensor]:
-        """Anchored logits of both."""
-        return self.teacher_u, self.student_u
 
 
 def disagreeing(k: int, count: int, seed: int) -> Pairs:
@@ -319,8 +291,8 @@ def disagreeing(k: int, count: int, seed: int) -> Pairs:
     found = 0
     while found < count:
         part = _draw(k, 8 * count, g)
-        margin = normalized_margin(part.f.abs(), part.a)
-        other = thresholded_score(part.student_u, part.a, part.b)
+        margin = bounds.normalized_margin(part.f.abs(), part.a)
+        other = thresholded_score(part.u[:, 1], part.a, part.b)
         keep = ((part.f * other < 0) & (margin > 4 * part.eps_b)).nonzero()[:, 0]
         parts.append(Pairs(*(each[keep] for each in part)))
         found += len(keep)
@@ -339,24 +311,24 @@ def _draw(k: int, count: int, g: torch.Generator) -> Pairs:
     student = torch.cat([base + spread * normal(count, k), none], dim=1) + normal(count, 1)
     eps_b = 0.05 * (torch.rand(count, generator=g) < 0.5).double()
     error = eps_b * (2 * torch.rand(2, count, generator=g, dtype=torch.float64) - 1)
-    u = [z[:, :-1] - z[:, -1:] - e[:, None] for z, e in zip((teacher, student), error, strict=True)]
-    a = normal(count, k)
-    return Pairs(teacher, student, u[0], u[1], a, b, eps_b, thresholded_score(u[0], a, b))
+    z = torch.stack([teacher, student], dim=1)
+    u, a = z[..., :-1] - z[..., -1:] - error.mT[..., None], normal(count, k)
+    return Pairs(teacher, student, u, a, b, eps_b, thresholded_score(u[:, 0], a, b))
 
 
 def lemmas(job: Mapping[str, Any]) -> Iterator[Row]:
     """T4 to T6 on disagreeing pairs: cases that break each inequality, and how near the cheapest ones come."""
     p = disagreeing(job["k"], job["cases"], job["seed"])
-    margin = normalized_margin(p.f.abs(), p.a)
-    found = disagreement(*p.u, p.a, p.b, p.f.sign())
+    margin = bounds.normalized_margin(p.f.abs(), p.a)
+    found = bounds.disagreement(*p.u.unbind(1), p.a, p.b, p.f.sign())
     p_b = p.teacher.softmax(1)[:, -1]
     eps_p = (p.teacher.log_softmax(1)[:, -1] - p.student.log_softmax(1)[:, -1]).abs()
     gap = (p.teacher.softmax(1) - p.student.softmax(1)).abs()
     excess = found.excess.where(found.members, 0.0).sum(1)
     largest = p.a.abs().where(found.members, 0.0).amax(1)
-    word = word_mass_gap(found.excess, p.b, p_b[:, None], p.eps_b[:, None], eps_p[:, None])
-    tv, kl = total_variation(p.teacher, p.student), kl_divergence(p.teacher, p.student)
-    floors = kl_floors(p.b, margin, p.eps_b, p_b)
+    word = bounds.word_mass_gap(found.excess, p.b, p_b[:, None], p.eps_b[:, None], eps_p[:, None])
+    tv, kl = log_linear.total_variation(p.teacher, p.student), log_linear.kl_divergence(p.teacher, p.student)
+    floors = bounds.kl_floors(p.b, margin, p.eps_b, p_b)
     holds = floors.theorem > 0
     arguments = (p.b, margin, p.eps_b)
     yield {
@@ -364,17 +336,17 @@ def lemmas(job: Mapping[str, Any]) -> Iterator[Row]:
         "cases": len(p.f),
         "empty": int((~found.members.any(1)).sum()),
         "excess": _broken(excess, p.f.abs() / (2 * largest)),
-        "bulk": _broken(gap[:, -1], bulk_mass_gap(p_b, eps_p)),
+        "bulk": _broken(gap[:, -1], bounds.bulk_mass_gap(p_b, eps_p)),
         "word": int(((gap[:, :-1] < word - ROUNDING) & found.members).sum()),
-        "tv_max": _broken(tv, p_b * m_max(*arguments)),
-        "tv_sum": _broken(2 * tv, p_b * m_sum(*arguments)),
-        "tv_printed": _broken(tv, p_b * m_sum(*arguments)),
-        "pinsker": _broken(kl, pinsker(tv)),
+        "tv_max": _broken(tv, p_b * bounds.m_max(*arguments)),
+        "tv_sum": _broken(2 * tv, p_b * bounds.m_sum(*arguments)),
+        "tv_printed": _broken(tv, p_b * bounds.m_sum(*arguments)),
+        "pinsker": _broken(kl, bounds.pinsker(tv)),
         "theorem": _broken(kl[holds], floors.theorem[holds]),
         "general": _broken(kl, floors.general),
         "tight": _broken(kl, floors.tight),
         "theorem_cases": int(holds.sum()),
-        "nearest_tv": float((tv / (p_b * m_sum(*arguments))).min()),
+        "nearest_tv": float((tv / (p_b * bounds.m_sum(*arguments))).min()),
         "nearest_kl": float((kl / floors.tight).min()),
     }
 
@@ -387,10 +359,12 @@ def reference(job: Mapping[str, Any]) -> Iterator[Row]:
     """T5: the three minima in the six cases of the reference table."""
     for (k, b, eps_b, Gamma), wanted in REFERENCE:
         thresholds = torch.full((k,), b, dtype=torch.float64)
-        found = [float(minimum(thresholds, Gamma, eps_b)) for minimum in (m_sum, m_max, m_simplified)]
+        found = {
+            minimum.__name__: float(minimum(thresholds, Gamma, eps_b))
+            for minimum in (bounds.m_sum, bounds.m_max, bounds.m_simplified)
+        }
         case = {"k": k, "b": b, "eps_b": eps_b, "Gamma": Gamma, "linear": Gamma / 24}
-        names = {"m_sum": found[0], "m_max": found[1], "m_simplified": found[2]}
-        yield {**case, **names, "difference": max(abs(x - y) for x, y in zip(found, wanted, strict=True))}
+        yield {**case, **found, "difference": max(abs(x - y) for x, y in zip(found.values(), wanted, strict=True))}
 
 
 def example(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -401,15 +375,15 @@ def example(job: Mapping[str, Any]) -> Iterator[Row]:
     p = teacher.softmax(0)
     student = torch.stack([p[:2].mean(), p[:2].mean(), p[2]]).log()
     score = float(thresholded_score(teacher[:2], a, b))
-    Gamma = float(normalized_margin(score, a))
+    Gamma = float(bounds.normalized_margin(score, a))
     yield {
         "score": score,
         "Gamma": Gamma,
-        "kl": float(kl_divergence(teacher, student)),
-        "tv": float(total_variation(teacher, student)),
-        "theorem": float(kl_floors(b, Gamma, 0.0, float(p[2])).theorem),
-        "tv_simplified": float(p[2] * m_simplified(b, Gamma, 0.0)),
-        "tv_max": float(p[2] * m_max(b, Gamma, 0.0)),
+        "kl": float(log_linear.kl_divergence(teacher, student)),
+        "tv": float(log_linear.total_variation(teacher, student)),
+        "theorem": float(bounds.kl_floors(b, Gamma, 0.0, float(p[2])).theorem),
+        "tv_simplified": float(p[2] * bounds.m_simplified(b, Gamma, 0.0)),
+        "tv_max": float(p[2] * bounds.m_max(b, Gamma, 0.0)),
     }
 
 
@@ -424,26 +398,19 @@ def certificate(job: Mapping[str, Any]) -> Iterator[Row]:
     for size in job["noise"]:
         atoms = model.weight.clone()
         atoms[labels] += size * noise / model.dim**0.5
-        found = transfer_certificate(model, LogLinear(model.states, atoms), labels=labels, a=TASK.a, b=b, gamma=GAMMA)
+        found = bounds.transfer_certificate(model, LogLinear(model.states, atoms), labels=labels, a=TASK.a, b=b, gamma=GAMMA)
         yield {"scale": job["scale"], "noise": size, **found.rows()[0], "failed": found.eps_cls + found.undecided}
 
 
+#: By their names in jobs.
 PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
-    "exact": exact,
-    "gaussian": gaussian,
-    "clusters": clusters,
-    "rare word": rare_word,
-    "inactive": inactive,
-    "shift": shift,
-    "lemmas": lemmas,
-    "reference": reference,
-    "example": example,
-    "certificate": certificate,
+    part.__name__.replace("_", " "): part
+    for part in (exact, gaussian, clusters, rare_word, inactive, shift, lemmas, reference, example, certificate)
 }
 NOISE, SCALES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0, 1.5), (1.0, 0.5)
 
 
-rare_words, shifts, certificates = (rows(part=part) for part in ("rare word", "shift", "certificate"))
+rare_words, shifts, certificates, examples = (rows(part=part) for part in ("rare word", "shift", "certificate", "example"))
 
 
 def total(*columns: str) -> Value:
@@ -451,31 +418,22 @@ def total(*columns: str) -> Value:
     return rows(part="lemmas").column(lambda row: sum(row[column] for column in columns)).sum()
 
 
-def growth(rows: list[Row]) -> float:
-    """The exponent of ε_KL in the size of the perturbation, between the two smallest; the one farthest from 2."""
-    small, next_ = (chosen(rows, part="certificate", noise=noise) for noise in NOISE[:2])
-    found = [math.log(b["eps_kl"] / a["eps_kl"]) / math.log(b["noise"] / a["noise"]) for a, b in zip(small, next_, strict=True)]
-    return max(found, key=lambda exponent: abs(exponent - 2))
-
-
-def closest_bounds(rows: list[Row]) -> list[float]:
-    """The bounds for the student nearest to its teacher."""
-    closest = chosen(rows, part="certificate", noise=NOISE[0], seed=0)
-    return [round(row[column], 4) for row in closest for column in ("theorem_bound", "tight_bound")]
-
-
-def example_error(rows: list[Row]) -> float:
-    """The largest distance from the values of the closed form; the smallest of them counts a hundredfold."""
-    row = chosen(rows, part="example")[0]
-    wanted = {"kl": 0.088678, "tv": 0.129127, "tv_simplified": 0.037184, "tv_max": 0.04658, "Gamma": 0.75, "score": 1.5}
-    far = [abs(row[name] - value) for name, value in wanted.items()]
-    return float(max(*far, 100 * abs(row["theorem"] - 6.877e-4)))
-
-
-def example_respected(rows: list[Row]) -> bool:
-    """Whether the cheapest student still pays what each bound says."""
-    row = chosen(rows, part="example")[0]
-    return bool(row["kl"] >= row["theorem"] and row["tv"] >= row["tv_max"] >= row["tv_simplified"])
+#: The exponent of ε_KL in the size of the perturbation, between the two smallest; the one farthest from 2.
+growths = certificates(noise=NOISE[:2]).by("scale", "seed").each(power_of(rows, "noise", "eps_kl"))
+growth = growths.reduce(lambda found: max(found, key=lambda exponent: abs(exponent - 2)))
+#: The bounds for the student nearest to its teacher.
+closest_bounds = certificates(noise=NOISE[0], seed=0).measure(
+    lambda closest: [round(row[column], 4) for row in closest for column in ("theorem_bound", "tight_bound")]
+)
+#: The values of the closed form; the smallest of them counts a hundredfold.
+EXAMPLE = {"kl": 0.088678, "tv": 0.129127, "tv_simplified": 0.037184, "tv_max": 0.04658, "Gamma": 0.75, "score": 1.5}
+example_error = examples.column(
+    lambda row: max(*(abs(row[name] - value) for name, value in EXAMPLE.items()), 100 * abs(row["theorem"] - 6.877e-4))
+).only()
+#: Whether the cheapest student still pays what each bound says.
+example_respected = examples.column(
+    lambda row: row["kl"] >= row["theorem"] and row["tv"] >= row["tv_max"] >= row["tv_simplified"]
+).only()
 
 
 class Theorems(InParts, Experiment):

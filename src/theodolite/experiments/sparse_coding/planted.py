@@ -55,17 +55,8 @@ class Setting:
 
     def learning(self, objective: Objective) -> LearningSettings:
         """With the source's fixed order of the batches."""
-        return LearningSettings(
-            self.sparsity,
-            objective,
-            masks=self.masks,
-            decoder=self.decoder,
-            penalty=self.penalty,
-            batch_size=self.batch,
-            learning_rate=self.learning_rate,
-            optimizer=self.optimizer,
-            shuffle=False,
-        )
+        own = {name: getattr(self, name) for name in ("masks", "decoder", "penalty", "learning_rate", "optimizer")}
+        return LearningSettings(self.sparsity, objective, batch_size=self.batch, shuffle=False, **own)
 
 
 class Planted(NamedTuple):

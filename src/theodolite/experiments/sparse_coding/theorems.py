@@ -17,27 +17,12 @@ from theodolite.data.generators import planted_dictionary, planted_samples
 from theodolite.experiments import Experiment, at_least, at_most, between, rows, sizes, within
 from theodolite.experiments.claims import quoted
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.lab.panels import Panel, curves, draw_panels, matrix, melted
-from theodolite.experiments.query import Column, Measured, Value, chosen
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, matrix, melted, split
+from theodolite.experiments.query import Column, Measured, Value, chosen, select, values_of
 from theodolite.experiments.study import grid
-from theodolite.measures.dictionary import (
-    LearningSettings,
-    chi_square_max_bound,
-    coherence,
-    learn_dictionaries,
-    masked_loss,
-    omp_success_bound,
-    omp_threshold,
-    oracle_risks,
-    overfitting_dictionary,
-    pursue,
-    reconstruction_loss,
-    recovery_error,
-    restricted_isometry,
-)
+from theodolite.measures import dictionary
 from theodolite.measures.dictionary.hidden import visible_masks
 from theodolite.measures.dictionary.losses import mean_and_error
-from theodolite.measures.dictionary.matching_pursuit import SparseCodes
 from theodolite.measures.dictionary.theory import noise_cross_term, oracle_codes
 from theodolite.results import Row
 
@@ -54,9 +39,9 @@ def one_atom_signals(true: Tensor, n: int, sigma: float, seed: int) -> Tensor:
     return planted_samples(true, n, 1, noise=sigma, law="rademacher", seed=seed).signals
 
 
-def best_loss(signals: Tensor, dictionary: Tensor, k: int = 1) -> float:
+def best_loss(signals: Tensor, atoms: Tensor, k: int = 1) -> float:
     """L(B, k): the mean error of the best k-sparse codes."""
-    return reconstruction_loss(signals, dictionary, k, decoder="exhaustive").value
+    return dictionary.reconstruction_loss(signals, atoms, k, decoder="exhaustive").value
 
 
 def visible(dim: int, hidden: int, seed: int) -> Tensor:
@@ -64,7 +49,7 @@ def visible(dim: int, hidden: int, seed: int) -> Tensor:
     return visible_masks(dim, hidden, masks="batch", batch=1, step=0, seeds=(seed,))[0, 0]
 
 
-def wrong_share(codes: SparseCodes, supports: Tensor) -> float:
+def wrong_share(codes: dictionary.SparseCodes, supports: Tensor) -> float:
     """The share of signals whose atoms are not the true ones."""
     return float((codes.support.sort(1).values != supports.sort(1).values).any(1).double().mean())
 
@@ -73,7 +58,7 @@ def gershgorin(job: Mapping[str, Any]) -> Iterator[Row]:
     """T1: restricted isometry constants over their bound."""
     for seed in range(job["count"]):
         true = planted_dictionary(12, 20, seed=seed)
-        found = [restricted_isometry(true, s) for s in (2, 3, 4)]
+        found = [dictionary.restricted_isometry(true, s) for s in (2, 3, 4)]
         yield {"draw": seed, "ratio": max(each.value / each.gershgorin for each in found)}
 
 
@@ -85,7 +70,7 @@ def overfitting(job: Mapping[str, Any]) -> Iterator[Row]:
     one = best_loss(signals, true)
     gap = one - best_loss(signals, true, 2)
     for angles, radius in product(job["angles"], job["radii"]):
-        net = overfitting_dictionary(true, angles, radius * sigma)
+        net = dictionary.overfitting_dictionary(true, angles, radius * sigma)
         gain = one - best_loss(signals, net)
         yield {
             "sigma": sigma,
@@ -95,7 +80,7 @@ def overfitting(job: Mapping[str, Any]) -> Iterator[Row]:
             "gap": gap / sigma**2,
             "gain": gain / sigma**2,
             "share": gain / gap,
-            "distance": recovery_error(true, net, "euclidean") / sigma**2,
+            "distance": dictionary.recovery_error(true, net, "euclidean") / sigma**2,
         }
 
 
@@ -105,7 +90,7 @@ def mixtures_needed(job: Mapping[str, Any]) -> Iterator[Row]:
     true = planted_dictionary(p, d, seed=seed)
     signals = one_atom_signals(true, job["n"], 1 / math.sqrt(d), seed)
     one, two = best_loss(signals, true), best_loss(signals, true, 2)
-    nets = (overfitting_dictionary(true, angles) for angles in range(2, d + 1))
+    nets = (dictionary.overfitting_dictionary(true, angles) for angles in range(2, d + 1))
     needed = next((len(net) for net in nets if best_loss(signals, net) <= (one + two) / 2), math.inf)
     yield {"atoms": p, "dim": d, "mixtures": needed, "share": needed / (p**2 * d)}
 
@@ -115,13 +100,13 @@ def decomposition(job: Mapping[str, Any]) -> Iterator[Row]:
     true = planted_dictionary(ATOMS, DIM, seed=job["seed"])
     sample = planted_samples(true, job["n"], 2, noise=NOISE, normalize=False, seed=job["seed"])
     clean, seen = sample.signals - sample.noise, visible(DIM, HIDDEN, job["seed"])
-    risks = oracle_risks(true, 2, seen, noise=NOISE, scale=1.0)
-    for name, dictionary in dictionaries(true, sample.signals[:500]).items():
-        masked = pursue(sample.signals, dictionary, 2, visible=seen).reconstruct(dictionary) - clean
-        whole = pursue(sample.signals, dictionary, 2).reconstruct(dictionary) - clean
+    risks = dictionary.oracle_risks(true, 2, seen, noise=NOISE, scale=1.0)
+    for name, atoms in dictionaries(true, sample.signals[:500]).items():
+        masked = dictionary.pursue(sample.signals, atoms, 2, visible=seen).reconstruct(atoms) - clean
+        whole = dictionary.pursue(sample.signals, atoms, 2).reconstruct(atoms) - clean
         hidden_mean, hidden_error = noise_cross_term(masked, sample.noise, seen)
         mean, error = noise_cross_term(whole, sample.noise)
-        loss = masked_loss(sample.signals, dictionary, 2, seen)
+        loss = dictionary.masked_loss(sample.signals, atoms, 2, seen)
         risk = masked[:, ~seen].square().sum(1)
         off, off_error = mean_and_error(loss.per_signal - risk - risks.floor)
         yield {
@@ -138,8 +123,8 @@ def dictionaries(true: Tensor, signals: Tensor) -> dict[str, Tensor]:
     start = planted_dictionary(*true.shape, seed=100)
     named = {"true": true}
     for objective in ("reconstruction", "masked"):
-        settings = LearningSettings(2, objective, batch_size=100, learning_rate=1e-2, shuffle=False)
-        named[f"trained, {objective}"] = learn_dictionaries(signals, start[None], settings, epochs=20).components[0]
+        settings = dictionary.LearningSettings(2, objective, batch_size=100, learning_rate=1e-2, shuffle=False)
+        named[f"trained, {objective}"] = dictionary.learn_dictionaries(signals, start[None], settings, epochs=20).components[0]
     return named | {f"random {i}": planted_dictionary(*true.shape, seed=100 + i) for i in range(1, 6)}
 
 
@@ -149,18 +134,18 @@ def consistency(job: Mapping[str, Any]) -> Iterator[Row]:
     true, seen = planted_dictionary(*WIDE, seed=seed), visible(WIDE[1], WIDE_HIDDEN, seed)
     sample = planted_samples(true, job["n"], K, noise=WIDE_NOISE, scale=scale, normalize=False, seed=seed)
     clean, supports = sample.signals - sample.noise, sample.codes.abs().topk(K).indices
-    pursued = pursue(sample.signals, true, K, visible=seen, selection="normalized")
+    pursued = dictionary.pursue(sample.signals, true, K, visible=seen, selection="normalized")
 
-    def risk(codes: SparseCodes) -> Tensor:
+    def risk(codes: dictionary.SparseCodes) -> Tensor:
         return (codes.reconstruct(true) - clean)[:, ~seen].square().sum(1)
 
     omp, bayes = risk(pursued), risk(oracle_codes(sample.signals, true, supports, seen, ridge=(WIDE_NOISE / scale) ** 2))
-    exact = oracle_risks(true, K, seen, noise=WIDE_NOISE, scale=scale)
+    exact = dictionary.oracle_risks(true, K, seen, noise=WIDE_NOISE, scale=scale)
     excess, error = mean_and_error(omp - bayes)
     yield {
         "scale": scale,
         "seed": seed,
-        "coherence": coherence(true, seen),
+        "coherence": dictionary.coherence(true, seen),
         "risk": float(omp.mean()),
         "excess": excess,
         "excess_error": error,
@@ -175,12 +160,12 @@ def rankings(job: Mapping[str, Any]) -> Iterator[Row]:
     sigma, seed = job["sigma"], job["seed"]
     true = planted_dictionary(ATOMS, DIM, seed=seed)
     signals = one_atom_signals(true, job["n"], sigma, seed + 1)
-    net = overfitting_dictionary(true, angles=64, radius=sigma)
+    net = dictionary.overfitting_dictionary(true, angles=64, radius=sigma)
     yield {"sigma": sigma, "loss": "reconstruction", "true": best_loss(signals, true), "mixtures": best_loss(signals, net)}
     masks = [visible(DIM, 2, mask) for mask in range(job["masks"])]
     for selection in ("normalized", "raw"):
         losses = {
-            name: fmean(masked_loss(signals, atoms, 1, seen, selection=selection).value for seen in masks)
+            name: fmean(dictionary.masked_loss(signals, atoms, 1, seen, selection=selection).value for seen in masks)
             for name, atoms in (("true", true), ("mixtures", net))
         }
         yield {"sigma": sigma, "loss": f"masked, {selection}", **losses}
@@ -190,10 +175,10 @@ def threshold(job: Mapping[str, Any]) -> Iterator[Row]:
     """T9: how often pursuit finds supports whose coefficients are at the theorem's threshold."""
     eta, n, seed = job["eta"], job["n"], job["seed"]
     true = planted_dictionary(*WIDE, seed=seed)
-    gamma = omp_threshold(WIDE_NOISE, K, len(true), coherence(true), eta)
+    gamma = dictionary.omp_threshold(WIDE_NOISE, K, len(true), dictionary.coherence(true), eta)
     sample = planted_samples(true, n, K, noise=WIDE_NOISE, law="rademacher", scale=gamma, normalize=False, seed=seed)
-    right = 1 - wrong_share(pursue(sample.signals, true, K), sample.codes.abs().topk(K).indices)
-    bound = omp_success_bound(K, len(true), eta)
+    right = 1 - wrong_share(dictionary.pursue(sample.signals, true, K), sample.codes.abs().topk(K).indices)
+    bound = dictionary.omp_success_bound(K, len(true), eta)
     yield {"eta": eta, "gamma": gamma, "frequency": right, "bound": bound, "error": math.sqrt(bound * (1 - bound) / n)}
 
 
@@ -205,7 +190,7 @@ def largest_square(job: Mapping[str, Any]) -> Iterator[Row]:
         "n": job["n"],
         "independent": float(draws.amax(1).mean()),
         "equal": float(draws[:, 0].mean()),
-        "bound": chi_square_max_bound(job["n"]),
+        "bound": dictionary.chi_square_max_bound(job["n"]),
     }
 
 
@@ -370,46 +355,38 @@ class Theorems(Experiment):
             yield {"part": job["part"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
+        part = split(rows, "part")
+        ratios = [{**row, "of": row["loss"], "value": row["mixtures"] / row["true"]} for row in part["T8"]]
+        risks = melted(part["T7"], {"excess": "risk above Bayes", "bayes": "Bayes risk", "wrong": "P(support wrong)"})
+        squares = melted(part["T10"], {"independent": "independent", "equal": "all equal", "bound": "bound"})
+        needed: dict[str, Any] = {"xlabel": "dimension d", "ylabel": "mixtures needed / p²d", "title": "T4: for half of the gain"}
         return draw_panels(
-            *(panel(rows) for panel in (_rankings, _gains, _needed, _cross_terms, _consistency, _largest)), size=(4.7, 3.4)
+            _lines(ratios, "sigma", "xy", "noise σ", "loss of mixtures / of true atoms", "T8: two losses, two rankings").line(
+                y=1.0
+            ),
+            _gains(select(part["T2-T3"], radius=1.0)),
+            curves(part["T4"], "dim", "share", log="xy", **needed),
+            _cross_terms(part["T5-T6"]),
+            _lines(risks, "scale", "xy", "size of the coefficients σ_z", "", "T7: the true atoms become optimal"),
+            _lines(squares, "n", "x", "variables n", "mean of the largest", "T10: squared Gaussians"),
+            size=(4.7, 3.4),
         )
 
 
-def _rankings(rows: list[Row]) -> Panel:
-    table = [{**row, "ratio": row["mixtures"] / row["true"]} for row in chosen(rows, part="T8")]
-    names: dict[str, Any] = {"ylabel": "loss of mixtures / of true atoms", "title": "T8: two losses, two rankings"}
-    return curves(table, "sigma", "ratio", by="loss", log="xy", labels="legend", xlabel="noise σ", **names).line(y=1.0)
+def _lines(table: list[Row], x: str, log: str, xlabel: str, ylabel: str, title: str) -> Panel:
+    """The `value` of rows by x, a line for each `of`."""
+    return curves(table, x, "value", by="of", log=log, labels="legend", xlabel=xlabel, ylabel=ylabel, title=title)
 
 
 def _gains(rows: list[Row]) -> Panel:
-    mine = chosen(rows, part="T2-T3", radius=1.0)
-    sigmas, angles = (sorted({row[name] for row in mine}) for name in ("sigma", "angles"))
-    found = {(row["sigma"], row["angles"]): row for row in mine}
-    values = [[found[sigma, angle]["gain"] for angle in angles] for sigma in sigmas]
-    names: dict[str, Any] = {"row_names": [f"σ = {sigma:g}" for sigma in sigmas], "column_names": angles, "annotate": True}
-    title = "T3: what mixtures gain in loss"
-    return matrix(values, **names, xlabel="directions per pair of atoms", label="gain / σ²", title=title)
-
-
-def _needed(rows: list[Row]) -> Panel:
-    names: dict[str, Any] = {"xlabel": "dimension d", "ylabel": "mixtures needed / p²d", "title": "T4: for half of the gain"}
-    return curves(chosen(rows, part="T4"), "dim", "share", log="xy", **names)
+    lines = split(rows, "sigma")
+    values = [[row["gain"] for row in line] for line in lines.values()]
+    names: dict[str, Any] = {"row_names": [f"σ = {sigma:g}" for sigma in lines], "column_names": values_of(rows, "angles")}
+    look: dict[str, Any] = {"xlabel": "directions per pair of atoms", "label": "gain / σ²", "annotate": True}
+    return matrix(values, **names, **look, title="T3: what mixtures gain in loss")
 
 
 def _cross_terms(rows: list[Row]) -> Panel:
-    mine = chosen(rows, part="T5-T6")
-    values = [[row["hidden_cross"], row["cross"], row["above_bayes"]] for row in mine]
-    names = {"row_names": [row["dictionary"] for row in mine], "column_names": ["hidden noise", "noise, usual", "above Bayes"]}
+    values = [[row["hidden_cross"], row["cross"], row["above_bayes"]] for row in rows]
+    names = {"row_names": [row["dictionary"] for row in rows], "column_names": ["hidden noise", "noise, usual", "above Bayes"]}
     return matrix(values, **names, annotate=True, title="T5, T6: cross terms and excess, in s.e.", number=".1f")
-
-
-def _consistency(rows: list[Row]) -> Panel:
-    columns = {"excess": "risk above Bayes", "bayes": "Bayes risk", "wrong": "P(support wrong)"}
-    names: dict[str, Any] = {"xlabel": "size of the coefficients σ_z", "ylabel": "", "title": "T7: the true atoms become optimal"}
-    return curves(melted(chosen(rows, part="T7"), columns), "scale", "value", by="of", log="xy", labels="legend", **names)
-
-
-def _largest(rows: list[Row]) -> Panel:
-    columns = {"independent": "independent", "equal": "all equal", "bound": "bound"}
-    names: dict[str, Any] = {"xlabel": "variables n", "ylabel": "mean of the largest", "title": "T10: squared Gaussians"}
-    return curves(melted(chosen(rows, part="T10"), columns), "n", "value", by="of", log="x", labels="legend", **names)
