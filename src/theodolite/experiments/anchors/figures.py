@@ -371,9 +371,7 @@ class FigureB1(Histograms):
         {
             "local GPT: the largest norm over the median": bounded_norms(LOCAL),
             **described(
-                "norms",
-                lambda row: f"from {row['least']:.3g} to {row['largest']:.3g}, median {row['median']:.3g}",
-                kind="norms",
+                "norms", lambda row: f"from {row['least']:.3g} to {row['largest']:.3g}, median {row['median']:.3g}", kind="norms"
             ),
             **of_each(FOLDERS, "the largest norm over the median", bounded_norms),
         },

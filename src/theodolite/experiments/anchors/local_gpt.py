@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, Params, Reported, at_least, at_most, cited, equal, measured, relative, rows, sizes
 from theodolite.experiments.anchors.probes import BENCHMARK, QUICK, removed
-from theodolite.experiments.anchors.small_gpt import OnPretrained, Recipe, corpus_of, follow, network_at, next_word_loss, windows
+from theodolite.experiments.anchors.small_gpt import OnGPT, Recipe, corpus_of, follow, network_at, next_word_loss, windows
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, melted, scatter
 from theodolite.experiments.query import Value, chosen, select
 from theodolite.measures.anchors import anchor_probe, find_head
@@ -30,14 +30,11 @@ from theodolite.results import Row
 PRESENT = 0.8
 #: The rows with the bulk of the histograms, by step.
 bulk = rows(bulk=True)
+#: When the anchor is there.
+first_step = bulk.measure(lambda line: next((f"step {row['step']}" for row in line if row["r2"] >= PRESENT), "never"))
 
 
-def first_step(rows: list[Row]) -> str:
-    """When the anchor is there."""
-    return next((f"step {row['step']}" for row in bulk.found(rows) if row["r2"] >= PRESENT), "never")
-
-
-class AlongPretraining(OnPretrained, Experiment):
+class AlongPretraining(OnGPT, Experiment):
     """When in pre-training the anchor vector appears.
 
     The probe at initialisation and at five steps of a GPT that is trained here. Why the vector exists is left open by the source;
@@ -172,8 +169,7 @@ def shift_rows(model: GPT, ids: Tensor, following: Tensor, seed: int) -> Iterato
         scores = [
             anchored.score(anchored_logits(moved, v, labels)) for v in (log_linear.shift_anchor(anchor), anchor_of(moved, labels))
         ]
-        after = raw.score(moved.logits()[:, labels])
-        before = raw.score(z)
+        before, after = raw.score(z), raw.score(moved.logits()[:, labels])
         yield {
             "kind": "shift",
             "attack": name,
@@ -243,7 +239,7 @@ def lost(readout: str) -> Value:
     return rows(kind="read-out", readout=readout).column(lambda row: row["accuracy"] - row["accuracy_shifted"]).only()
 
 
-class Attacks(OnPretrained, Experiment):
+class Attacks(OnGPT, Experiment):
     """A trained model can be attacked so that its loss stays and a raw read-out is ruined; an anchored one is not.
 
     The shift: one number is added to all logits of a context, constant or varying with it. The rare word: the head's row of a
@@ -351,9 +347,8 @@ def kept(column: str) -> Value:
     return rows.by("task").each(rows[column].last() / rows[column].first()).max()
 
 
-def violated(rows: list[Row]) -> int:
-    """Bounds below the share of wrong or undecided contexts, over all checkpoints and tasks."""
-    return sum(not row[bound] >= row["failed"] - 1e-12 for row in chosen(rows) for bound in BOUNDS)
+#: Bounds below the share of wrong or undecided contexts, over all checkpoints and tasks.
+violated = rows.column(lambda row: sum(not row[bound] >= row["failed"] - 1e-12 for bound in BOUNDS)).sum()
 
 
 def telling(rows: list[Row]) -> str:
@@ -367,7 +362,7 @@ def telling(rows: list[Row]) -> str:
 UNDECIDED = "students of the first steps leave every context undecided, which the theorem's error does not count"
 
 
-class Transfer(OnPretrained, Experiment):
+class Transfer(OnGPT, Experiment):
     """The downstream error falls with the pre-training divergence, and no bound is violated.
 
     Teacher: the trained small GPT. Student: the same network from another seed, trained by the divergence to the teacher's full

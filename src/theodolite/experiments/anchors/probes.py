@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from theodolite import data
 from theodolite.data import DataError
 from theodolite.experiments import Params
-from theodolite.experiments.anchors.small_gpt import (
-    MissingModelError,
-    OnPretrained,
-    Recipe,
-    checkpoint_folder,
-    corpus_of,
-    network_at,
-)
+from theodolite.experiments.anchors.small_gpt import MissingModelError, OnGPT, Recipe, checkpoint_folder, corpus_of, network_at
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry, anchor_probe, atom_geometry
 from theodolite.models import count_parameters, pretrained, stories260k_from
 from theodolite.results import Row
@@ -188,7 +181,7 @@ def removed(vocabulary: int) -> int:
     return REMOVED if 45_000 <= vocabulary <= 55_000 else round(SMALL_SHARE * vocabulary)
 
 
-class Probes(OnPretrained):
+class Probes(OnGPT):
     """One job per model, with all that the tables and figures show of its probe; `shows` says which of them a row is for."""
 
     sizes = ALL_MODELS
@@ -237,16 +230,9 @@ def histogram_rows(kind: str, counts: Tensor, edges: Tensor, **mark: Any) -> Ite
 def model_rows(found: Probed) -> Iterator[Row]:
     """What a model is, and how well it predicts its text."""
     probe = found.probe
-    yield {
-        "kind": "model",
-        "parameters": found.parameters,
-        "hidden": found.hidden,
-        "state": probe.hidden,
-        "vocabulary": probe.vocabulary,
-        "positions": probe.positions,
-        "perplexity": probe.perplexity,
-        "frequency_perplexity": found.frequency_perplexity,
-    }
+    widths = {"parameters": found.parameters, "hidden": found.hidden, "state": probe.hidden, "vocabulary": probe.vocabulary}
+    text = {"positions": probe.positions, "perplexity": probe.perplexity, "frequency_perplexity": found.frequency_perplexity}
+    yield {"kind": "model", **widths, **text}
 
 
 #: Beside every dictionary one of Gaussian atoms of the same shape, whose directions are uniform.
@@ -268,13 +254,8 @@ def spectrum_rows(found: Probed) -> Iterator[Row]:
 def norm_rows(found: Probed) -> Iterator[Row]:
     """Norms of the atoms."""
     norms = found.geometry.norms
-    yield {
-        "kind": "norms",
-        "least": float(norms.min()),
-        "median": float(norms.median()),
-        "largest": float(norms.max()),
-        "spread": float(norms.max() / norms.median()),
-    }
+    least, median, largest = (float(norm) for norm in (norms.min(), norms.median(), norms.max()))
+    yield {"kind": "norms", "least": least, "median": median, "largest": largest, "spread": largest / median}
     bars = torch.histogram(norms, 60)
     yield from histogram_rows("bar", bars.hist, bars.bin_edges, of="atoms")
 
@@ -296,8 +277,7 @@ WHOLE, BULK = "log Z", "log Z of the bulk"
 def value_rows(found: Probed) -> Iterator[Row]:
     """Histograms of the log partition function and of its bulk, with their spread and the anchor's error."""
     probe = found.probe
-    top = removed(probe.vocabulary)
-    for which, number in ((WHOLE, 0), (BULK, top)):
+    for which, number in ((WHOLE, 0), (BULK, removed(probe.vocabulary))):
         i = probe.top.index(number)
         shared: dict[str, Any] = {"which": which, "top": number}
         summary = ("mean", "variance", "low", "high", "mse", "intercept_mse", "constant_mse")

@@ -174,7 +174,7 @@ def pretrained(recipe: Recipe) -> list[Row]:
     return [{"step": step, **weights} for step, weights in found.items()]
 
 
-class OnPretrained(Study):
+class OnGPT(Study):
     """Parent of studies that look at the network of a recipe, where a job has one; `run` gets the rows of its pre-training."""
 
     def needs(self, job: Mapping[str, Any]) -> list[Computation]:

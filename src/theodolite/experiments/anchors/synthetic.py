@@ -71,13 +71,11 @@ def exact(job: Mapping[str, Any]) -> Iterator[Row]:
 
 def gaussian(job: Mapping[str, Any]) -> Iterator[Row]:
     """Gaussian atoms; states on a sphere of one radius, or of radii between two."""
-    radius = job["radius"]
-    world = gaussian_dictionary_world(
-        job["words"], job["dim"], job["contexts"], tuple(radius) if isinstance(radius, list) else radius, seed=job["seed"]
-    )
-    probe = probe_states(world.states, world.atoms, top=TOPS, geometry=False)
-    for row in probe.rows():
-        yield {"radius": "mixed" if isinstance(radius, list) else radius, **row}
+    mixed = isinstance(job["radius"], list)
+    radius = tuple(job["radius"]) if mixed else job["radius"]
+    world = gaussian_dictionary_world(job["words"], job["dim"], job["contexts"], radius, seed=job["seed"])
+    for row in probe_states(world.states, world.atoms, top=TOPS, geometry=False).rows():
+        yield {"radius": "mixed" if mixed else radius, **row}
 
 
 def clusters(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -86,15 +84,9 @@ def clusters(job: Mapping[str, Any]) -> Iterator[Row]:
     values = log_bulk_partition(world.states @ world.atoms.mT, TOPS).bulk
     for i, top in enumerate(TOPS):
         found = anchor_clusters(world.states, values[:, i], 2, top=top, seed=job["seed"])
-        right = float((found.membership == world.group).double().mean())
-        yield {
-            "top": top,
-            "joint_mse": found.joint_mse,
-            "small_mse": found.mse[0],
-            "large_mse": found.mse[1],
-            "larger_mse": max(found.mse),
-            "right": right,
-        }
+        small, large = found.mse
+        errors = {"joint_mse": found.joint_mse, "small_mse": small, "large_mse": large, "larger_mse": max(small, large)}
+        yield {"top": top, **errors, "right": float((found.membership == world.group).double().mean())}
 
 
 exact_worlds, gaussian_worlds, two_norms = (rows(part=part) for part in ("exact", "gaussian", "clusters"))
@@ -105,17 +97,12 @@ def factor(have: float, wanted: float) -> float:
     return max(have / wanted, wanted / have)
 
 
+in_table = gaussian_worlds(radius=list(TABLE))
 #: How far the errors, and the variances with 80 words removed, are from the reference table, for all radii and seeds.
-error_factors = gaussian_worlds(radius=list(TABLE)).column(
-    lambda row: factor(row["mse"], TABLE[row["radius"]][TOPS.index(row["top"])])
-)
-variance_factors = gaussian_worlds(radius=list(TABLE), top=AT).column(
-    lambda row: factor(row["variance"], VARIANCE_AT_80[row["radius"]])
-)
-
-
+error_factors = in_table.column(lambda row: factor(row["mse"], TABLE[row["radius"]][TOPS.index(row["top"])]))
+variance_factors = in_table(top=AT).column(lambda row: factor(row["variance"], VARIANCE_AT_80[row["radius"]]))
 #: The ratio of each error to the one with fewer words removed, the largest of each world.
-steepest = gaussian_worlds(radius=list(TABLE)).by("radius", "seed").each(rows["mse"].steps(lambda a, b: b / a).max())
+steepest = in_table.by("radius", "seed").each(rows["mse"].steps(lambda fewer, more: more / fewer).max())
 
 
 class Worlds(InParts, Experiment):
@@ -150,10 +137,7 @@ class Worlds(InParts, Experiment):
                 2.0, variance_factors.max(), reported=ours("0.075 to 1.197")
             ),
             "Gaussian atoms: at every radius the error falls with the words removed (largest ratio to the error before)": at_most(
-                1.0,
-                steepest.max(),
-                says="falls",
-                where="Wu 2023, Table B.2",
+                1.0, steepest.max(), says="falls", where="Wu 2023, Table B.2"
             ),
             "states of varying norm have no anchor (R², 80 words removed, largest)": at_most(
                 0.3, gaussian_worlds(radius="mixed", top=AT).max("r2"), reported=ours(0.22)
@@ -497,9 +481,7 @@ class Theorems(InParts, Experiment):
             0, total("pinsker", "theorem", "general", "tight"), **theory("always holds", "3.5.7")
         ),
         "the minima of Lemma 3.5.9 in six cases (largest difference from the reference)": at_most(
-            1e-5,
-            rows(part="reference").max("difference"),
-            reported=ours("0.078504 for k = 2, b = −log 8, Γ = 0.75"),
+            1e-5, rows(part="reference").max("difference"), reported=ours("0.078504 for k = 2, b = −log 8, Γ = 0.75")
         ),
         "closed-form example: divergence 0.088678, total variation 0.129127, bounds (largest difference)": at_most(
             1e-5, example_error, reported=ours(0.088678)

@@ -25,13 +25,7 @@ from theodolite.experiments.lab.panels import curves, draw_panels, scatter
 from theodolite.experiments.query import Column, Value, chosen, values_of
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, OnTrained, Setting, errors_of, job_of, planted
 from theodolite.experiments.sparse_coding.recovery import FULL, NAMES, STARTS, TINY, mean_and_spread, over_realized
-from theodolite.measures.dictionary import (
-    LearningSettings,
-    choose_dictionary,
-    hidden_error,
-    learn_dictionaries,
-    orthogonal_matching_pursuit,
-)
+from theodolite.measures import dictionary
 from theodolite.measures.dictionary.learning import initial_dictionary
 from theodolite.results import Row
 
@@ -52,7 +46,7 @@ def scikit_learn(signals: Tensor, start: Tensor, sparsity: int, *, batch: int, e
         own = {"batch_size": batch, "max_no_improvement": None, "tol": 0.0, "shuffle": False}
         learner = decomposition.MiniBatchDictionaryLearning(len(atoms), max_iter=passes, **shared, **own)
     else:
-        codes = orthogonal_matching_pursuit(signals, atoms, sparsity).numpy()
+        codes = dictionary.orthogonal_matching_pursuit(signals, atoms, sparsity).numpy()
         learner = decomposition.DictionaryLearning(len(atoms), max_iter=passes, code_init=codes, **shared)
     with warnings.catch_warnings():
         # a fixed number of passes is wanted, whether they suffice or not
@@ -225,8 +219,8 @@ def learned_by(method: str, study: Patching, signals: Tensor, seed: int) -> Tens
     if method in OTHERS:
         return OTHERS[method](signals, start, study.sparsity, batch=study.batch, epochs=study.epochs, seed=seed)
     objective = next(objective for objective in OBJECTIVES if NAMES[objective] == method)
-    settings = LearningSettings(study.sparsity, objective, batch_size=study.batch, learning_rate=study.learning_rate)
-    return learn_dictionaries(signals, start[None], settings, epochs=study.epochs, seeds=(seed,)).components[0]
+    settings = dictionary.LearningSettings(study.sparsity, objective, batch_size=study.batch, learning_rate=study.learning_rate)
+    return dictionary.learn_dictionaries(signals, start[None], settings, epochs=study.epochs, seeds=(seed,)).components[0]
 
 
 def by_size(column: str, **where: Any) -> Column:
@@ -265,17 +259,15 @@ class Patches(Experiment):
         "Not in the source, which has planted signals alone. At tiny size whole digits of scikit-learn are the patches; they "
         "also stand for CIFAR-10 below paper size where its files are not there. The learning rate is 0.003."
     )
-    claims = (
-        {
-            "noisy patches, most atoms: masking's error on hidden pixels over the baseline's": at_most(1.0, ratio(NOISY)),
-            "clean patches, most atoms: masking's error on hidden pixels over the baseline's": at_most(1.0, ratio(CLEAN)),
-        },
-        {
+    claims = {
+        "noisy patches, most atoms: masking's error on hidden pixels over the baseline's": at_most(1.0, ratio(NOISY)),
+        "clean patches, most atoms: masking's error on hidden pixels over the baseline's": at_most(1.0, ratio(CLEAN)),
+        **{
             f"{word} patches: lowest error on hidden pixels, as a share of the variance: {method}": measured(best(noise, method))
             for noise, word in ((NOISY, "noisy"), (CLEAN, "clean"))
             for method in METHODS
         },
-    )
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for noise, size, method, seed in product((CLEAN, NOISY), p.atoms, METHODS, range(p.seeds)):
@@ -285,8 +277,8 @@ class Patches(Experiment):
         study, method, seed = Patching(**job["study"]), job["method"], job["seed"]
         known, tested, origin = patches(study, seed)
         atoms = learned_by(method, study, known, seed)
-        held = hidden_error(tested, atoms, study.sparsity, masks=MASKS, seed=seed)
-        seen = hidden_error(known, atoms, study.sparsity, masks=1, seed=seed)
+        held = dictionary.hidden_error(tested, atoms, study.sparsity, masks=MASKS, seed=seed)
+        seen = dictionary.hidden_error(known, atoms, study.sparsity, masks=1, seed=seed)
         yield {
             "method": method,
             "data": origin,
@@ -400,7 +392,7 @@ class Score(OnTrained, Experiment):
             return
         setting = Setting(**job["setting"])
         signals = planted(setting, "samples", job["seed"]).signals
-        found = choose_dictionary(
+        found = dictionary.choose_dictionary(
             signals.numpy(),
             [job["atoms"]],
             job["sparsities"],

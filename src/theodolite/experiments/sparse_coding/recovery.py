@@ -9,7 +9,7 @@ from itertools import product
 from statistics import fmean, pstdev
 from typing import Any, ClassVar
 
-from theodolite.experiments import Claim, Figure, Params, Reported, at_least, at_most, cited, rows, within
+from theodolite.experiments import Claim, Figure, Reported, at_least, at_most, cited, rows, sizes, within
 from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels
 from theodolite.experiments.query import Column, Measured, Query, Value, chosen
@@ -31,6 +31,8 @@ DEPARTS = (
     "size there are fewer settings and two seeds."
 )
 
+#: By the place on the axis.
+Settings = tuple[tuple[float, Setting], ...]
 #: Reported final errors by the place on the axis: (panel, objective) -> {place: value}.
 Table = Mapping[tuple[str, str], Mapping[float, float]]
 
@@ -54,6 +56,12 @@ class Recovery(OnTrained):
         for row in trained:
             panel = next(panel for panel, init in PANELS.items() if init == row["init"])
             yield {"panel": panel, **row, "place": job["place"], **shape, "noise": setting.deviation}
+
+
+def recovery(tiny: Settings, laptop: Settings, paper: Settings, tiny_seeds: int = 2) -> Recovery:
+    """The study with these settings at the three sizes."""
+    own = {"tiny": {"settings": tiny, "seeds": tiny_seeds, "fleet": True}, "laptop": {"settings": laptop, "seeds": 2}}
+    return Recovery(sizes=sizes(**own, paper={"settings": paper, "seeds": 5}))
 
 
 class RecoveryFigure(Figure):
@@ -176,7 +184,7 @@ FULL = 5
 TINY = Setting(dim=50, atoms=100, sparsity=3, samples=500, batch=100, epochs=100)
 
 
-def over_realized(setting: Setting, *ratios: int) -> tuple[tuple[float, Setting], ...]:
+def over_realized(setting: Setting, *ratios: int) -> Settings:
     """A setting with p' that many times p."""
     return tuple((ratio, replace(setting, learned=ratio * setting.atoms)) for ratio in ratios)
 
@@ -202,13 +210,7 @@ class Figure21(RecoveryFigure):
     item, where = "wu-2023 Figure 2.1", "section 2.4.1"
     axis = ("learned", "learned atoms p'")
     reported = TABLE_21
-    study = Recovery(
-        sizes={
-            "tiny": Params(settings=over_realized(TINY, 1, 2, 5), seeds=2, fleet=True),
-            "laptop": Params(settings=over_realized(Setting(), 1, 2, 5), seeds=2),
-            "paper": Params(settings=over_realized(Setting(), 1, 2, 3, 4, 5), seeds=5),
-        }
-    )
+    study = recovery(over_realized(TINY, 1, 2, 5), over_realized(Setting(), 1, 2, 5), over_realized(Setting(), 1, 2, 3, 4, 5))
     departs = (
         f"{DEPARTS} At tiny size there are 100 atoms in 50 dimensions, 3 per signal, 500 signals in batches of 100, and "
         "100 passes instead of 500."
@@ -275,7 +277,7 @@ INITIAL_22: dict[float, float] = {1: 0.4418, 1.5: 0.4847, 2: 0.5301, 2.5: 0.5541
 SINGLE_ATOM = {"tiny": "−0.023 at d = 25, where a signal has a single atom"}
 
 
-def scaled(setting: Setting, sparsities: Mapping[int, int]) -> tuple[tuple[float, Setting], ...]:
+def scaled(setting: Setting, sparsities: Mapping[int, int]) -> Settings:
     """d dimensions, 2d true and 4d learned atoms; `sparsities`: d -> atoms per signal, the smallest d first."""
     first = next(iter(sparsities))
     changed = ({"dim": d, "atoms": 2 * d, "learned": 4 * d, "sparsity": k} for d, k in sparsities.items())
@@ -292,12 +294,8 @@ class Figure22(RecoveryFigure):
     item, where = "wu-2023 Figure 2.2", "section 2.4.2"
     axis = ("dim", "dimension d (p = 2d, p' = 4d)")
     reported = TABLE_22
-    study = Recovery(
-        sizes={
-            "tiny": Params(settings=scaled(TINY, {25: 2, 50: 3}), seeds=2, fleet=True),
-            "laptop": Params(settings=scaled(Setting(), {100: 5, 200: 10}), seeds=2),
-            "paper": Params(settings=scaled(Setting(), {100: 5, 150: 7, 200: 10, 250: 12}), seeds=5),
-        }
+    study = recovery(
+        scaled(TINY, {25: 2, 50: 3}), scaled(Setting(), {100: 5, 200: 10}), scaled(Setting(), {100: 5, 150: 7, 200: 10, 250: 12})
     )
     departs = (
         f"{DEPARTS} At tiny size the dimension is 25 and 50 with 2 and 3 atoms per signal, there are 500 signals in batches of "
@@ -346,7 +344,7 @@ TABLE_23: Table = {
 INITIAL_23: dict[float, float] = {0: 0.1488, 0.25: 0.1843, 0.5: 0.2421, 0.75: 0.3086, 1: 0.3712}
 
 
-def noisy(setting: Setting, *places: float) -> tuple[tuple[float, Setting], ...]:
+def noisy(setting: Setting, *places: float) -> Settings:
     """Standard deviations between 1/d and 1/√d; the last is the setting's own."""
     low, high = 1 / setting.dim, 1 / math.sqrt(setting.dim)
     return tuple((at, setting if at == 1 else replace(setting, noise=low + at * (high - low))) for at in places)
@@ -365,12 +363,11 @@ class Figure23(RecoveryFigure):
     item, where = "wu-2023 Figure 2.3", "section 2.4.3"
     axis = ("noise", "standard deviation of the noise")
     reported = TABLE_23
-    study = Recovery(
-        sizes={
-            "tiny": Params(settings=noisy(replace(TINY, learned=FULL * TINY.atoms), 0, 0.5, 1), seeds=1, fleet=True),
-            "laptop": Params(settings=noisy(Setting(), 0, 0.5, 1), seeds=2),
-            "paper": Params(settings=noisy(Setting(), 0, 0.25, 0.5, 0.75, 1), seeds=5),
-        }
+    study = recovery(
+        noisy(replace(TINY, learned=FULL * TINY.atoms), 0, 0.5, 1),
+        noisy(Setting(), 0, 0.5, 1),
+        noisy(Setting(), 0, 0.25, 0.5, 0.75, 1),
+        tiny_seeds=1,
     )
     departs = (
         f"{DEPARTS} The text says that the variance grows linearly; it is the standard deviation. At tiny size there are "
