@@ -272,14 +272,12 @@ def disagreeing(k: int, count: int, seed: int) -> Pairs:
         raise ValueError(f"One label word has one sign: two models cannot disagree about it. k must be at least 2. Got {k}.")
     g = torch.Generator().manual_seed(seed)
     parts: list[Pairs] = []
-    found = 0
-    while found < count:
+    while sum(len(part.f) for part in parts) < count:
         part = _draw(k, 8 * count, g)
         margin = bounds.normalized_margin(part.f.abs(), part.a)
         other = thresholded_score(part.u[:, 1], part.a, part.b)
         keep = ((part.f * other < 0) & (margin > 4 * part.eps_b)).nonzero()[:, 0]
         parts.append(Pairs(*(each[keep] for each in part)))
-        found += len(keep)
     return Pairs(*(torch.cat(each)[:count] for each in zip(*parts, strict=True)))
 
 
@@ -304,7 +302,7 @@ def lemmas(job: Mapping[str, Any]) -> Iterator[Row]:
     """T4 to T6 on disagreeing pairs: cases that break each inequality, and how near the cheapest ones come."""
     p = disagreeing(job["k"], job["cases"], job["seed"])
     margin = bounds.normalized_margin(p.f.abs(), p.a)
-    found = bounds.disagreement(*p.u.unbind(1), p.a, p.b, p.f.sign())
+    found = bounds.disagreement(p.u[:, 0], p.u[:, 1], p.a, p.b, p.f.sign())
     p_b = p.teacher.softmax(1)[:, -1]
     eps_p = (p.teacher.log_softmax(1)[:, -1] - p.student.log_softmax(1)[:, -1]).abs()
     gap = (p.teacher.softmax(1) - p.student.softmax(1)).abs()

@@ -9,7 +9,7 @@ from itertools import product
 from statistics import fmean, pstdev
 from typing import Any, ClassVar
 
-from theodolite.experiments import Claim, Figure, Reported, at_least, at_most, cited, rows, sizes, within
+from theodolite.experiments import Claim, Figure, Params, Reported, at_least, at_most, cited, rows, within
 from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels
 from theodolite.experiments.query import Column, Measured, Query, Value, chosen
@@ -60,8 +60,10 @@ class Recovery(OnTrained):
 
 def recovery(tiny: Settings, laptop: Settings, paper: Settings, tiny_seeds: int = 2) -> Recovery:
     """The study with these settings at the three sizes."""
-    own = {"tiny": {"settings": tiny, "seeds": tiny_seeds, "fleet": True}, "laptop": {"settings": laptop, "seeds": 2}}
-    return Recovery(sizes=sizes(**own, paper={"settings": paper, "seeds": 5}))
+    tiny_size = Params(settings=tiny, seeds=tiny_seeds, fleet=True)
+    return Recovery(
+        sizes={"tiny": tiny_size, "laptop": Params(settings=laptop, seeds=2), "paper": Params(settings=paper, seeds=5)}
+    )
 
 
 class RecoveryFigure(Figure):
@@ -280,8 +282,7 @@ SINGLE_ATOM = {"tiny": "−0.023 at d = 25, where a signal has a single atom"}
 def scaled(setting: Setting, sparsities: Mapping[int, int]) -> Settings:
     """d dimensions, 2d true and 4d learned atoms; `sparsities`: d -> atoms per signal, the smallest d first."""
     first = next(iter(sparsities))
-    changed = ({"dim": d, "atoms": 2 * d, "learned": 4 * d, "sparsity": k} for d, k in sparsities.items())
-    return tuple((change["dim"] / first, replace(setting, **change)) for change in changed)
+    return tuple((d / first, replace(setting, dim=d, atoms=2 * d, learned=4 * d, sparsity=k)) for d, k in sparsities.items())
 
 
 class Figure22(RecoveryFigure):
