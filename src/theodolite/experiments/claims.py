@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -50,6 +49,10 @@ class Reported:
     def theory(cls, value: Any, where: str) -> Reported:
         """What follows from a statement of the source."""
         return cls(value, where, "theory")
+
+    def placed(self, where: str, read_from: ReadFrom = "text") -> Reported:
+        """The same, at a place and read in a way unless it says so itself."""
+        return Reported(self.value, self.where or where, read_from if self.read_from == "text" else self.read_from)
 
     @property
     def origin(self) -> str:
@@ -170,23 +173,17 @@ class Claim:
         """
         wanted = self.wanted
         rule = "" if wanted is None else describe(str(self.rule), wanted, self.tolerance)
-        value: Any = None
-        error_bar: float | None = None
-        note = ""
+        value, error_bar, note = None, None, ""
         try:
             if not rows:
                 raise ValueError("there are no rows")
-            measured = self.measure(rows)
-            if isinstance(measured, Measured):
-                value, error_bar = plain(measured.value), None if measured.error is None else float(measured.error)
-            else:
-                value = plain(measured)
+            found = self.measure(rows)
+            found = found if isinstance(found, Measured) else Measured(found)
+            value, error_bar = plain(found.value), None if found.error is None else float(found.error)
             state = State.MEASURED if wanted is None else self._compare(value, wanted, size)
         except Exception as error:
             state, note = State.FAILS, f"could not be measured: {type(error).__name__}: {error}"
-        reported = self.reported
-        if reported is not None and not reported.where:
-            reported = replace(reported, where=where or "the source")
+        reported = self.reported and self.reported.placed(where or "the source")
         return Verdict(
             self.text,
             state,
@@ -201,7 +198,8 @@ class Claim:
         )
 
     def _compare(self, value: Any, wanted: Any, size: str) -> State:
-        if not _is_nan(value) and bool(RULES[str(self.rule)](value, plain(wanted), self.tolerance)):
+        found = value is not None and value == value  # neither nothing nor NaN
+        if found and bool(RULES[str(self.rule)](value, plain(wanted), self.tolerance)):
             return State.HOLDS
         return State.NOT_REPRODUCED if SIZES.index(size) < SIZES.index(self.since) else State.FAILS
 
@@ -297,14 +295,8 @@ def cited(where: str, claims: Any, *, read_from: ReadFrom = "text", **given: Any
     >>> str(claim.reported), claim.since
     ('falls (Theorem 3; follows from the theory)', 'laptop')
     """
-
-    def placed(reported: Reported | None) -> Reported | None:
-        if reported is None:
-            return None
-        how = read_from if reported.read_from == "text" else reported.read_from
-        return Reported(reported.value, reported.where or where, how)
-
-    return tuple(replace(claim, reported=placed(claim.reported), **given) for claim in listed(claims))
+    found = [(claim, claim.reported and claim.reported.placed(where, read_from)) for claim in listed(claims)]
+    return tuple(replace(claim, reported=reported, **given) for claim, reported in found)
 
 
 RULES: Mapping[str, Callable[[Any, Any, float], bool]] = {
@@ -348,7 +340,3 @@ def show(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(show(v) for v in value)
     return str(value)
-
-
-def _is_nan(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))

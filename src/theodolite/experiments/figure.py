@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from theodolite.experiments.claims import SIZES, Verdict, listed
+from theodolite.experiments.claims import SIZES, Verdict, cited
 from theodolite.experiments.query import Query, fits
 from theodolite.experiments.query import rows as all_rows
 from theodolite.experiments.sources import Source, cite, cite_all, current_key, source_of
@@ -24,7 +25,8 @@ class Figure(ABC):
     A subclass states `study`, `item` (such as "zhu-2024 Figure 3.3"; several where one view shows them all; a source or item
     that `sources.toml` does not know is welcome) and `claims`; its docstring is what the gallery shows, first line as title.
     `id` follows from chapter and item unless it is stated. `only` selects jobs and `view` rows of the study, `where` names
-    further places of the source, and `departs` says where the experiment follows a corrected form of it.
+    further places of the source, `cites` the one where reported values stand whose claim does not say, if that is not the item,
+    and `departs` says where the experiment follows a corrected form of it.
     """
 
     study: Study
@@ -34,6 +36,7 @@ class Figure(ABC):
     view: Query = all_rows
     where: str = ""
     claims: Any  # claims, or statements with their claims; a tuple of claims once the class stands
+    cites: ClassVar[str] = ""
     departs: ClassVar[str] = ""
 
     @abstractmethod
@@ -49,7 +52,7 @@ class Figure(ABC):
         if "id" not in vars(cls) and vars(cls).get("item"):
             cls.id = f"{chapter_of(cls)}/{_slug(_items(cls)[0])}"
         if not isinstance(vars(cls).get("claims", cls), property | type):
-            cls.claims = listed(vars(cls)["claims"] or ())
+            cls.claims = cited(cls.cites, vars(cls)["claims"] or ())
 
     # What it shows
 
@@ -87,7 +90,6 @@ class Figure(ABC):
         return self.study.sizes
 
     def parameters(self, size: str) -> Any:
-        """The parameters of a size."""
         return self.study.parameters(size)
 
     def settings(self, size: str) -> dict[str, Any]:
@@ -122,13 +124,10 @@ class Experiment(Study, Figure):
 
 def chapter_of(figure: type) -> str:
     """The chapter that a class stands in, as ids name it: the folder's name, or what the folder calls itself."""
-    import sys
-
     parts = figure.__module__.split(".")
-    package = sys.modules.get(".".join(parts[:3]) if parts[:2] == ["theodolite", "experiments"] else parts[0])
-    return str(getattr(package, "CHAPTER", parts[2] if parts[:2] == ["theodolite", "experiments"] else parts[0])).replace(
-        "_", "-"
-    )
+    own = parts[:2] == ["theodolite", "experiments"]
+    package, folder = (".".join(parts[:3]), parts[2]) if own else (parts[0], parts[0])
+    return str(getattr(sys.modules.get(package), "CHAPTER", folder)).replace("_", "-")
 
 
 def _items(figure: type[Figure]) -> list[str]:

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 from theodolite.results import Row
 
@@ -58,23 +58,57 @@ def chosen(rows: Iterable[Row], **where: Any) -> list[Row]:
     return Query()(**where).found(rows)
 
 
+def split(rows: Iterable[Row], *names: str) -> dict[Any, list[Row]]:
+    """The rows of each value of a column, in the order of first appearance; of several columns, of each tuple of values.
+
+    >>> split([{"k": 2, "v": 1}, {"k": 1, "v": 2}, {"k": 2, "v": 3}], "k")
+    {2: [{'k': 2, 'v': 1}, {'k': 2, 'v': 3}], 1: [{'k': 1, 'v': 2}]}
+    """
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[names[0]] if len(names) == 1 else tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
 def values_of(rows: Iterable[Row], *names: str) -> list[Any]:
     """The values of a column in the order of their first appearance, each once; of several columns, tuples.
 
     >>> values_of([{"k": 2}, {"k": 1}, {"k": 2}], "k")
     [2, 1]
     """
-    return list(dict.fromkeys(row[names[0]] if len(names) == 1 else tuple(row[name] for name in names) for row in rows))
+    return list(split(rows, *names))
 
 
-class Value:
-    """A number to be computed from rows. `value(rows)` computes it; arithmetic with numbers and values gives others."""
+C = TypeVar("C", bound="_Computed[Any]")
+Found = TypeVar("Found")
+Operation = Callable[[Any, Any], Any]
 
-    def __init__(self, compute: Callable[[list[Row]], Any]) -> None:
+
+def _operator(operation: Operation) -> tuple[Callable[[C, Any], C], Callable[[C, Any], C]]:
+    """The methods of an operation: with another thing on the right, and on the left."""
+    return lambda a, b: a._with(b, operation), lambda b, a: b._with(a, lambda right, left: operation(left, right))
+
+
+class _Computed(Generic[Found]):
+    """What is computed from rows: `it(rows)`. Arithmetic with numbers and others of its kind gives further ones."""
+
+    def __init__(self, compute: Callable[[list[Row]], Found]) -> None:
         self._compute = compute
 
-    def __call__(self, rows: list[Row]) -> Any:
+    def __call__(self, rows: list[Row]) -> Found:
         return self._compute(rows)
+
+    def _with(self, other: Any, operation: Operation) -> Self:
+        raise NotImplementedError
+
+    __add__, __radd__ = _operator(operator.add)
+    __sub__, __rsub__ = _operator(operator.sub)
+    __mul__, __rmul__ = _operator(operator.mul)
+    __truediv__, __rtruediv__ = _operator(operator.truediv)
+
+
+class Value(_Computed[Any]):
+    """A number to be computed from rows. `value(rows)` computes it; arithmetic with numbers and values gives others."""
 
     def then(self, function: Callable[[Any], Any]) -> Value:
         """A function of the value."""
@@ -84,36 +118,8 @@ class Value:
         """The value with another one as its error."""
         return Value(lambda rows: Measured(_bare(self(rows)), float(_bare(error(rows)))))
 
-    def _with(self, other: Any, operation: Callable[[Any, Any], Any], swapped: bool = False) -> Value:
-        def compute(rows: list[Row]) -> Any:
-            a, b = _bare(self(rows)), _bare(other(rows)) if isinstance(other, Value) else other
-            return operation(b, a) if swapped else operation(a, b)
-
-        return Value(compute)
-
-    def __add__(self, other: Any) -> Value:
-        return self._with(other, operator.add)
-
-    def __sub__(self, other: Any) -> Value:
-        return self._with(other, operator.sub)
-
-    def __mul__(self, other: Any) -> Value:
-        return self._with(other, operator.mul)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self._with(other, operator.truediv)
-
-    def __radd__(self, other: Any) -> Value:
-        return self._with(other, operator.add, swapped=True)
-
-    def __rsub__(self, other: Any) -> Value:
-        return self._with(other, operator.sub, swapped=True)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self._with(other, operator.mul, swapped=True)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self._with(other, operator.truediv, swapped=True)
+    def _with(self, other: Any, operation: Operation) -> Value:
+        return Value(lambda rows: operation(_bare(self(rows)), _bare(other(rows)) if isinstance(other, Value) else other))
 
     def __abs__(self) -> Value:
         return self.then(abs)
@@ -126,14 +132,13 @@ def _bare(value: Any) -> Any:
     return value.value if isinstance(value, Measured) else value
 
 
-class Column:
+def _reduction(function: Callable[[list[Any]], Any]) -> Callable[[Column], Value]:
+    """A method of columns: a function of the list of their values."""
+    return lambda column: column.reduce(function)
+
+
+class Column(_Computed[list[Any]]):
     """The values of a column in the rows of a query, or what becomes of them; `max`, `mean`, ... make a `Value` of it."""
-
-    def __init__(self, compute: Callable[[list[Row]], list[Any]]) -> None:
-        self._compute = compute
-
-    def __call__(self, rows: list[Row]) -> list[Any]:
-        return self._compute(rows)
 
     @staticmethod
     def of(*values: Callable[[list[Row]], Any]) -> Column:
@@ -156,40 +161,18 @@ class Column:
         """The change from each value to the next, or another function of both."""
         return Column(lambda rows: [function(earlier, later) for earlier, later in pairwise(self(rows))])
 
-    def max(self) -> Value:
-        """The largest; NaN where one of them is."""
-        return self.reduce(lambda values: _nan_first(values, max))
-
-    def min(self) -> Value:
-        """The smallest; NaN where one of them is."""
-        return self.reduce(lambda values: _nan_first(values, min))
-
-    def mean(self) -> Value:
-        return self.reduce(statistics.fmean)
-
-    def median(self) -> Value:
-        return self.reduce(statistics.median)
-
-    def sum(self) -> Value:
-        return self.reduce(sum)
-
-    def first(self) -> Value:
-        return self.reduce(lambda values: values[0])
-
-    def last(self) -> Value:
-        return self.reduce(lambda values: values[-1])
-
-    def only(self) -> Value:
-        """The one value; several are an error."""
-        return self.reduce(_only)
-
-    def half_range(self) -> Value:
-        """Half the distance between the largest and the smallest, as an error."""
-        return self.reduce(lambda values: 0.5 * (max(values) - min(values)))
-
-    def mean_and_range(self) -> Value:
-        """The mean, with half the range as its error."""
-        return self.mean().with_error(self.half_range())
+    #: The largest and the smallest; NaN where one of them is.
+    max = _reduction(lambda values: _nan_first(values, max))
+    min = _reduction(lambda values: _nan_first(values, min))
+    mean = _reduction(statistics.fmean)
+    median = _reduction(statistics.median)
+    sum = _reduction(sum)
+    first = _reduction(lambda values: values[0])
+    last = _reduction(lambda values: values[-1])
+    #: The one value; several are an error.
+    only = _reduction(lambda values: _only(values))
+    #: The mean, with half the distance between the largest and the smallest as its error.
+    mean_and_range = _reduction(lambda values: Measured(statistics.fmean(values), 0.5 * (max(values) - min(values))))
 
     def share(self, condition: Callable[[Any], bool]) -> Value:
         """The share of the values for which a condition holds."""
@@ -199,38 +182,13 @@ class Column:
         """How many of the values fulfil a condition."""
         return self.map(lambda value: bool(condition(value))).sum()
 
-    def _with(self, other: Any, operation: Callable[[Any, Any], Any], swapped: bool = False) -> Column:
+    def _with(self, other: Any, operation: Operation) -> Column:
         def compute(rows: list[Row]) -> list[Any]:
             mine = self(rows)
             others = other(rows) if isinstance(other, Column) else [other] * len(mine)
-            pairs = zip(others, mine, strict=True) if swapped else zip(mine, others, strict=True)
-            return [operation(a, b) for a, b in pairs]
+            return [operation(a, b) for a, b in zip(mine, others, strict=True)]
 
         return Column(compute)
-
-    def __add__(self, other: Any) -> Column:
-        return self._with(other, operator.add)
-
-    def __sub__(self, other: Any) -> Column:
-        return self._with(other, operator.sub)
-
-    def __mul__(self, other: Any) -> Column:
-        return self._with(other, operator.mul)
-
-    def __truediv__(self, other: Any) -> Column:
-        return self._with(other, operator.truediv)
-
-    def __radd__(self, other: Any) -> Column:
-        return self._with(other, operator.add, swapped=True)
-
-    def __rsub__(self, other: Any) -> Column:
-        return self._with(other, operator.sub, swapped=True)
-
-    def __rmul__(self, other: Any) -> Column:
-        return self._with(other, operator.mul, swapped=True)
-
-    def __rtruediv__(self, other: Any) -> Column:
-        return self._with(other, operator.truediv, swapped=True)
 
     def __abs__(self) -> Column:
         return self.map(abs)
@@ -244,6 +202,11 @@ def _only(values: list[Any]) -> Any:
     if len(values) != 1:
         raise ValueError(f"there must be one value. There are {len(values)}")
     return values[0]
+
+
+def _of_column(method: Callable[[Column], Value]) -> Callable[[Query, str], Value]:
+    """A method of queries: `rows.max("loss")` is `rows["loss"].max()`."""
+    return lambda query, name: method(query[name])
 
 
 class Query:
@@ -302,42 +265,24 @@ class Query:
         """A function of each row."""
         return Column(lambda rows: [function(row) for row in self.found(rows)])
 
-    def max(self, name: str) -> Value:
-        return self[name].max()
-
-    def min(self, name: str) -> Value:
-        return self[name].min()
-
-    def mean(self, name: str) -> Value:
-        return self[name].mean()
-
-    def median(self, name: str) -> Value:
-        return self[name].median()
-
-    def only(self, name: str) -> Value:
-        return self[name].only()
+    max, min = _of_column(Column.max), _of_column(Column.min)
+    mean, median, only = _of_column(Column.mean), _of_column(Column.median), _of_column(Column.only)
 
     def change(self, name: str) -> Column:
         """The distances of a ratio from 1."""
         return self[name].change()
 
 
+@dataclass(frozen=True)
 class Groups:
     """Rows in groups; `each` measures every group and gives a column of the results, in the order of first appearance."""
 
-    def __init__(self, query: Query, names: tuple[str, ...]) -> None:
-        self._query, self._names = query, names
+    query: Query
+    names: tuple[str, ...]
 
     def each(self, measure: Callable[[list[Row]], Any]) -> Column:
         """A value (or any function of rows) of every group."""
-
-        def compute(rows: list[Row]) -> list[Any]:
-            groups: dict[tuple[Any, ...], list[Row]] = {}
-            for row in self._query.found(rows):
-                groups.setdefault(tuple(row[name] for name in self._names), []).append(row)
-            return [_bare(measure(group)) for group in groups.values()]
-
-        return Column(compute)
+        return Column(lambda rows: [_bare(measure(group)) for group in split(self.query.found(rows), *self.names).values()])
 
 
 #: All rows; `rows(kind="run")` are some of them.

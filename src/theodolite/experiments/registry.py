@@ -79,17 +79,13 @@ def figures_of(chapter: str) -> dict[str, type[Figure]]:
     studies = [c.__qualname__ for c in classes if issubclass(c, Study)]
     if twice := sorted({name for name in studies if studies.count(name) > 1}):
         raise ValueError(f"Two studies of {chapter} are called {twice[0]}: their rows would be taken for each other's.")
-    figures = [c for c in classes if issubclass(c, Figure) and isinstance(getattr(c, "id", None), str) and "claims" in _stated(c)]
+    figures = [c for c in classes if issubclass(c, Figure) and isinstance(getattr(c, "id", None), str) and hasattr(c, "claims")]
     found: dict[str, type[Figure]] = {}
     for figure in figures:
         check_declaration(figure)
         if found.setdefault(figure.id, figure) is not figure:
             raise ValueError(f"{found[figure.id].__qualname__} and {figure.__qualname__} have the same id {figure.id!r}.")
     return found
-
-
-def _stated(figure: type[Figure]) -> set[str]:
-    return {name for part in figure.__mro__ if part is not Figure for name in vars(part)}
 
 
 def _class_of(name: str) -> type[Figure]:

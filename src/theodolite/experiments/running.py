@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -62,9 +62,6 @@ class ExperimentRun(Sequence[Verdict]):
 
     def __len__(self) -> int:
         return len(self.verdicts)
-
-    def __iter__(self) -> Iterator[Verdict]:
-        return iter(self.verdicts)
 
     def sentence(self) -> str:
         parts = [f"{n} {state.value}" for state in State if (n := self.count(state))]

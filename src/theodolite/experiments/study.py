@@ -161,7 +161,6 @@ class Study(ABC):
         return [(needed.study.work(), needed.job) for needed in self.needs(job)]
 
     def parameters(self, size: str) -> Any:
-        """The parameters of a size."""
         if size not in self.sizes:
             raise ValueError(f"size must be one of {', '.join(self.sizes)}. Got {size!r}.")
         return self.sizes[size]

@@ -58,16 +58,21 @@ def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
         raise ValueError(f"{path.name} needs {', '.join(lacking)}: pip install 'theodolite[gguf]'")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     try:
-        with quiet(), redirect_stderr(io.StringIO()):  # its bar does not ask whether it is wanted
-            model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **where)
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
+        with redirect_stderr(io.StringIO()):  # its bar does not ask whether it is wanted
+            return load_checkpoint(path.parent, gguf_file=path.name)
     except Exception as error:  # a damaged file, an architecture that transformers does not know
         first = (str(error).strip().splitlines() or [""])[0]
         raise ValueError(f"{path}: transformers could not read it: {type(error).__name__}: {first}") from error
+
+
+def load_checkpoint(folder: Path, **which: Any) -> tuple[nn.Module, Any]:
+    """The causal language model of a Hugging Face folder in float32 and in eval mode, and its tokenizer; no download."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **which)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **which)
     return model.eval(), tokenizer
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from theodolite.experiments.anchors import theorems
-from theodolite.experiments.anchors.attacks import (
+from theodolite.experiments.anchors import synthetic as theorems
+from theodolite.experiments.anchors.local_gpt import (
     anchor_of,
+    certified,
+    follows,
     frequent_words,
     log_bulk,
     rare_word_rows,
@@ -15,10 +17,10 @@ from theodolite.experiments.anchors.attacks import (
     shift_rows,
     states_at,
     task_of,
+    violated,
 )
 from theodolite.experiments.anchors.small_gpt import Recipe, windows, zipf_text
-from theodolite.experiments.anchors.transfer import certified, follows, violated
-from theodolite.experiments.anchors.worlds import PARTS as WORLDS
+from theodolite.experiments.anchors.synthetic import PARTS as WORLDS
 from theodolite.measures.anchors.transfer.certificate import normalized_margin
 from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 
@@ -92,7 +94,7 @@ def test_readouts_before_and_after(model, text):
 def test_a_teacher_certifies_itself(model, text):
     clean = states_at(model, text[0])
     labels = frequent_words(clean, 4, seed=0)
-    row = certified(clean, clean, task_of(clean, anchor_of(clean, labels), labels))
+    row = certified(clean, clean, labels, task_of(clean, anchor_of(clean, labels), labels))
     assert row["failed"] == 0
     assert row["eps_kl"] == 0
     assert violated([row]) == 0
@@ -113,10 +115,10 @@ def test_violations_and_correlations_are_seen():
 def test_pairs_disagree_and_their_anchors_err_by_at_most_what_is_said(k):
     pairs = theorems.disagreeing(k, 300, seed=2)
     assert len(pairs.f) == 300
-    other = thresholded_score(pairs.u[1], pairs.a, pairs.b)
+    other = thresholded_score(pairs.u[:, 1], pairs.a, pairs.b)
     assert (pairs.f * other < 0).all()
     assert (normalized_margin(pairs.f.abs(), pairs.a) > 4 * pairs.eps_b).all()
-    for z, u in zip((pairs.teacher, pairs.student), pairs.u, strict=True):
+    for z, u in zip((pairs.teacher, pairs.student), pairs.u.unbind(1), strict=True):
         error = (z[:, :-1] - z[:, -1:] - u).abs().amax(1)
         assert (error <= pairs.eps_b + 1e-12).all()
 

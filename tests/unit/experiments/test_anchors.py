@@ -11,21 +11,24 @@ import torch
 from theodolite.data import MissingDataError
 from theodolite.experiments import get, names
 from theodolite.experiments.anchors import small_gpt
-from theodolite.experiments.anchors.probes import (
+from theodolite.experiments.anchors.figures import (
     ABSENT,
+    TableB2,
+    as_measured,
+    bulk_ratio,
+    error_in_words,
+    largest_step,
+    value_of,
+)
+from theodolite.experiments.anchors.probes import (
     LOCAL,
     QUICK,
     STORIES,
     Subject,
-    as_measured,
-    bulk_ratio,
-    errors_by_top,
     frequency_perplexity,
     histogram_rows,
-    largest_step,
     load_language_model,
     removed,
-    value_of,
 )
 from theodolite.experiments.anchors.small_gpt import (
     VARIABLE,
@@ -39,7 +42,6 @@ from theodolite.experiments.anchors.small_gpt import (
     windows,
     zipf_text,
 )
-from theodolite.experiments.anchors.tables import TableB2
 from theodolite.measures.anchors import anchor_probe
 from theodolite.models import pretrained as weights_files
 from theodolite.training import train
@@ -217,7 +219,7 @@ def test_claims_read_the_rows_of_a_model():
 
 
 def test_models_that_are_absent_are_said_to_be():
-    sentence = as_measured(STORIES, errors_by_top)
+    sentence = as_measured(STORIES, error_in_words, kind="error")
     assert sentence(errors(1.0, 0.5, 0.2, 0.1)) == "not part of this size"
     assert sentence([{"model": STORIES, "kind": "absent", "why": "lost"}]) == ABSENT
     assert sentence(errors(4.0, 3.0, 2.0, 1.0, model=STORIES)).startswith("top 0: 4 (held out 4); top 2: 3")

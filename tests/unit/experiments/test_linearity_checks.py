@@ -13,7 +13,7 @@ from theodolite.experiments.catapult import regimes
 from theodolite.experiments.catapult.theorems import Theorems, early
 from theodolite.experiments.linearity import bounds, training
 from theodolite.experiments.linearity.ensembles import INPUTS, Ensemble, gaussian_inputs
-from theodolite.experiments.linearity.hessian import HessianScaling, at_512, hessian_rows, narrow_over_plain, slope
+from theodolite.experiments.linearity.hessian import HessianNorms, HessianScaling, at_512, narrow_over_plain, slope
 from theodolite.experiments.linearity.training import descend
 from theodolite.models.dag import DagNetwork, fcn_graph
 
@@ -22,7 +22,7 @@ WIDTHS = (16, 64, 256)
 
 def norms(family, widths=WIDTHS, seeds=10, distance=0.0):
     jobs = [{"family": family, "m": m, "distance": distance, "seeds": seeds, "steps": 24, "seed": 0} for m in widths]
-    return [row for job in jobs for row in hessian_rows(job)]
+    return [row for job in jobs for row in HessianNorms().run(job)]
 
 
 def test_check_04_the_hessian_shrinks_with_the_width():

@@ -10,7 +10,7 @@ import torch
 
 from theodolite.experiments import get
 from theodolite.experiments import rows as query
-from theodolite.experiments.sparse_coding import baselines, patches, score, theorems, variants
+from theodolite.experiments.sparse_coding import comparisons, theorems, variants
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Setting, Trained, job_of, planted
 from theodolite.experiments.sparse_coding.recovery import (
     NAMES,
@@ -189,8 +189,8 @@ def test_readings_of_the_score():
         for init, values in (("samples", (4.0, 3.0)), ("local", (2.0, 1.9)))
         for objective, value in zip(OBJECTIVES, values, strict=True)
     ]
-    assert score.advantages("score").max()(rows) == pytest.approx(-0.05)
-    assert score.advantages("reconstruction").min()(rows) == pytest.approx(2 / 1.9 - 1)
+    assert comparisons.advantages("score").max()(rows) == pytest.approx(-0.05)
+    assert comparisons.advantages("reconstruction").min()(rows) == pytest.approx(2 / 1.9 - 1)
     search = [
         {
             "part": "search",
@@ -204,8 +204,8 @@ def test_readings_of_the_score():
         for p in (20, 40)
         for k in (2, 3, 4)
     ]
-    assert score.extreme(search)
-    best = score.preferred(search)
+    assert comparisons.extreme(search)
+    best = comparisons.preferred(search)
     assert (best["n_components"], best["sparsity"]) == (20, 3)
 
 
@@ -213,36 +213,36 @@ def test_readings_of_the_score():
 
 
 def test_a_package_that_is_not_there_is_told(monkeypatch):
-    monkeypatch.setattr(baselines, "find_spec", lambda name: None)
-    row = baselines.compared("spams", SMALL, 0)
+    monkeypatch.setattr(comparisons, "find_spec", lambda name: None)
+    row = comparisons.compared("spams", SMALL, 0)
     assert row["state"] == "not installed"
     assert math.isnan(row["final"])
-    assert baselines.error_of("spams")([{**row, "method": "spams", "place": 5}]) == "not installed"
-    assert baselines.installed("scikit-learn, mini-batch")
+    assert comparisons.error_of("spams")([{**row, "method": "spams", "place": 5}]) == "not installed"
+    assert comparisons.installed("scikit-learn, mini-batch")
 
 
-@pytest.mark.parametrize("method", baselines.METHODS)
+@pytest.mark.parametrize("method", comparisons.OTHERS)
 def test_other_methods_start_where_ours_do_and_repeat(method):
-    if not baselines.installed(method):
+    if not comparisons.installed(method):
         pytest.skip(f"{method} is not installed")
     data = planted(SMALL, "samples", 0)
-    learn = baselines.METHODS[method]
+    learn = comparisons.OTHERS[method]
     first, again = (learn(data.signals, data.start, 2, batch=40, epochs=2, seed=0) for _ in range(2))
     assert first.shape == data.start.shape
     assert torch.equal(first, again)
-    baselines.compared(method, SMALL, 0)
+    comparisons.compared(method, SMALL, 0)
 
 
 # Patches
 
 
 def test_patches_are_of_unit_size_and_training_patches_have_no_mean():
-    study = patches.Patching(samples=200, tested=50)
-    known, tested, origin = patches.patches(study, 0)
+    study = comparisons.Patching(samples=200, tested=50)
+    known, tested, origin = comparisons.patches(study, 0)
     assert (known.shape, tested.shape, origin) == ((200, 64), (50, 64), "digits")
     assert float(known.mean(0).abs().max()) < 1e-12
     assert float(known.square().sum(1).mean()) == pytest.approx(1)
-    noisy_known, _, _ = patches.patches(replace(study, noise=0.5), 0)
+    noisy_known, _, _ = comparisons.patches(replace(study, noise=0.5), 0)
     assert float((noisy_known - known).square().sum(1).mean()) == pytest.approx(0.25, rel=0.1)
 
 

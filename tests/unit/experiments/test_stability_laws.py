@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from theodolite.experiments.stability import appendix, connectivity, laws, pairs
+from theodolite.experiments.stability import appendix, main_text, pairs
 from theodolite.experiments.stability.main_text import contrast, farthest, reported_delta
 
 SIZES = (100, 200, 400, 800)
@@ -33,19 +33,19 @@ def pair_rows(configuration="1a", trial=0, time="T", rule="updates", **exponents
 
 def test_exponents_and_their_differences():
     rows = pair_rows(stab=-0.2, gap_loss=-0.7, dist=0.1) + pair_rows("2b", stab=-1.0, gap_loss=-1.0, dist=-1.0)
-    assert laws.exponent("stab", configuration="1a")(rows).value == pytest.approx(-0.2)
-    assert laws.difference("stab", "gap_loss", configuration="1a")(rows) == pytest.approx(0.5)
-    assert laws.delta(configuration="1a")(rows).value == pytest.approx(0.5)
-    assert laws.kept("stab", configuration="2b")(rows) == pytest.approx(1 / 8)
-    assert laws.upper_end("gap_loss", configuration="1a")(rows) >= -0.7 - 1e-9
+    assert main_text.exponent("stab", configuration="1a")(rows).value == pytest.approx(-0.2)
+    assert main_text.difference("stab", "gap_loss", configuration="1a")(rows) == pytest.approx(0.5)
+    assert main_text.delta(configuration="1a")(rows).value == pytest.approx(0.5)
+    assert main_text.kept("stab", configuration="2b")(rows) == pytest.approx(1 / 8)
+    assert main_text.upper_end("gap_loss", configuration="1a")(rows) >= -0.7 - 1e-9
 
 
 def test_two_sizes_are_no_law_and_missing_rows_are_told():
     rows = [row for row in pair_rows(stab=-1.0) if row["m"] < 400]
     with pytest.raises(ValueError, match="3 sizes"):
-        laws.law(rows, "stab")
+        main_text.law(rows, "stab")
     with pytest.raises(ValueError, match="configuration = 9z"):
-        laws.exponent("stab", configuration="9z")(rows)
+        main_text.exponent("stab", configuration="9z")(rows)
 
 
 def test_seed_trials_are_read_one_by_one():
@@ -54,10 +54,10 @@ def test_seed_trials_are_read_one_by_one():
         for trial, b in enumerate((-0.2, -0.68, -0.9))
         for row in pair_rows(trial=trial, stab=b, gap_loss=-0.7, dist=-0.1 * trial, ndist=-0.3)
     ]
-    assert laws.unexplained(0.05, configuration="1a")(rows) == 1
-    smallest = laws.over_trials(min, "stab", configuration="1a")(rows)
+    assert main_text.unexplained(0.05, configuration="1a")(rows) == 1
+    smallest = main_text.over_trials(min, "stab", configuration="1a")(rows)
     assert (smallest.value, smallest.error) == (pytest.approx(-0.9), pytest.approx(0.35))
-    assert laws.gain("dist", "ndist", configuration="1a")(rows) == pytest.approx(0.2)
+    assert main_text.gain("dist", "ndist", configuration="1a")(rows) == pytest.approx(0.2)
 
 
 def test_contrast_with_logistic_regression():
@@ -94,9 +94,9 @@ def path_rows(configuration, heights):
 
 def test_barriers_count_once_for_each_pair():
     rows = path_rows("1a", (0.0, 0.01, 0.05, 0.0)) + path_rows("2b", (0.1, 0.2, 0.3))
-    assert connectivity.connected("1a", "smallest")(rows) == 0.75
-    assert connectivity.barriers("2b", "smallest").median()(rows) == pytest.approx(0.2)
-    assert connectivity.higher("2b", "1a", "smallest")(rows) == pytest.approx(0.195)
+    assert main_text.connected("1a", "smallest")(rows) == 0.75
+    assert main_text.barriers("2b", "smallest").median()(rows) == pytest.approx(0.2)
+    assert main_text.higher("2b", "1a", "smallest")(rows) == pytest.approx(0.195)
 
 
 def test_shares_of_a_bound():

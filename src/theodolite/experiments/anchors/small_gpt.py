@@ -7,7 +7,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 from theodolite import data
 from theodolite.data.generators import stream
 from theodolite.errors import TheodoliteError
-from theodolite.experiments import Study, sizes
+from theodolite.experiments import Study
 from theodolite.experiments.study import Computation
 from theodolite.models import gpt
 from theodolite.models.transformers import GPT
@@ -158,16 +157,8 @@ def next_word_loss(logits: Tensor, following: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
-Weights = dict[str, Tensor]
-
-
 class Pretraining(Study):
     """Weights of a small GPT along its training. Other studies need its jobs; it has none itself."""
-
-    sizes = sizes(tiny={}, laptop={}, paper={})
-
-    def jobs(self, p: Any) -> list[dict[str, Any]]:
-        return []
 
     def run(self, job: Mapping[str, Any]) -> list[Row]:
         return pretrained(Recipe.of(job["recipe"]))
@@ -179,13 +170,16 @@ def pretrained(recipe: Recipe) -> list[Row]:
     Where $THEODOLITE_MODELS names a folder, the run is kept there as well: it goes on where it was stopped.
     """
     samples = windows(corpus_of(recipe)[0], recipe.context)
-    found = follow(recipe, recipe.network(), next_word_loss, samples, kept_in(recipe))
+    found = follow(recipe, next_word_loss, samples, kept_in(recipe))
     return [{"step": step, **weights} for step, weights in found.items()]
 
 
-def pretraining_of(recipe: Recipe) -> Computation:
-    """What a study needs that looks at the network of a recipe."""
-    return Pretraining().job(recipe=asdict(recipe), seed=recipe.seed)
+class OnGPT(Study):
+    """Parent of studies that look at the network of a recipe, where a job has one; `run` gets the rows of its pre-training."""
+
+    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
+        recipe = job.get("recipe") or job.get("teacher") or job.get("subject", {}).get("recipe")
+        return [] if recipe is None else [Pretraining().job(recipe=asdict(Recipe.of(recipe)), seed=recipe["seed"])]
 
 
 def kept_in(recipe: Recipe) -> Path | None:
@@ -197,16 +191,12 @@ def kept_in(recipe: Recipe) -> Path | None:
 
 
 def follow(
-    recipe: Recipe,
-    model: GPT,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    samples: tuple[Tensor, Tensor],
-    folder: Path | None = None,
-) -> dict[int, Weights]:
-    """Train the model and return its weights at `recipe.kept`; each part of the run goes on from the checkpoint of the last."""
-    found: dict[int, Weights] = {}
-    with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory())) if folder is None else folder
+    recipe: Recipe, loss: Callable[[Tensor, Tensor], Tensor], samples: tuple[Tensor, Tensor], folder: Path | None = None
+) -> dict[int, dict[str, Tensor]]:
+    """Train the network and return its weights at `recipe.kept`; each part of the run goes on from the checkpoint of the last."""
+    model, found = recipe.network(), {}
+    with tempfile.TemporaryDirectory() as passing:
+        place = folder or Path(passing)
         for step in recipe.kept:
             known = load_state(place / f"step-{step}")
             if known is None:

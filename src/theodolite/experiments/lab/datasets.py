@@ -37,10 +37,9 @@ def load_or(load: Callable[[], Found], stand_in: Callable[[], Found], source: So
 
 #: Pairs of classes. Airplane and bird, digits 0 and 2 of SVHN and 1 and 3 of FSDD are the source's; the others are not stated.
 CLASSES: dict[str, tuple[int, int]] = {"mnist": (0, 2), "cifar10": (0, 2), "svhn": (0, 2), "fsdd": (1, 3), "ag_news": (0, 1)}
-#: Digits of scikit-learn of the same pair stand in for digits and spoken digits, generated images for the others.
-STAND_INS = {"mnist": "digits", "fsdd": "digits", "cifar10": "images", "svhn": "other images", "ag_news": "grey images"}
-#: Generated images: channels, and what is added to the seed so that no two panels see the same ones.
-_IMAGES = {"images": (3, 0), "other images": (3, 1000), "grey images": (1, 2000)}
+#: Digits of scikit-learn of the same pair stand in for digits and spoken digits, generated images for the others: their
+#: channels, and what is added to the seed so that no two panels see the same ones.
+_IMAGES = {"cifar10": (3, 0), "svhn": (3, 1000), "ag_news": (1, 2000)}
 #: Share of labels flipped in generated images, which would be too easy without.
 LABEL_NOISE = 0.1
 #: The most frequent words that a text is counted by, and the samples of a recording.
@@ -93,16 +92,14 @@ def _points(name: str, count: int, side: int, source: Source, seed: int) -> tupl
     def from_files() -> tuple[Tensor, Tensor, str]:
         return *joined(_read(name), CLASSES[name], side), name
 
-    return load_or(from_files, lambda: _stand_in(name, count, side, seed), source)
+    def stand_in() -> tuple[Tensor, Tensor, str]:
+        if name not in _IMAGES:
+            return *joined(data.load("digits"), CLASSES[name], side), "digits of scikit-learn"
+        channels, shift = _IMAGES[name]
+        made = two_class_images(count, side, channels, label_noise=LABEL_NOISE, seed=seed + shift)
+        return made.x, (made.y > 0).long(), "generated images"
 
-
-def _stand_in(name: str, count: int, side: int, seed: int) -> tuple[Tensor, Tensor, str]:
-    stand_in = STAND_INS[name]
-    if stand_in == "digits":
-        return *joined(data.load("digits"), CLASSES[name], side), "digits of scikit-learn"
-    channels, shift = _IMAGES[stand_in]
-    made = two_class_images(count, side, channels, label_noise=LABEL_NOISE, seed=seed + shift)
-    return made.x, (made.y > 0).long(), "generated images"
+    return load_or(from_files, stand_in, source)
 
 
 def _read(name: str) -> Dataset:

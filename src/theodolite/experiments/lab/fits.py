@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 from typing import Any
 
-from theodolite.experiments.query import Query, Value
+from theodolite.experiments.query import Query, Value, split
 from theodolite.measures.fits import log_log_fit
 from theodolite.results import Row
 
@@ -29,9 +29,7 @@ def power_of(query: Query, x: str, y: str, reduce: Callable[[list[Any]], float] 
     """
 
     def fit(rows: list[Row]) -> float:
-        groups: dict[float, list[Any]] = {}
-        for row in rows:
-            groups.setdefault(row[x], []).append(row[y])
-        return log_log_slope(groups, map(reduce, groups.values()))
+        groups = split(rows, x)
+        return log_log_slope(groups, (reduce([row[y] for row in group]) for group in groups.values()))
 
     return query.measure(fit)

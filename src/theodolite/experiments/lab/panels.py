@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from theodolite.experiments.query import select, values_of
+from theodolite.experiments.query import split as split  # one panel for each value
 from theodolite.results import Row
 
 
@@ -82,15 +82,6 @@ def draw_columns(*columns: Iterable[Panel], **look: Any) -> Any:
 # Rows as panels want them
 
 
-def split(rows: list[Row], column: str) -> dict[Any, list[Row]]:
-    """The rows of each value of a column, in the order of first appearance: one panel each.
-
-    >>> split([{"k": 2, "v": 1}, {"k": 1, "v": 2}, {"k": 2, "v": 3}], "k")
-    {2: [{'k': 2, 'v': 1}, {'k': 2, 'v': 3}], 1: [{'k': 1, 'v': 2}]}
-    """
-    return {value: select(rows, **{column: value}) for value in values_of(rows, column)}
-
-
 def labelled(rows: Iterable[Row], **labels: str) -> list[Row]:
     """Rows with further columns that are texts of their values.
 
@@ -98,6 +89,16 @@ def labelled(rows: Iterable[Row], **labels: str) -> list[Row]:
     [{'m': 1000, 'width': 'm = 1,000'}]
     """
     return [{**row, **{name: text.format(**row) for name, text in labels.items()}} for row in rows]
+
+
+def reduced(rows: Iterable[Row], reduce: Callable[[list[Any]], Any], column: str, *by: str) -> list[Row]:
+    """A row for each combination of the values of the columns `by`, with the values of another column reduced to one.
+
+    >>> reduced([{"k": 1, "m": 5, "v": 2.0}, {"k": 1, "m": 5, "v": 3.0}], max, "v", "k", "m")
+    [{'k': 1, 'm': 5, 'v': 3.0}]
+    """
+    groups = split(rows, *by).values()
+    return [{**{name: group[0][name] for name in by}, column: reduce([row[column] for row in group])} for group in groups]
 
 
 def melted(rows: Iterable[Row], names: Mapping[str, str], value: str = "value", by: str = "of") -> list[Row]:

@@ -10,20 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.experiments import Experiment, at_most, between, cited, equal, measured, rows, sizes, within
+from theodolite.experiments import Experiment, at_most, between, equal, measured, rows, sizes, within
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.lab.panels import curves, draw_panels, log_log, melted, scatter
-from theodolite.experiments.linearity.ensembles import INPUTS, added, fully_connected, gaussian_inputs
-from theodolite.experiments.query import Value, select, values_of
+from theodolite.experiments.lab.panels import curves, draw_panels, log_log, melted, reduced, scatter
+from theodolite.experiments.linearity.ensembles import INPUTS, fully_connected, gaussian_inputs, job_seeds, normals, seed_rows
+from theodolite.experiments.linearity.hessian import ARCHITECTURES
+from theodolite.experiments.query import Value, select
+from theodolite.experiments.study import grid
 from theodolite.measures.linearity import linearity_deviation
-from theodolite.models.dag import DagNetwork, densenet_graph, fcn_graph, with_skips
+from theodolite.models.dag import DagNetwork
 from theodolite.models.ntk import ntk_cnn
 from theodolite.problem import Problem
 from theodolite.results import Row
 
 # The distance of a network from its linearisation
 
-NETWORKS = ("fully connected", "dense", "skip", "convolution")
+#: By name, and what they are called among the architectures.
+NETWORKS = {"fully connected": "three layers", "dense": "dense", "skip": "skip", "convolution": "convolution"}
 smooth, kinked = rows(activation="tanh"), rows(activation="relu")
 
 
@@ -43,22 +46,20 @@ class Taylor(Experiment):
         laptop={"widths": (16, 64, 256), "directions": 2, "segments": 4},
         paper={"widths": (16, 64, 256, 1024), "directions": 8, "segments": 5, "seeds": 5},
     )
-    claims = cited(
-        "Zhu 2024, Corollary 2.3.7",
-        {
-            "T2: smooth networks never exceed the bound (violations)": equal(
-                0,
-                smooth.column(lambda row: not row["deviation"] <= row["certificate"] * (1 + 1e-3) + 1e-12).sum(),
-                says="at most ½R² sup‖H‖",
-            ),
-            "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)": at_most(
-                -0.2, smooth(radius=1.0).by("network").each(power_of(rows, "m", "deviation", max)).max(), says="−1/2 up to logs"
-            ),
-            "ReLU, where the bound is not valid: the largest deviation over the bound": measured(
-                (kinked["deviation"] / kinked["certificate"]).max()
-            ),
-        },
-    )
+    cites = "Zhu 2024, Corollary 2.3.7"
+    claims = {
+        "T2: smooth networks never exceed the bound (violations)": equal(
+            0,
+            smooth.column(lambda row: not row["deviation"] <= row["certificate"] * (1 + 1e-3) + 1e-12).sum(),
+            says="at most ½R² sup‖H‖",
+        ),
+        "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)": at_most(
+            -0.2, smooth(radius=1.0).by("network").each(power_of(rows, "m", "deviation", max)).max(), says="−1/2 up to logs"
+        ),
+        "ReLU, where the bound is not valid: the largest deviation over the bound": measured(
+            (kinked["deviation"] / kinked["certificate"]).max()
+        ),
+    }
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         kinds = (*((name, "tanh") for name in NETWORKS), ("fully connected", "relu"))
@@ -67,7 +68,7 @@ class Taylor(Experiment):
             yield {"network": name, "activation": activation, "m": m, **measure, "seed": seed}
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        x = gaussian_inputs([job["seed"]], 1, INPUTS)[0]
+        x = gaussian_inputs([job["seed"]], 1)[0]
         model = network(job["network"], job["m"], job["activation"], job["seed"])
         inputs = x[:, None] if job["network"] == "convolution" else x
         problem = Problem(model, nn.MSELoss(), (inputs, torch.zeros(1, 1, dtype=torch.float64)))
@@ -86,11 +87,7 @@ class Taylor(Experiment):
             }
             for row in rows
         ]
-        near = select(named, radius=1.0)
-        worst = [
-            {"which": name, "m": m, "deviation": max(row["deviation"] for row in select(near, which=name, m=m))}
-            for name, m in values_of(near, "which", "m")
-        ]
+        worst = reduced(select(named, radius=1.0), max, "deviation", "which", "m")
         bound: dict[str, Any] = {"xlabel": "Taylor's bound ½R² max‖H‖", "ylabel": "deviation / bound"}
         slopes: dict[str, Any] = {"xlabel": "width m", "ylabel": "worst deviation at distance 1"}
         return draw_panels(
@@ -102,14 +99,10 @@ class Taylor(Experiment):
 
 def network(name: str, m: int, activation: str, seed: int) -> nn.Module:
     """A three-layer network of width m."""
-    if name == "convolution":
+    graph = ARCHITECTURES[NETWORKS[name]].graph
+    if graph is None:
         return ntk_cnn((1, INPUTS), [m, m], activation=activation, seed=seed).double()
-    graphs = {
-        "fully connected": lambda: fcn_graph(INPUTS, [m, m]),
-        "dense": lambda: densenet_graph(INPUTS, [m, m]),
-        "skip": lambda: with_skips(fcn_graph(INPUTS, [m, m])),
-    }
-    return DagNetwork(graphs[name](), activation=activation, seed=seed)
+    return DagNetwork(graph(m, seed), activation=activation, seed=seed)
 
 
 # The lemmas
@@ -158,49 +151,39 @@ class Lemmas(Experiment):
         laptop={"widths": (16, 32, 64, 128, 256, 512)},
         paper={"widths": (16, 32, 64, 128, 256, 512, 1024, 2048)},
     )
-    claims = (
-        cited(
-            "Zhu 2024, Lemma A.2.1",
-            {
-                "T9: spectral norm of ∂f/∂w of the second layer's neurons, by the first layer's weights (power of m)": between(
-                    -0.15, 0.15, growth("spectral_1"), says="bounded up to logs"
-                ),
-                "T9: the same by their own weights (power of m)": between(
-                    -0.15, 0.15, growth("spectral_2"), says="bounded up to logs"
-                ),
-                "T9: Frobenius norm by the first layer's weights (power of m)": within(
-                    0.1, 0.5, growth("frobenius_1"), says="1/2 up to logs"
-                ),
-            },
+    cites = "Zhu 2024, Lemma A.2.1"
+    claims = {
+        "T9: spectral norm of ∂f/∂w of the second layer's neurons, by the first layer's weights (power of m)": between(
+            -0.15, 0.15, growth("spectral_1"), says="bounded up to logs"
         ),
-        {
-            "T15: matrix Gaussian series: frequency above its bound (in standard errors)": at_most(
-                3.0, above_bound("series"), says="below (d₁ + d₂) exp(−t²/2ν)", where="Zhu 2024, Lemma A.11.8, corrected: R√ν"
-            ),
-            "T16: Gaussian vector: frequency above its bound (in standard errors)": at_most(
-                3.0, above_bound("vector"), says="below 2 exp(−t²/2‖b‖²)", where="Zhu 2024, Lemma A.11.4"
-            ),
-            "T17: ‖[B_i a_i]‖ over max‖B‖(√n + R + 1) + max‖B‖_F, largest of all draws (the constant C)": at_most(
-                3.0, norm_ratio("columns"), says="an absolute constant", where="Zhu 2024, Lemmas A.11.5 and A.11.6"
-            ),
-            "T17: ‖Ba‖ − ‖B‖_F − ‖B‖R over 4‖B‖ (largest of all draws)": at_most(
-                1.0, norm_ratio("product"), says="a Gaussian tail in units of ‖B‖", where="Zhu 2024, Lemma A.11.7"
-            ),
-            "T18: the largest |pre-activation| grows at most like log m (widest over narrowest)": at_most(
-                1.0, largest_by_width.last() / largest_by_width.first(), says="bounded up to logs", where="Zhu 2024, Lemma A.11.2"
-            ),
-            "T18: norm of a layer's values over √m (power of m)": between(
-                -0.1, 0.1, growth("normalised"), says="bounded up to logs", where="Zhu 2024, Lemma A.11.3"
-            ),
-        },
-    )
+        "T9: the same by their own weights (power of m)": between(-0.15, 0.15, growth("spectral_2"), says="bounded up to logs"),
+        "T9: Frobenius norm by the first layer's weights (power of m)": within(
+            0.1, 0.5, growth("frobenius_1"), says="1/2 up to logs"
+        ),
+        "T15: matrix Gaussian series: frequency above its bound (in standard errors)": at_most(
+            3.0, above_bound("series"), says="below (d₁ + d₂) exp(−t²/2ν)", where="Zhu 2024, Lemma A.11.8, corrected: R√ν"
+        ),
+        "T16: Gaussian vector: frequency above its bound (in standard errors)": at_most(
+            3.0, above_bound("vector"), says="below 2 exp(−t²/2‖b‖²)", where="Zhu 2024, Lemma A.11.4"
+        ),
+        "T17: ‖[B_i a_i]‖ over max‖B‖(√n + R + 1) + max‖B‖_F, largest of all draws (the constant C)": at_most(
+            3.0, norm_ratio("columns"), says="an absolute constant", where="Zhu 2024, Lemmas A.11.5 and A.11.6"
+        ),
+        "T17: ‖Ba‖ − ‖B‖_F − ‖B‖R over 4‖B‖ (largest of all draws)": at_most(
+            1.0, norm_ratio("product"), says="a Gaussian tail in units of ‖B‖", where="Zhu 2024, Lemma A.11.7"
+        ),
+        "T18: the largest |pre-activation| grows at most like log m (widest over narrowest)": at_most(
+            1.0, largest_by_width.last() / largest_by_width.first(), says="bounded up to logs", where="Zhu 2024, Lemma A.11.2"
+        ),
+        "T18: norm of a layer's values over √m (power of m)": between(
+            -0.1, 0.1, growth("normalised"), says="bounded up to logs", where="Zhu 2024, Lemma A.11.3"
+        ),
+    }
     departs = "Lemma A.11.8 prints R·ν; its proof and all its uses have R·√ν, which is tested."
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        yield {"part": "series", "draws": p.draws, "seed": 0}
-        yield {"part": "vectors", "draws": p.draws, "seed": 0}
-        for m in p.widths:
-            yield {"part": "network", "m": m, "seeds": p.seeds, "seed": 0}
+        yield from grid(p, "draws", part=("series", "vectors"), seed=[0])
+        yield from grid(p, "seeds", part=["network"], m=p.widths, seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         yield from {"series": _series, "vectors": _vectors, "network": _network}[job["part"]](job)
@@ -228,11 +211,10 @@ def _tail(lemma: str, t: float, excess: Tensor, bound: float) -> Row:
 
 def _series(job: Mapping[str, Any]) -> Iterator[Row]:
     """T15: Z = Σ (γ_k + Δγ_k) B_k with Δγ chosen for each draw to make ‖Z‖ as large as it can."""
-    generator = torch.Generator().manual_seed(job["seed"])
     rows, columns, terms = 6, 4, 20
-    b = torch.randn(terms, rows, columns, generator=generator, dtype=torch.float64)
+    normal = normals(job["seed"])
+    b, gamma = normal(terms, rows, columns), normal(job["draws"], terms)
     variance = max(float(torch.linalg.matrix_norm(m, 2)) for m in ((b @ b.mT).sum(0), (b.mT @ b).sum(0)))
-    gamma = torch.randn(job["draws"], terms, generator=generator, dtype=torch.float64)
     u, _, vh = torch.linalg.svd(torch.einsum("nk,kij->nij", gamma, b), full_matrices=False)
     push = torch.einsum("ni,kij,nj->nk", u[:, :, 0], b, vh[:, 0])
     moved = gamma + RADIUS * push / push.norm(dim=1, keepdim=True)
@@ -244,12 +226,8 @@ def _series(job: Mapping[str, Any]) -> Iterator[Row]:
 
 def _vectors(job: Mapping[str, Any]) -> Iterator[Row]:
     """T16 and T17, the Gaussians moved along what is measured."""
-    generator = torch.Generator().manual_seed(job["seed"] + 1)
     size, draws = 12, job["draws"]
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+    normal = normals(job["seed"] + 1)
     b, a = normal(size), normal(draws, size)
     worst = a + RADIUS * torch.sign(a @ b)[:, None] * b / b.norm()
     excess = ((worst @ b).abs() - b.norm() * RADIUS) / b.norm()
@@ -257,8 +235,7 @@ def _vectors(job: Mapping[str, Any]) -> Iterator[Row]:
         yield _tail("vector", t, excess, 2 * math.exp(-(t**2) / 2))
     matrix = normal(8, size)
     top = float(torch.linalg.matrix_norm(matrix, 2))
-    image = a @ matrix.T
-    pulled = image @ matrix
+    pulled = a @ matrix.T @ matrix
     moved = (a + RADIUS * pulled / pulled.norm(dim=1, keepdim=True)) @ matrix.T
     beyond = (moved.norm(dim=1) - matrix.norm() - top * RADIUS) / (4 * top)
     yield {"part": "norm", "lemma": "product", "ratio": float(beyond.max())}
@@ -280,26 +257,21 @@ def _network(job: Mapping[str, Any]) -> Iterator[Row]:
     With f² = σ(W₂ f¹/√m), f¹ = σ(W₁ x/√d): ∂f²/∂w² is block diagonal with blocks σ'·f¹/√m, and ∂f²/∂w¹ is the Kronecker
     product of diag(σ'₂) W₂ diag(σ'₁)/√m with x/√d.
     """
-    seeds = range(job["seed"], job["seed"] + job["seeds"])
-    networks = fully_connected(job["m"], seeds)
-    x = gaussian_inputs(seeds, 1, INPUTS)
-    weights = added(networks.weights, [RADIUS * s for s in networks.direction(torch.Generator().manual_seed(9))])
+    seeds = job_seeds(job)
+    networks, x = fully_connected(job["m"], seeds), gaussian_inputs(seeds, 1)
+    weights = networks.at(RADIUS, seed=9)
     pre, values = networks.forward(weights, x)
     slopes = [1 - torch.tanh(p[:, 0]).square() for p in pre[:2]]  # σ' of both hidden layers, (S, m)
-    through = slopes[1][:, :, None] * weights[1] * slopes[0][:, None] * job["m"] ** -0.5
+    through = slopes[1][:, :, None] * networks.matrices(weights)[1] * slopes[0][:, None] * job["m"] ** -0.5
     reach = x[:, 0].norm(dim=1) / INPUTS**0.5
     length = values[1][:, 0].norm(dim=1) * job["m"] ** -0.5
-    spectral = torch.linalg.matrix_norm(through, 2) * reach
-    frobenius = torch.linalg.matrix_norm(through) * reach
-    for i, seed in enumerate(seeds):
-        yield {
-            "part": "network",
-            "m": job["m"],
-            "seed": seed,
-            "spectral_1": float(spectral[i]),
-            "spectral_2": float(slopes[1][i].max() * length[i]),
-            "frobenius_1": float(frobenius[i]),
-            "frobenius_2": float(slopes[1][i].norm() * length[i]),
-            "largest": max(float(p[i].abs().max()) for p in pre),
-            "normalised": float(values[2][i, 0].norm() * job["m"] ** -0.5),
-        }
+    return seed_rows(
+        {"part": "network", "m": job["m"]},
+        seeds,
+        spectral_1=torch.linalg.matrix_norm(through, 2) * reach,
+        spectral_2=slopes[1].amax(1) * length,
+        frobenius_1=torch.linalg.matrix_norm(through) * reach,
+        frobenius_2=slopes[1].norm(dim=1) * length,
+        largest=torch.cat(pre, dim=2).abs().amax((1, 2)),
+        normalised=values[2][:, 0].norm(dim=1) * job["m"] ** -0.5,
+    )

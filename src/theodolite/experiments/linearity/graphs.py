@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from theodolite.experiments import Experiment, equal, rows, sizes
@@ -28,12 +29,10 @@ def brute_force(vertices: int, edges: list[tuple[int, int]]) -> list[int]:
     before: dict[int, list[int]] = {v: [] for v in range(vertices)}
     for u, v in edges:
         before[v].append(u)
-    known: dict[int, int] = {}
 
+    @cache
     def longest(v: int) -> int:
-        if v not in known:
-            known[v] = max((1 + longest(u) for u in before[v]), default=0)
-        return known[v]
+        return max((1 + longest(u) for u in before[v]), default=0)
 
     return [longest(v) for v in range(vertices)]
 

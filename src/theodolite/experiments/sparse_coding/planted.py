@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from theodolite.data.generators import Law, planted_dictionary, planted_samples
-from theodolite.experiments import Study, sizes
+from theodolite.experiments import Study
 from theodolite.experiments.study import Computation
 from theodolite.measures.dictionary import LearningSettings, hidden_error, learn_dictionaries, recovery_error
 from theodolite.measures.dictionary.decoding import Decoder
@@ -55,17 +55,8 @@ class Setting:
 
     def learning(self, objective: Objective) -> LearningSettings:
         """With the source's fixed order of the batches."""
-        return LearningSettings(
-            self.sparsity,
-            objective,
-            masks=self.masks,
-            decoder=self.decoder,
-            penalty=self.penalty,
-            batch_size=self.batch,
-            learning_rate=self.learning_rate,
-            optimizer=self.optimizer,
-            shuffle=False,
-        )
+        own = {name: getattr(self, name) for name in ("masks", "decoder", "penalty", "learning_rate", "optimizer")}
+        return LearningSettings(self.sparsity, objective, batch_size=self.batch, shuffle=False, **own)
 
 
 class Planted(NamedTuple):
@@ -97,17 +88,26 @@ def planted(setting: Setting, init: Init, seed: int) -> Planted:
     return Planted(true, known, start, signals(min(setting.samples, 500), HELD_OUT))
 
 
+def errors_of(data: Planted, learned: Tensor, setting: Setting, seed: int) -> Row:
+    """Errors of a learned dictionary.
+
+    `initial` and `final` are recovery errors (cosine); `score` is the squared error per hidden coordinate of held-out
+    signals, `reconstruction` that per coordinate of the signals learned from.
+    """
+    decoding: dict[str, Any] = {"decoder": setting.decoder, "penalty": setting.penalty, "seed": seed}
+    return {
+        "initial": recovery_error(data.true, data.start),
+        "final": recovery_error(data.true, learned),
+        "score": hidden_error(data.held_out, learned, setting.sparsity, masks=SCORE_MASKS, **decoding).value,
+        "reconstruction": hidden_error(data.signals, learned, setting.sparsity, masks=1, **decoding).reconstruction,
+    }
+
+
 class Trained(Study):
     """Dictionaries learned by one objective; the runs of a job (start and seed of each) are trained as one fleet.
 
-    `initial` and `final` are recovery errors (cosine); `score` is the squared error per hidden coordinate of held-out
-    signals, `reconstruction` that per coordinate of the signals learned from. Other studies need its jobs; it has none itself.
+    Other studies need its jobs; it has none itself.
     """
-
-    sizes = sizes(tiny={}, laptop={}, paper={})
-
-    def jobs(self, p: Any) -> list[dict[str, Any]]:
-        return []
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         setting, objective, runs = Setting(**job["setting"]), job["objective"], job["runs"]
@@ -120,20 +120,9 @@ class Trained(Study):
             seeds=[seed for _, seed in runs],
         )
         for (init, seed), each, components, losses in zip(runs, data, found.components, found.losses.T.tolist(), strict=True):
-            decoding: dict[str, Any] = {"decoder": setting.decoder, "penalty": setting.penalty, "seed": seed}
-            held = hidden_error(each.held_out, components, setting.sparsity, masks=SCORE_MASKS, **decoding)
-            seen = hidden_error(each.signals, components, setting.sparsity, masks=1, **decoding)
-            yield {
-                "init": init,
-                "objective": objective,
-                "seed": seed,
-                "initial": recovery_error(each.true, each.start),
-                "final": recovery_error(each.true, components),
-                "score": held.value,
-                "reconstruction": seen.reconstruction,
-                "first_loss": losses[0],
-                "last_loss": losses[-1],
-            }
+            start = {"init": init, "objective": objective, "seed": seed}
+            ends = {"first_loss": losses[0], "last_loss": losses[-1]}
+            yield {**start, **errors_of(each, components, setting, seed), **ends}
 
 
 class OnTrained(Study):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -12,35 +14,22 @@ import torch
 from torch import Tensor
 
 from theodolite.data.generators import planted_dictionary, planted_samples
-from theodolite.experiments import Experiment, Reported, at_least, at_most, between, rows, sizes, within
+from theodolite.experiments import Experiment, at_least, at_most, between, rows, sizes, within
+from theodolite.experiments.claims import quoted
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.lab.panels import Panel, curves, draw_panels, matrix, melted
-from theodolite.experiments.query import Column, Measured, Value, chosen
-from theodolite.measures.dictionary import (
-    LearningSettings,
-    chi_square_max_bound,
-    coherence,
-    learn_dictionaries,
-    masked_loss,
-    omp_success_bound,
-    omp_threshold,
-    oracle_risks,
-    overfitting_dictionary,
-    pursue,
-    reconstruction_loss,
-    recovery_error,
-    restricted_isometry,
-)
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, matrix, melted, split
+from theodolite.experiments.query import Column, Measured, Value, chosen, select, values_of
+from theodolite.experiments.study import grid
+from theodolite.measures import dictionary
 from theodolite.measures.dictionary.hidden import visible_masks
 from theodolite.measures.dictionary.losses import mean_and_error
-from theodolite.measures.dictionary.matching_pursuit import SparseCodes
 from theodolite.measures.dictionary.theory import noise_cross_term, oracle_codes
 from theodolite.results import Row
 
 #: Atoms and dimension of the overfitting theorem's checks.
 ATOMS, DIM = 40, 20
-#: Of the consistency theorem's: atoms, dimension, visible coordinates hidden, atoms per signal, noise.
-WIDE = {"atoms": 50, "dim": 400, "hidden": 40, "k": 2, "noise": 0.5}
+#: Of the consistency theorem's and of the threshold's: atoms and dimension, coordinates hidden, atoms per signal, noise.
+WIDE, WIDE_HIDDEN, K, WIDE_NOISE = (50, 400), 40, 2, 0.5
 #: Noise and hidden coordinates of the decomposition's.
 NOISE, HIDDEN = 0.3, 4
 
@@ -50,9 +39,9 @@ def one_atom_signals(true: Tensor, n: int, sigma: float, seed: int) -> Tensor:
     return planted_samples(true, n, 1, noise=sigma, law="rademacher", seed=seed).signals
 
 
-def best_loss(signals: Tensor, dictionary: Tensor, k: int = 1) -> float:
+def best_loss(signals: Tensor, atoms: Tensor, k: int = 1) -> float:
     """L(B, k): the mean error of the best k-sparse codes."""
-    return reconstruction_loss(signals, dictionary, k, decoder="exhaustive").value
+    return dictionary.reconstruction_loss(signals, atoms, k, decoder="exhaustive").value
 
 
 def visible(dim: int, hidden: int, seed: int) -> Tensor:
@@ -60,11 +49,16 @@ def visible(dim: int, hidden: int, seed: int) -> Tensor:
     return visible_masks(dim, hidden, masks="batch", batch=1, step=0, seeds=(seed,))[0, 0]
 
 
+def wrong_share(codes: dictionary.SparseCodes, supports: Tensor) -> float:
+    """The share of signals whose atoms are not the true ones."""
+    return float((codes.support.sort(1).values != supports.sort(1).values).any(1).double().mean())
+
+
 def gershgorin(job: Mapping[str, Any]) -> Iterator[Row]:
     """T1: restricted isometry constants over their bound."""
     for seed in range(job["count"]):
         true = planted_dictionary(12, 20, seed=seed)
-        found = [restricted_isometry(true, s) for s in (2, 3, 4)]
+        found = [dictionary.restricted_isometry(true, s) for s in (2, 3, 4)]
         yield {"draw": seed, "ratio": max(each.value / each.gershgorin for each in found)}
 
 
@@ -75,20 +69,19 @@ def overfitting(job: Mapping[str, Any]) -> Iterator[Row]:
     signals = one_atom_signals(true, job["n"], sigma, seed)
     one = best_loss(signals, true)
     gap = one - best_loss(signals, true, 2)
-    for angles in job["angles"]:
-        for radius in job["radii"]:
-            net = overfitting_dictionary(true, angles, radius * sigma)
-            gain = one - best_loss(signals, net)
-            yield {
-                "sigma": sigma,
-                "angles": angles,
-                "radius": radius,
-                "mixtures": len(net),
-                "gap": gap / sigma**2,
-                "gain": gain / sigma**2,
-                "share": gain / gap,
-                "distance": recovery_error(true, net, "euclidean") / sigma**2,
-            }
+    for angles, radius in product(job["angles"], job["radii"]):
+        net = dictionary.overfitting_dictionary(true, angles, radius * sigma)
+        gain = one - best_loss(signals, net)
+        yield {
+            "sigma": sigma,
+            "angles": angles,
+            "radius": radius,
+            "mixtures": len(net),
+            "gap": gap / sigma**2,
+            "gain": gain / sigma**2,
+            "share": gain / gap,
+            "distance": dictionary.recovery_error(true, net, "euclidean") / sigma**2,
+        }
 
 
 def mixtures_needed(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -97,7 +90,7 @@ def mixtures_needed(job: Mapping[str, Any]) -> Iterator[Row]:
     true = planted_dictionary(p, d, seed=seed)
     signals = one_atom_signals(true, job["n"], 1 / math.sqrt(d), seed)
     one, two = best_loss(signals, true), best_loss(signals, true, 2)
-    nets = (overfitting_dictionary(true, angles) for angles in range(2, d + 1))
+    nets = (dictionary.overfitting_dictionary(true, angles) for angles in range(2, d + 1))
     needed = next((len(net) for net in nets if best_loss(signals, net) <= (one + two) / 2), math.inf)
     yield {"atoms": p, "dim": d, "mixtures": needed, "share": needed / (p**2 * d)}
 
@@ -107,13 +100,13 @@ def decomposition(job: Mapping[str, Any]) -> Iterator[Row]:
     true = planted_dictionary(ATOMS, DIM, seed=job["seed"])
     sample = planted_samples(true, job["n"], 2, noise=NOISE, normalize=False, seed=job["seed"])
     clean, seen = sample.signals - sample.noise, visible(DIM, HIDDEN, job["seed"])
-    risks = oracle_risks(true, 2, seen, noise=NOISE, scale=1.0)
-    for name, dictionary in dictionaries(true, sample.signals[:500]).items():
-        masked = pursue(sample.signals, dictionary, 2, visible=seen).reconstruct(dictionary) - clean
-        whole = pursue(sample.signals, dictionary, 2).reconstruct(dictionary) - clean
+    risks = dictionary.oracle_risks(true, 2, seen, noise=NOISE, scale=1.0)
+    for name, atoms in dictionaries(true, sample.signals[:500]).items():
+        masked = dictionary.pursue(sample.signals, atoms, 2, visible=seen).reconstruct(atoms) - clean
+        whole = dictionary.pursue(sample.signals, atoms, 2).reconstruct(atoms) - clean
         hidden_mean, hidden_error = noise_cross_term(masked, sample.noise, seen)
         mean, error = noise_cross_term(whole, sample.noise)
-        loss = masked_loss(sample.signals, dictionary, 2, seen)
+        loss = dictionary.masked_loss(sample.signals, atoms, 2, seen)
         risk = masked[:, ~seen].square().sum(1)
         off, off_error = mean_and_error(loss.per_signal - risk - risks.floor)
         yield {
@@ -130,36 +123,35 @@ def dictionaries(true: Tensor, signals: Tensor) -> dict[str, Tensor]:
     start = planted_dictionary(*true.shape, seed=100)
     named = {"true": true}
     for objective in ("reconstruction", "masked"):
-        settings = LearningSettings(2, objective, batch_size=100, learning_rate=1e-2, shuffle=False)
-        named[f"trained, {objective}"] = learn_dictionaries(signals, start[None], settings, epochs=20).components[0]
+        settings = dictionary.LearningSettings(2, objective, batch_size=100, learning_rate=1e-2, shuffle=False)
+        named[f"trained, {objective}"] = dictionary.learn_dictionaries(signals, start[None], settings, epochs=20).components[0]
     return named | {f"random {i}": planted_dictionary(*true.shape, seed=100 + i) for i in range(1, 6)}
 
 
 def consistency(job: Mapping[str, Any]) -> Iterator[Row]:
     """T7: risks of matching pursuit and of oracles that know the support, with large coefficients."""
-    k, noise, scale, seed = WIDE["k"], WIDE["noise"], job["scale"], job["seed"]
-    true = planted_dictionary(int(WIDE["atoms"]), int(WIDE["dim"]), seed=seed)
-    seen = visible(int(WIDE["dim"]), int(WIDE["hidden"]), seed)
-    sample = planted_samples(true, job["n"], int(k), noise=noise, scale=scale, normalize=False, seed=seed)
-    clean, supports = sample.signals - sample.noise, sample.codes.abs().topk(int(k)).indices
-    pursued = pursue(sample.signals, true, int(k), visible=seen, selection="normalized")
+    scale, seed = job["scale"], job["seed"]
+    true, seen = planted_dictionary(*WIDE, seed=seed), visible(WIDE[1], WIDE_HIDDEN, seed)
+    sample = planted_samples(true, job["n"], K, noise=WIDE_NOISE, scale=scale, normalize=False, seed=seed)
+    clean, supports = sample.signals - sample.noise, sample.codes.abs().topk(K).indices
+    pursued = dictionary.pursue(sample.signals, true, K, visible=seen, selection="normalized")
 
-    def risk(codes: SparseCodes) -> Tensor:
+    def risk(codes: dictionary.SparseCodes) -> Tensor:
         return (codes.reconstruct(true) - clean)[:, ~seen].square().sum(1)
 
-    omp, bayes = risk(pursued), risk(oracle_codes(sample.signals, true, supports, seen, ridge=(noise / scale) ** 2))
-    exact = oracle_risks(true, int(k), seen, noise=noise, scale=scale)
+    omp, bayes = risk(pursued), risk(oracle_codes(sample.signals, true, supports, seen, ridge=(WIDE_NOISE / scale) ** 2))
+    exact = dictionary.oracle_risks(true, K, seen, noise=WIDE_NOISE, scale=scale)
     excess, error = mean_and_error(omp - bayes)
     yield {
         "scale": scale,
         "seed": seed,
-        "coherence": coherence(true, seen),
+        "coherence": dictionary.coherence(true, seen),
         "risk": float(omp.mean()),
         "excess": excess,
         "excess_error": error,
         "least_squares_excess": exact.least_squares - exact.bayes,
         "bayes": exact.bayes,
-        "wrong": float((pursued.support.sort(1).values != supports.sort(1).values).any(1).double().mean()),
+        "wrong": wrong_share(pursued, supports),
     }
 
 
@@ -168,12 +160,12 @@ def rankings(job: Mapping[str, Any]) -> Iterator[Row]:
     sigma, seed = job["sigma"], job["seed"]
     true = planted_dictionary(ATOMS, DIM, seed=seed)
     signals = one_atom_signals(true, job["n"], sigma, seed + 1)
-    net = overfitting_dictionary(true, angles=64, radius=sigma)
+    net = dictionary.overfitting_dictionary(true, angles=64, radius=sigma)
     yield {"sigma": sigma, "loss": "reconstruction", "true": best_loss(signals, true), "mixtures": best_loss(signals, net)}
     masks = [visible(DIM, 2, mask) for mask in range(job["masks"])]
     for selection in ("normalized", "raw"):
         losses = {
-            name: fmean(masked_loss(signals, atoms, 1, seen, selection=selection).value for seen in masks)
+            name: fmean(dictionary.masked_loss(signals, atoms, 1, seen, selection=selection).value for seen in masks)
             for name, atoms in (("true", true), ("mixtures", net))
         }
         yield {"sigma": sigma, "loss": f"masked, {selection}", **losses}
@@ -181,14 +173,12 @@ def rankings(job: Mapping[str, Any]) -> Iterator[Row]:
 
 def threshold(job: Mapping[str, Any]) -> Iterator[Row]:
     """T9: how often pursuit finds supports whose coefficients are at the theorem's threshold."""
-    k, noise, eta, n = int(WIDE["k"]), WIDE["noise"], job["eta"], job["n"]
-    true = planted_dictionary(int(WIDE["atoms"]), int(WIDE["dim"]), seed=job["seed"])
-    gamma = omp_threshold(noise, k, len(true), coherence(true), eta)
-    signs = {"law": "rademacher", "scale": gamma, "normalize": False, "seed": job["seed"]}
-    sample = planted_samples(true, n, k, noise=noise, **signs)
-    supports = sample.codes.abs().topk(k).indices.sort(1).values
-    right = float((pursue(sample.signals, true, k).support.sort(1).values == supports).all(1).double().mean())
-    bound = omp_success_bound(k, len(true), eta)
+    eta, n, seed = job["eta"], job["n"], job["seed"]
+    true = planted_dictionary(*WIDE, seed=seed)
+    gamma = dictionary.omp_threshold(WIDE_NOISE, K, len(true), dictionary.coherence(true), eta)
+    sample = planted_samples(true, n, K, noise=WIDE_NOISE, law="rademacher", scale=gamma, normalize=False, seed=seed)
+    right = 1 - wrong_share(dictionary.pursue(sample.signals, true, K), sample.codes.abs().topk(K).indices)
+    bound = dictionary.omp_success_bound(K, len(true), eta)
     yield {"eta": eta, "gamma": gamma, "frequency": right, "bound": bound, "error": math.sqrt(bound * (1 - bound) / n)}
 
 
@@ -200,7 +190,7 @@ def largest_square(job: Mapping[str, Any]) -> Iterator[Row]:
         "n": job["n"],
         "independent": float(draws.amax(1).mean()),
         "equal": float(draws[:, 0].mean()),
-        "bound": chi_square_max_bound(job["n"]),
+        "bound": dictionary.chi_square_max_bound(job["n"]),
     }
 
 
@@ -244,94 +234,76 @@ refinement = mixed(radius=0.0).by("sigma").each(rows["gain"].steps().min()).min(
 shares_of_p2d = rows(part="T4")["share"]
 
 
-def _theory(value: Any, where: str) -> Reported:
-    return Reported.theory(value, f"Wu 2023, {where}")
-
-
-CLAIMS = (
-    {
-        "T8: by reconstruction the mixtures beat the true dictionary (their loss over its own, less 1; largest)": at_most(
-            -0.2, relative_loss("reconstruction").max(), reported=_theory("lower", "Theorem 2.3.2")
-        ),
-        "T8: by the masked loss the true dictionary beats the mixtures (their loss over its own, less 1; smallest)": at_least(
-            0.15, relative_loss("masked, normalized").min(), reported=_theory("higher", "Theorem 2.3.6")
-        ),
-        "T8: so it does when atoms are selected by raw inner products (smallest)": at_least(
-            0.15, relative_loss("masked, raw").min(), reported=_theory("higher", "Theorem 2.3.6")
-        ),
-        "T1: restricted isometry constants over (s − 1) times the coherence (largest)": at_most(
-            1.0, rows(part="T1").max("ratio"), tolerance=1e-9, reported=_theory(1.0, "section 2.2")
-        ),
-        "T2: a second atom per signal lowers the loss in proportion to σ² ((L(A,1) − L(A,2))/σ², smallest)": between(
-            4.0, 7.0, mixed.min("gap"), reported=_theory("of the order of kσ²", "(A.7)")
-        ),
-        "T2: the same at every σ (variation over σ as a share of the mean)": at_most(
-            0.03, mixed["gap"].reduce(lambda gaps: float(np.ptp(gaps) / np.mean(gaps))), reported=_theory(0.0, "(A.7)")
-        ),
-        "T3: mixtures of two atoms gain nearly as much (share of T2's gap with 64 angles, smallest)": between(
-            0.8, 1.0, fine.min("share"), reported=_theory("a constant share", "Theorem 2.3.2")
-        ),
-        "T3: and no more than the second atom (largest share)": at_most(
-            1.0, mixed.max("share"), reported=_theory("at most 1", "Theorem 2.3.2")
-        ),
-        "T3: although they stay away from all true atoms (d_R/σ² with radius σ, smallest)": at_least(
-            1.0, fine.min("distance"), reported=_theory("of the order of 1", "Theorem 2.3.2")
-        ),
-        "T3: finer mixtures gain more (smallest change of the gain over σ² when the angles double)": at_least(
-            0.0, refinement, reported=_theory("growing", "Theorem 2.3.2")
-        ),
-    },
-    at_most(
-        1.0,
-        "T4: mixtures needed for half of the gain grow no faster than p²d (their ratio at the largest d over the smallest)",
-        shares_of_p2d.last() / shares_of_p2d.first(),
-        reported=_theory("of the order of p²d", "Corollary 2.3.4"),
+theory = partial(quoted, "Wu 2023", read_from="theory")
+CLAIMS = {
+    "T8: by reconstruction the mixtures beat the true dictionary (their loss over its own, less 1; largest)": at_most(
+        -0.2, relative_loss("reconstruction").max(), **theory("lower", "Theorem 2.3.2")
     ),
-    {
-        "T5: errors on hidden coordinates do not know their noise (|cross term| in standard errors, largest)": at_most(
-            4.0, abs(decomposed["hidden_cross"]).max(), reported=_theory(0.0, "(A.11)")
-        ),
-        "T5: errors of the usual decoder do (cross term in standard errors, smallest)": at_least(
-            10.0, decomposed.min("cross"), reported=_theory("positive", "section 2.3")
-        ),
-    },
-    at_most(
-        4.0,
-        "T5: the masked loss is a risk plus the noise of the hidden coordinates (|difference| in standard errors, largest)",
-        abs(decomposed["off_floor"]).max(),
-        reported=_theory(0.0, "(A.11)"),
+    "T8: by the masked loss the true dictionary beats the mixtures (their loss over its own, less 1; smallest)": at_least(
+        0.15, relative_loss("masked, normalized").min(), **theory("higher", "Theorem 2.3.6")
     ),
-    {
-        "T6: no dictionary beats the Bayes risk (masked loss less noise less Bayes risk, in standard errors, smallest)": at_least(
-            -3.0, decomposed.min("above_bayes"), reported=_theory("at least 0", "(A.16), ridge σ²/σ_z²")
-        ),
-        "T7: wrong supports become rare like 1/σ_z (power, from σ_z = 8 on)": within(
-            0.15, -1.0, power_of_scale("wrong", 8), reported=_theory(-1.0, "(A.23), corrected")
-        ),
-        "T7: the true dictionary's risk above Bayes falls like 1/σ_z (power, from σ_z = 4 on)": within(
-            0.25, -1.0, power_of_scale("excess", 4), reported=_theory("to 0", "Theorem 2.3.6")
-        ),
-        "T7: risk above Bayes at the largest σ_z, as a share of the Bayes risk": at_most(
-            0.1, excess_share, reported=_theory("to 0", "Theorem 2.3.6")
-        ),
-        "T7: least squares approaches Bayes like 1/σ_z² (power of exact risks, from σ_z = 4 on)": within(
-            0.05, -2.0, power_of_scale("least_squares_excess", 4), reported=_theory(-2.0, "(A.15), corrected")
-        ),
-    },
-    at_least(
+    "T8: so it does when atoms are selected by raw inner products (smallest)": at_least(
+        0.15, relative_loss("masked, raw").min(), **theory("higher", "Theorem 2.3.6")
+    ),
+    "T1: restricted isometry constants over (s − 1) times the coherence (largest)": at_most(
+        1.0, rows(part="T1").max("ratio"), tolerance=1e-9, **theory(1.0, "section 2.2")
+    ),
+    "T2: a second atom per signal lowers the loss in proportion to σ² ((L(A,1) − L(A,2))/σ², smallest)": between(
+        4.0, 7.0, mixed.min("gap"), **theory("of the order of kσ²", "(A.7)")
+    ),
+    "T2: the same at every σ (variation over σ as a share of the mean)": at_most(
+        0.03, mixed["gap"].reduce(lambda gaps: float(np.ptp(gaps) / np.mean(gaps))), **theory(0.0, "(A.7)")
+    ),
+    "T3: mixtures of two atoms gain nearly as much (share of T2's gap with 64 angles, smallest)": between(
+        0.8, 1.0, fine.min("share"), **theory("a constant share", "Theorem 2.3.2")
+    ),
+    "T3: and no more than the second atom (largest share)": at_most(
+        1.0, mixed.max("share"), **theory("at most 1", "Theorem 2.3.2")
+    ),
+    "T3: although they stay away from all true atoms (d_R/σ² with radius σ, smallest)": at_least(
+        1.0, fine.min("distance"), **theory("of the order of 1", "Theorem 2.3.2")
+    ),
+    "T3: finer mixtures gain more (smallest change of the gain over σ² when the angles double)": at_least(
+        0.0, refinement, **theory("growing", "Theorem 2.3.2")
+    ),
+    "T4: mixtures needed for half of the gain grow no faster than p²d (their ratio at the largest d over the smallest)": at_most(
+        1.0, shares_of_p2d.last() / shares_of_p2d.first(), **theory("of the order of p²d", "Corollary 2.3.4")
+    ),
+    "T5: errors on hidden coordinates do not know their noise (|cross term| in standard errors, largest)": at_most(
+        4.0, abs(decomposed["hidden_cross"]).max(), **theory(0.0, "(A.11)")
+    ),
+    "T5: errors of the usual decoder do (cross term in standard errors, smallest)": at_least(
+        10.0, decomposed.min("cross"), **theory("positive", "section 2.3")
+    ),
+    "T5: the masked loss is a risk plus the noise of the hidden coordinates (|difference| in standard errors, largest)": at_most(
+        4.0, abs(decomposed["off_floor"]).max(), **theory(0.0, "(A.11)")
+    ),
+    "T6: no dictionary beats the Bayes risk (masked loss less noise less Bayes risk, in standard errors, smallest)": at_least(
+        -3.0, decomposed.min("above_bayes"), **theory("at least 0", "(A.16), ridge σ²/σ_z²")
+    ),
+    "T7: wrong supports become rare like 1/σ_z (power, from σ_z = 8 on)": within(
+        0.15, -1.0, power_of_scale("wrong", 8), **theory(-1.0, "(A.23), corrected")
+    ),
+    "T7: the true dictionary's risk above Bayes falls like 1/σ_z (power, from σ_z = 4 on)": within(
+        0.25, -1.0, power_of_scale("excess", 4), **theory("to 0", "Theorem 2.3.6")
+    ),
+    "T7: risk above Bayes at the largest σ_z, as a share of the Bayes risk": at_most(
+        0.1, excess_share, **theory("to 0", "Theorem 2.3.6")
+    ),
+    "T7: least squares approaches Bayes like 1/σ_z² (power of exact risks, from σ_z = 4 on)": within(
+        0.05, -2.0, power_of_scale("least_squares_excess", 4), **theory(-2.0, "(A.15), corrected")
+    ),
+    "T9: coefficients at the threshold are found at least as often as the bound says (frequency less bound, smallest)": at_least(
         0.0,
-        "T9: coefficients at the threshold are found at least as often as the bound says (frequency less bound, smallest)",
         rows(part="T9").column(lambda row: row["frequency"] - row["bound"] + 3 * row["error"]).min(),
-        reported=_theory("at least 0", "Theorem A.1.1"),
+        **theory("at least 0", "Theorem A.1.1"),
     ),
-    {
-        "T10: the mean of the largest squared Gaussian over its bound (largest)": at_most(
-            1.0,
-            rows(part="T10").column(lambda row: max(row["independent"], row["equal"]) / row["bound"]).max(),
-            reported=_theory("at most 1", "Lemma A.1.2"),
-        )
-    },
-)
+    "T10: the mean of the largest squared Gaussian over its bound (largest)": at_most(
+        1.0,
+        rows(part="T10").column(lambda row: max(row["independent"], row["equal"]) / row["bound"]).max(),
+        **theory("at most 1", "Lemma A.1.2"),
+    ),
+}
 
 
 SIGMAS = (0.05, 0.1, 0.2)
@@ -370,66 +342,51 @@ class Theorems(Experiment):
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         yield {"part": "T1", "count": p.matrices, "seed": 0}
-        for sigma in SIGMAS:
-            yield {"part": "T2-T3", "sigma": sigma, "n": p.signals, "angles": [8, 16, 32, 64], "radii": [0.0, 1.0], "seed": 0}
-        for dim in p.dims:
-            yield {"part": "T4", "atoms": 20, "dim": dim, "n": p.needed, "seed": 0}
+        yield from grid(p, part=["T2-T3"], sigma=SIGMAS, n=[p.signals], angles=[[8, 16, 32, 64]], radii=[[0.0, 1.0]], seed=[0])
+        yield from grid(p, part=["T4"], atoms=[20], dim=p.dims, n=[p.needed], seed=[0])
         yield {"part": "T5-T6", "n": p.noisy, "seed": 0}
-        for scale in SCALES:
-            for seed in range(p.dictionaries):
-                yield {"part": "T7", "scale": scale, "n": p.consistent, "seed": seed}
-        for sigma in SIGMAS:
-            yield {"part": "T8", "sigma": sigma, "n": p.ranked, "masks": p.masks, "seed": 0}
-        for eta in (0.0, 0.5, 1.0):
-            yield {"part": "T9", "eta": eta, "n": 1000, "seed": 0}
-        for n in (10, 100, 1000):
-            yield {"part": "T10", "n": n, "draws": 2000, "seed": 0}
+        yield from grid(p, part=["T7"], scale=SCALES, n=[p.consistent], seed=range(p.dictionaries))
+        yield from grid(p, part=["T8"], sigma=SIGMAS, n=[p.ranked], masks=[p.masks], seed=[0])
+        yield from grid(p, part=["T9"], eta=(0.0, 0.5, 1.0), n=[1000], seed=[0])
+        yield from grid(p, part=["T10"], n=(10, 100, 1000), draws=[2000], seed=[0])
 
     def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
         for row in PARTS[job["part"]](job):
             yield {"part": job["part"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
+        part = split(rows, "part")
+        ratios = [{**row, "of": row["loss"], "value": row["mixtures"] / row["true"]} for row in part["T8"]]
+        risks = melted(part["T7"], {"excess": "risk above Bayes", "bayes": "Bayes risk", "wrong": "P(support wrong)"})
+        squares = melted(part["T10"], {"independent": "independent", "equal": "all equal", "bound": "bound"})
+        needed: dict[str, Any] = {"xlabel": "dimension d", "ylabel": "mixtures needed / p²d", "title": "T4: for half of the gain"}
         return draw_panels(
-            *(panel(rows) for panel in (_rankings, _gains, _needed, _cross_terms, _consistency, _largest)), size=(4.7, 3.4)
+            _lines(ratios, "sigma", "xy", "noise σ", "loss of mixtures / of true atoms", "T8: two losses, two rankings").line(
+                y=1.0
+            ),
+            _gains(select(part["T2-T3"], radius=1.0)),
+            curves(part["T4"], "dim", "share", log="xy", **needed),
+            _cross_terms(part["T5-T6"]),
+            _lines(risks, "scale", "xy", "size of the coefficients σ_z", "", "T7: the true atoms become optimal"),
+            _lines(squares, "n", "x", "variables n", "mean of the largest", "T10: squared Gaussians"),
+            size=(4.7, 3.4),
         )
 
 
-def _rankings(rows: list[Row]) -> Panel:
-    table = [{**row, "ratio": row["mixtures"] / row["true"]} for row in chosen(rows, part="T8")]
-    names: dict[str, Any] = {"ylabel": "loss of mixtures / of true atoms", "title": "T8: two losses, two rankings"}
-    return curves(table, "sigma", "ratio", by="loss", log="xy", labels="legend", xlabel="noise σ", **names).line(y=1.0)
+def _lines(table: list[Row], x: str, log: str, xlabel: str, ylabel: str, title: str) -> Panel:
+    """The `value` of rows by x, a line for each `of`."""
+    return curves(table, x, "value", by="of", log=log, labels="legend", xlabel=xlabel, ylabel=ylabel, title=title)
 
 
 def _gains(rows: list[Row]) -> Panel:
-    mine = chosen(rows, part="T2-T3", radius=1.0)
-    sigmas, angles = (sorted({row[name] for row in mine}) for name in ("sigma", "angles"))
-    found = {(row["sigma"], row["angles"]): row for row in mine}
-    values = [[found[sigma, angle]["gain"] for angle in angles] for sigma in sigmas]
-    names: dict[str, Any] = {"row_names": [f"σ = {sigma:g}" for sigma in sigmas], "column_names": angles, "annotate": True}
-    title = "T3: what mixtures gain in loss"
-    return matrix(values, **names, xlabel="directions per pair of atoms", label="gain / σ²", title=title)
-
-
-def _needed(rows: list[Row]) -> Panel:
-    names: dict[str, Any] = {"xlabel": "dimension d", "ylabel": "mixtures needed / p²d", "title": "T4: for half of the gain"}
-    return curves(chosen(rows, part="T4"), "dim", "share", log="xy", **names)
+    lines = split(rows, "sigma")
+    values = [[row["gain"] for row in line] for line in lines.values()]
+    names: dict[str, Any] = {"row_names": [f"σ = {sigma:g}" for sigma in lines], "column_names": values_of(rows, "angles")}
+    look: dict[str, Any] = {"xlabel": "directions per pair of atoms", "label": "gain / σ²", "annotate": True}
+    return matrix(values, **names, **look, title="T3: what mixtures gain in loss")
 
 
 def _cross_terms(rows: list[Row]) -> Panel:
-    mine = chosen(rows, part="T5-T6")
-    values = [[row["hidden_cross"], row["cross"], row["above_bayes"]] for row in mine]
-    names = {"row_names": [row["dictionary"] for row in mine], "column_names": ["hidden noise", "noise, usual", "above Bayes"]}
+    values = [[row["hidden_cross"], row["cross"], row["above_bayes"]] for row in rows]
+    names = {"row_names": [row["dictionary"] for row in rows], "column_names": ["hidden noise", "noise, usual", "above Bayes"]}
     return matrix(values, **names, annotate=True, title="T5, T6: cross terms and excess, in s.e.", number=".1f")
-
-
-def _consistency(rows: list[Row]) -> Panel:
-    columns = {"excess": "risk above Bayes", "bayes": "Bayes risk", "wrong": "P(support wrong)"}
-    names: dict[str, Any] = {"xlabel": "size of the coefficients σ_z", "ylabel": "", "title": "T7: the true atoms become optimal"}
-    return curves(melted(chosen(rows, part="T7"), columns), "scale", "value", by="of", log="xy", labels="legend", **names)
-
-
-def _largest(rows: list[Row]) -> Panel:
-    columns = {"independent": "independent", "equal": "all equal", "bound": "bound"}
-    names: dict[str, Any] = {"xlabel": "variables n", "ylabel": "mean of the largest", "title": "T10: squared Gaussians"}
-    return curves(melted(chosen(rows, part="T10"), columns), "n", "value", by="of", log="x", labels="legend", **names)

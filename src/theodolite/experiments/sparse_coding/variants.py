@@ -9,10 +9,12 @@ from itertools import product
 from statistics import fmean
 from typing import Any, get_args
 
+import torch.nn.functional as F
+
 from theodolite.data.generators import Law
-from theodolite.experiments import Experiment, Params, Reported, at_least, between, cited, measured, rows, within
-from theodolite.experiments.lab.panels import curves, draw_panels, matrix, melted
-from theodolite.experiments.query import Column, Value, chosen, select, values_of
+from theodolite.experiments import Experiment, Reported, at_least, between, cited, measured, rows, sizes, within
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, matrix, melted, split
+from theodolite.experiments.query import Column, Value, chosen, select
 from theodolite.experiments.sparse_coding.planted import OBJECTIVES, Init, OnTrained, Setting, job_of, planted
 from theodolite.experiments.sparse_coding.recovery import NAMES, TINY
 from theodolite.measures.dictionary import objective_and_gradient
@@ -23,8 +25,22 @@ from theodolite.results import Row
 FEW_MASKS = "ten blocks and five batches in a fixed order: every batch meets only two masks, the same in each pass"
 SIMILAR = Reported("similar", "Wu 2023, section 2.3")
 RATES = (0.1, 1.0, 10.0)
-#: How matrices of errors look.
-ERRORS: dict[str, Any] = {"annotate": True, "number": ".3f", "label": "recovery error (cosine)"}
+#: A few passes over few signals, with three times Adam's rate.
+SHORT = replace(TINY, learned=200, epochs=40, learning_rate=3e-3)
+
+
+def error_matrix(rows: list[Row], by: str, columns: Mapping[str, tuple[str, Objective]]) -> Panel:
+    """Mean errors, a line for each value of a column; `columns` name which error of which objective."""
+    lines = split(rows, by)
+    values = []
+    for mine in lines.values():
+        entries = [[row[error] for row in select(mine, objective=objective)] for error, objective in columns.values()]
+        values.append([fmean(entry) if entry else math.nan for entry in entries])
+    look: dict[str, Any] = {"annotate": True, "number": ".3f", "label": "recovery error (cosine)"}
+    return matrix(values, row_names=list(lines), column_names=list(columns), **look)
+
+
+FINAL: dict[str, tuple[str, Objective]] = {NAMES[objective]: ("final", objective) for objective in OBJECTIVES}
 
 
 @dataclass(frozen=True)
@@ -41,18 +57,16 @@ class Variant:
         return replace(setting, batch=batch, **self.changes)
 
 
+AS_FIGURES, GAUSSIAN = "as the figures", "Gaussian start"
 VARIANTS = {
-    "as the figures": Variant({}),
-    "Gaussian start": Variant({}, init="gaussian"),
+    AS_FIGURES: Variant({}),
+    GAUSSIAN: Variant({}, init="gaussian"),
     "cycled masks": Variant({"masks": "cycle"}, objectives=("masked",)),
     # Ten masks and five batches in turn: each batch meets two masks alone. With seven batches it meets all ten.
     "cycled masks, 7 batches": Variant({"masks": "cycle"}, objectives=("masked",), batches=7),
     "a mask per signal": Variant({"masks": "sample"}, objectives=("masked",)),
     **{f"SGD, rate {rate:g}": Variant({"optimizer": "sgd", "learning_rate": rate}) for rate in RATES},
 }
-
-
-AS_FIGURES, GAUSSIAN = "as the figures", "Gaussian start"
 
 
 def final(variant: str, objective: str, column: str = "final") -> Value:
@@ -84,11 +98,7 @@ class Ablations(OnTrained, Experiment):
 
     id = "sparse-coding/ablations"
     where = "Wu 2023, sections 2.3 and 2.4, statements without a figure"
-    sizes = {
-        "tiny": Params(setting=replace(TINY, learned=200, epochs=40, learning_rate=3e-3), seeds=1),
-        "laptop": Params(setting=Setting(learned=400), seeds=1),
-        "paper": Params(setting=Setting(), seeds=5),
-    }
+    sizes = sizes({"setting": (SHORT, Setting(learned=400), Setting()), "seeds": (1, 1, 5)})
     departs = (
         "p' is 2p below paper size. At tiny size 100 atoms in 50 dimensions, 500 signals and 40 passes with three times Adam's "
         "rate. The rates of SGD are not the source's, which states none."
@@ -135,22 +145,17 @@ class Ablations(OnTrained, Experiment):
             yield {"part": "gradients", "setting": asdict(p.setting), "seed": seed}
 
     def run(self, job: Mapping[str, Any], *trained: list[Row]) -> Iterator[Row]:
-        if job["part"] == "training":
-            yield from ({"part": job["part"], "variant": job["variant"], **row} for row in trained[0])
-        else:
-            yield from ({"part": job["part"], **row} for row in gradient_norms(Setting(**job["setting"]), job["seed"]))
+        mark = {name: job[name] for name in ("part", "variant") if name in job}
+        found = trained[0] if trained else gradient_norms(Setting(**job["setting"]), job["seed"])
+        yield from ({**mark, **row} for row in found)
 
     def draw(self, rows: list[Row]) -> Any:
-        trained = chosen(rows, part="training")
-        names = values_of(trained, "variant")
-        values = [[_mean_or_nan(trained, name, objective) for objective in OBJECTIVES] for name in names]
         norms = melted(chosen(rows, part="gradients"), {f"{o}_norm": NAMES[o] for o in OBJECTIVES}, "norm", "objective")
         norms = [{**row, "batch": row["batch"] + 1} for row in norms]
-        look: dict[str, Any] = {"row_names": names, "column_names": [NAMES[o] for o in OBJECTIVES], **ERRORS}
         return draw_panels(
-            matrix(values, **look),
-            curves(norms, "batch", "norm", by="objective", band="std", labels="legend", title="gradients at the start").then(
-                lambda ax: ax.set_ylim(bottom=0.0)
+            error_matrix(chosen(rows, part="training"), "variant", FINAL),
+            curves(norms, "batch", "norm", by="objective", band="std", labels="legend", title="gradients at the start").set(
+                ylim=(0.0, None)
             ),
             size=(5.2, 3.6),
         )
@@ -159,7 +164,7 @@ class Ablations(OnTrained, Experiment):
 def gradient_norms(setting: Setting, seed: int) -> Iterator[Row]:
     """Norms of both gradients at the start, batch by batch."""
     data = planted(setting, "samples", seed)
-    start = (data.start / data.start.norm(dim=1, keepdim=True))[None]
+    start = F.normalize(data.start)[None]
     hidden = hidden_count(setting.dim, setting.learning("masked").hidden_fraction)
     for step, batch in enumerate(data.signals.split(setting.batch)):
         seen = visible_masks(setting.dim, hidden, masks="batch", batch=len(batch), step=step, seeds=(seed,))
@@ -171,13 +176,9 @@ def gradient_norms(setting: Setting, seed: int) -> Iterator[Row]:
         yield {"seed": seed, "batch": step, **norms}
 
 
-def _mean_or_nan(rows: list[Row], variant: str, objective: str) -> float:
-    mine = select(rows, variant=variant, objective=objective)
-    return fmean(row["final"] for row in mine) if mine else math.nan
-
-
 LAWS: tuple[Law, ...] = get_args(Law)
 LASSO = "gaussian, by the Lasso"
+SHORT_LASSO = Setting(dim=20, atoms=30, learned=60, sparsity=2, samples=200, batch=100, epochs=30, learning_rate=3e-3)
 #: Of the Lasso. At the start it leaves more atoms per signal than pursuit takes: 9.3 to 2 at tiny, 15.7 to 5 at laptop size.
 PENALTY = 0.25
 
@@ -197,15 +198,13 @@ class Codes(OnTrained, Experiment):
 
     id = "sparse-coding/codes"
     where = "Wu 2023, section 2.5 (named there as open)"
-    sizes = {
-        "tiny": Params(
-            setting=replace(TINY, learned=200, epochs=40, learning_rate=3e-3),
-            lasso=Setting(dim=20, atoms=30, learned=60, sparsity=2, samples=200, batch=100, epochs=30, learning_rate=3e-3),
-            seeds=1,
-        ),
-        "laptop": Params(setting=Setting(learned=400), lasso=Setting(learned=400, epochs=100), seeds=1),
-        "paper": Params(setting=Setting(), lasso=Setting(), seeds=5),
-    }
+    sizes = sizes(
+        {
+            "setting": (SHORT, Setting(learned=400), Setting()),
+            "lasso": (SHORT_LASSO, Setting(learned=400, epochs=100), Setting()),
+            "seeds": (1, 1, 5),
+        }
+    )
     departs = (
         "The source has Gaussian codes and matching pursuit alone. p' is 2p below paper size, and the Lasso has fewer "
         "passes. At tiny size 100 atoms in 50 dimensions, 500 signals, 40 passes with three times the rate; for the Lasso 30 "
@@ -225,10 +224,4 @@ class Codes(OnTrained, Experiment):
             yield {"case": job["case"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
-        cases = values_of(rows, "case")
-        columns = {"start": ("initial", "masked")} | {NAMES[o]: ("final", o) for o in OBJECTIVES}
-        values = [
-            [fmean(row[column] for row in select(rows, case=case, objective=o)) for column, o in columns.values()]
-            for case in cases
-        ]
-        return draw_panels(matrix(values, row_names=cases, column_names=list(columns), **ERRORS), size=(6.4, 3.4))
+        return draw_panels(error_matrix(rows, "case", {"start": ("initial", "masked"), **FINAL}), size=(6.4, 3.4))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from itertools import product
+from typing import Any
 
 import numpy as np
 
-from theodolite.experiments import Claim, Figure, Reported, at_least, at_most, between, cited, rows
+from theodolite.experiments import Claim, Figure, Reported, at_least, at_most, between, rows
 from theodolite.experiments.claims import Claims
-from theodolite.experiments.lab.panels import Panel
 from theodolite.experiments.query import Value, chosen
-from theodolite.experiments.stability.configurations import DEEP
-from theodolite.experiments.stability.laws import delta, fitted, gain, over_trials, unexplained
-from theodolite.experiments.stability.main_text import DEPARTS, REPORTED, PairFigure, grid, named, pairs
-from theodolite.experiments.stability.pairs import DEEP_SIZES, TRIALS, Pairs, Stopped
+from theodolite.experiments.stability import main_text as main
+from theodolite.experiments.stability.main_text import DEPARTS, PairFigure, delta, grid, named, over_trials, pairs
+from theodolite.experiments.stability.pairs import DEEP, DEEP_SIZES, TRIALS, Pairs, Stopped
 from theodolite.measures.stability import SlopeWindows, slope_windows
 from theodolite.measures.stability.study import STOPPING
 from theodolite.results import Row
@@ -28,7 +27,7 @@ ROUGHLY = 0.2
 
 def windows(time: str) -> Value:
     """Local slopes of the largest gaps."""
-    return fitted("gap_loss", time=time).then(lambda fit: slope_windows(fit.ms, fit.g, spread=ROUGHLY))
+    return main.fitted("gap_loss", time=time).then(lambda fit: slope_windows(fit.ms, fit.g, spread=ROUGHLY))
 
 
 def spread(time: str) -> Value:
@@ -80,136 +79,68 @@ class FigureA1(PairFigure):
 
     def draw(self, rows: list[Row]) -> Any:
         columns = {f"{named('1a', rows)} at {time}": chosen(rows, time=time) for time in TIMES}
-        look = [{"log": log, "window": log} for log in (False, True)]
-        return grid([[pairs(mine, "gap_loss", title, **line) for title, mine in columns.items()] for line in look])
+        shown = product((False, True), columns.items())
+        return grid([pairs(mine, "gap_loss", title, log=log, window=log) for log, (title, mine) in shown], columns=2)
 
 
 # A.2 to A.10: further seeds of start and data order, and other stopping times
 
 #: Δb from which stability falls too slowly to explain the gap.
 TOO_SLOW = 0.05
-
-
-def slower_claim(name: str, time: str, fails: Mapping[str, str]) -> Claim:
-    """In how many of three seed-trials stability falls more slowly than the gap."""
-    return at_least(
-        2,
-        f"{name} at {time}: stability falls more slowly than the gap (seed-trials of three with Δb of at least {TOO_SLOW:g})",
-        unexplained(TOO_SLOW, configuration=name),
-        says="in all trials",
-        fails=fails,
-    )
-
-
-def falling_claim(name: str, time: str) -> Claim:
-    return at_most(
-        0.0,
-        f"{name} at {time}: the gap of the cross-entropy falls (exponent, largest of the seed-trials)",
-        over_trials(max, "gap_loss", configuration=name),
-        reported=REPORTED[name][0] if time == "T" else "falls",
-    )
-
-
-def seeds_claims(name: str) -> Claims:
-    hardly = at_least(
-        -0.4,
-        f"{name}: stability hardly falls (exponent, smallest of the seed-trials)",
-        over_trials(min, "stab", configuration=name),
-        reported=REPORTED[name][1],
-        since="laptop",
-    )
-    return slower_claim(name, "T", {}), hardly, falling_claim(name, "T")
-
-
-def time_claims(name: str, time: str, fails: Mapping[str, str] | None = None) -> Claims:
-    return slower_claim(name, time, fails or {}), falling_claim(name, time)
-
-
-def all_trials(*configurations: str) -> dict[str, Any]:
-    """The jobs of some configurations."""
-    return {"configuration": configurations, "trial": TRIALS}
-
-
-class TrialsFigure(PairFigure):
-    """One configuration: a line of panels for each quantity, a column for each seed-trial."""
-
-    where = "appendix A.2"
-    view = rows(time="T", compared=True)
-
-    def draw(self, rows: list[Row]) -> Any:
-        columns = {f"{named(self.only['configuration'][0], rows)}, trial {t + 1}": chosen(rows, trial=t) for t in TRIALS}
-        return grid([[pairs(mine, q, title) for title, mine in columns.items()] for q in self.quantities])
-
-
-class FigureA2(TrialsFigure):
-    """Configuration 1a, three seeds: stability never falls like the gap."""
-
-    item, only, claims = "karp-2024 Figure A.2", all_trials("1a"), seeds_claims("1a")
-
-
-class FigureA3(TrialsFigure):
-    """Configuration 2a, three seeds: stability never falls like the gap."""
-
-    item, only, claims = "karp-2024 Figure A.3", all_trials("2a"), seeds_claims("2a")
-
-
-class FigureA4(TrialsFigure):
-    """Configuration 2b, three seeds: stability never falls like the gap."""
-
-    item, only, claims = "karp-2024 Figure A.4", all_trials("2b"), seeds_claims("2b")
-
-
-class EarlyFigure(TrialsFigure):
-    """Gap and stability after half the updates."""
-
-    view = rows(time="T/2", compared=True)
-    quantities = ("gap_loss", "stab")
-
-
+#: What the titles say of a checkpoint.
+CHECKPOINTS = {
+    "T": ", three seeds: stability never falls like the gap",
+    "T/2": " after half the updates",
+    "3T/2": " after half as many updates again",
+}
 EARLY = "one seed of three: after 80 updates 1a has hardly fitted its sets, and four pairs leave Δb uncertain by half a unit"
 
 
-class FigureA5(EarlyFigure):
-    """Configuration 1a after half the updates."""
-
-    item, only, claims = "karp-2024 Figure A.5", all_trials("1a"), time_claims("1a", "T/2", {"tiny": EARLY})
-
-
-class FigureA6(EarlyFigure):
-    """Configuration 2a after half the updates."""
-
-    item, only, claims = "karp-2024 Figure A.6", all_trials("2a"), time_claims("2a", "T/2")
-
-
-class FigureA7(EarlyFigure):
-    """Configuration 2b after half the updates."""
-
-    item, only, claims = "karp-2024 Figure A.7", all_trials("2b"), time_claims("2b", "T/2")
-
-
-class LateFigure(TrialsFigure):
-    """Gap and stability after half as many updates again."""
-
-    view = rows(time="3T/2", compared=True)
-    quantities = ("gap_loss", "stab")
+def trials_claims(name: str, time: str) -> Claims:
+    """In how many of three seed-trials stability falls more slowly than the gap, and that the gap falls."""
+    gap, stab = main.REPORTED[name]
+    slower = at_least(
+        2,
+        f"{name} at {time}: stability falls more slowly than the gap (seed-trials of three with Δb of at least {TOO_SLOW:g})",
+        main.unexplained(TOO_SLOW, configuration=name),
+        says="in all trials",
+        fails={"tiny": EARLY} if (name, time) == ("1a", "T/2") else {},
+    )
+    hardly = {
+        f"{name}: stability hardly falls (exponent, smallest of the seed-trials)": not_below(-0.4, "stab", name, reported=stab)
+    }
+    falls = at_most(
+        0.0,
+        f"{name} at {time}: the gap of the cross-entropy falls (exponent, largest of the seed-trials)",
+        over_trials(max, "gap_loss", configuration=name),
+        reported=gap if time == "T" else "falls",
+    )
+    return slower, hardly if time == "T" else {}, falls
 
 
-class FigureA8(LateFigure):
-    """Configuration 1a after half as many updates again."""
-
-    item, only, claims = "karp-2024 Figure A.8", all_trials("1a"), time_claims("1a", "3T/2")
-
-
-class FigureA9(LateFigure):
-    """Configuration 2a after half as many updates again."""
-
-    item, only, claims = "karp-2024 Figure A.9", all_trials("2a"), time_claims("2a", "3T/2")
+def not_below(bound: float, quantity: str, name: str, **reported: Any) -> Claim:
+    """The smallest exponent of the seed-trials is at least so much."""
+    return at_least(bound, over_trials(min, quantity, configuration=name), **reported, since="laptop")
 
 
-class FigureA10(LateFigure):
-    """Configuration 2b after half as many updates again."""
+def trials_figure(number: int, name: str, time: str) -> type[PairFigure]:
+    """One configuration at one checkpoint: a line of panels for each quantity, a column for each seed-trial."""
+    stated = {
+        "__doc__": f"Configuration {name}{CHECKPOINTS[time]}.",
+        "__module__": __name__,  # where the registry looks for figures
+        "item": f"karp-2024 Figure A.{number}",
+        "where": "appendix A.2",
+        "only": {"configuration": (name,), "trial": TRIALS},
+        "view": rows(time=time, compared=True),
+        "quantities": PairFigure.quantities if time == "T" else ("gap_loss", "stab"),
+        "claims": trials_claims(name, time),
+    }
+    return type(f"FigureA{number}", (PairFigure,), stated)
 
-    item, only, claims = "karp-2024 Figure A.10", all_trials("2b"), time_claims("2b", "3T/2")
+
+FigureA2, FigureA3, FigureA4 = (trials_figure(2 + i, name, "T") for i, name in enumerate(DEEP))
+FigureA5, FigureA6, FigureA7 = (trials_figure(5 + i, name, "T/2") for i, name in enumerate(DEEP))
+FigureA8, FigureA9, FigureA10 = (trials_figure(8 + i, name, "3T/2") for i, name in enumerate(DEEP))
 
 
 # A.11 to A.13: distance, norm and normalised distance of the parameters
@@ -221,29 +152,18 @@ FALLS = -0.3
 class ParametersFigure(PairFigure):
     """One quantity: a line of panels for each configuration, a column for each seed-trial."""
 
-    where, only = "appendix A.3", all_trials(*DEEP)
+    where, only = "appendix A.3", {"configuration": DEEP, "trial": TRIALS}
     view = rows(time="T", compared=True)
-    quantity: ClassVar[str]
-
-    def draw(self, rows: list[Row]) -> Any:
-        def panel(name: str, trial: int) -> Panel:
-            mine = chosen(rows, configuration=name, trial=trial)
-            return pairs(mine, self.quantity, f"{named(name, mine)}, trial {trial + 1}")
-
-        return grid([[panel(name, trial) for trial in TRIALS] for name in DEEP])
 
 
 class FigureA11(ParametersFigure):
     """Distance of the parameters of a pair against m, three seeds."""
 
-    item, quantity = "karp-2024 Figure A.11", "dist"
+    item, quantities = "karp-2024 Figure A.11", ("dist",)
+    cites = "Karp 2024, section 2.4.1 and Figure A.11"
     claims = {
-        f"{name}: the distance hardly falls (exponent, smallest of the seed-trials)": at_least(
-            FALLS,
-            over_trials(min, "dist", configuration=name),
-            says="does not fall fast enough, and rises in places",
-            where="Karp 2024, section 2.4.1 and Figure A.11",
-            since="laptop",
+        f"{name}: the distance hardly falls (exponent, smallest of the seed-trials)": not_below(
+            FALLS, "dist", name, says="does not fall fast enough, and rises in places"
         )
         for name in DEEP
     }
@@ -252,14 +172,10 @@ class FigureA11(ParametersFigure):
 class FigureA12(ParametersFigure):
     """Norm of the parameters against m, three seeds."""
 
-    item, quantity = "karp-2024 Figure A.12", "norm_S"
+    item, quantities, cites = "karp-2024 Figure A.12", ("norm_S",), "Karp 2024, Figures A.12 and A.13"
     claims = {
-        f"{name}: the norm grows with m (exponent, smallest of the seed-trials)": at_least(
-            0.0,
-            over_trials(min, "norm_S", configuration=name),
-            says="norms grow with m",
-            where="Karp 2024, Figures A.12 and A.13",
-            since="laptop",
+        f"{name}: the norm grows with m (exponent, smallest of the seed-trials)": not_below(
+            0.0, "norm_S", name, says="norms grow with m"
         )
         for name in DEEP
     }
@@ -270,13 +186,13 @@ def _normalised_claims(name: str) -> Claims:
         at_least(
             0.0,
             f"{name}: normalising takes growth with m away (exponent of D less that of the normalised D, median of seed-trials)",
-            gain("dist", "ndist", configuration=name),
+            main.gain("dist", "ndist", configuration=name),
             says="largely mitigates the growth",
             since="laptop",
         ),
         {
-            f"{name}: the normalised distance hardly falls (exponent, smallest of the seed-trials)": at_least(
-                FALLS, over_trials(min, "ndist", configuration=name), says="no significant decrease", since="laptop"
+            f"{name}: the normalised distance hardly falls (exponent, smallest of the seed-trials)": not_below(
+                FALLS, "ndist", name, says="no significant decrease"
             ),
             f"{name}: the normalised distance lies between 0 and 2 (largest of all pairs)": between(
                 0.0,
@@ -291,7 +207,7 @@ def _normalised_claims(name: str) -> Claims:
 class FigureA13(ParametersFigure):
     """Distance over the mean norm of the two solutions against m, three seeds."""
 
-    item, quantity = "karp-2024 Figure A.13", "ndist"
+    item, quantities = "karp-2024 Figure A.13", ("ndist",)
     claims = tuple(map(_normalised_claims, DEEP))
 
 
@@ -312,18 +228,15 @@ def longer(rule: str) -> Value:
     return updates.last() / updates.first()
 
 
-def _rule_claims(rule: str) -> tuple[Claim, ...]:
-    return cited(
-        "Karp 2024, appendix A.1, on stopping criteria",
-        {
-            f"{RULES[rule]}: larger sets take more updates (largest over smallest m)": at_least(
-                1.0, longer(rule), says="larger sets take more steps"
-            ),
-            f"{RULES[rule]}: stability explains less than with a fixed number of updates (difference of Δb)": at_least(
-                0.0, harder(rule), says="easier to fail", since="laptop"
-            ),
-        },
-    )
+def _rule_claims(rule: str) -> dict[str, Claim]:
+    return {
+        f"{RULES[rule]}: larger sets take more updates (largest over smallest m)": at_least(
+            1.0, longer(rule), says="larger sets take more steps"
+        ),
+        f"{RULES[rule]}: stability explains less than with a fixed number of updates (difference of Δb)": at_least(
+            0.0, harder(rule), says="easier to fail", since="laptop"
+        ),
+    }
 
 
 class StoppingRules(Figure):
@@ -336,17 +249,16 @@ class StoppingRules(Figure):
     departs = (
         f"{DEPARTS} The source gives neither epochs nor losses; runs stopped by their loss end after 5T updates at the latest."
     )
-    claims = (
-        {
-            "after T updates: stability falls more slowly than the gap (Δb)": at_least(
-                0.05, delta(rule="updates"), reported=0.09, where="Karp 2024, section 2.3.2"
-            )
-        },
-        *_rule_claims("epochs"),
-        *_rule_claims("train_loss"),
-    )
+    cites = "Karp 2024, appendix A.1, on stopping criteria"
+    claims = {
+        "after T updates: stability falls more slowly than the gap (Δb)": at_least(
+            0.05, delta(rule="updates"), reported=0.09, where="Karp 2024, section 2.3.2"
+        ),
+        **_rule_claims("epochs"),
+        **_rule_claims("train_loss"),
+    }
 
     def draw(self, rows: list[Row]) -> Any:
         lines = {rule: chosen(rows, rule=rule) for rule in STOPPING}
         titles = {rule: f"by {rule.replace('_', ' ')} ({mine[0]['data']})" for rule, mine in lines.items()}
-        return grid([[pairs(mine, q, titles[rule]) for q in ("gap_loss", "stab")] for rule, mine in lines.items()])
+        return grid([pairs(lines[rule], q, titles[rule]) for rule in lines for q in ("gap_loss", "stab")], columns=2)

@@ -1,16 +1,20 @@
-"""Figures 2.1 to 2.3: in logistic regression stability falls like the gap, in deep networks it hardly falls."""
+"""Figures 2.1 to 2.4: in logistic regression stability falls like the gap, in deep networks it hardly falls.
+
+Figures A.14 and A.15, views of the runs of Figure 2.4, stand beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, ClassVar
 
-from theodolite.experiments import Claim, Figure, Params, Reported, at_least, at_most, between, cited, rows
+from theodolite.experiments import Claim, Figure, Params, Reported, at_least, at_most, between, rows
+from theodolite.experiments.claims import Claims
 from theodolite.experiments.lab.panels import Panel, draw_panels, split
-from theodolite.experiments.query import Column, Value, chosen, select
-from theodolite.experiments.stability.configurations import DEEP, LOGISTIC
-from theodolite.experiments.stability.laws import delta, difference, exponent, kept, slope, upper_end
-from theodolite.experiments.stability.pairs import DEEP_SIZES, REGRESSION_SIZES, ConvexPairs, Pairs
+from theodolite.experiments.query import Column, Measured, Value, chosen, select
+from theodolite.experiments.stability.pairs import DEEP, DEEP_SIZES, LOGISTIC, REGRESSION_SIZES, ConvexPairs, Pairs, Paths
+from theodolite.measures.stability import PowerFit, explains, fit_power_law
 from theodolite.results import Row
 
 DEPARTS = (
@@ -19,17 +23,97 @@ DEPARTS = (
     "of the rate from T/2 and from 3T/4 on. T is 3000 updates at laptop and 160 at tiny size, not 100,000."
 )
 
+# What the rows of pairs say: power laws of the maxima, compared between quantities, configurations and seed-trials
+
+#: Sizes from which an exponent is read.
+LEAST = 3
+
+
+def law(rows: list[Row], quantity: str) -> PowerFit:
+    """The power law of the maxima over pairs."""
+    sizes = sorted({row["m"] for row in rows})
+    if len(sizes) < LEAST:
+        raise ValueError(f"an exponent needs {LEAST} sizes. There are {len(sizes)}")
+    return fit_power_law(sizes, [[row[quantity] for row in rows if row["m"] == m] for m in sizes])
+
+
+def half(low: float, high: float) -> float:
+    """Half an interval, as an error."""
+    return (high - low) / 2
+
+
+def fitted(quantity: str, **where: Any) -> Value:
+    """The law of the rows with these values."""
+    return rows(**where).measure(law, quantity)
+
+
+def slope(quantity: str, **where: Any) -> Value:
+    """b, its exponent."""
+    return fitted(quantity, **where).then(lambda fit: fit.b)
+
+
+def exponent(quantity: str, **where: Any) -> Value:
+    """b, with half its bootstrap interval."""
+    return fitted(quantity, **where).then(lambda fit: Measured(fit.b, half(fit.b_low, fit.b_high)))
+
+
+def upper_end(quantity: str, **where: Any) -> Value:
+    """The upper end of the interval of b."""
+    return fitted(quantity, **where).then(lambda fit: fit.b_high)
+
+
+def difference(first: str, second: str, **where: Any) -> Value:
+    """Distance between the exponents of two quantities."""
+    return abs(slope(first, **where) - slope(second, **where))
+
+
+def delta(**where: Any) -> Value:
+    """Δb, the exponent of stability minus that of the gap, with half its interval."""
+    found = rows(**where).measure(explains)
+    return found.then(lambda reading: Measured(reading.delta_b, half(reading.delta_low, reading.delta_high)))
+
+
+def kept(quantity: str, **where: Any) -> Value:
+    """The maximum at the largest size over that at the smallest."""
+    return fitted(quantity, **where).then(lambda fit: fit.g[-1] / fit.g[0])
+
+
+# Over seed-trials
+
+
+def by_trial(measure: Value, **where: Any) -> Column:
+    """A value of each seed-trial."""
+    return rows(**where).by("trial").each(measure)
+
+
+def over_trials(reduce: Callable[[list[float]], float], quantity: str, **where: Any) -> Value:
+    """The smallest, largest, ... exponent of the seed-trials, with half its distance to the other end as error."""
+    found = by_trial(slope(quantity), **where)
+    return found.reduce(lambda slopes: Measured(reduce(slopes), half(min(slopes), max(slopes))))
+
+
+def unexplained(threshold: float, **where: Any) -> Value:
+    """Seed-trials in which stability falls more slowly than the gap by at least so much."""
+    return by_trial(delta(), **where).count(lambda difference: difference >= threshold)
+
+
+def gain(first: str, second: str, **where: Any) -> Value:
+    """The exponent of one quantity minus that of another, median of the seed-trials."""
+    return by_trial(slope(first) - slope(second), **where).median()
+
+
+# How they are drawn
+
 
 def pairs(rows: list[Row], quantity: str, title: str, **look: Any) -> Panel:
     """Pairs, maxima and the law through them, of one configuration, seed-trial and checkpoint."""
     return Panel("pairs_and_maxima", rows, quantity, title=title, **look)
 
 
-def grid(lines: Sequence[Sequence[Panel]]) -> Any:
+def grid(panels: Sequence[Panel], columns: int) -> Any:
     """Lines of panels; the first has the key."""
-    first, *others = (panel for line in lines for panel in line)
-    first.look["key"] = True
-    return draw_panels(first, *others, columns=len(lines[0]), size=(3.7, 2.9), key=False)
+    panels[0].look["key"] = True
+    return draw_panels(*panels, columns=columns, size=(3.7, 2.9), key=False)
 
 
 def named(configuration: str, rows: list[Row]) -> str:
@@ -39,17 +123,24 @@ def named(configuration: str, rows: list[Row]) -> str:
 
 
 class PairFigure(Figure):
-    """Pairs of some configurations: a line of panels for each, a column for each quantity."""
+    """Pairs of some configurations: a panel for each configuration, quantity and seed-trial, several trials side by side."""
 
     study = Pairs()
-    only: Mapping[str, Any] = {"configuration": DEEP, "trial": 0}
+    only: Mapping[str, Any] = {"configuration": DEEP, "trial": (0,)}
     view = rows(time="T")
     quantities: ClassVar[tuple[str, ...]] = ("gap_01", "gap_loss", "stab")
     departs = DEPARTS
 
     def draw(self, rows: list[Row]) -> Any:
-        columns = {name: chosen(rows, configuration=name) for name in self.only["configuration"]}
-        return grid([[pairs(mine, q, named(name, mine)) for q in self.quantities] for name, mine in columns.items()])
+        trials = self.only["trial"]
+        several = len(trials) > 1
+
+        def panel(name: str, quantity: str, trial: int) -> Panel:
+            mine = chosen(rows, configuration=name, trial=trial)
+            return pairs(mine, quantity, named(name, mine) + (f", trial {trial + 1}" if several else ""))
+
+        panels = [panel(*shown) for shown in product(self.only["configuration"], self.quantities, trials)]
+        return grid(panels, columns=len(trials if several else self.quantities))
 
 
 # Logistic regression
@@ -114,7 +205,8 @@ class Figure21(Figure):
 
     def draw(self, rows: list[Row]) -> Any:
         end, title = chosen(rows, **END), named(LOGISTIC, rows)
-        return grid([[pairs(end, q, "" if i else title) for i, q in enumerate(("gap_loss", "stab", "dist", "gap_01"))]])
+        panels = [pairs(end, q, "" if i else title) for i, q in enumerate(("gap_loss", "stab", "dist", "gap_01"))]
+        return grid(panels, columns=4)
 
 
 # Deep networks
@@ -129,7 +221,7 @@ def reported_delta(name: str) -> Any:
     return round(stab - gap, 2) if isinstance(stab, float) else f"at least {-gap:g}"
 
 
-def _deep_claims(name: str) -> dict[str, Claim]:
+def _deep_claims(name: str) -> Claims:
     gap, stab = REPORTED[name]
     return {
         f"{name}: stability falls more slowly than the gap of the cross-entropy (Δb)": at_least(
@@ -156,8 +248,8 @@ class Figure22(PairFigure):
     A line for each configuration of Table 2.1: gaps of the 0-1 loss and of the cross-entropy, and stability, after T updates.
     """
 
-    item, where = "karp-2024 Figure 2.2", "section 2.3.2"
-    claims = cited("Karp 2024, section 2.3.2", map(_deep_claims, DEEP))
+    item, where, cites = "karp-2024 Figure 2.2", "section 2.3.2", "Karp 2024, section 2.3.2"
+    claims = tuple(map(_deep_claims, DEEP))
 
 
 def contrast(name: str) -> Value:
@@ -165,7 +257,7 @@ def contrast(name: str) -> Value:
     return slope("dist", configuration=name) - slope("dist", configuration=LOGISTIC)
 
 
-def _distance_claims(name: str) -> dict[str, Claim]:
+def _distance_claims(name: str) -> Claims:
     uncertain = "0.256 for four pairs, which leave the exponent of 2a uncertain by 0.25"
     return {
         f"{name}: the distance hardly falls (exponent)": at_least(
@@ -193,8 +285,105 @@ class Figure23(PairFigure):
 
     study = Pairs(sizes={size: Params(parts=(deep, REGRESSION_SIZES[size])) for size, deep in DEEP_SIZES.items()})
     item, where = "karp-2024 Figure 2.3", "section 2.4.1"
-    only: Mapping[str, Any] = {"configuration": (*DEEP, LOGISTIC), "trial": 0}
+    only: Mapping[str, Any] = {"configuration": (*DEEP, LOGISTIC), "trial": (0,)}
     claims = tuple(map(_distance_claims, DEEP))
 
     def draw(self, rows: list[Row]) -> Any:
-        return grid([[pairs(mine, "dist", named(name, rows)) for name, mine in split(rows, "configuration").items()]])
+        return grid([pairs(mine, "dist", named(name, rows)) for name, mine in split(rows, "configuration").items()], columns=4)
+
+
+# Accuracy on the straight line through both solutions of a pair
+
+ENDS = ("smallest", "largest")
+#: Accuracy may be so much below that of the weaker end.
+ALLOWED = 0.02
+#: Share of the pairs of 1a that must be connected.
+MOST = 0.8
+#: More than nothing: less than one example of the largest set.
+MORE = 1e-6
+
+
+def barriers(name: str, end: str) -> Column:
+    """In train accuracy, of all pairs of a configuration at the "smallest" or "largest" size, one each."""
+    return rows(configuration=name, size=end).by("trial", "pair").each(rows["barrier_train"].first())
+
+
+def connected(name: str, end: str) -> Value:
+    """Share of the pairs whose barrier is at most two points."""
+    return barriers(name, end).share(lambda barrier: barrier <= ALLOWED)
+
+
+def higher(name: str, other: str, end: str) -> Value:
+    """The median barrier of one configuration minus that of another."""
+    return barriers(name, end).median() - barriers(other, end).median()
+
+
+def _connected_claim(name: str, end: str, said: str) -> Claim:
+    return at_least(
+        MOST,
+        f"{name}, {end} m: the solutions lie in one basin (share of the pairs with a train barrier of at most {ALLOWED:g})",
+        connected(name, end),
+        says=said,
+    )
+
+
+def _main_claims(end: str) -> Claims:
+    return (
+        _connected_claim("1a", end, "accuracy does not decrease"),
+        {
+            f"2b, {end} m: a larger barrier than {other} (difference of the median train barriers)": at_least(
+                MORE, higher("2b", other, end), says=f"significant decrease in 2b, {said} in {other}", since="laptop"
+            )
+            for other, said in (("1a", "none"), ("2a", "slight decrease"))
+        },
+    )
+
+
+class Connectivity(Figure):
+    """Train and test accuracy at α W_S + (1 − α) W_S' for α from −1 to 2, a column for each configuration or seed-trial."""
+
+    study = Paths()
+    only: Mapping[str, Any] = {"configuration": DEEP, "trial": (0,)}
+    departs = (
+        f"{DEPARTS} 2 pairs are joined at tiny, 4 at laptop size. Pairs are drawn at random, so the first are taken. "
+        "Running statistics of BatchNorm are interpolated like the weights; the source does not say."
+    )
+
+    def draw(self, rows: list[Row]) -> Any:
+        columns = list(product(self.only["configuration"], self.only["trial"]))
+        panels = [self._panel(rows, end, *column) for end, column in product(ENDS, columns)]
+        return draw_panels(*panels, columns=len(columns), size=(4.2, 3.1))
+
+    def _panel(self, rows: list[Row], end: str, name: str, trial: int) -> Panel:
+        mine = chosen(rows, configuration=name, trial=trial, size=end)
+        seeds = f", trial {trial + 1}" if len(self.only["trial"]) > 1 else ""
+        title = f"{named(name, rows)}{seeds}, m = {mine[0]['m']}"
+        return Panel("linear_path", mine, "accuracy", ends=("S", "S'"), title=title)
+
+
+class Figure24(Connectivity):
+    """Linear mode connectivity: no barrier in 1a, a slight one in 2a, a large one in 2b."""
+
+    item, where = "karp-2024 Figure 2.4", "section 2.4.2"
+    claims = tuple(map(_main_claims, ENDS))
+
+
+class FigureA14(Connectivity):
+    """Linear mode connectivity of configuration 1a with further seeds."""
+
+    item, where = "karp-2024 Figure A.14", "appendix A.3"
+    only: Mapping[str, Any] = {"configuration": ("1a",), "trial": (1, 2)}
+    claims = tuple(_connected_claim("1a", end, "roughly nondecreasing accuracy") for end in ENDS)
+
+
+class FigureA15(Connectivity):
+    """Linear mode connectivity of configuration 2a with further seeds."""
+
+    item, where = "karp-2024 Figure A.15", "appendix A.3"
+    only: Mapping[str, Any] = {"configuration": ("2a",), "trial": (1, 2)}
+    claims = {
+        f"2a, {end} m: accuracy falls only slightly between the ends (median train barrier)": at_most(
+            ALLOWED, barriers("2a", end).median(), says="slightly decreasing accuracy"
+        )
+        for end in ENDS
+    }

@@ -410,6 +410,6 @@ def test_convolutions_are_their_networks():
     for i in range(2):
         network = th.DagNetwork(cnn_graph(D, [4, 5]), seed=0)
         with torch.no_grad():
-            for layer, weight in zip(network.layers, ensemble.weights, strict=True):
+            for layer, weight in zip(network.layers, ensemble.matrices(ensemble.weights), strict=True):
                 layer.weight.copy_(weight[i].reshape(-1))
         assert torch.allclose(ensemble(ensemble.weights, x)[i], network(x[i]), rtol=0, atol=1e-12)
