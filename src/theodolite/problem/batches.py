@@ -109,7 +109,7 @@ class BatchParser:
         elif isinstance(raw, tuple | list) and len(raw) >= 2:
             batch = self._from_pair(raw)
         elif self.own_loss and isinstance(raw, Tensor):
-            batch = Batch((raw,), {}, None, _size(raw))
+            batch = Batch((raw,), {}, None, _size(raw, None))
         else:
             raise ValueError(
                 f"A batch must be a pair (inputs, targets) or a mapping with the key {self.target_key!r}. "
@@ -135,7 +135,7 @@ class BatchParser:
     def _from_mapping(self, raw: Mapping[str, Any], index: int) -> Batch:
         fields = dict(raw)
         if self.own_loss:
-            return Batch((), fields, fields.get(self.target_key), _size(fields))
+            return Batch((), fields, fields.get(self.target_key), _size(fields, fields.get(self.target_key)))
         if self.target_key not in fields:
             raise ValueError(
                 f"Batch {index} has no {self.target_key!r}: its keys are {', '.join(map(repr, fields))}. "
@@ -143,7 +143,7 @@ class BatchParser:
             )
         target = fields.pop(self.target_key)
         args, kwargs = self._called_with(fields)
-        return Batch(args, kwargs, target, _size(fields))
+        return Batch(args, kwargs, target, _size(fields, target))
 
     def _called_with(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A mapping as keyword arguments, or as the one argument of a model that takes no such keywords."""
@@ -158,7 +158,7 @@ class BatchParser:
 
     def _from_pair(self, raw: tuple[Any, ...] | list[Any]) -> Batch:
         *inputs, target = raw
-        size = _size(inputs)
+        size = _size(inputs, target)
         kwargs: dict[str, Any] = {}
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             found, kwargs = self._called_with(dict(inputs[0]))
@@ -170,8 +170,13 @@ class BatchParser:
         return Batch(tuple(inputs), kwargs, target, size)
 
 
-def _size(tree: Any) -> int:
-    return next((t.shape[0] for _, t in named_tensors(tree) if t.ndim), 1)
+def _size(inputs: Any, target: Any) -> int:
+    """How many samples a batch has: the first size of its inputs, or of fewer targets (one for a graph of many nodes)."""
+    sizes = [t.shape[0] for _, t in named_tensors(inputs) if t.ndim]
+    targets = target.shape[0] if isinstance(target, Tensor) and target.ndim else None
+    if not sizes or (targets is not None and 0 < targets < sizes[0] and targets not in sizes):
+        return targets or 1
+    return sizes[0]
 
 
 def _check_batch(batch: Batch, index: int) -> None:

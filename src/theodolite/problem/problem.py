@@ -137,6 +137,11 @@ class Problem:
         return sum(batch.size for batch in self.data)
 
     @property
+    def loss_takes_structure(self) -> bool:
+        """Whether the loss is a function of all that the model returns (a tuple, a mapping) and not of one tensor."""
+        return self._call.takes_structure
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the numbers should know about how they are computed."""
         half = "half-precision parameters are measured through a float32 copy" if self.half_precision else None

@@ -207,6 +207,46 @@ def test_a_model_without_second_derivatives_still_gets_its_first_order_survey():
     assert not found.good  # most of it could not be looked at
 
 
+class TwoHeads(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.mean, self.score, self.form = nn.Linear(5, 2), nn.Linear(5, 3), form
+
+    def forward(self, x):
+        return self.form(self.mean(x), self.score(x))
+
+
+def of_both(output, target):
+    mean, score = output.values() if isinstance(output, dict) else output
+    return nn.functional.mse_loss(mean, target["value"]) + nn.functional.cross_entropy(score, target["label"])
+
+
+@pytest.mark.parametrize("form", [lambda a, b: (a, b), lambda a, b: {"mean": a, "score": b}], ids=["tuple", "mapping"])
+def test_a_model_with_several_outputs_and_a_loss_of_all_of_them_is_surveyed(form):
+    torch.manual_seed(0)
+    target = {"value": torch.randn(24, 2), "label": torch.arange(24) % 3}
+    found = th.survey(TwoHeads(form), of_both, (torch.randn(24, 5), target), lr=0.1, progress=False)
+    assert {"batches", "curvature", "rate", "trace"} <= set(found.results)
+    assert found.of("rate")
+
+
+def test_graphs_of_different_sizes_count_as_samples():
+    class Graphs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, nodes, edges):
+            gathered = torch.zeros_like(nodes).index_add(0, edges[1], nodes[edges[0]])
+            return self.linear(gathered).mean(0, keepdim=True)
+
+    torch.manual_seed(0)
+    data = [((torch.randn(6 + i, 4), torch.randint(0, 6, (2, 12))), torch.tensor([i % 3])) for i in range(4)]
+    found = th.survey(Graphs(), nn.CrossEntropyLoss(), data, lr=0.1, progress=False)
+    assert found.facts["samples"].startswith("4 in 4 batches")
+    assert {"curvature", "rate"} <= set(found.results)
+
+
 # Plans and budgets
 
 

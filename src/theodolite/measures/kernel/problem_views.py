@@ -209,6 +209,8 @@ def squared_loss_curvature(problem: Problem) -> float | None:
         tensors = problem.tensors(problem.leaves(grad=False))
         for i, share, batch in problem.iterate():
             output = problem.evaluate(tensors, batch, i).output.detach()
+            if problem.loss_takes_structure:
+                return None
             for _ in range(2):
                 noise = torch.randn(output.shape, generator=generator, dtype=torch.float32).to(output)
                 found.append(_curvature_at(loss, output + noise, batch.target, share))
@@ -229,7 +231,10 @@ def _curvature_at(loss: object, output: Tensor, target: object, share: float) ->
         return math.nan
     generator = torch.Generator().manual_seed(1)
     v = torch.randn(output.shape, generator=generator, dtype=torch.float32).to(output)
-    [image] = torch.autograd.grad(gradient, output, v)
+    try:
+        [image] = torch.autograd.grad(gradient, output, v)
+    except RuntimeError:  # it has no second derivative in torch
+        return math.nan
     c = float((v * image).sum() / v.square().sum())
     gradient, value = gradient.detach(), value.detach()
     precision = 1e-8 if output.dtype == torch.float64 else 1e-4

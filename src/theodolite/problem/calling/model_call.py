@@ -77,6 +77,11 @@ class ModelCall:
             raise ValueError(f"loss must return one number for a batch. Got {shape}; use reduction='mean' or 'sum'.")
         return Evaluation(loss.reshape(()), output)
 
+    @property
+    def takes_structure(self) -> bool:
+        """Whether the loss is given the model's tuple or mapping as it is; known once it was called."""
+        return bool(self._raw_output)
+
     def output(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Tensor:
         """The model's main output; the loss is not called."""
         return main_output(self._forward(tensors, batch, index))
