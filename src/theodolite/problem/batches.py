@@ -171,10 +171,10 @@ class BatchParser:
 
 
 def _size(inputs: Any, target: Any) -> int:
-    """How many samples a batch has: the first size of its inputs, or of fewer targets (one for a graph of many nodes)."""
+    """How many samples a batch has: the first size of its inputs; where they disagree (nodes and edges) that of the targets."""
     sizes = [t.shape[0] for _, t in named_tensors(inputs) if t.ndim]
     targets = target.shape[0] if isinstance(target, Tensor) and target.ndim else None
-    if not sizes or (targets is not None and 0 < targets < sizes[0] and targets not in sizes):
+    if not sizes or (targets and len(set(sizes)) > 1 and targets not in sizes):
         return targets or 1
     return sizes[0]
 

@@ -318,7 +318,7 @@ class Problem:
 
     def batch_of(self, inputs: Any) -> Batch:
         """Inputs without targets as a batch: a tensor, a tuple of arguments or a mapping."""
-        return BatchParser(own_loss=False, target_key="")((inputs, torch.zeros(1)), 0)
+        return BatchParser(own_loss=False, target_key="")((inputs, None), 0)
 
     def with_batches(self, batches: list[Batch]) -> Problem:
         """The same problem on other batches."""

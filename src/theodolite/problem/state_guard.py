@@ -144,9 +144,21 @@ def _drop_function_modes(depth: int) -> None:
         torch._C._pop_torch_function_stack()
 
 
+#: Held while switches are turned: of two threads that measure, one would put back what it found of the other.
+_TURNING = threading.RLock()
+
+
 @contextmanager
 def switches_kept() -> Iterator[None]:
-    """Put torch's global switches back, also where Ctrl-C came while a context of torch's own was being left."""
+    """Put torch's global switches back, also where Ctrl-C came while a context of torch's own was being left.
+
+    One thread at a time: the others wait.
+    """
+    with _TURNING:
+        yield from _switches_kept()
+
+
+def _switches_kept() -> Iterator[None]:
     before = [read() for read, _ in _SWITCHES]
 
     def restore() -> None:
