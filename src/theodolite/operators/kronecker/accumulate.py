@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from theodolite.arguments import either, optional_integer
 from theodolite.operators.kronecker.affine import AffineLayer, affine_layers
@@ -108,7 +109,7 @@ class _Stream:
         if one.loss is None or not one.uses:
             return
         if self.mode == "exact":
-            self._note_classes(one)
+            self.classes = self.classes or (one.recogniser.softmax() or one.recogniser).layout.classes
             for name, uses in one.uses.items():
                 self._add_exact(one, name, uses)
             return
@@ -121,11 +122,6 @@ class _Stream:
                 self.sums[name].add_root(part, one.share, drawn=count)
         for name in one.uses:
             self.sums[name].end_batch()
-
-    def _note_classes(self, one: LayerPass) -> None:
-        if not self.classes:
-            softmax = one.recogniser.softmax()
-            self.classes = (one.recogniser.layouts[0] if softmax is None else softmax.layout).classes
 
     def _add_exact(self, one: LayerPass, name: str, uses: list[Use]) -> None:
         """Second derivatives of the loss in a layer's output: those of a sample at one position."""
@@ -183,8 +179,7 @@ class Sums:
         flat = x.flatten(0, 1)
         weight = fraction / len(x)
         mean = x.sum(0).T.double() * weight  # (n, P)
-        product = (flat.T @ flat).double() * weight  # products in the network's precision, sums in float64
-        self.input = self.input + product
+        self.input = self.input + (flat.T @ flat).double() * weight  # products in the network's precision, sums in float64
         self.mean = _side_by_side(self.mean, mean) if self.samples else mean
         self.samples += len(x)
         self.positions = max(self.positions, x.shape[1])
@@ -251,7 +246,5 @@ def _leading(mean: Tensor) -> Tensor:
 
 def _side_by_side(a: Tensor, b: Tensor) -> Tensor:
     """The sum of means (n, P); with different numbers of positions (sequences of different length) where both have them."""
-    short, long = (a, b) if a.shape[1] < b.shape[1] else (b, a)
-    out = long.clone()
-    out[:, : short.shape[1]] += short
-    return out
+    width = max(a.shape[1], b.shape[1])
+    return F.pad(a, (0, width - a.shape[1])) + F.pad(b, (0, width - b.shape[1]))

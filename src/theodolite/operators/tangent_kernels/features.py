@@ -252,7 +252,7 @@ def _affine(use: Use, weight: Tensor) -> Iterator[Form]:
     layer = affine_layer("", use.module) or _linear_like(use, weight) or _convolution_like(use.module, weight)
     if layer is None:
         return
-    inputs = _by_position([layer.inputs(x, use.samples) for x in use.inputs])
+    inputs = _by_position([layer.input_features(x).reshape(use.samples, -1, layer.n) for x in use.inputs])
 
     def form(pulled: list[Tensor]) -> Features:
         found = _by_position([_positions(layer, g, use.samples) for g in pulled])
@@ -263,9 +263,7 @@ def _affine(use: Use, weight: Tensor) -> Iterator[Form]:
 
 def _positions(layer: AffineLayer, pulled: Tensor, samples: int) -> Tensor:
     """(c, *output.shape) as (n, c, P, m)."""
-    c = pulled.shape[0]
-    flat = layer.outputs(pulled.flatten(0, 1), c * samples)
-    return flat.reshape(c, samples, *flat.shape[1:]).transpose(0, 1)
+    return layer.output_features(pulled.flatten(0, 1)).reshape(len(pulled), samples, -1, layer.m).transpose(0, 1)
 
 
 def _linear_like(use: Use, weight: Tensor) -> AffineLayer | None:
