@@ -136,7 +136,7 @@ def _trouble(
     route: VmapRoute, replicas: ReplicaStack, chunk: int, batch: FleetBatch, single: tuple[Tensor, Gradients], bitwise: bool
 ) -> str:
     """Why vmap cannot be used; empty if it gives the numbers of a replica alone."""
-    some = replicas.chunk(slice(0, chunk))
+    some = replicas.rows(slice(0, chunk))
     try:
         with quiet_vmap():
             losses, gradients = route(some.state.with_own_buffers(), batch)

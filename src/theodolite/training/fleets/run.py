@@ -32,30 +32,25 @@ class ReplicaStack:
     def __post_init__(self) -> None:
         self._uneven = any(bool(t.any()) for t in self.missed.values())
 
-    def rows(self, rows: Tensor) -> ReplicaStack:
-        """A copy of some replicas."""
+    def rows(self, rows: Tensor | slice) -> ReplicaStack:
+        """A copy of some replicas; of a slice, these in the same memory."""
         memory = {column: {name: pick(t, rows) for name, t in stack.items()} for column, stack in self.memory.items()}
         missed = {name: t[rows] for name, t in self.missed.items()}
         return ReplicaStack(self.state.rows(rows), memory, self.rate[rows], self.count[rows], missed)
 
-    def chunk(self, rows: slice) -> ReplicaStack:
-        """Neighbouring replicas, in the same memory."""
-        memory = {column: {name: t[rows] for name, t in stack.items()} for column, stack in self.memory.items()}
-        missed = {name: t[rows] for name, t in self.missed.items()}
-        return ReplicaStack(self.state.chunk(rows), memory, self.rate[rows], self.count[rows], missed)
-
     def copy(self) -> ReplicaStack:
         return self.rows(torch.arange(len(self.rate), device=self.rate.device))
 
+    def _stacks(self) -> tuple[Stack, ...]:
+        """What changes in training, by name."""
+        return self.state.parameters, self.state.buffers, *self.memory.values(), self.missed, {"count": self.count}
+
+    @torch.no_grad()
     def write(self, rows: Tensor, other: ReplicaStack) -> None:
         """Take over the replicas of `other` as the given rows."""
-        self.state.write(rows, other.state)
-        for column, stack in self.memory.items():
-            for name, t in stack.items():
-                t[rows] = other.memory[column][name]
-        self.count[rows] = other.count
-        for name, t in self.missed.items():
-            t[rows] = other.missed[name]
+        for mine, theirs in zip(self._stacks(), other._stacks(), strict=True):
+            for name, t in mine.items():
+                t[rows] = theirs[name].detach()
         self._uneven |= other._uneven
 
     def lay_out_like(self, gradients: Mapping[str, Tensor]) -> None:
