@@ -65,33 +65,6 @@ class Features(ABC):
 
 
 @dataclass
-class Outer(Features):
-    """One position: the gradient of sample i is `pulled[i, a] ⊗ inputs[i]`, so Gram matrices multiply entry by entry."""
-
-    inputs: Tensor  # (n, k)
-    pulled: Tensor  # (n, c, m)
-    transposed: bool = False
-    factor: float = 1.0
-
-    def add_gram(self, other: Outer, total: Tensor) -> None:
-        n, c = self.pulled.shape[:2]
-        left = self.inputs @ other.inputs.T
-        right = self.pulled.flatten(0, 1) @ other.pulled.flatten(0, 1).T
-        view = right.view(n, c, *other.pulled.shape[:2])
-        view.mul_(left[:, None, :, None]).mul_(self.factor * other.factor)
-        total.add_(right)
-
-    def summed(self, cotangent: Tensor) -> Tensor:
-        rows = torch.einsum("nc,ncm->nm", cotangent, self.pulled)
-        gradient = rows.T @ self.inputs
-        return (gradient.T if self.transposed else gradient).reshape(-1)
-
-    def written_out(self) -> Rows:
-        form = "ncm,nk->nckm" if self.transposed else "ncm,nk->ncmk"
-        return Rows(torch.einsum(form, self.pulled, self.inputs).flatten(2), self.factor)
-
-
-@dataclass
 class Rows(Features):
     """The gradients themselves, for parameters that are smaller than the activations around them."""
 
@@ -142,6 +115,17 @@ class Positions(Features):
     def written_out(self) -> Rows:
         rows = self.written(slice(None)).unflatten(2, (self.pulled.shape[3], self.inputs.shape[2]))
         return Rows((rows.transpose(2, 3) if self.transposed else rows).flatten(2), self.factor)
+
+
+class Outer(Positions):
+    """One position: the gradient of sample i is `pulled[i, a] ⊗ inputs[i]`, so Gram matrices multiply entry by entry."""
+
+    def add_gram(self, other: Positions, total: Tensor) -> None:
+        left = self.inputs[:, 0] @ other.inputs[:, 0].T
+        right = self.pulled.flatten(0, 2) @ other.pulled.flatten(0, 2).T
+        view = right.view(*self.pulled.shape[:2], *other.pulled.shape[:2])
+        view.mul_(left[:, None, :, None]).mul_(self.factor * other.factor)
+        total.add_(right)
 
 
 @dataclass
@@ -197,7 +181,7 @@ def affine_features(inputs: Tensor, pulled: Tensor, *, groups: int, transposed: 
     n, c, positions, m = pulled.shape
     k = inputs.shape[2]
     if positions == 1 and groups == 1:
-        return Outer(inputs[:, 0], pulled[:, :, 0], transposed)
+        return Outer(inputs, pulled, transposed)
     written = m * k // groups
     if groups > 1 or written <= 2 * positions * m:  # a gradient takes little more memory than what was pulled back
         parts = [
