@@ -180,7 +180,10 @@ class Sums:
         weight = fraction / len(x)
         mean = x.sum(0).T.double() * weight  # (n, P)
         self.input = self.input + (flat.T @ flat).double() * weight  # products in the network's precision, sums in float64
-        self.mean = _side_by_side(self.mean, mean) if self.samples else mean
+        if self.samples:  # sequences may differ in length: their means add up where both have positions
+            longer = max(mean.shape[1], self.mean.shape[1])
+            mean = F.pad(self.mean, (0, longer - self.mean.shape[1])) + F.pad(mean, (0, longer - mean.shape[1]))
+        self.mean = mean
         self.samples += len(x)
         self.positions = max(self.positions, x.shape[1])
         self.last = last
@@ -242,9 +245,3 @@ def _leading(mean: Tensor) -> Tensor:
     left, sizes, _ = torch.linalg.svd(mean, full_matrices=False)
     lead: Tensor = left[:, 0] * sizes[0]
     return -lead if float(lead.sum()) < 0 else lead
-
-
-def _side_by_side(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of means (n, P); with different numbers of positions (sequences of different length) where both have them."""
-    width = max(a.shape[1], b.shape[1])
-    return F.pad(a, (0, width - a.shape[1])) + F.pad(b, (0, width - b.shape[1]))

@@ -239,15 +239,10 @@ def _affine(use: Use, weight: Tensor) -> Iterator[Form]:
     inputs = _by_position([layer.input_features(x).reshape(use.samples, -1, layer.n) for x in use.inputs])
 
     def form(pulled: list[Tensor]) -> Features:
-        found = _by_position([_positions(layer, g, use.samples) for g in pulled])
-        return affine_features(inputs, found, groups=layer.groups, transposed=layer.transposed)
+        parts = [layer.output_features(g.flatten(0, 1)).reshape(len(g), use.samples, -1, layer.m) for g in pulled]
+        return affine_features(inputs, _by_position(parts).transpose(0, 1), groups=layer.groups, transposed=layer.transposed)
 
     yield form
-
-
-def _positions(layer: AffineLayer, pulled: Tensor, samples: int) -> Tensor:
-    """(c, *output.shape) as (n, c, P, m)."""
-    return layer.output_features(pulled.flatten(0, 1)).reshape(len(pulled), samples, -1, layer.m).transpose(0, 1)
 
 
 def _linear_like(use: Use, weight: Tensor) -> AffineLayer | None:
@@ -302,7 +297,7 @@ def _embedding(use: Use, weight: Tensor) -> Form:
     tokens = torch.cat([x.reshape(use.samples, -1) for x in use.inputs], dim=1)
 
     def form(pulled: list[Tensor]) -> Features:
-        parts = [g.reshape(g.shape[0], use.samples, -1, g.shape[-1]).transpose(0, 1) for g in pulled]
-        return Tokens(tokens, _by_position(parts), len(weight))
+        parts = [g.reshape(len(g), use.samples, -1, g.shape[-1]) for g in pulled]
+        return Tokens(tokens, _by_position(parts).transpose(0, 1), len(weight))
 
     return form

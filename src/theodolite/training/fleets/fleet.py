@@ -275,7 +275,10 @@ class Fleet:
         length = steps if steps is not None else (epochs or 0) * feed.batches
         kept = as_steps("checkpoints", checkpoints, length)
         log = _Log(as_steps("every", every, length), kept, isinstance(checkpoints, int), record)
-        recorder = Recorder(len(self), dict(measure or {}), self._test(test), self.loss)
+        tested = None if test is None else self._feed(test, len(self))
+        if tested is not None:
+            check_test(self._replicas.state, tested, self.loss)
+        recorder = Recorder(len(self), dict(measure or {}), tested, self.loss)
         with quiet_vmap(), torch.random.fork_rng(devices=[]):
             choice = self._choose(feed, orders)
             recorder.sample_bytes = choice.sample_bytes
@@ -402,13 +405,6 @@ class Fleet:
     def _feed(self, data: Any, replicas: int, *, order_seeds: Sequence[int] = (0,), **options: Any) -> FleetFeed:
         own: dict[str, Any] = {"own_loss": self.loss is None, "target": self.target, "device": self._replicas.state.device}
         return FleetFeed(data, replicas, order_seeds=order_seeds, **own, **options)
-
-    def _test(self, test: Any) -> FleetFeed | None:
-        if test is None:
-            return None
-        feed = self._feed(test, len(self))
-        check_test(self._replicas.state, feed, self.loss)
-        return feed
 
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:
         if seeds is None:

@@ -35,15 +35,11 @@ class NarrowLinear(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function is F.linear and not kwargs and _narrow(*args[:2]):
+        if function is F.linear and not kwargs and args[0].ndim == args[1].ndim == 2 and len(args[1]) <= len(args[0]):
             inputs, weight, *bias = args
             outputs = torch.matmul(weight, inputs.t()).t()
             return outputs if not bias or bias[0] is None else outputs + bias[0]
         return function(*args, **(kwargs or {}))
-
-
-def _narrow(inputs: Tensor, weight: Tensor) -> bool:
-    return inputs.ndim == 2 and weight.ndim == 2 and weight.shape[0] <= inputs.shape[0]
 
 
 # Common losses of all replicas at once, where that is faster than torch's own under vmap.

@@ -38,9 +38,6 @@ class ReplicaStack:
         missed = {name: t[rows] for name, t in self.missed.items()}
         return ReplicaStack(self.state.rows(rows), memory, self.rate[rows], self.count[rows], missed)
 
-    def copy(self) -> ReplicaStack:
-        return self.rows(torch.arange(len(self.rate), device=self.rate.device))
-
     def _stacks(self) -> tuple[Stack, ...]:
         """What changes in training, by name."""
         return self.state.parameters, self.state.buffers, *self.memory.values(), self.missed, {"count": self.count}
@@ -99,7 +96,7 @@ def same_bits_without(
     for batch in batches:
         if not equal_bits(replicas, route, batch):
             return False
-        together, apart = replicas.copy(), replicas.rows(kept)
+        together, apart = replicas.rows(torch.arange(len(replicas.rate), device=kept.device)), replicas.rows(kept)
         losses, gradients = route(together.state, batch)
         fewer_losses, fewer = route(apart.state, batch.rows(kept))
         same = all(torch.equal(g[kept], fewer[name]) for name, g in gradients.items())

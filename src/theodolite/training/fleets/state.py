@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +40,6 @@ class FleetState:
         parameters = {name: pick(t.detach(), rows).requires_grad_() for name, t in self.parameters.items()}
         ids = self.ids[rows] if isinstance(rows, slice) else tuple(self.ids[row] for row in rows.tolist())
         return FleetState(self.module, parameters, {name: pick(t, rows) for name, t in self.buffers.items()}, ids)
-
-    def with_own_buffers(self) -> FleetState:
-        """The same parameters with copied buffers, for a pass that must leave no trace."""
-        return replace(self, buffers={name: t.clone() for name, t in self.buffers.items()})
 
     def replica(self, index: int) -> nn.Module:
         """A module of its own with the numbers of one replica."""
