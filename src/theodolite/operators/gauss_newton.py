@@ -154,10 +154,7 @@ class JacobianOperator(OutputOperator):
         self, problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
     ) -> None:
         problem.refuse_batch_coupling("The Jacobian")
-        with problem.session(second=False), torch.no_grad():
-            tensors = problem.tensors(problem.leaves(grad=False))
-            # Output values of each batch.
-            self.counts = [problem.evaluate(tensors, batch, i).output.numel() for i, _, batch in problem.iterate()]
+        self.counts = output_counts(problem)
         super().__init__(
             problem, (sum(self.counts), problem.size), symmetric=False, keep=keep, memory_budget=memory_budget, batched=batched
         )
@@ -189,6 +186,13 @@ class JacobianOperator(OutputOperator):
 
             total += self._by_route(product, rows)
         return total.T.to(self.dtype)
+
+
+def output_counts(problem: Problem) -> list[int]:
+    """Number of output values of each batch."""
+    with problem.session(second=False), torch.no_grad():
+        tensors = problem.tensors(problem.leaves(grad=False))
+        return [problem.evaluate(tensors, batch, i).output.numel() for i, _, batch in problem.iterate()]
 
 
 def jacobian(
