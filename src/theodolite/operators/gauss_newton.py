@@ -44,17 +44,21 @@ def output_graph(leaves: list[Tensor], output: Tensor, loss: Tensor | None) -> O
     """Build the pieces from an evaluated batch; `loss=None` where only the Jacobian is wanted."""
     if not output.requires_grad:
         raise ValueError("The model's output does not depend on the measured parameters.")
-    gradient = None
-    if loss is not None:
-        gradient = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)[0]
-        if gradient is None:
-            raise ValueError(
-                "gauss_newton: the loss does not depend on the model's output tensor. With a tuple output the first "
-                "floating tensor (or .logits) counts as the output; return the one the loss uses first."
-            )
+    gradient = None if loss is None else output_gradient(loss, output, "gauss_newton: the loss")
     cotangent = torch.zeros_like(output, requires_grad=True)
     pulled = torch.autograd.grad(output, leaves, cotangent, create_graph=True, allow_unused=True)
     return OutputGraph(output, cotangent, pulled, gradient)
+
+
+def output_gradient(loss: Tensor, output: Tensor, the_loss: str = "The loss") -> Tensor:
+    """The loss gradient at the output, with its graph; `the_loss` begins the sentence that says that there is none."""
+    gradient = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)[0]
+    if gradient is None:
+        raise ValueError(
+            f"{the_loss} does not depend on the model's output tensor. With a tuple output the first floating tensor (or "
+            ".logits) counts as the output; return the one the loss uses first."
+        )
+    return gradient
 
 
 def refuse_other_ways(who: str, leaves: list[Tensor], output: Tensor, loss_gradient: Tensor, loss: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from theodolite.operators.autograd.graphs import backward
-from theodolite.operators.gauss_newton import refuse_other_ways
+from theodolite.operators.gauss_newton import output_gradient, refuse_other_ways
 from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import LossCurvature, Recogniser, row_layouts
 from theodolite.problem import Batch, Problem
@@ -128,13 +128,7 @@ class LayerPass:
     def gradient(self) -> Tensor:
         """The loss gradient at the output, with its graph."""
         assert self.loss is not None
-        found = torch.autograd.grad(self.loss, self.output, create_graph=True, allow_unused=True)[0]
-        if found is None:
-            raise ValueError(
-                "The loss does not depend on the model's output tensor. With a tuple output the first floating tensor (or "
-                ".logits) counts as the output; return the one the loss uses first."
-            )
-        return found
+        return output_gradient(self.loss, self.output)
 
     @cached_property
     def recogniser(self) -> Recogniser:

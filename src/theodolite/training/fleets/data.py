@@ -53,7 +53,7 @@ def read_data(data: Any, replicas: int, shared: Shared, parse: BatchParser) -> L
     batch = parse(data, 0)
     args, spec = pytree.tree_flatten((batch.args, batch.kwargs, batch.target))
     targets = len(pytree.tree_leaves(batch.target))
-    own = [shared is False or (shared == "inputs" and i >= len(args) - targets) for i in range(len(args))]
+    own = [shared is False] * (len(args) - targets) + [shared is False or shared == "inputs"] * targets
     for leaf, is_own in zip(args, own, strict=True):
         if is_own and isinstance(leaf, Tensor) and (leaf.ndim < 2 or leaf.shape[0] != replicas):
             raise ValueError(

@@ -202,10 +202,7 @@ class FleetRun:
         rows = self.rows
         batch = self.feed.batch(epoch, place, rows)
         losses, gradients = self.route(self.live.state, batch)
-        if rows is None:
-            self.table[step] = losses
-        else:
-            self.table[step, rows] = losses
+        self.table[step, slice(None) if rows is None else rows] = losses
         if step == 0:
             self._set_limits(losses)
         fine = (losses < self.upper) & (losses > self.lower) | self.resting
