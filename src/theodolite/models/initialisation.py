@@ -21,7 +21,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -265,32 +266,15 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _zero_bias(layer: Layer) -> None:
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-
-
-def _law(draw: Callable[[Tensor], Tensor]) -> Callable[[Layer], None]:
-    """Weights drawn by a law, biases 0."""
+def _law(weights: Callable[[Tensor], Any], biases: Callable[[Tensor], Any] = nn.init.zeros_) -> Callable[[Layer], None]:
+    """Weights and biases drawn by laws; biases are 0 by default."""
 
     def rule(layer: Layer) -> None:
-        draw(layer.weight)
-        _zero_bias(layer)
+        weights(layer.weight)
+        if layer.bias is not None:
+            biases(layer.bias)
 
     return rule
-
-
-def _kaiming_fan_out(layer: Layer) -> None:
-    if isinstance(layer, nn.Linear):
-        return  # ten classes would give a standard deviation of 0.45: the usual recipe leaves the classifier alone
-    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    _zero_bias(layer)
-
-
-def _normal_1_2(layer: Layer) -> None:
-    nn.init.normal_(layer.weight, std=1.2 * layer.weight[0].numel() ** -0.5)
-    if layer.bias is not None:
-        nn.init.normal_(layer.bias, std=1.2 * layer.bias.numel() ** -0.5)
 
 
 def _small_normal(model: nn.Module, scale_residuals: bool, residuals: int | None, std: float = 0.02) -> None:
@@ -305,19 +289,24 @@ def _small_normal(model: nn.Module, scale_residuals: bool, residuals: int | None
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=std)
         elif isinstance(module, Layer):
-            nn.init.normal_(module.weight, std=std * (shrink if module in into_stream else 1.0))
-            _zero_bias(module)
+            _law(partial(nn.init.normal_, std=std * (shrink if module in into_stream else 1.0)))(module)
 
+
+_FAN_OUT = _law(partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"))
 
 # None: the rule needs to see the whole model.
 _RULES: dict[str, Callable[[Layer], None] | None] = {
     "torch": lambda layer: layer.reset_parameters(),
     "xavier": _law(nn.init.xavier_uniform_),
     "xavier_normal": _law(nn.init.xavier_normal_),
-    "kaiming_normal": _law(lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu")),
-    "kaiming_fan_out": _kaiming_fan_out,
+    "kaiming_normal": _law(partial(nn.init.kaiming_normal_, nonlinearity="relu")),
+    # Ten classes would give a linear layer a standard deviation of 0.45: the usual recipe leaves the classifier alone.
+    "kaiming_fan_out": lambda layer: None if isinstance(layer, nn.Linear) else _FAN_OUT(layer),
     "lecun_normal": _law(lambda weight: nn.init.normal_(weight, std=weight[0].numel() ** -0.5)),
-    "normal_1.2": _normal_1_2,
+    "normal_1.2": _law(
+        lambda weight: nn.init.normal_(weight, std=1.2 * weight[0].numel() ** -0.5),
+        lambda bias: nn.init.normal_(bias, std=1.2 * bias.numel() ** -0.5),
+    ),
     "normal_0.02": None,
     "gpt2": None,
     "ntk": None,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,41 +15,40 @@ from theodolite.results import Cost
 
 def add(left: LinearOperator, right: LinearOperator) -> LinearOperator:
     """`left + right`."""
-    return SumOperator((*_terms(left), *_terms(right)))
+    return SumOperator(tuple(term for op in (left, right) for term in (op.terms if isinstance(op, SumOperator) else (op,))))
 
 
-def _terms(op: LinearOperator) -> tuple[LinearOperator, ...]:
-    return op.terms if isinstance(op, SumOperator) else (op,)
+class CompositeOperator(LinearOperator):
+    """An operator made of `parts`; `sign` stands between their routes in its cost.
+
+    Products go through those of the parts, which have probes of their own: by default there is none for the whole.
+    """
+
+    sign = ""
+
+    def __init__(
+        self, shape: tuple[int, int], parts: tuple[LinearOperator, ...], *, symmetric: bool | None = None, probe: bool = False
+    ) -> None:
+        dtype = functools.reduce(torch.promote_types, (op.dtype for op in parts))
+        symmetric = all(op.symmetric for op in parts) if symmetric is None else symmetric
+        super().__init__(shape, dtype=dtype, device=parts[0].device, symmetric=symmetric, probe=probe)
+        self.parts = parts
+
+    def cost(self) -> Cost:
+        costs = [op.cost() for op in self.parts]
+        notes = tuple(dict.fromkeys(note for cost in costs for note in cost.notes))
+        return Cost(route=self.sign.join(c.route for c in costs), peak_bytes=sum(c.peak_bytes for c in costs), notes=notes)
 
 
-def _joint_dtype(ops: tuple[LinearOperator, ...]) -> torch.dtype:
-    dtype = ops[0].dtype
-    for op in ops[1:]:
-        dtype = torch.promote_types(dtype, op.dtype)
-    return dtype
-
-
-def joint_cost(sign: str, *ops: LinearOperator) -> Cost:
-    """The cost of an operator made of others."""
-    costs = [op.cost() for op in ops]
-    notes = tuple(dict.fromkeys(note for cost in costs for note in cost.notes))
-    return Cost(route=sign.join(c.route for c in costs), peak_bytes=sum(c.peak_bytes for c in costs), notes=notes)
-
-
-class SumOperator(LinearOperator):
+class SumOperator(CompositeOperator):
     """The sum `A + B + ...`."""
 
+    sign = " + "
+
     def __init__(self, terms: tuple[LinearOperator, ...]) -> None:
-        shapes = {op.shape for op in terms}
-        if len(shapes) != 1:
-            raise ValueError(f"Only operators of one shape can be added. Got {', '.join(map(str, (op.shape for op in terms)))}.")
-        super().__init__(
-            terms[0].shape,
-            dtype=_joint_dtype(terms),
-            device=terms[0].device,
-            symmetric=all(op.symmetric for op in terms),
-            probe=False,
-        )
+        if len({op.shape for op in terms}) != 1:
+            raise ValueError(f"Only operators of one shape can be added. Got {', '.join(str(op.shape) for op in terms)}.")
+        super().__init__(terms[0].shape, terms)
         self.terms = terms
 
     def _matmat(self, x: Tensor) -> Tensor:
@@ -55,15 +57,12 @@ class SumOperator(LinearOperator):
     def _rmatmat(self, x: Tensor) -> Tensor:
         return torch.stack([op.rmatmul(x) for op in self.terms]).sum(0)
 
-    def cost(self) -> Cost:
-        return joint_cost(" + ", *self.terms)
 
-
-class ScaledOperator(LinearOperator):
+class ScaledOperator(CompositeOperator):
     """The multiple `scalar * A`."""
 
     def __init__(self, op: LinearOperator, scalar: float) -> None:
-        super().__init__(op.shape, dtype=op.dtype, device=op.device, symmetric=op.symmetric, probe=False)
+        super().__init__(op.shape, (op,))
         self.op, self.scalar = op, scalar
 
     def _matmat(self, x: Tensor) -> Tensor:
@@ -75,15 +74,12 @@ class ScaledOperator(LinearOperator):
     def suggest_start(self, k: int) -> Tensor | None:
         return self.op.suggest_start(k) if self.scalar > 0 else None
 
-    def cost(self) -> Cost:
-        return self.op.cost()
 
-
-class TransposedOperator(LinearOperator):
+class TransposedOperator(CompositeOperator):
     """The transpose `Aᵀ`."""
 
     def __init__(self, op: LinearOperator) -> None:
-        super().__init__((op.shape[1], op.shape[0]), dtype=op.dtype, device=op.device)
+        super().__init__((op.shape[1], op.shape[0]), (op,), symmetric=False)
         self.op = op
 
     def _matmat(self, x: Tensor) -> Tensor:
@@ -92,22 +88,16 @@ class TransposedOperator(LinearOperator):
     def _rmatmat(self, x: Tensor) -> Tensor:
         return self.op @ x
 
-    def cost(self) -> Cost:
-        return self.op.cost()
 
-
-class ProductOperator(LinearOperator):
+class ProductOperator(CompositeOperator):
     """`A @ B`, applied right to left."""
+
+    sign = " @ "
 
     def __init__(self, left: LinearOperator, right: LinearOperator, *, symmetric: bool = False) -> None:
         if left.shape[1] != right.shape[0]:
             raise ValueError(f"Shapes {left.shape} and {right.shape} cannot be multiplied.")
-        super().__init__(
-            (left.shape[0], right.shape[1]),
-            dtype=_joint_dtype((left, right)),
-            device=left.device,
-            symmetric=symmetric,
-        )
+        super().__init__((left.shape[0], right.shape[1]), (left, right), symmetric=symmetric, probe=True)
         self.left, self.right = left, right
 
     def _matmat(self, x: Tensor) -> Tensor:
@@ -115,9 +105,6 @@ class ProductOperator(LinearOperator):
 
     def _rmatmat(self, x: Tensor) -> Tensor:
         return self.right.rmatmul(self.left.rmatmul(x))
-
-    def cost(self) -> Cost:
-        return joint_cost(" @ ", self.left, self.right)
 
 
 class IdentityOperator(LinearOperator):
@@ -205,13 +192,13 @@ class DiagonalOperator(LinearOperator):
         return self.diagonal[:, None] * x
 
 
-class CongruentOperator(LinearOperator):
+class CongruentOperator(CompositeOperator):
     """`S A S` with S diagonal; symmetric where A is."""
 
     def __init__(self, op: LinearOperator, scale: DiagonalOperator) -> None:
         if op.shape != scale.shape:
             raise ValueError(f"Shapes {op.shape} and {scale.shape} do not fit.")
-        super().__init__(op.shape, dtype=op.dtype, device=op.device, symmetric=op.symmetric, probe=False)
+        super().__init__(op.shape, (op,))
         self.op, self.scale = op, scale
 
     def _matmat(self, x: Tensor) -> Tensor:
@@ -219,9 +206,6 @@ class CongruentOperator(LinearOperator):
 
     def _rmatmat(self, x: Tensor) -> Tensor:
         return self.scale @ self.op.rmatmul(self.scale @ x)
-
-    def cost(self) -> Cost:
-        return joint_cost(" in ", self.op)
 
 
 def congruent(op: LinearOperator, scale: Tensor) -> CongruentOperator:
@@ -236,7 +220,7 @@ def congruent(op: LinearOperator, scale: Tensor) -> CongruentOperator:
     return CongruentOperator(op, DiagonalOperator(scale))
 
 
-class KroneckerOperator(LinearOperator):
+class KroneckerOperator(CompositeOperator):
     """`A ⊗ B`, with `(A ⊗ B) vec(X) = vec(A X Bᵀ)` for row-major vec.
 
     Row-major is torch's own order: for a weight W of shape (m, n) the flat index of `W[i, j]` is `i*n + j`.
@@ -248,14 +232,10 @@ class KroneckerOperator(LinearOperator):
             [ 4., 10.]])
     """
 
+    sign = " ⊗ "
+
     def __init__(self, a: LinearOperator, b: LinearOperator) -> None:
-        super().__init__(
-            (a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]),
-            dtype=torch.promote_types(a.dtype, b.dtype),
-            device=a.device,
-            symmetric=a.symmetric and b.symmetric,
-            probe=False,
-        )
+        super().__init__((a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]), (a, b))
         self.a, self.b = a, b
 
     def _matmat(self, x: Tensor) -> Tensor:
@@ -264,15 +244,10 @@ class KroneckerOperator(LinearOperator):
     def _rmatmat(self, x: Tensor) -> Tensor:
         return _apply(x, self.a.shape[0], self.b.shape[0], self.a.rmatmul, self.b.rmatmul)
 
-    def cost(self) -> Cost:
-        return joint_cost(" ⊗ ", self.a, self.b)
 
-
-def _apply(x: Tensor, rows: int, columns: int, a: object, b: object) -> Tensor:
+def _apply(x: Tensor, rows: int, columns: int, a: Callable[[Tensor], Tensor], b: Callable[[Tensor], Tensor]) -> Tensor:
     k = x.shape[1]
-    x = x.reshape(rows, columns * k)
-    x = a(x)  # type: ignore[operator]  # (m_a, columns * k)
+    x = a(x.reshape(rows, columns * k))  # (m_a, columns * k)
     m = x.shape[0]
-    x = x.reshape(m, columns, k).transpose(0, 1).reshape(columns, m * k)
-    x = b(x)  # type: ignore[operator]  # (m_b, m_a * k)
+    x = b(x.reshape(m, columns, k).transpose(0, 1).reshape(columns, m * k))  # (m_b, m_a * k)
     return x.reshape(-1, m, k).transpose(0, 1).reshape(-1, k)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -43,17 +44,21 @@ def output_graph(leaves: list[Tensor], output: Tensor, loss: Tensor | None) -> O
     """Build the pieces from an evaluated batch; `loss=None` where only the Jacobian is wanted."""
     if not output.requires_grad:
         raise ValueError("The model's output does not depend on the measured parameters.")
-    gradient = None
-    if loss is not None:
-        gradient = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)[0]
-        if gradient is None:
-            raise ValueError(
-                "gauss_newton: the loss does not depend on the model's output tensor. With a tuple output the first "
-                "floating tensor (or .logits) counts as the output; return the one the loss uses first."
-            )
+    gradient = None if loss is None else output_gradient(loss, output, "gauss_newton: the loss")
     cotangent = torch.zeros_like(output, requires_grad=True)
     pulled = torch.autograd.grad(output, leaves, cotangent, create_graph=True, allow_unused=True)
     return OutputGraph(output, cotangent, pulled, gradient)
+
+
+def output_gradient(loss: Tensor, output: Tensor, the_loss: str = "The loss") -> Tensor:
+    """The loss gradient at the output, with its graph; `the_loss` begins the sentence that says that there is none."""
+    gradient = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)[0]
+    if gradient is None:
+        raise ValueError(
+            f"{the_loss} does not depend on the model's output tensor. With a tuple output the first floating tensor (or "
+            ".logits) counts as the output; return the one the loss uses first."
+        )
+    return gradient
 
 
 def refuse_other_ways(who: str, leaves: list[Tensor], output: Tensor, loss_gradient: Tensor, loss: Tensor) -> None:
@@ -69,7 +74,21 @@ def refuse_other_ways(who: str, leaves: list[Tensor], output: Tensor, loss_gradi
         )
 
 
-class GaussNewtonOperator(AutogradOperator[OutputGraph]):
+class OutputOperator(AutogradOperator[OutputGraph]):
+    """An operator whose products go through the Jacobian of the outputs."""
+
+    def roots(self, graph: OutputGraph) -> list[Tensor]:
+        return [t for t in (graph.output, graph.loss_gradient, *graph.pulled) if t is not None]
+
+    def _by_route(self, product: Callable[[Tensor, bool], Tensor], rows: Tensor) -> Tensor:
+        """`product` of one row (n,), or of a batch of them (k, n), for all rows."""
+        return self.block_route.apply(lambda v: product(v, False), lambda vs: product(vs, True), rows)
+
+    def _kind(self) -> str:
+        return "Jacobian products"
+
+
+class GaussNewtonOperator(OutputOperator):
     """`G = Σ_b share_b Jᵀ (∇²_z loss_b) J`. Made by `theodolite.gauss_newton`."""
 
     def __init__(
@@ -94,25 +113,16 @@ class GaussNewtonOperator(AutogradOperator[OutputGraph]):
             self._checked = True
         return graph
 
-    def roots(self, graph: OutputGraph) -> list[Tensor]:
-        extra = [] if graph.loss_gradient is None else [graph.loss_gradient]
-        return [graph.output, *extra, *(g for g in graph.pulled if g is not None)]
-
     def _matmat(self, x: Tensor) -> Tensor:
         leaves = self.graphs.leaves
 
-        def product(graph: OutputGraph, tangents: list[Tensor], batched: bool) -> list[Tensor | None]:
-            pushed = graph.push(tangents, batched=batched)
-            return graph.pull(leaves, graph.loss_curvature(pushed, batched=batched), batched=batched)
-
         def through(graph: OutputGraph, rows: Tensor) -> Tensor:
-            def single(v: Tensor) -> Tensor:
-                return join_like(product(graph, split_like(v, leaves), False), leaves)
+            def product(v: Tensor, batched: bool) -> Tensor:
+                pushed = graph.push(split_like(v, leaves), batched=batched)
+                pulled = graph.pull(leaves, graph.loss_curvature(pushed, batched=batched), batched=batched)
+                return join_like(pulled, leaves, *v.shape[:-1])
 
-            def block(vs: Tensor) -> Tensor:
-                return join_like(product(graph, split_like(vs, leaves), True), leaves, len(vs))
-
-            return self.block_route.apply(single, block, rows)
+            return self._by_route(product, rows)
 
         return self._summed(x, through)
 
@@ -122,9 +132,6 @@ class GaussNewtonOperator(AutogradOperator[OutputGraph]):
 
     def on(self, problem: Problem) -> GaussNewtonOperator:
         return GaussNewtonOperator(problem, keep="never", batched=False)
-
-    def _kind(self) -> str:
-        return "Jacobian products"
 
 
 def gauss_newton(
@@ -144,7 +151,7 @@ def gauss_newton(
     return GaussNewtonOperator(problem, keep=keep, memory_budget=memory_budget, batched=batched)
 
 
-class JacobianOperator(AutogradOperator[OutputGraph]):
+class JacobianOperator(OutputOperator):
     """`J` of shape (outputs of all samples, parameters), sample-major. Made by `theodolite.jacobian`."""
 
     def __init__(
@@ -159,42 +166,30 @@ class JacobianOperator(AutogradOperator[OutputGraph]):
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> OutputGraph:
         return output_graph(leaves, self.problem.evaluate(tensors, batch, index).output, None)
 
-    def roots(self, graph: OutputGraph) -> list[Tensor]:
-        return [graph.output, *(g for g in graph.pulled if g is not None)]
-
     def _matmat(self, x: Tensor) -> Tensor:
         self.snapshot.check()
         leaves, rows = self.graphs.leaves, rows_of(x)
         parts = []
         for _, graph in self.graphs:
 
-            def single(v: Tensor, graph: OutputGraph = graph) -> Tensor:
-                return graph.push(split_like(v, leaves), batched=False).reshape(-1)
+            def product(v: Tensor, batched: bool, graph: OutputGraph = graph) -> Tensor:
+                return graph.push(split_like(v, leaves), batched=batched).reshape(*v.shape[:-1], -1)
 
-            def block(vs: Tensor, graph: OutputGraph = graph) -> Tensor:
-                return graph.push(split_like(vs, leaves), batched=True).reshape(len(vs), -1)
-
-            parts.append(self.block_route.apply(single, block, rows))
+            parts.append(self._by_route(product, rows))
         return torch.cat(parts, dim=1).T
 
     def _rmatmat(self, x: Tensor) -> Tensor:
         self.snapshot.check()
         leaves = self.graphs.leaves
         total = torch.zeros(x.shape[1], self.shape[1], dtype=torch.float64, device=self.device)
-        pieces = rows_of(x).split(self.counts, dim=1)
-        for (_, graph), rows in zip(self.graphs, pieces, strict=True):
+        for (_, graph), rows in zip(self.graphs, rows_of(x).split(self.counts, dim=1), strict=True):
 
-            def single(u: Tensor, graph: OutputGraph = graph) -> Tensor:
-                return join_like(graph.pull(leaves, u.view_as(graph.output), batched=False), leaves)
+            def product(u: Tensor, batched: bool, graph: OutputGraph = graph) -> Tensor:
+                lead = u.shape[:-1]
+                return join_like(graph.pull(leaves, u.reshape(*lead, *graph.output.shape), batched=batched), leaves, *lead)
 
-            def block(us: Tensor, graph: OutputGraph = graph) -> Tensor:
-                return join_like(graph.pull(leaves, us.reshape(-1, *graph.output.shape), batched=True), leaves, len(us))
-
-            total += self.block_route.apply(single, block, rows)
+            total += self._by_route(product, rows)
         return total.T.to(self.dtype)
-
-    def _kind(self) -> str:
-        return "Jacobian products"
 
 
 def output_counts(problem: Problem) -> list[int]:

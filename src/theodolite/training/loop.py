@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from theodolite.arguments import optional_integer
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss, ModelCall
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
 from theodolite.training.interruption import deferred_interrupt, load_state, save_state
-from theodolite.training.schedules import Feed, Schedule, as_schedule
+from theodolite.training.schedules import Feed, Schedule, as_schedule, check_length
 from theodolite.training.trace import Trace
 
 Observer = Callable[[int, nn.Module, Batch, Optimizer], None]
@@ -80,7 +79,7 @@ def train(
     >>> trace.loss                                     # w halves in every step
     (1.0, 0.25, 0.0625)
     """
-    _check_length(steps, epochs, every, checkpoint_every)
+    check_length(steps, epochs, every=every, checkpoint_every=checkpoint_every)
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be positive. Got {clip!r}.")
     feed = Feed(data, batch_size=batch_size, shuffle=shuffle, own_loss=loss is None, target=target, seed=seed)
@@ -355,10 +354,3 @@ def _own_scheduler(schedule: Any, optimizer: Optimizer) -> LRScheduler | None:
             "schedule is bound to another optimizer. Make the optimizer first, pass it, and bind the schedule to it."
         )
     return schedule
-
-
-def _check_length(steps: int | None, epochs: int | None, every: int, checkpoint_every: int) -> None:
-    if (steps is None) == (epochs is None):
-        raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
-    for name, value in (("steps", steps), ("epochs", epochs), ("every", every), ("checkpoint_every", checkpoint_every)):
-        optional_integer(name, value, least=1)

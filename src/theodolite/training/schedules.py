@@ -61,6 +61,14 @@ def epoch_order(seed: int, epoch: int, size: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
 
+def check_length(steps: int | None, epochs: int | None, **others: int) -> None:
+    """Refuse a run whose length is given twice or not at all, and counts that are not positive."""
+    if (steps is None) == (epochs is None):
+        raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
+    for name, value in {"steps": steps, "epochs": epochs, **others}.items():
+        optional_integer(name, value, least=1)
+
+
 # Learning rates over time, as functions of the step.
 
 

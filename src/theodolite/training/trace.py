@@ -138,7 +138,10 @@ class FleetTrace(Result):
     def __getitem__(self, replica: int) -> Trace:
         """The trace of one replica, up to the step at which it was frozen."""
         r = range(self.replicas)[replica]
-        frozen = self.diverged_at[r] if self.diverged_at[r] is not None else self.stopped_at[r]
+        lost, done = self.diverged_at[r], self.stopped_at[r]
+        frozen, ending = (
+            (done, "the rule to stop was met") if lost is None else (lost, "the loss became NaN, infinite or too large")
+        )
         length = self.steps if frozen is None else frozen + 1
         rate = float(self.rates[r])
         return Trace(
@@ -147,8 +150,8 @@ class FleetTrace(Result):
             epoch=self.epoch[:length],
             measured={name: self._column(t[r], length) for name, t in self.columns.items() if t.ndim == 2},
             final_loss=None if self.final_loss is None else float(self.final_loss[r]),
-            stopped=self._ending(r),
-            outcome=Outcome.DIVERGED if self.diverged_at[r] is not None else Outcome.FINISHED,
+            stopped="all steps were taken" if frozen is None else ending,
+            outcome=Outcome.FINISHED if lost is None else Outcome.DIVERGED,
             seed=self.seeds[r],
             cost=replace(self.cost, seconds=self.cost.seconds / self.replicas),
         )
@@ -168,11 +171,6 @@ class FleetTrace(Result):
             if step < length and not math.isnan(value):
                 column[step] = value
         return tuple(column)
-
-    def _ending(self, r: int) -> str:
-        if self.diverged_at[r] is not None:
-            return "the loss became NaN, infinite or too large"
-        return "all steps were taken" if self.stopped_at[r] is None else "the rule to stop was met"
 
     def rows(self) -> list[Row]:
         """One row per replica."""

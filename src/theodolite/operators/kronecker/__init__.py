@@ -1,18 +1,11 @@
 """Kronecker factors of layers: output Hessian and input auto-correlation."""
 
-from theodolite.operators.kronecker.accumulate import FactorMapping, FactorMode, kronecker_factors
-from theodolite.operators.kronecker.affine import affine_layers
-from theodolite.operators.kronecker.factors import KroneckerEigenpairs, KroneckerFactors, factors_of
-from theodolite.operators.kronecker.passes import LayerPass, visit_batches
-
-__all__ = [
-    "FactorMapping",
-    "FactorMode",
-    "KroneckerEigenpairs",
-    "KroneckerFactors",
-    "LayerPass",
-    "affine_layers",
-    "factors_of",
-    "kronecker_factors",
-    "visit_batches",
-]
+from theodolite.operators.kronecker.accumulate import FactorMapping as FactorMapping
+from theodolite.operators.kronecker.accumulate import FactorMode as FactorMode
+from theodolite.operators.kronecker.accumulate import kronecker_factors as kronecker_factors
+from theodolite.operators.kronecker.affine import affine_layers as affine_layers
+from theodolite.operators.kronecker.factors import KroneckerEigenpairs as KroneckerEigenpairs
+from theodolite.operators.kronecker.factors import KroneckerFactors as KroneckerFactors
+from theodolite.operators.kronecker.factors import factors_of as factors_of
+from theodolite.operators.kronecker.passes import LayerPass as LayerPass
+from theodolite.operators.kronecker.passes import visit_batches as visit_batches

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from theodolite.arguments import either, optional_integer
 from theodolite.operators.kronecker.affine import AffineLayer, affine_layers
@@ -108,7 +109,7 @@ class _Stream:
         if one.loss is None or not one.uses:
             return
         if self.mode == "exact":
-            self._note_classes(one)
+            self.classes = self.classes or (one.recogniser.softmax() or one.recogniser).layout.classes
             for name, uses in one.uses.items():
                 self._add_exact(one, name, uses)
             return
@@ -121,11 +122,6 @@ class _Stream:
                 self.sums[name].add_root(part, one.share, drawn=count)
         for name in one.uses:
             self.sums[name].end_batch()
-
-    def _note_classes(self, one: LayerPass) -> None:
-        if not self.classes:
-            softmax = one.recogniser.softmax()
-            self.classes = (one.recogniser.layouts[0] if softmax is None else softmax.layout).classes
 
     def _add_exact(self, one: LayerPass, name: str, uses: list[Use]) -> None:
         """Second derivatives of the loss in a layer's output: those of a sample at one position."""
@@ -183,9 +179,11 @@ class Sums:
         flat = x.flatten(0, 1)
         weight = fraction / len(x)
         mean = x.sum(0).T.double() * weight  # (n, P)
-        product = (flat.T @ flat).double() * weight  # products in the network's precision, sums in float64
-        self.input = self.input + product
-        self.mean = _side_by_side(self.mean, mean) if self.samples else mean
+        self.input = self.input + (flat.T @ flat).double() * weight  # products in the network's precision, sums in float64
+        if self.samples:  # sequences may differ in length: their means add up where both have positions
+            longer = max(mean.shape[1], self.mean.shape[1])
+            mean = F.pad(self.mean, (0, longer - self.mean.shape[1])) + F.pad(mean, (0, longer - mean.shape[1]))
+        self.mean = mean
         self.samples += len(x)
         self.positions = max(self.positions, x.shape[1])
         self.last = last
@@ -247,11 +245,3 @@ def _leading(mean: Tensor) -> Tensor:
     left, sizes, _ = torch.linalg.svd(mean, full_matrices=False)
     lead: Tensor = left[:, 0] * sizes[0]
     return -lead if float(lead.sum()) < 0 else lead
-
-
-def _side_by_side(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of means (n, P); with different numbers of positions (sequences of different length) where both have them."""
-    short, long = (a, b) if a.shape[1] < b.shape[1] else (b, a)
-    out = long.clone()
-    out[:, : short.shape[1]] += short
-    return out

@@ -31,28 +31,18 @@ class AffineLayer:
     transposed: bool = False
     tied: tuple[AffineLayer, ...] = ()
 
-    def inputs(self, x: Tensor, batch: int) -> Tensor:
-        """The layer's input as (B, P, n)."""
-        return self.input_features(x).reshape(batch, -1, self.n)
-
-    def outputs(self, z: Tensor, batch: int) -> Tensor:
-        """The layer's output, or a gradient of its shape, as (B, P, m)."""
-        return self.output_features(z).reshape(batch, -1, self.m)
-
     def input_features(self, x: Tensor) -> Tensor:
         """The layer's input with the n entries that the weight multiplies last: (..., n), of a convolution (B, P, n)."""
         module = self.module
-        if isinstance(module, nn.Conv1d):
-            x = x[:, :, None] if x.ndim == 3 else x[None, :, None]
-            stride, dilation = (1, *module.stride), (1, *module.dilation)
-            x = F.pad(x, (*_padding(module)[0], 0, 0), mode=_pad_mode(module))
-            return F.unfold(x, (1, *module.kernel_size), dilation, 0, stride).transpose(1, 2)
-        if isinstance(module, nn.Conv2d):
-            x = x if x.ndim == 4 else x[None]
-            (left, right), (top, bottom) = _padding(module)[1], _padding(module)[0]
-            x = F.pad(x, (left, right, top, bottom), mode=_pad_mode(module))
-            return F.unfold(x, module.kernel_size, module.dilation, 0, module.stride).transpose(1, 2)
-        return x
+        if not isinstance(module, nn.Conv1d | nn.Conv2d):
+            return x
+        x = x if x.ndim == module.weight.ndim else x[None]
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        x = F.pad(x, [n for both in reversed(_padding(module)) for n in both], mode=mode)
+        one = (1,) * (4 - x.ndim)  # the height of a sequence
+        x = x.reshape(*x.shape[:2], *one, *x.shape[2:])
+        kernel, dilation, stride = ((*one, *sizes) for sizes in (module.kernel_size, module.dilation, module.stride))
+        return F.unfold(x, kernel, dilation, 0, stride).transpose(1, 2)
 
     def output_features(self, z: Tensor) -> Tensor:
         """The layer's output, or a gradient of its shape, with the m outputs last: (..., m), of a convolution (B, P, m)."""
@@ -119,12 +109,7 @@ def _recipe(name: str, kind: str, weights: list[list[tuple[str, str, nn.Module]]
     tied = []
     for path, local, module in others:
         other = affine_layer(name, module) if local == "weight" else None
-        if other is None or (other.m, other.n, other.groups, other.transposed) != (
-            recipe.m,
-            recipe.n,
-            recipe.groups,
-            recipe.transposed,
-        ):
+        if other is None or replace(other, module=owner) != recipe:
             return f"its weight is also used by {path} ({type(module).__name__})"
         tied.append(other)
     return replace(recipe, tied=tuple(tied))
@@ -138,7 +123,3 @@ def _padding(module: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
         totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
     return [(int(p), int(p)) for p in module.padding]
-
-
-def _pad_mode(module: nn.Conv1d | nn.Conv2d) -> str:
-    return "constant" if module.padding_mode == "zeros" else module.padding_mode

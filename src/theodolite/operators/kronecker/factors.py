@@ -81,9 +81,9 @@ class KroneckerFactors(Result):
 
     def operator(self) -> LinearOperator:
         """`E[M] ⊗ E[x xᵀ]` on the flattened weight (row-major), never formed."""
-        output, input_ = DenseOperator(self.output, symmetric=True), DenseOperator(self.input, symmetric=True)
         if self.groups > 1:
             return GroupedKroneckerOperator(self.output, self.input, self.groups)
+        output, input_ = DenseOperator(self.output, symmetric=True), DenseOperator(self.input, symmetric=True)
         return KroneckerOperator(input_, output) if self.transposed else KroneckerOperator(output, input_)
 
     def top_eigenpairs(self, k: int) -> KroneckerEigenpairs:
@@ -99,8 +99,7 @@ class KroneckerFactors(Result):
             raise ValueError(f"k must lie between 1 and {self.output.shape[0] * self.input.shape[0]}. Got {k}.")
         tau, u = (t.flip(-1) for t in torch.linalg.eigh(self.output))
         gamma, v = (t.flip(-1) for t in torch.linalg.eigh(self.input))
-        products = torch.outer(tau, gamma)
-        values, places = products.flatten().topk(k)
+        values, places = torch.outer(tau, gamma).flatten().topk(k)
         n = len(gamma)
         return KroneckerEigenpairs(
             values=values,
@@ -115,12 +114,10 @@ class KroneckerFactors(Result):
         )
 
     def rows(self) -> list[Row]:
-        tau = torch.linalg.eigvalsh(self.output).flip(0)[:20].tolist()
-        gamma = torch.linalg.eigvalsh(self.input).flip(0)[:20].tolist()
         return [
             {"layer": self.layer, "factor": name, "index": i, "eigenvalue": value}
-            for name, values in (("output", tau), ("input", gamma))
-            for i, value in enumerate(values)
+            for name, matrix in (("output", self.output), ("input", self.input))
+            for i, value in enumerate(torch.linalg.eigvalsh(matrix).flip(0)[:20].tolist())
         ]
 
     def sentence(self) -> str:

@@ -191,6 +191,7 @@ class Recogniser:
     def __init__(self, output: Tensor, gradient: Tensor, samples: int) -> None:
         self.output, self.gradient = output, gradient
         self.layouts = row_layouts(output.shape, samples)
+        self.layout = self.layouts[0]
         self.tolerance = 1e-8 if output.dtype == torch.float64 else 3e-5
         self.probe = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
         self.image = self.product(self.probe)
@@ -203,9 +204,8 @@ class Recogniser:
     def curvature(self) -> LossCurvature:
         """The form that fits; raises where the loss is not convex or mixes samples."""
         if not bool(self.image.any()):
-            layout = self.layouts[0]
-            zero = torch.zeros_like(layout.rows(self.image), dtype=torch.float64)
-            return ElementwiseCurvature(self.output, layout, bool(self.gradient.any()), zero)
+            zero = torch.zeros_like(self.layout.rows(self.image), dtype=torch.float64)
+            return ElementwiseCurvature(self.output, self.layout, bool(self.gradient.any()), zero)
         return self.softmax() or self.elementwise() or self.dense()
 
     def softmax(self) -> SoftmaxCurvature | None:
@@ -227,9 +227,9 @@ class Recogniser:
         diagonal = self.product(torch.ones_like(self.output))
         if float((self.image - diagonal * self.probe).norm()) > self.tolerance * float(self.image.norm()):
             return None
-        rows = self.layouts[0].rows(diagonal).double()
+        rows = self.layout.rows(diagonal).double()
         _refuse_negative(rows)
-        return ElementwiseCurvature(self.output, self.layouts[0], False, rows.clamp_min(0.0))
+        return ElementwiseCurvature(self.output, self.layout, False, rows.clamp_min(0.0))
 
     def dense(self) -> DenseCurvature:
         """Any other loss: the first reading in which rows do not mix."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from theodolite.operators.autograd.graphs import backward
-from theodolite.operators.gauss_newton import refuse_other_ways
+from theodolite.operators.gauss_newton import output_gradient, refuse_other_ways
 from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import LossCurvature, Recogniser, row_layouts
 from theodolite.problem import Batch, Problem
@@ -47,22 +47,15 @@ class SampleAxis:
         return t.movedim(self.dim, 0).reshape(samples, -1, f)
 
 
-def possible_axes(lead: torch.Size, samples: int) -> Iterator[SampleAxis]:
-    """Dimensions of the leading shape that may count the samples, the likeliest first."""
-    if samples == 1:
-        yield SampleAxis(0)
-        return
-    yield from (SampleAxis(dim) for dim, size in enumerate(lead) if size == samples)
-    if lead and lead[0] != samples and lead[0] % samples == 0:
-        yield SampleAxis(0, split=True)
-        yield SampleAxis(1, split=True)
-
-
 def find_axis(signal: Tensor, lit: Tensor) -> SampleAxis | None:
-    """The dimension along which a signal (..., f) is dark wherever a sample is not `lit` (B,); None where none is."""
+    """The likeliest dimension along which a signal (..., f) is dark where a sample is not `lit` (B,); None where none is."""
+    lead, samples = signal.shape[:-1], len(lit)
+    axes = [SampleAxis(dim) for dim, size in enumerate(lead) if size == samples]
+    if lead and lead[0] != samples and lead[0] % samples == 0:
+        axes += [SampleAxis(0, split=True), SampleAxis(1, split=True)]
     tolerance = 1e-9 if signal.dtype == torch.float64 else 1e-5
-    for axis in possible_axes(signal.shape[:-1], len(lit)):
-        rows = axis.by_sample(signal, len(lit))
+    for axis in axes if samples > 1 else [SampleAxis(0)]:
+        rows = axis.by_sample(signal, samples)
         if float(rows[~lit].norm()) <= tolerance * float(rows.norm()):
             return axis
     return None
@@ -135,13 +128,7 @@ class LayerPass:
     def gradient(self) -> Tensor:
         """The loss gradient at the output, with its graph."""
         assert self.loss is not None
-        found = torch.autograd.grad(self.loss, self.output, create_graph=True, allow_unused=True)[0]
-        if found is None:
-            raise ValueError(
-                "The loss does not depend on the model's output tensor. With a tuple output the first floating tensor (or "
-                ".logits) counts as the output; return the one the loss uses first."
-            )
-        return found
+        return output_gradient(self.loss, self.output)
 
     @cached_property
     def recogniser(self) -> Recogniser:

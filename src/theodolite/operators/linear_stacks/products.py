@@ -187,11 +187,18 @@ class StackFactors:
     curvature: Tensor
 
     @classmethod
+    @torch.no_grad()
     def of(cls, run: StackRun) -> StackFactors:
         groups: dict[torch.Size, list[int]] = {}
         for i, layer in enumerate(run.layers):
             groups.setdefault(layer.linear.weight.shape, []).append(i)
-        found = _output_derivatives(run)
+        b, c = run.gradient.shape
+        g = torch.eye(c, dtype=run.gradient.dtype, device=run.gradient.device).expand(b, c, c)
+        found = {len(run.layers) - 1: g.contiguous()}  # d output / d z of each linear layer, (B, c, m), from the last down
+        for i in range(len(run.layers) - 1, 0, -1):
+            slope = run.slopes[i - 1]
+            g = g @ run.layers[i].linear.weight
+            found[i - 1] = g = g if slope is None else g * slope[:, None, :]
         return cls(
             [[run.layers[i].name for i in group] for group in groups.values()],
             [torch.stack([run.inputs[i] for i in group]) for group in groups.values()],
@@ -216,20 +223,6 @@ class StackFactors:
                     i = names.index(name)
                     out[name] = _multiply(x[i : i + 1], g[i : i + 1], self.curvature, blocks[name][None])[0]
         return {name: out[name] for name in blocks}
-
-
-@torch.no_grad()
-def _output_derivatives(run: StackRun) -> list[Tensor]:
-    """d output / d z of each linear layer, (B, c, m), from the last layer down."""
-    b, c = run.gradient.shape
-    g = torch.eye(c, dtype=run.gradient.dtype, device=run.gradient.device).expand(b, c, c)
-    found = [g.contiguous()]
-    for i in range(len(run.layers) - 1, 0, -1):
-        g = g @ run.layers[i].linear.weight
-        slope = run.slopes[i - 1]
-        g = g if slope is None else g * slope[:, None, :]
-        found.append(g)
-    return found[::-1]
 
 
 def _multiply(x: Tensor, g: Tensor, a: Tensor, rows: Tensor) -> Tensor:

@@ -92,15 +92,12 @@ def _is_plain(problem: Problem, modules: list[nn.Module]) -> bool:
     last = modules[-1] if modules else None
     if not isinstance(last, nn.Linear) or last.out_features > MAX_OUTPUTS:
         return False
-    return not _changed([*problem.model.modules(), problem.loss_function])
-
-
-def _changed(modules: list[Any]) -> bool:
-    """Whether a call does more than the class's own forward: hooks of the module or of all modules, a forward of its own."""
+    # A call must do no more than the class's own forward: no hooks of a module or of all modules, no forward of its own.
     kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
     if any(getattr(_torch_module, f"_global_{kind}") for kind in kinds):
-        return True
-    return any("forward" in vars(m) or any(getattr(m, f"_{kind}") for kind in kinds) for m in modules)
+        return False
+    called: list[Any] = [*problem.model.modules(), problem.loss_function]
+    return not any("forward" in vars(m) or any(getattr(m, f"_{kind}") for kind in kinds) for m in called)
 
 
 def _layers(problem: Problem, linear: list[nn.Linear]) -> list[StackLayer] | None:
@@ -120,10 +117,7 @@ def _layers(problem: Problem, linear: list[nn.Linear]) -> list[StackLayer] | Non
     ]
 
 
-Forward = tuple[list[Tensor], list[Tensor | None], list[Tensor | None], Tensor]
-
-
-def _forward(modules: list[nn.Module], x: Tensor) -> Forward | None:
+def _forward(modules: list[nn.Module], x: Tensor) -> tuple[list[Tensor], list[Tensor | None], list[Tensor | None], Tensor] | None:
     """Inputs of the linear layers, σ' and σ'' of what follows each of them, and the output; None if x is no matrix of rows."""
     places = [i for i, module in enumerate(modules) if isinstance(module, nn.Linear)]
     weight: Tensor = modules[places[0]].weight  # type: ignore[assignment]

@@ -16,7 +16,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ class Features(ABC):
     """Gradients of all outputs of a block of samples with respect to one parameter, up to `factor`."""
 
     factor: float
+    by_output: ClassVar[str] = "pulled"  # what holds numbers of every output, (n, c, ...)
 
     @abstractmethod
     def add_gram(self, other: Any, total: Tensor) -> None:
@@ -42,16 +44,17 @@ class Features(ABC):
         """The parameter's gradient Σ_ia cotangent[i, a] · gradient_ia, flat: what plain backward would give."""
 
     @abstractmethod
-    def with_outputs(self, others: list[Any]) -> Features:
-        """These and those of further outputs of the same samples."""
-
-    @abstractmethod
     def written_out(self) -> Rows:
         """The gradients themselves, in the parameter's own order."""
 
-    @abstractmethod
+    def with_outputs(self, others: list[Any]) -> Self:
+        """These and those of further outputs of the same samples."""
+        parts = [getattr(one, self.by_output) for one in (self, *others)]
+        return replace(self, **{self.by_output: torch.cat(parts, dim=1)}) if others else self  # type: ignore[type-var]
+
     def numel(self) -> int:
         """Numbers held."""
+        return sum(value.numel() for value in vars(self).values() if isinstance(value, Tensor))
 
     def to(self, dtype: torch.dtype) -> Features:
         """In the precision of the kernel, where a layer has another one."""
@@ -62,44 +65,12 @@ class Features(ABC):
 
 
 @dataclass
-class Outer(Features):
-    """One position: the gradient of sample i is `pulled[i, a] ⊗ inputs[i]`, so Gram matrices multiply entry by entry."""
-
-    inputs: Tensor  # (n, k)
-    pulled: Tensor  # (n, c, m)
-    transposed: bool = False
-    factor: float = 1.0
-
-    def add_gram(self, other: Outer, total: Tensor) -> None:
-        n, c = self.pulled.shape[:2]
-        left = self.inputs @ other.inputs.T
-        right = self.pulled.flatten(0, 1) @ other.pulled.flatten(0, 1).T
-        view = right.view(n, c, *other.pulled.shape[:2])
-        view.mul_(left[:, None, :, None]).mul_(self.factor * other.factor)
-        total.add_(right)
-
-    def summed(self, cotangent: Tensor) -> Tensor:
-        rows = torch.einsum("nc,ncm->nm", cotangent, self.pulled)
-        gradient = rows.T @ self.inputs
-        return (gradient.T if self.transposed else gradient).reshape(-1)
-
-    def with_outputs(self, others: list[Outer]) -> Outer:
-        return replace(self, pulled=_joined(self.pulled, [o.pulled for o in others]))
-
-    def written_out(self) -> Rows:
-        form = "ncm,nk->nckm" if self.transposed else "ncm,nk->ncmk"
-        return Rows(torch.einsum(form, self.pulled, self.inputs).flatten(2), self.factor)
-
-    def numel(self) -> int:
-        return self.inputs.numel() + self.pulled.numel()
-
-
-@dataclass
 class Rows(Features):
     """The gradients themselves, for parameters that are smaller than the activations around them."""
 
     rows: Tensor  # (n, c, q)
     factor: float = 1.0
+    by_output = "rows"
 
     def add_gram(self, other: Rows, total: Tensor) -> None:
         if self is other:
@@ -110,14 +81,8 @@ class Rows(Features):
     def summed(self, cotangent: Tensor) -> Tensor:
         return cotangent.reshape(-1) @ self.rows.flatten(0, 1)
 
-    def with_outputs(self, others: list[Rows]) -> Rows:
-        return replace(self, rows=_joined(self.rows, [o.rows for o in others]))
-
     def written_out(self) -> Rows:
         return self
-
-    def numel(self) -> int:
-        return self.rows.numel()
 
 
 @dataclass
@@ -147,15 +112,20 @@ class Positions(Features):
         gradient = rows.flatten(0, 1).T @ self.inputs.flatten(0, 1)
         return (gradient.T if self.transposed else gradient).reshape(-1)
 
-    def with_outputs(self, others: list[Positions]) -> Positions:
-        return replace(self, pulled=_joined(self.pulled, [o.pulled for o in others]))
-
     def written_out(self) -> Rows:
         rows = self.written(slice(None)).unflatten(2, (self.pulled.shape[3], self.inputs.shape[2]))
         return Rows((rows.transpose(2, 3) if self.transposed else rows).flatten(2), self.factor)
 
-    def numel(self) -> int:
-        return self.inputs.numel() + self.pulled.numel()
+
+class Outer(Positions):
+    """One position: the gradient of sample i is `pulled[i, a] ⊗ inputs[i]`, so Gram matrices multiply entry by entry."""
+
+    def add_gram(self, other: Positions, total: Tensor) -> None:
+        left = self.inputs[:, 0] @ other.inputs[:, 0].T
+        right = self.pulled.flatten(0, 2) @ other.pulled.flatten(0, 2).T
+        view = right.view(*self.pulled.shape[:2], *other.pulled.shape[:2])
+        view.mul_(left[:, None, :, None]).mul_(self.factor * other.factor)
+        total.add_(right)
 
 
 @dataclass
@@ -183,21 +153,10 @@ class Tokens(Features):
         rows = torch.einsum("nc,ncpm->npm", cotangent, self.pulled).flatten(0, 1)
         return rows.new_zeros(self.entries, rows.shape[1]).index_add_(0, self.tokens.flatten(), rows).reshape(-1)
 
-    def with_outputs(self, others: list[Tokens]) -> Tokens:
-        return replace(self, pulled=_joined(self.pulled, [o.pulled for o in others]))
-
     def written_out(self) -> Rows:
         entries = torch.arange(self.entries, device=self.tokens.device)
         rows = self.written(entries).unflatten(2, (self.pulled.shape[3], self.entries)).transpose(2, 3)
         return Rows(rows.flatten(2), self.factor)
-
-    def numel(self) -> int:
-        return self.tokens.numel() + self.pulled.numel()
-
-
-def _joined(first: Tensor, others: list[Tensor]) -> Tensor:
-    """Joined along the outputs, (n, c, ...)."""
-    return torch.cat([first, *others], dim=1) if others else first
 
 
 def _add_own_gram(rows: Tensor, total: Tensor, factor: float, parts: int = 8) -> None:
@@ -222,7 +181,7 @@ def affine_features(inputs: Tensor, pulled: Tensor, *, groups: int, transposed: 
     n, c, positions, m = pulled.shape
     k = inputs.shape[2]
     if positions == 1 and groups == 1:
-        return Outer(inputs[:, 0], pulled[:, :, 0], transposed)
+        return Outer(inputs, pulled, transposed)
     written = m * k // groups
     if groups > 1 or written <= 2 * positions * m:  # a gradient takes little more memory than what was pulled back
         parts = [
@@ -259,13 +218,13 @@ def guesses(use: Use, name: str) -> Iterator[Form]:
     parameter = use.module._parameters[name]
     assert parameter is not None
     if name == "bias" and parameter.ndim == 1:
-        yield from _bias(use, parameter)
+        yield from _along_outputs(use, parameter, None)
     elif name == "weight" and isinstance(use.module, nn.Embedding):
-        yield _embedding(use)
+        yield _embedding(use, parameter)
     elif name == "weight" and parameter.ndim >= 2:
-        yield from _affine(use)
+        yield from _affine(use, parameter)
     elif name == "weight":
-        yield from _scale(use, parameter)
+        yield from _along_outputs(use, parameter, _normed(use, parameter))
 
 
 def _by_position(parts: list[Tensor]) -> Tensor:
@@ -273,30 +232,21 @@ def _by_position(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
 
-def _affine(use: Use) -> Iterator[Form]:
-    layer = affine_layer("", use.module) or _linear_like(use) or _convolution_like(use)
+def _affine(use: Use, weight: Tensor) -> Iterator[Form]:
+    layer = affine_layer("", use.module) or _linear_like(use, weight) or _convolution_like(use.module, weight)
     if layer is None:
         return
-    inputs = _by_position([layer.inputs(x, use.samples) for x in use.inputs])
+    inputs = _by_position([layer.input_features(x).reshape(use.samples, -1, layer.n) for x in use.inputs])
 
     def form(pulled: list[Tensor]) -> Features:
-        found = _by_position([_positions(layer, g, use.samples) for g in pulled])
-        return affine_features(inputs, found, groups=layer.groups, transposed=layer.transposed)
+        parts = [layer.output_features(g.flatten(0, 1)).reshape(len(g), use.samples, -1, layer.m) for g in pulled]
+        return affine_features(inputs, _by_position(parts).transpose(0, 1), groups=layer.groups, transposed=layer.transposed)
 
     yield form
 
 
-def _positions(layer: AffineLayer, pulled: Tensor, samples: int) -> Tensor:
-    """(c, *output.shape) as (n, c, P, m)."""
-    c = pulled.shape[0]
-    flat = layer.outputs(pulled.flatten(0, 1), c * samples)
-    return flat.reshape(c, samples, *flat.shape[1:]).transpose(0, 1)
-
-
-def _linear_like(use: Use) -> AffineLayer | None:
+def _linear_like(use: Use, weight: Tensor) -> AffineLayer | None:
     """A module of its own making with a matrix between the last dimensions of its input and output."""
-    weight = use.module._parameters["weight"]
-    assert weight is not None
     fits = weight.ndim == 2 and use.inputs[0].is_floating_point()
     if not fits or weight.shape != (use.outputs[0].shape[-1], use.inputs[0].shape[-1]):
         return None
@@ -304,10 +254,8 @@ def _linear_like(use: Use) -> AffineLayer | None:
     return AffineLayer("", use.module, int(m), int(n))
 
 
-def _convolution_like(use: Use) -> AffineLayer | None:
+def _convolution_like(module: nn.Module, weight: Tensor) -> AffineLayer | None:
     """A module of its own making with the stride and padding of a plain convolution."""
-    weight, module = use.module._parameters["weight"], use.module
-    assert weight is not None
     if weight.ndim not in (3, 4) or not hasattr(module, "stride") or not hasattr(module, "padding"):
         return None
     kind = nn.Conv1d if weight.ndim == 3 else nn.Conv2d
@@ -317,31 +265,26 @@ def _convolution_like(use: Use) -> AffineLayer | None:
     return affine_layer("", geometry)
 
 
-def _bias(use: Use, bias: Tensor) -> Iterator[Form]:
-    for dim in (-1, 1):  # of the output: last, or channels
-        if all(z.ndim > 1 and z.shape[dim] == len(bias) for z in use.outputs):
-            yield lambda pulled, dim=dim: Rows(sum_of([_kept(g, dim, use.samples) for g in pulled]))  # type: ignore[misc]
+def _along_outputs(use: Use, parameter: Tensor, factors: list[Tensor] | None) -> Iterator[Form]:
+    """A vector along a dimension of the output (last, or channels) that is added to it, or multiplies `factors` call by call."""
+
+    def form(pulled: list[Tensor], dim: int) -> Features:
+        parts = pulled if factors is None else [g * x for g, x in zip(pulled, factors, strict=True)]
+        found = [_kept(g, dim, use.samples) for g in parts]
+        return Rows(found[0] if len(found) == 1 else torch.stack(found).sum(0))
+
+    for dim in (-1, 1):
+        if parameter.ndim == 1 and all(z.ndim > 1 and z.shape[dim] == len(parameter) for z in use.outputs):
+            yield partial(form, dim=dim)
 
 
-def _scale(use: Use, weight: Tensor) -> Iterator[Form]:
-    """Normalisation layers: the output is the weight times what the layer gives with weight one and no bias."""
+def _normed(use: Use, weight: Tensor) -> list[Tensor]:
+    """Normalisation layers: the output is the weight times this, what the layer gives with weight one and no bias."""
     plain = {"weight": torch.ones_like(weight)}
     if use.module._parameters.get("bias") is not None:
         plain["bias"] = torch.zeros_like(weight)
     with torch.no_grad():
-        normed = [functional_call(use.module, plain, (x,)) for x in use.inputs]
-
-    def form(pulled: list[Tensor], dim: int) -> Features:
-        return Rows(sum_of([_kept(g * x, dim, use.samples) for g, x in zip(pulled, normed, strict=True)]))
-
-    for dim in (-1, 1):
-        if weight.ndim == 1 and all(z.ndim > 1 and z.shape[dim] == len(weight) for z in use.outputs):
-            yield lambda pulled, dim=dim: form(pulled, dim)  # type: ignore[misc]
-
-
-def sum_of(parts: list[Tensor]) -> Tensor:
-    """The sum over the calls of a module."""
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+        return [functional_call(use.module, plain, (x,)) for x in use.inputs]
 
 
 def _kept(g: Tensor, dim: int, samples: int) -> Tensor:
@@ -350,13 +293,11 @@ def _kept(g: Tensor, dim: int, samples: int) -> Tensor:
     return kept.reshape(g.shape[0], samples, -1, kept.shape[-1]).sum(2).transpose(0, 1)
 
 
-def _embedding(use: Use) -> Form:
+def _embedding(use: Use, weight: Tensor) -> Form:
     tokens = torch.cat([x.reshape(use.samples, -1) for x in use.inputs], dim=1)
-    weight = use.module._parameters["weight"]
-    assert weight is not None
 
     def form(pulled: list[Tensor]) -> Features:
-        parts = [g.reshape(g.shape[0], use.samples, -1, g.shape[-1]).transpose(0, 1) for g in pulled]
-        return Tokens(tokens, _by_position(parts), len(weight))
+        parts = [g.reshape(len(g), use.samples, -1, g.shape[-1]) for g in pulled]
+        return Tokens(tokens, _by_position(parts).transpose(0, 1), len(weight))
 
     return form

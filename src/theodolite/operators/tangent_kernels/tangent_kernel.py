@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -82,19 +83,15 @@ def _cut(whole: list[Batch], width: int) -> list[Batch]:
 
 def _between(maker: BlockMaker, rows: list[Batch], columns: list[Batch], budget: int) -> Tensor:
     store = _Store(maker, columns, budget)
-    found = []
-    for i, batch in enumerate(rows):
-        block = maker.make(maker.problem.placed(batch), i)
-        found.append(torch.cat([block.gram(one) for _, one in store.blocks()], dim=1))
-    return torch.cat(found)
+    blocks = (maker.make(maker.problem.placed(batch), i) for i, batch in enumerate(rows))
+    return torch.cat([torch.cat(store.grams(block), dim=1) for block in blocks])
 
 
 def _symmetric(maker: BlockMaker, batches: list[Batch], budget: int) -> Tensor:
     store = _Store(maker, batches, budget)
     parts: list[list[Tensor]] = [[] for _ in batches]
     for i in range(len(batches)):
-        block = store.block(i)
-        parts[i] = [parts[j][i].T for j in range(i)] + [block.gram(one) for _, one in store.blocks(start=i)]
+        parts[i] = [parts[j][i].T for j in range(i)] + store.grams(store.block(i), start=i)
     return torch.cat([torch.cat(row, dim=1) for row in parts])
 
 
@@ -114,8 +111,9 @@ class _Store:
             self.left -= block.bytes()
         return block
 
-    def blocks(self, start: int = 0) -> Iterator[tuple[int, Block]]:
-        return ((i, self.block(i)) for i in range(start, len(self.batches)))
+    def grams(self, block: Block, start: int = 0) -> list[Tensor]:
+        """Inner products of a block with those of the columns from `start` on."""
+        return [block.gram(self.block(i)) for i in range(start, len(self.batches))]
 
 
 class TangentKernelOperator(LinearOperator):
@@ -157,14 +155,7 @@ def tangent_kernel_operator(
     """
     problem = as_problem(model_or_problem, inputs)
     if isinstance(model_or_problem, Problem) and inputs is not None:
-        problem = Problem(
-            problem.model,
-            _sum_of_outputs,
-            [(inputs, torch.zeros(1))],
-            params=list(problem.names),
-            mode=problem.mode,
-            batch_weight=_samples,
-        )
+        problem = _without_loss(problem.model, inputs, params=list(problem.names), mode=problem.mode)
     return TangentKernelOperator(jacobian(problem, keep=keep, memory_budget=memory_budget), metric)
 
 
@@ -176,15 +167,15 @@ def as_problem(model_or_problem: nn.Module | Problem, inputs: Any) -> Problem:
         raise ValueError(f"Expected a torch.nn.Module or a Problem. Got {type(model_or_problem).__name__}.")
     if inputs is None:
         raise ValueError("inputs is missing: a bare module needs the inputs at which its kernel is taken.")
-    problem = Problem(model_or_problem, _sum_of_outputs, [(inputs, torch.zeros(1))], batch_weight=_samples, check=False)
+    problem = _without_loss(model_or_problem, inputs, check=False)
     batch = next(iter(problem.data))
     problem.with_batches([batch.part(slice(0, CHECKED))] if batch.size > CHECKED else [batch]).check_repeatable()
     return problem
 
 
+def _without_loss(model: nn.Module, inputs: Any, **options: Any) -> Problem:
+    return Problem(model, _sum_of_outputs, [(inputs, torch.zeros(1))], batch_weight=attrgetter("size"), **options)
+
+
 def _sum_of_outputs(output: Any, target: Any) -> Tensor:
     return output.sum()  # type: ignore[no-any-return]
-
-
-def _samples(batch: Batch) -> float:
-    return float(batch.size)

@@ -53,7 +53,7 @@ def read_data(data: Any, replicas: int, shared: Shared, parse: BatchParser) -> L
     batch = parse(data, 0)
     args, spec = pytree.tree_flatten((batch.args, batch.kwargs, batch.target))
     targets = len(pytree.tree_leaves(batch.target))
-    own = [shared is False or (shared == "inputs" and i >= len(args) - targets) for i in range(len(args))]
+    own = [shared is False] * (len(args) - targets) + [shared is False or shared == "inputs"] * targets
     for leaf, is_own in zip(args, own, strict=True):
         if is_own and isinstance(leaf, Tensor) and (leaf.ndim < 2 or leaf.shape[0] != replicas):
             raise ValueError(
@@ -194,23 +194,24 @@ class FleetFeed:
 
     def batch(self, epoch: int, place: int, rows: Tensor | None = None) -> FleetBatch:
         """Batch `place` of an epoch, for all replicas or some; the next one overwrites it."""
-        if self.full and self._is_part and "pooled" in self.kinds:
-            cut = [self._of(i, self._in_order(), rows, alike=True, space=self._space) for i in range(len(self.leaves))]
-            return FleetBatch(cut, self.dims, self.spec, self.size)
-        if self.full:
+        if self.full and not (self._is_part and "pooled" in self.kinds):
             if self._kept is None:  # the same in every step
                 self._kept = self._piece(0, self.size)
             return self._kept if rows is None else self._kept.rows(rows)
+        places = self._in_order() if self.full else self._places(epoch, place)  # (1 or R, B)
+        if rows is not None and not self.alike:
+            places = places[rows]
+        cut = [self._of(i, places, rows, alike=self.alike, space=self._space) for i in range(len(self.leaves))]
+        dims = [0 if kind == "shared" and not self.alike else dim for kind, dim in zip(self.kinds, self.dims, strict=True)]
+        return FleetBatch(cut, dims, self.spec, places.shape[1])
+
+    def _places(self, epoch: int, place: int) -> Tensor:
+        """The samples of batch `place` by their orders in this epoch."""
         if epoch != self._epoch:
             seeds = self.order_seeds[:1] if self.alike else self.order_seeds
             orders = torch.stack([epoch_order(seed, epoch, self.size) for seed in seeds])
             self._epoch, self._orders = epoch, orders.to(self.device)
-        places = self._orders[:, place * self.width : (place + 1) * self.width]  # (1 or R, B)
-        if rows is not None and not self.alike:
-            places = places[rows]
-        cut = [self._of(i, places, rows, alike=self.alike, space=self._space) for i in range(len(self.leaves))]
-        dims = [0 if kind in ("own", "pooled") or (kind == "shared" and not self.alike) else None for kind in self.kinds]
-        return FleetBatch(cut, dims, self.spec, places.shape[1])
+        return self._orders[:, place * self.width : (place + 1) * self.width]
 
     def _piece(self, first: int, width: int) -> FleetBatch:
         places = torch.arange(first, first + width, device=self.device)[None]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called, either, integer, optional_integer
+from theodolite.arguments import also_called, either, integer
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -35,7 +35,7 @@ from theodolite.training.fleets.routes import Gradient, LoopRoute, Route
 from theodolite.training.fleets.run import FleetRun, ReplicaStack, Rules, Stop
 from theodolite.training.fleets.state import Factory, Stack, stack_replicas
 from theodolite.training.matrix_products import fix_matrix_products
-from theodolite.training.schedules import Schedule, as_schedule
+from theodolite.training.schedules import Schedule, as_schedule, check_length
 from theodolite.training.trace import FleetTrace
 
 AnySchedule = Schedule | Mapping[int, float] | float | None
@@ -71,33 +71,23 @@ def as_rates(rate: Any, replicas: int) -> Tensor:
 def as_factors(schedule: AnySchedule | Sequence[AnySchedule], replicas: int) -> Factors:
     """What the rates are multiplied with in each step, from one schedule for all or one per replica."""
     if not isinstance(schedule, list | tuple):
-        one = as_schedule(schedule)  # type: ignore[arg-type]
-        return lambda step: 1.0 if one is None else _factor(one(step), step)
+        return _factor(schedule)  # type: ignore[arg-type]
     if len(schedule) != replicas:
         raise ValueError(f"schedule must be one for all replicas or a list of one per replica: {replicas}. Got {len(schedule)}.")
-    each = [as_schedule(one) for one in schedule]
-
-    def factors(step: int) -> Tensor:
-        found = [1.0 if one is None else _factor(one(step), step) for one in each]
-        return torch.tensor(found, dtype=torch.float64)
-
-    return factors
+    each = [_factor(one) for one in schedule]
+    return lambda step: torch.tensor([factor(step) for factor in each], dtype=torch.float64)
 
 
-def _factor(factor: float, step: int) -> float:
-    found = float(factor)
-    if not 0.0 <= found < math.inf:
-        raise ValueError(f"schedule must give finite factors that are not negative. Got {found} at step {step}.")
-    return found
+def _factor(schedule: AnySchedule) -> Schedule:
+    factor = as_schedule(schedule)
 
+    def checked(step: int) -> float:
+        found = 1.0 if factor is None else float(factor(step))
+        if not 0.0 <= found < math.inf:
+            raise ValueError(f"schedule must give finite factors that are not negative. Got {found} at step {step}.")
+        return found
 
-def as_length(steps: int | None, epochs: int | None, batches: int) -> int:
-    """Steps of a run."""
-    if (steps is None) == (epochs is None):
-        raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
-    for name, value in (("steps", steps), ("epochs", epochs)):
-        optional_integer(name, value, least=1)
-    return steps if steps is not None else (epochs or 0) * batches
+    return checked
 
 
 def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[int]:
@@ -281,10 +271,14 @@ class Fleet:
         orders = self._order_seeds(order_seeds)
         options: dict[str, Any] = {"shared": shared, "batch_size": batch_size, "index": index, "drop_last": drop_last}
         feed = self._feed(data, len(self), order_seeds=orders, **options)
-        length = as_length(steps, epochs, feed.batches)
+        check_length(steps, epochs)
+        length = steps if steps is not None else (epochs or 0) * feed.batches
         kept = as_steps("checkpoints", checkpoints, length)
         log = _Log(as_steps("every", every, length), kept, isinstance(checkpoints, int), record)
-        recorder = Recorder(len(self), dict(measure or {}), self._test(test), self.loss)
+        tested = None if test is None else self._feed(test, len(self))
+        if tested is not None:
+            check_test(self._replicas.state, tested, self.loss)
+        recorder = Recorder(len(self), dict(measure or {}), tested, self.loss)
         with quiet_vmap(), torch.random.fork_rng(devices=[]):
             choice = self._choose(feed, orders)
             recorder.sample_bytes = choice.sample_bytes
@@ -349,7 +343,7 @@ class Fleet:
         runs = []
         for first in range(0, len(self), choice.chunk):
             rows = slice(first, first + choice.chunk)
-            replicas, part, route = self._replicas.chunk(rows), feed.part_of(rows), choice.route.for_chunk()
+            replicas, part, route = self._replicas.rows(rows), feed.part_of(rows), choice.route.for_chunk()
             runs.append(FleetRun(replicas, part, route, self.rule, rules, length, self._lost[rows], len(self)))
         return runs
 
@@ -411,13 +405,6 @@ class Fleet:
     def _feed(self, data: Any, replicas: int, *, order_seeds: Sequence[int] = (0,), **options: Any) -> FleetFeed:
         own: dict[str, Any] = {"own_loss": self.loss is None, "target": self.target, "device": self._replicas.state.device}
         return FleetFeed(data, replicas, order_seeds=order_seeds, **own, **options)
-
-    def _test(self, test: Any) -> FleetFeed | None:
-        if test is None:
-            return None
-        feed = self._feed(test, len(self))
-        check_test(self._replicas.state, feed, self.loss)
-        return feed
 
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:
         if seeds is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +69,7 @@ class SGD:
 class Adam:
     """Adam; `decoupled` weight decay makes it AdamW."""
 
+    columns = ("mean", "square")
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -78,10 +80,6 @@ class Adam:
         _check_range("eps", self.eps, 0.0)
         for beta in self.betas:
             _check_range("betas", beta, 0.0, 1.0)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("mean", "square")
 
     def step(self, parameters: Stack, gradients: Mapping[str, Tensor], state: State, rate: Tensor, count: Tensor) -> None:
         first, second = self.betas
@@ -111,16 +109,11 @@ def zero_state(rule: FleetOptimizer, parameters: Stack) -> State:
     return {column: {name: torch.zeros_like(p.detach()) for name, p in parameters.items()} for column in rule.columns}
 
 
-#: torch's settings by their names here.
-_KNOWN: dict[str, Callable[..., FleetOptimizer]] = {
-    "sgd": SGD,
-    "adam": Adam,
-    "adamw": lambda weight_decay=0.01, **settings: Adam(weight_decay=weight_decay, decoupled=True, **settings),
-}
-_SETTINGS = {
-    "sgd": ("momentum", "dampening", "nesterov", "weight_decay"),
-    "adam": ("betas", "eps", "weight_decay"),
-    "adamw": ("betas", "eps", "weight_decay"),
+#: What makes a rule, and which of torch's settings it takes.
+_KNOWN: dict[str, tuple[Callable[..., FleetOptimizer], tuple[str, ...]]] = {
+    "sgd": (SGD, ("momentum", "dampening", "nesterov", "weight_decay")),
+    "adam": (Adam, ("betas", "eps", "weight_decay")),
+    "adamw": (partial(Adam, weight_decay=0.01, decoupled=True), ("betas", "eps", "weight_decay")),
 }
 
 
@@ -155,10 +148,11 @@ def fleet_optimizer(
 
 def _by_name(name: str, given: Mapping[str, Any]) -> FleetOptimizer:
     choice("optimizer", name, nearest(name, _KNOWN))
-    foreign = [setting for setting in given if setting not in _SETTINGS[name]]
+    make, known = _KNOWN[name]
+    foreign = [setting for setting in given if setting not in known]
     if foreign:
-        raise ValueError(f"{name!r} has no setting {', '.join(foreign)}; it has {', '.join(_SETTINGS[name])}.")
-    return _KNOWN[name](**given)
+        raise ValueError(f"{name!r} has no setting {', '.join(foreign)}; it has {', '.join(known)}.")
+    return make(**given)
 
 
 def _from_torch(optimizer: Any) -> tuple[FleetOptimizer, float]:
@@ -172,7 +166,7 @@ def _from_torch(optimizer: Any) -> tuple[FleetOptimizer, float]:
     foreign = [flag for flag in ("maximize", "amsgrad") if group.get(flag)]
     if foreign:
         raise ValueError(f"A fleet does not know {', '.join(foreign)} of torch's {type(optimizer).__name__}; leave it off.")
-    return _by_name(name, {setting: group[setting] for setting in _SETTINGS[name]}), float(group["lr"])
+    return _by_name(name, {setting: group[setting] for setting in _KNOWN[name][1]}), float(group["lr"])
 
 
 def _check_range(name: str, value: float, low: float, high: float = math.inf) -> None:

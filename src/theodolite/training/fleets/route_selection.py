@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -136,10 +136,11 @@ def _trouble(
     route: VmapRoute, replicas: ReplicaStack, chunk: int, batch: FleetBatch, single: tuple[Tensor, Gradients], bitwise: bool
 ) -> str:
     """Why vmap cannot be used; empty if it gives the numbers of a replica alone."""
-    some = replicas.chunk(slice(0, chunk))
+    some = replicas.rows(slice(0, chunk))
     try:
         with quiet_vmap():
-            losses, gradients = route(some.state.with_own_buffers(), batch)
+            buffers = {name: t.clone() for name, t in some.state.buffers.items()}  # this pass must leave no trace
+            losses, gradients = route(replace(some.state, buffers=buffers), batch)
             if bitwise and not equal_bits(some, route, batch):
                 return "replicas that see equal data do not stay bitwise equal"
             replicas.lay_out_like(gradients)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from theodolite.problem.batches import Batch
-from theodolite.problem.calling import Evaluation, Loss, ModelCall, main_output
+from theodolite.problem.calling import Loss, ModelCall, main_output
 from theodolite.training.fleets.data import FleetBatch
 from theodolite.training.fleets.state import FleetState, Stack
 
@@ -34,15 +35,11 @@ class NarrowLinear(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function is F.linear and not kwargs and _narrow(*args[:2]):
+        if function is F.linear and not kwargs and args[0].ndim == args[1].ndim == 2 and len(args[1]) <= len(args[0]):
             inputs, weight, *bias = args
             outputs = torch.matmul(weight, inputs.t()).t()
             return outputs if not bias or bias[0] is None else outputs + bias[0]
         return function(*args, **(kwargs or {}))
-
-
-def _narrow(inputs: Tensor, weight: Tensor) -> bool:
-    return inputs.ndim == 2 and weight.ndim == 2 and weight.shape[0] <= inputs.shape[0]
 
 
 # Common losses of all replicas at once, where that is faster than torch's own under vmap.
@@ -111,32 +108,36 @@ class Gradients(dict[str, Tensor]):
         return Gradients({name: g[rows] for name, g in self.items()}, {name: out for name, out in absent.items() if out})
 
 
-class Route(Protocol):
+class Route(ABC):
     """How a fleet computes its losses and gradients."""
 
     name: str
 
+    def __init__(self, module: nn.Module, loss: Loss, gradient: Gradient | None) -> None:
+        self.module, self.loss, self.gradient = module, loss, gradient
+        self.call = ModelCall(module, loss)
+
+    @abstractmethod
     def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Gradients]:
         """Losses (R,) and gradients."""
 
     def for_chunk(self) -> Route:
         """The same for one of several chunks that take turns."""
+        return self
 
+    @abstractmethod
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         """Losses (R,) and outputs (R, B, ...), without gradients."""
 
+    @abstractmethod
     def outputs(self, state: FleetState, batch: FleetBatch) -> Tensor | None:
         """What the loss function is given (R, B, ...), without gradients; None where that is no tensor."""
 
 
-class VmapRoute:
+class VmapRoute(Route):
     """All replicas at once: vmap over the forward pass, one ordinary backward pass through the stacked program."""
 
     name = "vmap"
-
-    def __init__(self, module: nn.Module, loss: Loss, gradient: Gradient | None) -> None:
-        self.call, self.loss, self.gradient = ModelCall(module, loss), loss, gradient
-        self.module = module
 
     def __call__(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Gradients]:
         if self.gradient is not None:
@@ -148,9 +149,6 @@ class VmapRoute:
             gradients = torch.autograd.grad(losses, stacked, torch.ones_like(losses), allow_unused=True)
         found = {name: g for name, g in zip(names, gradients, strict=True) if g is not None}
         return losses.detach(), Gradients(found)
-
-    def for_chunk(self) -> VmapRoute:
-        return self
 
     @torch.no_grad()
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
@@ -172,8 +170,8 @@ class VmapRoute:
     def _forward(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         """Losses and outputs."""
         if not has_short_cut(self.loss):
-            losses, outputs = self._map(lambda p, b, one: _pair(self.call({**p, **b}, one, 0)), state, batch)
-            return losses, outputs
+            found = self._map(lambda p, b, one: vars(self.call({**p, **b}, one, 0)), state, batch)
+            return found["loss"], found["output"]
         outputs = self._map(lambda p, b, one: main_output(self.call.loss_input({**p, **b}, one, 0)), state, batch)
         (*_, targets), (*_, dim) = batch.leaves, batch.dims
         quick = stacked_loss(self.loss, outputs, targets, shared=dim is None)
@@ -199,7 +197,7 @@ class VmapRoute:
         return vmap(one, in_dims=(0, 0, *batch.dims))(state.parameters, state.buffers, *batch.leaves)
 
 
-class LoopRoute:
+class LoopRoute(Route):
     """One replica after the other, for models that vmap refuses (LSTM, dropout, ...) or that gain nothing from it.
 
     A model that draws random numbers gets those it would have alone: each replica has a random state of its own in `random`.
@@ -218,7 +216,8 @@ class LoopRoute:
         *,
         apart: bool = False,
     ) -> None:
-        self.loss, self.gradient, self.module, self.random, self.apart = loss, gradient, module, random, apart
+        super().__init__(module, loss, gradient)
+        self.random, self.apart = random, apart
         self._bound: list[Tensor] = []
         self._models: list[nn.Module] = []
         self._gradients: dict[str, Tensor] = {}
@@ -245,14 +244,12 @@ class LoopRoute:
 
     @torch.no_grad()
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
-        call = ModelCall(self.module, self.loss)
-        each = [call({**p, **b}, batch.replica(r, copied=self.apart), 0) for r, (p, b) in enumerate(self._rows(state))]
+        each = [self.call(tensors, one, 0) for tensors, one in self._each(state, batch)]
         return torch.stack([one.loss for one in each]), torch.stack([one.output for one in each])
 
     @torch.no_grad()
     def outputs(self, state: FleetState, batch: FleetBatch) -> Tensor | None:
-        call = ModelCall(self.module, self.loss)
-        each = [call.loss_input({**p, **b}, batch.replica(r, copied=self.apart), 0) for r, (p, b) in enumerate(self._rows(state))]
+        each = [self.call.loss_input(tensors, one, 0) for tensors, one in self._each(state, batch)]
         return torch.stack(each) if all(isinstance(one, Tensor) for one in each) else None
 
     def _row(self, state: FleetState, r: int) -> tuple[Stack, Stack]:
@@ -261,8 +258,11 @@ class LoopRoute:
         parameters, buffers = ({name: t.clone() for name, t in row.items()} if self.apart else row for row in own)
         return parameters, buffers
 
-    def _rows(self, state: FleetState) -> Iterator[tuple[Stack, Stack]]:
-        return (self._row(state, r) for r in range(state.replicas))
+    def _each(self, state: FleetState, batch: FleetBatch) -> Iterator[tuple[Stack, Batch]]:
+        """All tensors of one replica after the other, and its samples."""
+        for r in range(state.replicas):
+            parameters, buffers = self._row(state, r)
+            yield {**parameters, **buffers}, batch.replica(r, copied=self.apart)
 
     def _bind(self, state: FleetState) -> None:
         """Modules that live on the rows of the stack, made anew when the stack is another."""
@@ -291,7 +291,3 @@ class LoopRoute:
         if self.apart:
             state.keep_buffers(model, r)
         return loss, {name: g for name, g in zip(trained, each, strict=True) if g is not None}
-
-
-def _pair(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-    return evaluation.loss, evaluation.output

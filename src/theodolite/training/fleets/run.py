@@ -32,30 +32,22 @@ class ReplicaStack:
     def __post_init__(self) -> None:
         self._uneven = any(bool(t.any()) for t in self.missed.values())
 
-    def rows(self, rows: Tensor) -> ReplicaStack:
-        """A copy of some replicas."""
+    def rows(self, rows: Tensor | slice) -> ReplicaStack:
+        """A copy of some replicas; of a slice, these in the same memory."""
         memory = {column: {name: pick(t, rows) for name, t in stack.items()} for column, stack in self.memory.items()}
         missed = {name: t[rows] for name, t in self.missed.items()}
         return ReplicaStack(self.state.rows(rows), memory, self.rate[rows], self.count[rows], missed)
 
-    def chunk(self, rows: slice) -> ReplicaStack:
-        """Neighbouring replicas, in the same memory."""
-        memory = {column: {name: t[rows] for name, t in stack.items()} for column, stack in self.memory.items()}
-        missed = {name: t[rows] for name, t in self.missed.items()}
-        return ReplicaStack(self.state.chunk(rows), memory, self.rate[rows], self.count[rows], missed)
+    def _stacks(self) -> tuple[Stack, ...]:
+        """What changes in training, by name."""
+        return self.state.parameters, self.state.buffers, *self.memory.values(), self.missed, {"count": self.count}
 
-    def copy(self) -> ReplicaStack:
-        return self.rows(torch.arange(len(self.rate), device=self.rate.device))
-
+    @torch.no_grad()
     def write(self, rows: Tensor, other: ReplicaStack) -> None:
         """Take over the replicas of `other` as the given rows."""
-        self.state.write(rows, other.state)
-        for column, stack in self.memory.items():
-            for name, t in stack.items():
-                t[rows] = other.memory[column][name]
-        self.count[rows] = other.count
-        for name, t in self.missed.items():
-            t[rows] = other.missed[name]
+        for mine, theirs in zip(self._stacks(), other._stacks(), strict=True):
+            for name, t in mine.items():
+                t[rows] = theirs[name].detach()
         self._uneven |= other._uneven
 
     def lay_out_like(self, gradients: Mapping[str, Tensor]) -> None:
@@ -104,7 +96,7 @@ def same_bits_without(
     for batch in batches:
         if not equal_bits(replicas, route, batch):
             return False
-        together, apart = replicas.copy(), replicas.rows(kept)
+        together, apart = replicas.rows(torch.arange(len(replicas.rate), device=kept.device)), replicas.rows(kept)
         losses, gradients = route(together.state, batch)
         fewer_losses, fewer = route(apart.state, batch.rows(kept))
         same = all(torch.equal(g[kept], fewer[name]) for name, g in gradients.items())
@@ -210,10 +202,7 @@ class FleetRun:
         rows = self.rows
         batch = self.feed.batch(epoch, place, rows)
         losses, gradients = self.route(self.live.state, batch)
-        if rows is None:
-            self.table[step] = losses
-        else:
-            self.table[step, rows] = losses
+        self.table[step, slice(None) if rows is None else rows] = losses
         if step == 0:
             self._set_limits(losses)
         fine = (losses < self.upper) & (losses > self.lower) | self.resting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -35,27 +35,11 @@ class FleetState:
     def device(self) -> torch.device:
         return next(iter(self.parameters.values())).device
 
-    def rows(self, rows: Tensor) -> FleetState:
-        """A copy of some replicas."""
+    def rows(self, rows: Tensor | slice) -> FleetState:
+        """A copy of some replicas; of a slice, these in the same memory."""
         parameters = {name: pick(t.detach(), rows).requires_grad_() for name, t in self.parameters.items()}
-        ids = tuple(self.ids[row] for row in rows.tolist())
+        ids = self.ids[rows] if isinstance(rows, slice) else tuple(self.ids[row] for row in rows.tolist())
         return FleetState(self.module, parameters, {name: pick(t, rows) for name, t in self.buffers.items()}, ids)
-
-    def chunk(self, rows: slice) -> FleetState:
-        """Neighbouring replicas, in the same memory."""
-        parameters = {name: t.detach()[rows].requires_grad_() for name, t in self.parameters.items()}
-        return FleetState(self.module, parameters, {name: t[rows] for name, t in self.buffers.items()}, self.ids[rows])
-
-    def with_own_buffers(self) -> FleetState:
-        """The same parameters with copied buffers, for a pass that must leave no trace."""
-        return replace(self, buffers={name: t.clone() for name, t in self.buffers.items()})
-
-    @torch.no_grad()
-    def write(self, rows: Tensor, other: FleetState) -> None:
-        """Take over the replicas of `other` as the given rows."""
-        for mine, theirs in ((self.parameters, other.parameters), (self.buffers, other.buffers)):
-            for name, t in mine.items():
-                t[rows] = theirs[name].detach()
 
     def replica(self, index: int) -> nn.Module:
         """A module of its own with the numbers of one replica."""
@@ -90,8 +74,10 @@ class FleetState:
         return model
 
 
-def pick(stacked: Tensor, rows: Tensor) -> Tensor:
-    """A copy of some rows in the same memory layout."""
+def pick(stacked: Tensor, rows: Tensor | slice) -> Tensor:
+    """A copy of some rows in the same memory layout; a view of a slice."""
+    if isinstance(rows, slice):
+        return stacked[rows]
     return torch.index_select(stacked, 0, rows, out=torch.empty_like(stacked[: len(rows)]))
 
 
