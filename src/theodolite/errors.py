@@ -35,6 +35,10 @@ class DerivativeError(TheodoliteError, ArithmeticError):
     """What autograd returns is not the derivative it stands for."""
 
 
+class OutputLossError(TheodoliteError, ValueError):
+    """A quantity of a model's output and a loss of it was asked where the loss depends on more than that output."""
+
+
 class ParameterSelectionError(TheodoliteError, ValueError):
     """No parameter, or no layer, fits the selection."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.errors import NonFiniteError, ParameterSelectionError
+from theodolite.errors import NonFiniteError, OutputLossError, ParameterSelectionError, SecondOrderError, WeightingError
 from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
 from theodolite.instruments.planning import Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
@@ -349,7 +349,7 @@ class _Run:
             self.context.results[instrument.name] = result
             self.peak_bytes = max(self.peak_bytes, result.cost.peak_bytes)
             self.route = self.route or (result.cost.route if "graph" in result.cost.route else "")
-        except InapplicableError as error:
+        except (InapplicableError, OutputLossError, SecondOrderError, WeightingError) as error:  # it is not for this problem
             state, reason = "skipped", str(error)
         except Exception as error:
             state, reason = "failed", f"{type(error).__name__}: {error}"

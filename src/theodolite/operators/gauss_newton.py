@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from theodolite.errors import OutputLossError
 from theodolite.operators.autograd.graphs import Keep, backward
 from theodolite.operators.autograd.operator import AutogradOperator
 from theodolite.operators.base import rows_of
@@ -68,7 +69,7 @@ def refuse_other_ways(who: str, leaves: list[Tensor], output: Tensor, loss_gradi
     gap = float((direct - chained).norm())
     floor = 1e-12 if direct.dtype == torch.float64 else 1e-7  # rounding near a minimum
     if gap > max(1e-3 * float(direct.norm()), floor):
-        raise ValueError(
+        raise OutputLossError(
             f"{who}: the loss depends on the parameters by other ways than the model's output (an auxiliary loss, "
             "weight decay inside the loss, a second output). Use theodolite.hessian, or a loss of the output alone."
         )

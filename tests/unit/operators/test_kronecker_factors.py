@@ -263,3 +263,37 @@ def test_bad_input():
     with pytest.raises(ValueError, match="k must lie"):
         found["2"].top_eigenpairs(100)
     assert not any(m._forward_hooks for m in model.modules())
+
+
+class MeanPooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6).double(), nn.Linear(6, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x))).mean(1)
+
+
+def test_positions_that_are_averaged_later_are_taken_together():
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(8, 20, 4, generator=generator).double() + 1.0
+    problem = th.Problem(MeanPooled(), nn.CrossEntropyLoss(), (x, torch.arange(8) % 3))
+    exact = th.gauss_newton(problem).to_dense()
+    places = problem.selection.positions(problem.layers["b"].members(bias=False))
+    trace = float(exact[places][:, places].trace())
+    chosen, expanded = kronecker_factors(problem)["b"], kronecker_factors(problem, sharing="expand")["b"]
+    assert (chosen.sharing, expanded.sharing, chosen.positions) == ("reduce", "expand", 20)
+    assert float(chosen.operator().to_dense().trace()) == pytest.approx(trace, rel=0.2)
+    assert float(expanded.operator().to_dense().trace()) < 0.25 * trace
+
+
+def test_a_single_position_is_shared_either_way():
+    problem = th.Problem(
+        MeanPooled(), nn.CrossEntropyLoss(), (torch.ones(6, 1, 4).double() * torch.arange(6)[:, None, None], torch.arange(6) % 3)
+    )
+    either_way = [kronecker_factors(problem, sharing=sharing)["b"] for sharing in ("auto", "expand", "reduce")]
+    assert {found.sharing for found in either_way} == {"expand"}
+    torch.testing.assert_close(either_way[0].output, either_way[2].output)
+    with pytest.raises(ValueError, match="mode='ggn'"):
+        kronecker_factors(problem, sharing="reduce", mode="exact")

@@ -159,7 +159,7 @@ PANELS = (
 
 def _layers(problem: Problem, names: tuple[str, ...]) -> dict[str, Layer]:
     """The layers, with half as many eigenpairs again as they have outputs."""
-    factors: Any = kronecker_factors(problem, names)
+    factors: Any = kronecker_factors(problem, names, sharing="expand")
     blocks = layer_hessians(problem, names)
     counts = {name: 3 * len(factors[name].output) // 2 for name in names}
     return {name: Layer(factors[name], top_eigenpairs(blocks[name], k, progress=False)) for name, k in counts.items()}

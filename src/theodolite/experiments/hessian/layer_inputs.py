@@ -30,7 +30,7 @@ class LayerInputs(NetworkStudy):
         batches = [(x[i : i + CHUNK], y[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
         problem = Problem(model, nn.CrossEntropyLoss(), batches)
         names = list(problem.layers)
-        for name, factors in kronecker_factors(problem, names).items():
+        for name, factors in kronecker_factors(problem, names, sharing="expand").items():
             found = autocorrelation(factors)
             yield {
                 "line": setup.line,

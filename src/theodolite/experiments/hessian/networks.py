@@ -202,7 +202,7 @@ class Layer(NamedTuple):
 
 def layer_factors(problem: Problem, layer: str) -> KroneckerFactors:
     """The Kronecker factors of a layer."""
-    found: KroneckerFactors = kronecker_factors(problem, [layer])[layer]
+    found: KroneckerFactors = kronecker_factors(problem, [layer], sharing="expand")[layer]
     return found
 
 

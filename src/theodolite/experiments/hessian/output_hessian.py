@@ -310,7 +310,7 @@ class Table10(NetworkStudy, Experiment):
     def run(self, job: Mapping[str, Any], *weights_of: list[Row]) -> Iterator[Row]:
         setup, [problem] = Setup(**job["setup"]), self.problems(job, weights_of)
         names, weights, rates = firing_rates(problem, "fc*")
-        factors: Any = kronecker_factors(problem, names)
+        factors: Any = kronecker_factors(problem, names, sharing="expand")
         for place, name in enumerate(names):
             c = len(weights[-1])
             top = torch.linalg.eigh(factors[name].output)[1].flip(1)[:, : c - 1]

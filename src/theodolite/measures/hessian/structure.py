@@ -314,7 +314,7 @@ def hessian_structure(
     (['0', '2'], torch.Size([2, 2]))
     """
     began = time.perf_counter()
-    factors = kronecker_factors(problem, layers, mode=mode, draws=draws, max_passes=max_passes, seed=seed)
+    factors = kronecker_factors(problem, layers, mode=mode, sharing="expand", draws=draws, max_passes=max_passes, seed=seed)
     names = [name for name in factors if factors[name].groups == 1]
     grouped = {name: "a grouped convolution: its factors are in kronecker_factors" for name in factors if name not in names}
     without = {**factors.without, **grouped}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from theodolite.problem import Problem, match_layers
 from theodolite.results import Cost, Outcome, Result, ResultMapping
 
 FactorMode = Literal["ggn", "exact"]
+Sharing = Literal["auto", "expand", "reduce"]
+#: Samples on which the two ways of sharing are compared, and the factor by which expanding may miss the trace.
+COMPARED, MISSES = 8, 4.0
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -43,6 +46,7 @@ def kronecker_factors(
     layers: str | Iterable[str] | None = None,
     *,
     mode: FactorMode = "ggn",
+    sharing: Sharing = "auto",
     draws: int | None = None,
     max_passes: int | None = None,
     seed: int = 0,
@@ -56,6 +60,10 @@ def kronecker_factors(
         layers: names or globs; None means all. Layers without such a form are listed in the result's `without`.
         mode: `"ggn"` (curvature of the loss pulled back: exact for piecewise linear networks) or `"exact"` (second derivatives of
             the whole rest of the network, one pass for each output of each layer and position).
+        sharing: how the positions at which a sample uses a weight (pixels, tokens) enter: `"expand"` takes each as a sample of
+            its own, `"reduce"` first averages the inputs and sums the derivatives over them, which is right where the network
+            averages its positions later on. `"auto"` expands unless that misses the trace of the layer's block by more than a
+            factor of four on a few samples and reducing does better; each result says what it is.
         draws: sample the loss's curvature so many times per batch (unbiased, with a standard error from two draws on); None
             treats it exactly where that takes at most `max_passes` backward passes a batch (128), and draws 16 times otherwise.
 
@@ -66,27 +74,33 @@ def kronecker_factors(
     (tensor([[2.]], dtype=torch.float64), tensor([[0.5000, 0.0000],
             [0.0000, 2.0000]], dtype=torch.float64))
     """
-    _check_arguments(mode, draws, max_passes)
+    _check_arguments(mode, sharing, draws, max_passes)
     problem.refuse_batch_coupling("A Kronecker factor")
     began = time.perf_counter()
     chosen = [layer.name for layer in match_layers(problem.selection, layers)]
     recipes, without = affine_layers(problem, chosen)
     passes = EXACT_PASSES if max_passes is None else max_passes
-    stream = _Stream({recipe.name: Sums(recipe) for recipe in recipes}, mode, draws, passes, seed)
+    both = sharing != "expand" and mode == "ggn"
+    stream = _Stream({recipe.name: Shared(recipe, both) for recipe in recipes}, mode, draws, passes, seed)
     if recipes:
         without |= visit_batches(problem, recipes, stream.add, who="kronecker_factors", split=mode == "ggn")
     found = {name: total for name, total in stream.sums.items() if name not in without}
     if mode == "ggn" and found and not stream.curved:
         raise ValueError(FLAT)
     cost = Cost(time.perf_counter() - began, f"{mode} factors, backward passes from the output", 0, problem.notes)
-    results: dict[str, Result] = {n: total.result(problem.layers[n].kind, mode, seed, cost) for n, total in found.items()}
+    results: dict[str, Result] = {
+        n: total.result(sharing, problem.layers[n].kind, mode, seed, cost) for n, total in found.items()
+    }
     shown = {name: without[name] for name in chosen if name in without}
     outcome = Outcome.ESTIMATED if stream.sampled else Outcome.FINISHED
     return FactorMapping(results=results, without=shown, classes=stream.classes, seed=seed, cost=cost, outcome=outcome)
 
 
-def _check_arguments(mode: str, draws: int | None, max_passes: int | None) -> None:
+def _check_arguments(mode: str, sharing: str, draws: int | None, max_passes: int | None) -> None:
     either("mode", mode, ("ggn", "exact"))
+    either("sharing", sharing, get_args(Sharing))
+    if sharing == "reduce" and mode == "exact":
+        raise ValueError("sharing='reduce' belongs to mode='ggn': second derivatives are taken position by position.")
     for name, value in (("draws", draws), ("max_passes", max_passes)):
         optional_integer(name, value, least=1, wanted="a whole number of 1 or more")
         if value is not None and mode == "exact":
@@ -96,7 +110,7 @@ def _check_arguments(mode: str, draws: int | None, max_passes: int | None) -> No
 class _Stream:
     """Adds batch after batch to the running averages of all layers."""
 
-    def __init__(self, sums: dict[str, Sums], mode: FactorMode, draws: int | None, max_passes: int, seed: int) -> None:
+    def __init__(self, sums: dict[str, Shared], mode: FactorMode, draws: int | None, max_passes: int, seed: int) -> None:
         self.sums, self.mode, self.draws, self.max_passes = sums, mode, draws, max_passes
         self.generator = torch.Generator().manual_seed(seed)
         self.curved = False  # whether the loss has any curvature that a gradient would let expect
@@ -126,7 +140,8 @@ class _Stream:
     def _add_exact(self, one: LayerPass, name: str, uses: list[Use]) -> None:
         """Second derivatives of the loss in a layer's output: those of a sample at one position."""
         assert one.loss is not None
-        m, size = self.sums[name].recipe.m, one.batch.size
+        expanded = self.sums[name].expanded
+        m, size = expanded.recipe.m, one.batch.size
         total = torch.zeros(m, m, dtype=torch.float64, device=one.output.device)
         positions = passes = 0
         for use in uses:
@@ -140,7 +155,7 @@ class _Stream:
                         total[j] += use.outputs(found, size)[:, t].double().sum(0)
             positions += rows.shape[1]
             passes += rows.shape[1] * m
-        self.sums[name].add_output(total, one.share, positions, passes)
+        expanded.add_output(total, one.share, positions, passes)
 
 
 def _refuse_mixing(rows: torch.Tensor, use: Use, size: int) -> None:
@@ -156,6 +171,54 @@ def _refuse_mixing(rows: torch.Tensor, use: Use, size: int) -> None:
             "The loss mixes samples (a contrastive or ranking loss): it is no sum over samples, so there is no output "
             "Hessian of a sample. theodolite.hessian measures it."
         )
+
+
+class Shared:
+    """Running averages of one layer with its positions taken one by one and, where there are several, taken together."""
+
+    def __init__(self, recipe: AffineLayer, both: bool) -> None:
+        self.expanded, self.reduced = Sums(recipe), Sums(recipe) if both and recipe.groups == 1 else None
+        self._few = torch.zeros(())  # inputs (B, P, n) of the first samples
+        self._traces = torch.zeros(3, dtype=torch.float64)  # of the block there: true, from ‖g‖²/P, from ‖Σ g‖²
+
+    def add_inputs(self, x: Tensor, fraction: float, *, last: bool) -> None:
+        """Inputs (B, P, n) of a batch that holds `fraction` of all samples."""
+        if not self.expanded.samples:
+            self._few = x[:COMPARED].double()
+            if x.shape[1] == 1:
+                self.reduced = None
+        self.expanded.add_inputs(x, fraction, last=last)
+        if self.reduced is not None:
+            self.reduced.add_inputs(x.mean(1, keepdim=True), fraction, last=last)
+
+    def add_root(self, n: Tensor, share: float, *, drawn: int) -> None:
+        """One root's derivatives (B, P, m)."""
+        self.expanded.add_root(n, share, drawn=drawn)
+        if self.reduced is None:
+            return
+        together = n.sum(1, keepdim=True)
+        self.reduced.add_root(together, share, drawn=drawn)
+        if self._few.ndim:
+            g = n[:COMPARED].double()
+            block = torch.einsum("bpm,bpn->bmn", g, self._few)
+            apart = g.square().sum() / g.shape[1], together[:COMPARED].double().square().sum()
+            self._traces += torch.stack([block.square().sum(), *apart])
+
+    def end_batch(self) -> None:
+        for sums in (self.expanded, self.reduced):
+            if sums is not None:
+                sums.end_batch()
+        if self._few.ndim:  # one batch is enough
+            inputs = self._few.square().sum((1, 2)).mean(), self._few.mean(1).square().sum(1).mean()
+            self._traces[1:] *= torch.stack(inputs)
+            self._few = torch.zeros(())
+
+    def result(self, sharing: Sharing, kind: str, mode: str, seed: int, cost: Cost) -> KroneckerFactors:
+        true, expanded, reduced = self._traces.clamp(min=1e-300).log().tolist()
+        far = abs(expanded - true) > math.log(MISSES) and abs(reduced - true) < abs(expanded - true)
+        together = self.reduced is not None and (sharing == "reduce" or far)
+        found = (self.reduced if together and self.reduced is not None else self.expanded).result(kind, mode, seed, cost)
+        return replace(found, sharing="reduce", positions=self.expanded.positions) if together else found
 
 
 class Sums:

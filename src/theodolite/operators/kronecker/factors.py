@@ -53,7 +53,8 @@ class KroneckerFactors(Result):
     objective (a mean, a sum, class weights, no ignored labels). `input` (n, n) is the auto-correlation of the layer's input (not
     centred), a plain mean over all samples of the data, whatever their labels, and so is `mean` (n,), the mean input,
     or for several positions the leading left singular vector of the mean (n, P) times its singular value. With P > 1 positions
-    (patches of a convolution, tokens, several calls) the input is summed over them and the output averaged.
+    (patches of a convolution, tokens, several calls) the input is summed over them and the output averaged; where `sharing` is
+    `"reduce"` both factors are those of the averaged input and the summed derivative of a sample.
 
     `draws` is how often the loss's curvature was sampled for each batch, 0 where it is exact; `stderr` is then the relative
     standard error of `output` (NaN for a single draw, which has no spread). `last` says that the layer's output is the model's.
@@ -73,6 +74,7 @@ class KroneckerFactors(Result):
     groups: int = 1
     transposed: bool = False
     last: bool = False
+    sharing: str = "expand"
 
     @property
     def covariance(self) -> Tensor:
