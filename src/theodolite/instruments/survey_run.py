@@ -118,6 +118,7 @@ def survey(
     if isinstance(opened, Finding):
         return Survey(title=title, findings=(opened,), results={}, plan=(), facts=known, budget=allowed, seed=seed)
     run = _Run(opened, _chosen(only, opened), allowed, began)
+    run.findings += other_gradient(opened.problem)
     with stages(len(run.instruments), progress=progress) as begin:
         run.all(begin)
     cost = Cost(time.perf_counter() - began, run.route, run.peak_bytes, opened.problem.notes)
@@ -201,6 +202,22 @@ def open_context(
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         optimizer = optimizer(problem.parameters)
     return SurveyContext(problem, lr=lr, optimizer=optimizer, population=population, seed=seed)
+
+
+def other_gradient(problem: Problem) -> list[Finding]:
+    """The finding that autograd's gradient is not that of the loss, where it is not."""
+    if problem.gradient_note is None:
+        return []
+    return [
+        Finding(
+            instrument="batches",
+            severity=Severity.WARNING,
+            label="gradient of another function",
+            sentence=f"{problem.gradient_note[0].upper()}{problem.gradient_note[1:]}.",
+            advice="If that is meant, read every number as one about the optimizer's own surface; if not, look for a .detach(), "
+            "a rounding or a custom backward between the parameters and the loss.",
+        )
+    ]
 
 
 def not_finite(sentence: str) -> Finding:

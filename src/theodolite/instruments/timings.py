@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from theodolite.errors import SecondOrderError, SymmetryError
+from theodolite.errors import DerivativeError, SecondOrderError, SymmetryError
 from theodolite.operators import LinearOperator, hessian
 from theodolite.problem import Problem
 
@@ -86,7 +86,7 @@ def measure_timings(problem: Problem) -> Timings:
     try:
         op = hessian(part)
         setup, product, together = _time_products(op)
-    except (SecondOrderError, SymmetryError) as error:
+    except (SecondOrderError, SymmetryError, DerivativeError) as error:
         refused, op = str(error), None
     return Timings(
         gradient=gradient / share,

@@ -106,7 +106,7 @@ class Problem:
             self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
         probe.refuse_all_ignored(self)
         self._check_products = bool(check)
-        self._gradient_note: str | None = None
+        self.gradient_note: str | None = None  # how autograd's gradient differs from the slope of the loss
         if check:
             self.check_repeatable()
             self._compare_gradient(full=check == "full")
@@ -147,7 +147,7 @@ class Problem:
         half = "half-precision parameters are measured through a float32 copy" if self.half_precision else None
         reads = isinstance(self.loss_function, LossOfParameters) and self.loss_function.used
         penalty = "the loss reads the model's parameters: that part is measured too" if reads else None
-        return tuple(note for note in (half, self._call.note, penalty, self._gradient_note) if note is not None)
+        return tuple(note for note in (half, self._call.note, penalty, self.gradient_note) if note is not None)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -292,15 +292,15 @@ class Problem:
         """Say so, once and in the notes of every result, where autograd's gradient is not the slope of the loss."""
         gap = gradient_gap(self, full=full)
         if gap is not None:
-            self._gradient_note = NOT_THE_GRADIENT.format(derivative=gap.derivative, difference=gap.difference)
-            warnings.warn(f"{self._gradient_note[0].upper()}{self._gradient_note[1:]}.", DerivativeWarning, stacklevel=4)
+            self.gradient_note = NOT_THE_GRADIENT.format(derivative=gap.derivative, difference=gap.difference)
+            warnings.warn(f"{self.gradient_note[0].upper()}{self.gradient_note[1:]}.", DerivativeWarning, stacklevel=4)
 
     def check_products(self, *, full: bool = False) -> None:
         """Raise where double backward is not the derivative of the gradient; looked at once.
 
         Not where autograd's gradient is known to be another thing than the slope of the loss.
         """
-        if self._check_products and self._gradient_note is None:
+        if self._check_products and self.gradient_note is None:
             with plain_second_order_errors():
                 refuse_wrong_products(self, full=full)
         self._check_products = False

@@ -207,6 +207,22 @@ def test_a_model_without_second_derivatives_still_gets_its_first_order_survey():
     assert not found.good  # most of it could not be looked at
 
 
+def test_a_gradient_of_another_function_is_said_first():
+    class Quantised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+
+        def forward(self, x):
+            z = self.linear(x)
+            return z + ((4 * z).round() / 4 - z).detach()
+
+    torch.manual_seed(0)
+    with pytest.warns(th.errors.DerivativeWarning):
+        found = th.survey(Quantised(), nn.CrossEntropyLoss(), (torch.randn(24, 5), torch.arange(24) % 3), progress=False)
+    assert found.findings[0].label == "gradient of another function"
+
+
 class TwoHeads(nn.Module):
     def __init__(self, form):
         super().__init__()
