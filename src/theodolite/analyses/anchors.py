@@ -13,7 +13,6 @@ from theodolite.instruments.language.anchors import (
     Anchors,
     bulk_mass,
     certificate_needs,
-    error_table,
     first_positions,
     several_anchors,
     verdict,
@@ -63,7 +62,7 @@ def _errors(probe: AnchorProbe) -> Section:
         question=Anchors.question,
         findings=_in("anchor", [verdict(probe), *first_positions(probe)]),
         svg=plots.to_svg(plot_anchor_errors(probe.rows()), prefix="errors"),
-        rows=error_table(probe),
+        rows=Anchors().rows(probe),
         how=(
             "h is what enters the output layer, caught at every position. For each context and each number k the logarithm of "
             "the sum of exp(logits) over all words but the k most probable is fitted by ⟨h, v₀⟩, by least squares in float64 "

@@ -37,7 +37,7 @@ def _section(survey: Survey, row: Row, place: int) -> Section:
         name=name,
         title=instrument.title,
         question=instrument.question,
-        state="done" if row["state"] == "done" else "failed" if row["state"] == "failed" else "skipped",
+        state=row["state"] if row["state"] in ("done", "failed") else "skipped",
         reason=row.get("reason", ""),
         sentence="" if result is None or survey.of(name) else result.sentence(),
         findings=survey.of(name),

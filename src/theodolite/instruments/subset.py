@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
 
@@ -55,11 +56,13 @@ def outputs_of(problem: Problem) -> int:
     return outputs_per_sample(subset(problem, 1))
 
 
-def unfit(problem: Problem) -> str:
-    """Why a part of the data cannot be taken, or has no outputs sample by sample; empty where it can and has."""
+def unfit(problem: Problem, quantity: str = "The tangent kernel", *looks: Callable[[Problem], object]) -> str:
+    """Why a part of the data cannot be taken, or has no outputs sample by sample, or a look at it fails; else empty."""
     try:
-        problem.refuse_batch_coupling("The tangent kernel")
+        problem.refuse_batch_coupling(quantity)
         subset(problem, 1)
+        for look in looks:
+            look(problem)
     except (BatchCoupledError, ValueError) as error:  # the latter where weights were given batch by batch
         return str(error)
     return ""

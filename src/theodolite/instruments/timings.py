@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from theodolite.errors import SecondOrderError, SymmetryError
 from theodolite.operators import LinearOperator, hessian
@@ -37,13 +38,9 @@ class Work:
     bytes: int = 0
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            self.gradients + other.gradients,
-            self.products + other.products,
-            self.block_products + other.block_products,
-            self.seconds + other.seconds,
-            max(self.bytes, other.bytes),
-        )
+        units = ("gradients", "products", "block_products", "seconds")
+        sums = {unit: getattr(self, unit) + getattr(other, unit) for unit in units}
+        return Work(**sums, bytes=max(self.bytes, other.bytes))
 
 
 @dataclass(frozen=True)
@@ -104,12 +101,16 @@ def measure_timings(problem: Problem) -> Timings:
 
 def _time_products(op: LinearOperator) -> tuple[float, float, float]:
     """Seconds of the first product with its set-up, of a later one, and of eight at once."""
-    generator = torch.Generator().manual_seed(0)
-    block = torch.randn(op.shape[1], 8, generator=generator, dtype=torch.float32).to(op.device, op.dtype)
+    block = columns_for(op, 8, torch.Generator().manual_seed(0))
     setup = _once(lambda: op @ block[:, 0])
     product = quickest(lambda: op @ block[:, 0])
     _once(lambda: op @ block[:, :2])  # the block route proves itself on its first use
     return setup, product, quickest(lambda: op @ block, least=0.0)
+
+
+def columns_for(op: LinearOperator, count: int, generator: torch.Generator) -> Tensor:
+    """So many random vectors that the operator takes."""
+    return torch.randn(op.shape[1], count, generator=generator, dtype=torch.float32).to(op.device, op.dtype)
 
 
 def _part(problem: Problem) -> tuple[Problem, float]:

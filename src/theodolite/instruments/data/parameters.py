@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from theodolite.instruments.base import Instrument, SurveyContext, Work
 from theodolite.measures.audit import ParameterAudit, audit_parameters
-from theodolite.results import Finding, Severity
+from theodolite.results import Finding, Row, Severity
 from theodolite.text import listed
 
 
@@ -20,9 +21,7 @@ class Parameters(Instrument):
         "it at first order. Units are duplicates if their incoming weights and bias agree to 1e-6."
     )
     source = "A unit whose derivative is zero on all data gets no gradient; units that are equal get equal gradients."
-
-    def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        return Work(gradients=1.2)
+    work = Work(gradients=1.2)
 
     def run(self, context: SurveyContext, **effort: Any) -> ParameterAudit:
         return audit_parameters(context.problem)
@@ -35,89 +34,83 @@ class Parameters(Instrument):
             *self._unreached(result),
             *self._notes(result),
         ]
-        if not result.motionless and not any(result.total(column) for column in ("dead", "duplicated")) and not result.unreached:
+        if not (result.motionless or result.total("dead") or result.total("duplicated") or result.unreached):
             text = f"All {result.total('units')} units of {len(result.layers)} layers can train, and no two are the same."
-            found.append(self.found(Severity.GOOD, text, label="all can train"))
+            found.append(self.found(Severity.GOOD, text, "all can train"))
         return found
 
-    def _frozen(self, context: SurveyContext, result: ParameterAudit) -> list[Finding]:
+    def _frozen(self, context: SurveyContext, result: ParameterAudit) -> Iterator[Finding]:
         if not result.frozen:
-            return []
+            return
         total = sum(p.numel() for p in context.problem.model.parameters())
         share = result.frozen_count / total
-        fields: dict[str, Any] = {"quantity": "share of parameters frozen", "value": share}
+        quantity = "share of parameters frozen"
         if result.frozen_count == total:
             text = f"The model is frozen: none of its {total} parameters requires a gradient, so training changes nothing."
             advice = "Call requires_grad_(True) on what shall train. The survey measures all parameters as if they could."
-            return [self.found(Severity.CRITICAL, text, label="frozen model", advice=advice, **fields)]
+            yield self.found(Severity.CRITICAL, text, "frozen model", quantity, share, advice=advice)
+            return
         text = f"{100 * share:.3g} % of the parameters are frozen ({listed(result.frozen, 4)}); the survey measures the others."
-        return [self.found(Severity.NOTE, text, label="frozen parameters", **fields)]
+        yield self.found(Severity.NOTE, text, "frozen parameters", quantity, share)
 
-    def _dead(self, result: ParameterAudit) -> list[Finding]:
+    def _dead(self, result: ParameterAudit) -> Iterator[Finding]:
         if result.motionless:
             text = "No parameter moves any output here at first order."
             advice = "Weights that are all zero, or units that are all shut, do this: look at the initialisation."
-            return [self.found(Severity.WARNING, text, label="no effect", advice=advice)]
+            yield self.found(Severity.WARNING, text, "no effect", advice=advice)
+            return
         advice = (
             "Its activation is shut (a large negative bias, exploded weights) or nothing reads it: initialise it anew, "
             "lower the learning rate, or use an activation with a slope on both sides."
         )
-        found = []
         for row in result.layers:
             if row["layer"] in result.dead_layers:
                 text = f"Layer {row['layer']} is dead: none of its units moves an output on any sample, so it gets no gradient."
-                fields: dict[str, Any] = {"quantity": "dead units", "value": float(row["dead"])}
-                found.append(self.found(Severity.CRITICAL, text, label="dead layer", advice=advice, **fields))
+                yield self.found(Severity.CRITICAL, text, "dead layer", "dead units", float(row["dead"]), advice=advice)
         partly = [row for row in result.layers if row["dead"] and row["layer"] not in result.dead_layers]
         if partly:
             dead, units = sum(row["dead"] for row in partly), result.total("units")
-            where = ", ".join(f"{row['dead']} of {row['units']} in {row['layer']}" for row in partly[:4])
-            where += ", ..." if len(partly) > 4 else ""
+            where = _by_layer(partly, "dead") + (", ..." if len(partly) > 4 else "")
             severity = Severity.WARNING if dead > 0.05 * units else Severity.NOTE
             text = f"{dead} of {units} units are dead ({where}): they move no output on any sample."
             advice = "A few are harmless; many say that the learning rate was too high or the initialisation off."
-            fields = {"quantity": "dead units", "value": float(dead)}
-            found.append(self.found(severity, text, label="dead units", advice=advice, **fields))
-        return found
+            yield self.found(severity, text, "dead units", "dead units", float(dead), advice=advice)
 
-    def _duplicated(self, result: ParameterAudit) -> list[Finding]:
+    def _duplicated(self, result: ParameterAudit) -> Iterator[Finding]:
         rows = [row for row in result.layers if row["duplicated"]]
-        if not rows:
-            return []
-        where = ", ".join(f"{row['duplicated']} of {row['units']} in {row['layer']}" for row in rows[:4])
         count = result.total("duplicated")
-        text = f"{count} units repeat another unit of their layer ({where}): same weights, same bias."
+        text = f"{count} units repeat another unit of their layer ({_by_layer(rows, 'duplicated')}): same weights, same bias."
         advice = (
             "They compute the same feature; where their outgoing weights are equal too they stay equal for ever. "
             "Initialise at random, or remove them."
         )
-        fields = {"quantity": "duplicated units", "value": float(count)}
-        return [self.found(Severity.WARNING, text, label="duplicated units", advice=advice, **fields)]
+        if rows:
+            yield self.found(Severity.WARNING, text, "duplicated units", "duplicated units", float(count), advice=advice)
 
-    def _unreached(self, result: ParameterAudit) -> list[Finding]:
-        if not result.unreached:
-            return []
-        text = f"The output does not depend on {listed(result.unreached, 4)} at all."
-        advice = "Remove them or connect them; distributed training stumbles over such parameters."
-        return [self.found(Severity.WARNING, text, label="unused parameters", advice=advice, value=float(len(result.unreached)))]
+    def _unreached(self, result: ParameterAudit) -> Iterator[Finding]:
+        if result.unreached:
+            text = f"The output does not depend on {listed(result.unreached, 4)} at all."
+            advice = "Remove them or connect them; distributed training stumbles over such parameters."
+            yield self.found(Severity.WARNING, text, "unused parameters", "", float(len(result.unreached)), advice=advice)
 
-    def _notes(self, result: ParameterAudit) -> list[Finding]:
-        found = [
-            self.found(Severity.NOTE, f"{' and '.join(group)} are one tensor, counted once.", label="tied parameters")
-            for group in result.tied[:3]
-        ]
+    def _notes(self, result: ParameterAudit) -> Iterator[Finding]:
+        for group in result.tied[:3]:
+            yield self.found(Severity.NOTE, f"{' and '.join(group)} are one tensor, counted once.", "tied parameters")
         if result.waiting:
             text = (
                 f"No gradient reaches {listed(result.waiting, 4)} yet, because {listed(result.waiting_for, 4)} "
                 f"{'is' if len(result.waiting_for) == 1 else 'are'} zero; that begins after the first step."
             )
-            found.append(self.found(Severity.NOTE, text, label="zero initialisation", value=float(len(result.waiting))))
+            yield self.found(Severity.NOTE, text, "zero initialisation", value=float(len(result.waiting)))
         silent = [row for row in result.layers if row["silent_inputs"]]
         if silent and not result.motionless and not result.total("dead"):  # behind dead units they are no news
             where = ", ".join(f"{row['silent_inputs']} into {row['layer']}" for row in silent[:3])
             text = f"Some inputs of layers are zero on all samples ({where}): the weights on them cannot train on this data."
-            found.append(self.found(Severity.NOTE, text, label="silent inputs", value=float(result.total("silent_inputs"))))
+            yield self.found(Severity.NOTE, text, "silent inputs", value=float(result.total("silent_inputs")))
         if result.total("unused_rows"):
             text = f"{result.total('unused_rows')} rows of embeddings are never asked for by this data."
-            found.append(self.found(Severity.NOTE, text, label="unused embeddings", value=float(result.total("unused_rows"))))
-        return found
+            yield self.found(Severity.NOTE, text, "unused embeddings", value=float(result.total("unused_rows")))
+
+
+def _by_layer(rows: list[Row], column: str) -> str:
+    return ", ".join(f"{row[column]} of {row['units']} in {row['layer']}" for row in rows[:4])

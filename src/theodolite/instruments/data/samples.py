@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
-from theodolite.instruments.base import Instrument, SurveyContext, Work
+import theodolite as th
+from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
 from theodolite.measures.audit import BatchAudit, InputAudit, audit_batches, audit_inputs
 from theodolite.measures.audit.data import SAMPLES, has_main_input
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Finding, Row, Severity
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-_ADVICE = "Repair or leave out what is named here; until then no number about this model means anything."
 
 
 class Batches(Instrument):
@@ -28,27 +23,24 @@ class Batches(Instrument):
     how = "One pass over the data, forward and backward, batch by batch; parameters and buffers are looked through as well."
     source = "Floating-point arithmetic: NaN and infinity spread to everything they touch."
     first = True
-
-    def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        return Work(gradients=1.0)
+    work = Work(gradients=1.0)
 
     def run(self, context: SurveyContext, **effort: Any) -> BatchAudit:
         return audit_batches(context.problem)
 
     def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
         if result.bad:
-            return [self.found(Severity.CRITICAL, text, label="not finite", advice=_ADVICE) for text in result.bad[:10]]
+            advice = "Repair or leave out what is named here; until then no number about this model means anything."
+            return [self.found(Severity.CRITICAL, text, "not finite", advice=advice) for text in result.bad[:10]]
         count = len(result.batches)
         where = f"in all {count} batches" if count > 1 else "on all samples"
-        return [self.found(Severity.GOOD, f"Loss and gradient are finite {where}.", label="finite")]
+        return [self.found(Severity.GOOD, f"Loss and gradient are finite {where}.", "finite")]
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         rows = [row for row in results[self.name].rows() if row["loss"] == row["loss"]]
         if len(rows) < 3:
             return None
-        return plots.curves(rows, x="batch", y="loss", title="Loss of each batch", ylabel="loss")
+        return th.plots.curves(rows, x="batch", y="loss", title="Loss of each batch", ylabel="loss")
 
 
 class Weighting(Instrument):
@@ -59,13 +51,10 @@ class Weighting(Instrument):
     how = "From the pass over the batches: each batch weighs what its loss divides by; labels are counted."
     source = "A mean over batches is the mean over samples only if all batches weigh the same."
     needs = ("batches",)
-
-    def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        return Work()
+    work = Work()
 
     def run(self, context: SurveyContext, **effort: Any) -> BatchAudit:
-        audit = context.results["batches"]
-        assert isinstance(audit, BatchAudit)
+        audit: BatchAudit = context.results["batches"]
         return audit
 
     def rows(self, result: BatchAudit) -> list[Row]:
@@ -84,47 +73,42 @@ class Weighting(Instrument):
 
     def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
         found = [*self._uneven(result), *self._ignored(result), *self._classes(context, result)]
-        return found or [self.found(Severity.GOOD, "Every sample weighs the same.", label="even")]
+        return found or [self.found(Severity.GOOD, "Every sample weighs the same.", "even")]
 
-    def _uneven(self, result: BatchAudit) -> list[Finding]:
+    def _uneven(self, result: BatchAudit) -> Iterator[Finding]:
         weights = [row["weight"] for row in result.batches if row["weight"]]
         if result.rule == "sum" or len(weights) < 2 or max(weights) <= 1.001 * min(weights):
-            return []
+            return
         text = (
             f"Batches are uneven ({min(weights):g} to {max(weights):g} {result.rule}): a plain mean over batches would give a "
             f"loss of {result.naive_loss:.4g} instead of {result.loss:.4g}."
         )
         advice = "The survey weighs batches rightly. In your own evaluation weigh them by their size, or drop the last one."
-        fields = {"quantity": "shift of the loss by a plain mean over batches", "value": result.naive_loss - result.loss}
-        return [self.found(Severity.NOTE, text, label="uneven batches", advice=advice, **fields)]
+        shift = ("shift of the loss by a plain mean over batches", result.naive_loss - result.loss)
+        yield self.found(Severity.NOTE, text, "uneven batches", *shift, advice=advice)
 
-    def _ignored(self, result: BatchAudit) -> list[Finding]:
-        if not result.ignored:
-            return []
-        total = result.labels + result.ignored
-        share = result.ignored / total
-        text = f"{result.ignored} of {total} labels are ignored ({100 * share:.3g} %); the mean is over the others."
-        advice = "Right for padding and for masked positions; if that is not what they are, look at the labels."
-        fields = {"quantity": "share of labels ignored", "value": share}
-        return [self.found(Severity.NOTE, text, label="ignored labels", advice=advice, **fields)]
+    def _ignored(self, result: BatchAudit) -> Iterator[Finding]:
+        if result.ignored:
+            total = result.labels + result.ignored
+            share = result.ignored / total
+            text = f"{result.ignored} of {total} labels are ignored ({100 * share:.3g} %); the mean is over the others."
+            advice = "Right for padding and for masked positions; if that is not what they are, look at the labels."
+            yield self.found(Severity.NOTE, text, "ignored labels", "share of labels ignored", share, advice=advice)
 
-    def _classes(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
+    def _classes(self, context: SurveyContext, result: BatchAudit) -> Iterator[Finding]:
         weights = getattr(context.problem.loss_function, "weight", None)
         if isinstance(weights, Tensor) and weights.numel() > 1 and bool((weights != weights.flatten()[0]).any()):
             text = f"The loss weighs its classes, between {float(weights.min()):.3g} and {float(weights.max()):.3g}."
             spread = float(weights.max() / weights.min().clamp_min(1e-30))
-            return [self.found(Severity.NOTE, text, label="class weights", quantity="largest over smallest weight", value=spread)]
-        if not result.labels:
-            return []
-        if result.classes == 1:
+            yield self.found(Severity.NOTE, text, "class weights", "largest over smallest weight", spread)
+        elif result.labels and result.classes == 1:
             text = "All labels are one class: the loss falls to zero without anything being learned."
-            return [self.found(Severity.WARNING, text, label="one class", advice="Look at how the data was chosen or sorted.")]
-        if result.majority > 0.8:
+            yield self.found(Severity.WARNING, text, "one class", advice="Look at how the data was chosen or sorted.")
+        elif result.labels and result.majority > 0.8:
             text = f"{100 * result.majority:.3g} % of the labels are one class of {result.classes}."
             advice = "Judge the model by more than its accuracy, or weigh the classes in the loss."
-            fields = {"quantity": "share of the largest class", "value": result.majority}
-            return [self.found(Severity.NOTE, text, label="unbalanced classes", advice=advice, **fields)]
-        return []
+            largest = ("share of the largest class", result.majority)
+            yield self.found(Severity.NOTE, text, "unbalanced classes", *largest, advice=advice)
 
 
 class Inputs(Instrument):
@@ -154,11 +138,11 @@ class Inputs(Instrument):
             first = " = ".join(map(str, result.duplicated[0][:4]))
             text = f"{result.redundant} of {result.features} inputs repeat another up to shift and scale (feature {first})."
             advice = "Remove the copies: the loss is flat along the difference of their weights, and weight decay alone decides."
-            fields = {"quantity": "redundant inputs", "value": float(result.redundant)}
-            found.append(self.found(Severity.WARNING, text, label="duplicated feature", advice=advice, **fields))
+            count = ("redundant inputs", float(result.redundant))
+            found.append(self.found(Severity.WARNING, text, "duplicated feature", *count, advice=advice))
         if result.constant:
             text = f"{len(result.constant)} of {result.features} inputs never change on these samples."
             advice = "The weights on them act as biases, or not at all where they are zero."
-            fields = {"quantity": "constant inputs", "value": float(len(result.constant))}
-            found.append(self.found(Severity.NOTE, text, label="constant feature", advice=advice, **fields))
-        return found or [self.found(Severity.GOOD, result.sentence(), label="inputs vary")]
+            count = ("constant inputs", float(len(result.constant)))
+            found.append(self.found(Severity.NOTE, text, "constant feature", *count, advice=advice))
+        return found or [self.found(Severity.GOOD, result.sentence(), "inputs vary")]
