@@ -42,10 +42,9 @@ class SpectrumEnd(Instrument):
         return top_eigenpairs(context.hessian, k, which=self.which, max_matvecs=cap, seed=context.seed, progress=False)
 
     def rows(self, result: Eigenpairs) -> list[Row]:
-        columns = zip(result.values.tolist(), result.residuals.tolist(), result.unresolved.tolist(), strict=True)
         return [
-            {"rank": i + 1, "eigenvalue": value, "residual": residual, "differs from zero": not unresolved}
-            for i, (value, residual, unresolved) in enumerate(columns)
+            {"rank": i, "eigenvalue": row["eigenvalue"], "residual": row["residual"], "differs from zero": not row["unresolved"]}
+            for i, row in enumerate(result.rows(), 1)
         ]
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import theodolite as th
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, Picture, Results, SurveyContext, Work, inapplicable
-from theodolite.instruments.subset import of_samples, subset, unfit
+from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work, inapplicable
+from theodolite.instruments.subset import OnSubset, of_samples, subset
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
 from theodolite.measures.features.gradients import QUANTITY
 from theodolite.measures.features.movement import cannot_start_anew
@@ -106,7 +106,7 @@ def input_shape(problem: Problem) -> InputShape:
     return InputShape(fit[0].name, out.numel() // first.size, out.shape[-1], outputs)
 
 
-class Features(Instrument):
+class Features(OnSubset):
     name = "features"
     order = 150
     title = "What the model looks at"
@@ -117,10 +117,12 @@ class Features(Instrument):
         "initialised anew by their reset_parameters, G is compared with those of ten fresh copies."
     )
     source = "Radhakrishnan and others (2024), the average gradient outer product; Zhu (2024), alignment and catapults."
+    quantity = QUANTITY
     efforts = ({"samples": 400, "passes": 10}, {"samples": 100, "passes": 8}, {"samples": 30, "passes": 4})
 
-    def applies(self, context: SurveyContext) -> str:
-        return unfit(context.problem, QUANTITY, input_shape)
+    def look(self, problem: Problem) -> None:
+        super().look(problem)
+        input_shape(problem)
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         problem = context.problem

@@ -11,8 +11,8 @@ import torch
 
 import theodolite as th
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, Picture, Results, SurveyContext, Work, inapplicable
-from theodolite.instruments.subset import of_samples, outputs_of, subset, unfit
+from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work, inapplicable
+from theodolite.instruments.subset import OnSubset, of_samples, outputs_of, subset
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import CriticalRate, critical_learning_rate
 from theodolite.measures.kernel import PLReport, pl_report, squared_loss_curvature
@@ -101,12 +101,9 @@ class KernelReport(Result):
         if self.pl is not None:
             table += [("PL* constant", self.pl.mu, self.pl.curvature * self.resolution)]
             table += [(f"contraction per step at rate {self.pl.rate:.3g}", self.pl.contraction, None)]
-        if self.by_outputs is not None:
-            how = self.by_outputs.by.replace("_", "-")
-            table.append((f"critical rate by {how}", self.by_outputs.value, self.by_outputs.error))
-        table.append(("critical rate by hessian", self.by_hessian.value, self.by_hessian.error))
-        if self.by_outputs is not None:
-            table.append(("ratio of the two", self.ratio, self.ratio_error))
+        rates = [rate for rate in (self.by_outputs, self.by_hessian) if rate is not None]
+        table += [(f"critical rate by {rate.by.replace('_', '-')}", rate.value, rate.error) for rate in rates]
+        table += [("ratio of the two", self.ratio, self.ratio_error)] if self.by_outputs is not None else []
         return [{"quantity": name, "value": value, "error": error} for name, value, error in table]
 
     def sentence(self) -> str:
@@ -172,7 +169,7 @@ def _rate_of_outputs(part: Problem, op: LinearOperator, *, squared: bool, seed: 
     return found, ""
 
 
-class Kernel(Instrument):
+class Kernel(OnSubset):
     name = "kernel"
     order = 160
     title = "The tangent kernel"
@@ -185,9 +182,6 @@ class Kernel(Instrument):
     )
     source = "Jacot and others (2018), the neural tangent kernel; PL*: Liu, Zhu and Belkin (2022)."
     efforts = ({"rows": 400}, {"rows": 150}, {"rows": 60})
-
-    def applies(self, context: SurveyContext) -> str:
-        return unfit(context.problem)
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         rows, total = effort["rows"], context.problem.samples

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import theodolite as th
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, Picture, Results, SurveyContext, Work
-from theodolite.instruments.subset import moving_subset, of_samples, outputs_of, subset, unfit
+from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work
+from theodolite.instruments.subset import OnSubset, moving_subset, of_samples, outputs_of, subset
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate
 from theodolite.measures.dynamics.weight_linearity import LOOKS, OUTPUTS, RADII, TRUSTED, WeightLinearity, weight_linearity
 from theodolite.results import Finding, Severity, number
@@ -23,7 +23,7 @@ KERNEL, FEATURES = 0.1, 0.3
 LEAST_FALL = 0.01
 
 
-class Linearity(Instrument):
+class Linearity(OnSubset):
     name = "linearity"
     order = 180
     title = "Linear in its weights?"
@@ -47,9 +47,6 @@ class Linearity(Instrument):
     columns: ClassVar[Mapping[str, str]] = {
         "step": "step", "loss": "loss", "drift": "kernel drift", "distance": "distance over ‖w‖", "missed": "missed by the twin",
     }  # fmt: skip
-
-    def applies(self, context: SurveyContext) -> str:
-        return unfit(context.problem)
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         outputs = outputs_of(context.problem)

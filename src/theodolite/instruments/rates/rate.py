@@ -13,13 +13,11 @@ from theodolite.linalg import Eigenpairs
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate, expected_regime
 from theodolite.results import Finding, Row, Severity, number
 
+#: How serious regimes are that are no reason for a warning, or for more than one.
 _SEVERITY = {
     "monotone": Severity.GOOD,
     "stable": Severity.GOOD,
-    "catapult": Severity.WARNING,
     "edge of stability": Severity.NOTE,
-    "unknown": Severity.WARNING,
-    "unstable": Severity.WARNING,
     "divergence expected": Severity.CRITICAL,
 }
 
@@ -110,7 +108,8 @@ class Rate(Instrument):
             f"Your learning rate {result.rate:.4g} is {number(result.ratio, result.error)} times the critical rate of "
             f"{critical.optimizer}, {edge}: {_expectation(result)}{_caveat(critical)}"
         )
-        severity, measured = _SEVERITY[result.regime], ("learning rate over the critical one", result.ratio, result.error)
+        severity = _SEVERITY.get(result.regime, Severity.WARNING)
+        measured = ("learning rate over the critical one", result.ratio, result.error)
         return [self.found(severity, text, result.regime, *measured, advice=_advice(result), headline=True)]
 
     def figure(self, results: Results) -> Picture:

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 import theodolite as th
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, Picture, Results, SurveyContext, Work, inapplicable
-from theodolite.instruments.subset import moving_subset, of_samples, subset, unfit
+from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work, inapplicable
+from theodolite.instruments.subset import OnSubset, moving_subset, of_samples, subset
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import CriticalRate, catapult_sweep, classify_run, critical_learning_rate
 from theodolite.measures.dynamics.stability_laws import stability_law
@@ -152,9 +152,8 @@ def _one_batch(problem: Problem) -> bool:
 
 def _own(rate: float | None, critical: float, ratios: Sequence[float]) -> list[float]:
     """The user's rate in units of the critical one, where it belongs into the picture and is not there yet."""
-    if rate is None or not NEAR <= rate / critical <= FAR:
-        return []
-    return [] if any(abs(rate / critical / ratio - 1) < 0.02 for ratio in ratios) else [rate / critical]
+    own = 0.0 if rate is None else rate / critical
+    return [own] if NEAR <= own <= FAR and all(abs(own / ratio - 1) >= 0.02 for ratio in ratios) else []
 
 
 def _sweep(problem: Problem, critical: CriticalRate, grid: Sequence[float], steps: int, twin: bool) -> list[Row]:
@@ -217,7 +216,7 @@ def _example(problem: Problem, found: RegimeDiagram, optimizer: Optimizer | None
     return {**best, "kernel_before": before, "kernel_after": after}
 
 
-class Regimes(Instrument):
+class Regimes(OnSubset):
     name = "regimes"
     order = 190
     title = "Regimes of the learning rate"
@@ -235,9 +234,6 @@ class Regimes(Instrument):
         {"rates": 9, "steps": 40, "samples": 128},
         {"rates": 6, "steps": 25, "samples": 64},
     )
-
-    def applies(self, context: SurveyContext) -> str:
-        return unfit(context.problem)
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         runs = effort["rates"] * effort["steps"]
