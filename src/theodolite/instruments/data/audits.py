@@ -165,13 +165,7 @@ class Parameters(Instrument):
         return audit_parameters(context.problem)
 
     def findings(self, context: SurveyContext, result: ParameterAudit) -> list[Finding]:
-        found = [
-            *self._frozen(context, result),
-            *self._dead(result),
-            *self._duplicated(result),
-            *self._unreached(result),
-            *self._notes(result),
-        ]
+        found = [*self._frozen(context, result), *self._dead(result), *self._idle(result), *self._notes(result)]
         if not (result.motionless or result.total("dead") or result.total("duplicated") or result.unreached):
             text = f"All {result.total('units')} units of {len(result.layers)} layers can train, and no two are the same."
             found.append(self.found(Severity.GOOD, text, "all can train"))
@@ -214,7 +208,7 @@ class Parameters(Instrument):
             advice = "A few are harmless; many say that the learning rate was too high or the initialisation off."
             yield self.found(severity, text, "dead units", "dead units", float(dead), advice=advice)
 
-    def _duplicated(self, result: ParameterAudit) -> Iterator[Finding]:
+    def _idle(self, result: ParameterAudit) -> Iterator[Finding]:
         rows = [row for row in result.layers if row["duplicated"]]
         count = result.total("duplicated")
         text = f"{count} units repeat another unit of their layer ({_by_layer(rows, 'duplicated')}): same weights, same bias."
@@ -224,8 +218,6 @@ class Parameters(Instrument):
         )
         if rows:
             yield self.found(Severity.WARNING, text, "duplicated units", "duplicated units", float(count), advice=advice)
-
-    def _unreached(self, result: ParameterAudit) -> Iterator[Finding]:
         if result.unreached:
             text = f"The output does not depend on {listed(result.unreached, 4)} at all."
             advice = "Remove them or connect them; distributed training stumbles over such parameters."
