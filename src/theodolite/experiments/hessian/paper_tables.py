@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from theodolite.data import load
 from theodolite.experiments import Experiment, at_most, between, equal, rows, sizes
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import NAMES, if_any, random_labels
+from theodolite.experiments.hessian.networks import NAMES, random_labels
 from theodolite.experiments.lab.panels import draw_panels, scatter
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.experiments.study import grid
@@ -122,7 +122,7 @@ def wrong_entries(data: str, *columns: str) -> Value:
     """How many entries of the source's table differ from ours, in these columns; NaN where none of its lines was read."""
     lines = rows(table=[name for name in DATA_SETS if name.startswith(data)])
     wrong = lines.column(lambda row: float(sum(row[column] != DATA_SETS[row["table"]][column] for column in columns)))
-    return if_any(lines, wrong.sum())
+    return lines.if_any(wrong.sum())
 
 
 def from_chance(row: Row) -> float:
