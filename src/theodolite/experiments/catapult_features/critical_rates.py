@@ -5,7 +5,6 @@ The latter are Figures 4.5, 4.6 and C.1 and Table 4.2.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from operator import ge
 from statistics import median
@@ -25,6 +24,7 @@ from theodolite.experiments.query import Measured, Value, select, values_of
 from theodolite.experiments.study import grid
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table, split_loss
+from theodolite.measures.kernel.problem_views import moved
 from theodolite.models import ntk_fcn
 from theodolite.operators import gauss_newton, hessian, tangent_kernel
 from theodolite.problem import Problem
@@ -338,15 +338,6 @@ def gaussian(n: int, dim: int, outputs: int, seed: int) -> tuple[Tensor, Tensor]
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, dim, generator=generator, dtype=torch.float64)
     return x, torch.randn(n, outputs, generator=generator, dtype=torch.float64)
-
-
-def moved(problem: Problem, step: Tensor) -> Problem:
-    """The problem on a copy whose weights are moved by a flat vector."""
-    other = problem.with_model(copy.deepcopy(problem.model))
-    with torch.no_grad():
-        for p, s in zip(other.parameters, problem.split(step).values(), strict=True):
-            p.add_(s)
-    return other
 
 
 def sharpness(problem: Problem) -> float:

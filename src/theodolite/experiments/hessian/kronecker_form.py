@@ -10,7 +10,7 @@ from theodolite.experiments import Experiment, Figure, at_least, at_most, betwee
 from theodolite.experiments.hessian import paper, thesis
 from theodolite.experiments.hessian.layers import TOLERANCE, Layer, entries, layers_of, numbered
 from theodolite.experiments.hessian.networks import CIFAR, DIGITS, MINI, MNIST, NetworkStudy, cases, farthest
-from theodolite.experiments.lab.panels import Panel, curves, draw_panels
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, split
 from theodolite.experiments.query import Column, Query, Value, select, values_of
 from theodolite.linalg import overlap_curve, top_eigenpairs
 from theodolite.measures.hessian import correspondence, full_hessian_approximation, kronecker_overlap, rank_ratios
@@ -347,18 +347,10 @@ class Figure6(NetworkStudy, Experiment):
             yield from numbered({**shared, "flat": min(m, n) ** -0.5}, ratio=rank_ratios(layer.pairs.vectors, m, n))
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
+        def panel(layer: str, mine: list[Row]) -> Panel:
+            m, shown = mine[0]["outputs"], curves(mine, "i", "ratio", title=f"{layer} of {mine[0]['network']}")
+            shown.set(ylim=(0.0, 1.05)).line(y=0.5).line(y=mine[0]["flat"], label="no structure")
+            return shown.line(x=m, label=f"m = {m}") if m <= mine[-1]["i"] else shown
 
-        layers = values_of(rows, "layer")
-        figure, axes = plots.panels(len(layers), share_y=True)
-        look: dict[str, Any] = {"band": "range", "markers": False, "xlabel": "index i of the eigenvector"}
-        for ax, layer in zip(axes, layers, strict=True):
-            mine = select(rows, layer=layer)
-            title = f"{layer} of {mine[0]['network']}"
-            plots.curves(mine, "i", "ratio", **look, ylabel="largest singular value / norm", title=title, ax=ax)
-            ax.set_ylim(0.0, 1.05)
-            plots.reference(ax, y=0.5)
-            plots.reference(ax, y=mine[0]["flat"], label="no structure")
-            if mine[0]["outputs"] <= mine[-1]["i"]:
-                plots.reference(ax, x=mine[0]["outputs"], label=f"m = {mine[0]['outputs']}")
-        return figure
+        mine, labels = split(rows, "layer"), {"xlabel": "index i of the eigenvector", "ylabel": "largest singular value / norm"}
+        return draw_panels(*map(panel, mine, mine.values()), share="y", band="range", markers=False, **labels)

@@ -201,10 +201,9 @@ def _build(setup: Setup, x: Tensor, seed: int) -> nn.Module:
     classes = len(load(setup.data).classes)
     if setup.network.startswith("F-"):
         return build(setup.network, inputs=x.shape[1], outputs=classes, seed=seed)
-    sizes: dict[str, Any] = (
-        {"channels": x.shape[1]} if setup.network.startswith(("VGG", "ResNet")) else {"image": tuple(x.shape[1:])}
-    )
-    return build(setup.network, classes=classes, seed=seed, **sizes)
+    if setup.network.startswith(("VGG", "ResNet")):
+        return build(setup.network, classes=classes, channels=x.shape[1], seed=seed)
+    return build(setup.network, classes=classes, image=tuple(x.shape[1:]), seed=seed)
 
 
 def _in_span(model: nn.Module, x: Tensor) -> Tensor:

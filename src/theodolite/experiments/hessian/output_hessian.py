@@ -16,7 +16,7 @@ from theodolite.experiments import Experiment, Measured, at_least, at_most, equa
 from theodolite.experiments.hessian import paper
 from theodolite.experiments.hessian.layers import layer_factors, layers_of, numbered
 from theodolite.experiments.hessian.networks import DIGITS, MNIST, NetworkStudy, Setup, as_printed, cases, network_of, train_on
-from theodolite.experiments.lab.panels import curves, draw_panels, scatter
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, melted, scatter, split
 from theodolite.experiments.query import Column, Value, select, values_of
 from theodolite.experiments.study import Computation
 from theodolite.linalg import subspace_overlap
@@ -108,16 +108,13 @@ class Figure4(NetworkStudy, Experiment):
             yield from numbered({"kind": "eigenvalue", **shared, "matrix": name}, value=v / v[0])
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        figure, axes = plots.panels(3, share_y=True)
+        parts = split(select(rows, kind="eigenvalue"), "stage")
+        panels = [
+            curves(mine, "i", "value", title="{stage}: {layer} of {network}".format(**mine[0])).line(x=9.5, label="c − 1 = 9")
+            for mine in parts.values()
+        ]
         look: dict[str, Any] = {"by": "matrix", "band": "range", "log": "y", "markers": True, "labels": "legend"}
-        look |= {"xlabel": "rank", "ylabel": "eigenvalue over the largest"}
-        for ax, stage in zip(axes, STAGES, strict=True):
-            mine = select(rows, kind="eigenvalue", stage=stage)
-            plots.curves(mine, "i", "value", **look, title=f"{stage}: {mine[0]['layer']} of {mine[0]['network']}", ax=ax)
-            plots.reference(ax, x=CLASSES - 0.5, label="c − 1 = 9")
-        return figure
+        return draw_panels(*panels, share="y", **look, xlabel="rank", ylabel="eigenvalue over the largest")
 
 
 checkpoints = rows(kind="checkpoint")
@@ -312,21 +309,15 @@ class Figure20(NetworkStudy, Experiment):
         panels = []
         for stage, by in (("start", "logit"), ("minimum", "class")):
             here = select(rows, stage=stage)
-            values, look = (
-                select(here, kind="eigenvalue"),
-                {"xlabel": f"eigenvalue of E[M], {stage}", "ylabel": "over the largest"},
-            )
-            panels.append(curves(values, "index", "value", log="y", **look).line(x=9.5, label="c − 1 = 9"))
+            spectrum = curves(select(here, kind="eigenvalue"), "index", "value", log="y", ylabel="over the largest")
+            panels.append(spectrum.set(xlabel=f"eigenvalue of E[M], {stage}").line(x=9.5, label="c − 1 = 9"))
             for part, name in (("gamma", "γ"), ("delta", "δ")):
                 points = select(here, kind="point", part=part, seed=0)
                 share = select(here, kind="network", seed=0)[0][f"{part}_{by}"]
-                look = {
-                    "xlabel": "first direction",
-                    "ylabel": "second",
-                    "title": f"{stage}: means of {name}, by {by} ({share:.2f})",
-                }
+                title = f"{stage}: means of {name}, by {by} ({share:.2f})"
+                means = scatter(points, "first", "second", by=by, xlabel="first direction", ylabel="second", title=title)
                 legend: dict[str, Any] = {"title": by, "title_fontsize": 7, "handletextpad": 0.1, "columnspacing": 0.4}
-                panels.append(scatter(points, "first", "second", by=by, **look).legend(fontsize=6.5, ncols=2, **legend))
+                panels.append(means.legend(fontsize=6.5, ncols=2, **legend))
         return draw_panels(*panels, size=(3.9, 3.2))
 
 
@@ -508,18 +499,15 @@ class Table10(NetworkStudy, Experiment):
             }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        lines = values_of(rows, "line")
-        figure, axes = plots.panels(len(lines), size=(3.6, 3.0), share_y=True)
-        look: dict[str, Any] = {"by": "product", "labels": "legend", "xlabel": "layer", "ylabel": "overlap"}
-        for ax, line in zip(axes, lines, strict=True):
-            here = select(rows, line=line)
-            drawn = [{"place": r["place"], "value": r[k], "product": k} for r in here for k in ("plain", "gated")]
+        def panel(line: str, here: list[Row]) -> Panel:
+            drawn = melted(here, {"plain": "plain", "gated": "gated"}, by="product")
             drawn += [{"place": i, "value": v, "product": "source"} for i, v in enumerate(TABLE_10.get(line, ()), start=1)]
-            plots.curves(drawn, "place", "value", **look, title=line, ax=ax)
-            places = sorted({r["place"] for r in here})
-            ax.set_xticks(places, [f"fc{i}" for i in places])
-            ax.legend(fontsize=8, loc="lower right", title="product of weights", title_fontsize=8)
-        axes[0].set_ylim(top=1.03)
-        return figure
+            places = sorted(values_of(here, "place"))
+            shown = curves(drawn, "place", "value", title=line).set(xticks=places, xticklabels=[f"fc{i}" for i in places])
+            return shown.legend(fontsize=8, loc="lower right", title="product of weights", title_fontsize=8)
+
+        mine = split(rows, "line")
+        panels = [*map(panel, mine, mine.values())]
+        panels[-1].set(ylim=(None, 1.03))  # of all: they share it
+        look: dict[str, Any] = {"by": "product", "labels": "legend", "xlabel": "layer", "ylabel": "overlap"}
+        return draw_panels(*panels, size=(3.6, 3.0), share="y", **look)

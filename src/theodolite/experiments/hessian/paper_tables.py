@@ -13,7 +13,7 @@ from theodolite.data import load
 from theodolite.experiments import Experiment, at_most, between, equal, rows, sizes
 from theodolite.experiments.hessian import paper
 from theodolite.experiments.hessian.networks import NAMES, random_labels
-from theodolite.experiments.lab.panels import draw_panels, scatter
+from theodolite.experiments.lab.panels import curves, draw_panels, scatter
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.experiments.study import grid
 from theodolite.models import build, count_parameters
@@ -325,8 +325,6 @@ class Table3(Experiment):
         }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         modules = [
             {**row, "size": math.prod(row[f"out_{i}"] or 1 for i in range(3))}
             for row in select(rows, kind="module", network=list(TABLES))
@@ -336,13 +334,10 @@ class Table3(Experiment):
             for row in select(rows, kind="network")
         ]
         lines = [(i, math.prod(after)) for table in TABLES.values() for i, (_, _, _, after) in enumerate(table, start=1)]
-        figure, (left, right) = plots.panels(2, size=(4.6, 3.4))
-        plots.curves(modules, "place", "size", by="network", log="y", labels="legend", xlabel="module", ylabel="outputs", ax=left)
-        left.plot(*zip(*lines, strict=True), "o", mfc="none", ms=9, color="#555555", label="source")
-        left.legend(fontsize=8)
-        look: dict[str, Any] = {"by": "family", "log": "xy", "identity": True}
-        plots.scatter(sums, "sum", "parameters", **look, xlabel="sum over the layers", ylabel="parameters", ax=right)
-        return figure
+        outputs = curves(modules, "place", "size", by="network", log="y", labels="legend", xlabel="module", ylabel="outputs")
+        outputs.then(lambda ax: ax.plot(*zip(*lines, strict=True), "o", mfc="none", ms=9, color="#555555", label="source"))
+        parameters = scatter(sums, "sum", "parameters", by="family", log="xy", identity=True, xlabel="sum over the layers")
+        return draw_panels(outputs.legend(fontsize=8), parameters, size=(4.6, 3.4))
 
 
 def _xavier(layer: nn.Conv2d | nn.Linear) -> float:
