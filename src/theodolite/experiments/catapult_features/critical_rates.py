@@ -19,8 +19,8 @@ from theodolite.experiments.catapult_features.catapults import DEPARTS, RATIOS, 
 from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, squared_error
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log
-from theodolite.experiments.query import Measured, Value, select, values_of
+from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log, split
+from theodolite.experiments.query import Measured, Value, select
 from theodolite.experiments.study import grid
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table, split_loss
@@ -228,10 +228,9 @@ class Figure46(Experiment):
 def table(rows: list[Row], slack: float = 0.0) -> MatchTable:
     """The counts of all runs among the rows; rises below the share `slack` of the loss do not count."""
     parts = []
-    for seed in values_of(rows, "seed"):
-        run = select(rows, seed=seed)
+    for run in split(rows, "seed").values():
         losses = [float("inf") if row["diverged"] else row["loss"] for row in run]
-        parts.append(match_table([row["exceeded"] for row in run[: len(losses) - 1]], losses, slack=slack))
+        parts.append(match_table([row["exceeded"] for row in run[:-1]], losses, slack=slack))
     names = ("both", "only_up", "only_exceeded", "neither", "unsampled")
     return MatchTable(**{name: sum(getattr(part, name) for part in parts) for name in names})
 

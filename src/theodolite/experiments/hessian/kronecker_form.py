@@ -352,5 +352,6 @@ class Figure6(NetworkStudy, Experiment):
             shown.set(ylim=(0.0, 1.05)).line(y=0.5).line(y=mine[0]["flat"], label="no structure")
             return shown.line(x=m, label=f"m = {m}") if m <= mine[-1]["i"] else shown
 
-        mine, labels = split(rows, "layer"), {"xlabel": "index i of the eigenvector", "ylabel": "largest singular value / norm"}
-        return draw_panels(*map(panel, mine, mine.values()), share="y", band="range", markers=False, **labels)
+        mine = split(rows, "layer")
+        look: dict[str, Any] = {"xlabel": "index i of the eigenvector", "ylabel": "largest singular value / norm"}
+        return draw_panels(*map(panel, mine, mine.values()), share="y", band="range", markers=False, **look)
