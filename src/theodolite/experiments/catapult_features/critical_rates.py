@@ -308,14 +308,10 @@ class Table42(Experiment):
 
         figure, (left, right) = plots.panels(2, size=(4.4, 3.2))
         tables = [table(select(rows, kind=kind)) for kind in REPORTED]
-        shown = {
-            "match rate P(e|up)": [t.match_rate for t in tables],
-            "base rate P(e)": [t.base_rate for t in tables],
-            "P(up|e)": [t.up_given_exceeded for t in tables],
-        }
+        shown = {"match_rate": "match rate P(e|up)", "base_rate": "base rate P(e)", "up_given_exceeded": "P(up|e)"}
         places = torch.arange(len(REPORTED))
-        for i, (name, shares) in enumerate(shown.items()):
-            values, errors = ([100 * getattr(p, part) for p in shares] for part in ("value", "error"))
+        for i, (share, name) in enumerate(shown.items()):
+            values, errors = ([100 * getattr(getattr(t, share), part) for t in tables] for part in ("value", "error"))
             left.errorbar(places + 0.12 * (i - 1), values, errors, fmt="so^"[i], color=f"C{i}", capsize=2, label=name)
         left.plot(places, list(REPORTED.values()), "_", color="black", markersize=22, label="reported match rate")
         left.set_xticks(range(len(REPORTED)), list(REPORTED))

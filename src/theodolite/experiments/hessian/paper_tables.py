@@ -140,11 +140,7 @@ class Table2(Experiment):
     """
 
     item, where = ("wu-zhu-2020 Table 2", "wu-2023 Table C.1"), "Wu, Zhu et al. 2020, appendix D.1; Wu 2023, appendix C.5"
-    sizes = sizes(
-        tiny={"data": ("digits",)},
-        laptop={"data": ("digits", "mnist", "cifar10", "cifar100")},
-        paper={"data": ("mnist", "cifar10", "cifar100")},
-    )
+    sizes = sizes({"data": (("digits",), ("digits", "mnist", "cifar10", "cifar100"), ("mnist", "cifar10", "cifar100"))})
     claims = {
         "MNIST, MNIST-2 and MNIST-R: entries of the table that differ": equal(
             0,
@@ -275,8 +271,6 @@ class Table3(Experiment):
     sizes = sizes(
         networks=tuple(PARAMETERS),
         tiny={"networks": ("F-200^2", "LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "VGG11-W32", "ResNet18-W48")},
-        laptop={},
-        paper={},
     )
     claims = {
         **{
