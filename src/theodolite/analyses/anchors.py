@@ -9,7 +9,7 @@ from pathlib import Path
 
 from theodolite import plots
 from theodolite.analyses.page import write_analysis
-from theodolite.instruments.language.anchors import SOURCE, Anchors, anchor_findings, certificate_needs, error_table
+from theodolite.instruments.language.anchors import SOURCE, Anchors, anchor_findings, certificate_needs
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry
 from theodolite.report import Section
 from theodolite.results import Finding, Row
@@ -49,7 +49,7 @@ def _errors(probe: AnchorProbe) -> Section:
         title="Anchor vector",
         question=Anchors.question,
         svg=plots.to_svg(plots.plot_anchor_errors(probe.rows()), prefix="errors"),
-        rows=error_table(probe),
+        rows=Anchors().rows(probe),
         how=(
             "h is what enters the output layer, caught at every position. For each context and each number k the logarithm of "
             "the sum of exp(logits) over all words but the k most probable is fitted by ⟨h, v₀⟩, by least squares in float64 "

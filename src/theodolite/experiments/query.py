@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -241,6 +242,10 @@ class Query:
     def measure(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Value:
         """A function of the list of rows."""
         return Value(lambda rows: function(self.found(rows), *arguments, **named))
+
+    def if_any(self, measure: Callable[[list[Row]], Any]) -> Value:
+        """A measure of the rows; NaN where there are none, as of what a size does not compute."""
+        return Value(lambda rows: measure(found) if (found := self.of(rows)) else math.nan)
 
     def count(self, **where: Any) -> Value:
         """How many of the rows have these values."""

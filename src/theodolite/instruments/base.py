@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.timings import Timings, Work, measure_timings, quickest
+from theodolite.instruments.timings import Timings, Work, columns_for, measure_timings, quickest
 from theodolite.measures.dynamics.optimizers import stability_law
 from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
@@ -22,11 +23,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["InapplicableError", "Instrument", "SurveyContext", "Work"]
+__all__ = ["InapplicableError", "Instrument", "Picture", "Results", "SurveyContext", "Work", "inapplicable"]
+
+#: What was measured, by the name of the instrument.
+Results: TypeAlias = Mapping[str, Any]
+#: One picture, or several beside each other; None where there is nothing to draw.
+Picture: TypeAlias = "Axes | Figure | None"
 
 
 class InapplicableError(TheodoliteError, ValueError):
     """An instrument found out at work that its question has no answer here; it is skipped, not failed."""
+
+
+@contextmanager
+def inapplicable(*errors: type[Exception]) -> Iterator[None]:
+    """These errors mean that the question has no answer here; usable as a decorator of `run`."""
+    try:
+        yield
+    except errors as error:
+        raise InapplicableError(str(error)) from error
 
 
 class SurveyContext:
@@ -48,7 +63,7 @@ class SurveyContext:
         self.problem, self.optimizer, self.population, self.seed = problem, optimizer, population, seed
         given = float(optimizer.param_groups[0]["lr"]) if lr is None and optimizer is not None else lr
         self.lr = given or None  # a warm-up begins at 0, which is no rate to try
-        self.results: dict[str, Result] = {}
+        self.results: dict[str, Any] = {}
         self.allowance: float | None = None
 
     @cached_property
@@ -84,10 +99,7 @@ class SurveyContext:
         if self.timings.operator is None or self.timings.refused:
             return self.timings.product * max(2.0, len(self.problem.layers) / 4)
         generator = torch.Generator().manual_seed(0)
-        columns = {
-            name: torch.randn(op.shape[0], 1, generator=generator, dtype=torch.float32).to(op.device, op.dtype)
-            for name, op in self.layer_blocks.items()
-        }
+        columns = {name: columns_for(op, 1, generator) for name, op in self.layer_blocks.items()}
         self.layer_blocks.products(columns)  # the first one builds the graph
         return quickest(lambda: self.layer_blocks.products(columns), least=0.0)
 
@@ -103,7 +115,8 @@ class Instrument(ABC):
     """One question: does it apply, what does it cost, run it, what did it find?
 
     `efforts` are settings for `cost` and `run`, the fullest first; with a budget a later, cheaper one may be chosen.
-    `needs` names instruments whose results it uses; it is skipped where one of them is missing.
+    `needs` names instruments whose results it uses; it is skipped where one of them is missing. `work` is the cost where that
+    is always the same. `columns` are those of the result's rows that the table shows, and what it calls them; empty: all.
     """
 
     name: ClassVar[str]
@@ -114,6 +127,8 @@ class Instrument(ABC):
     order: ClassVar[float] = 1000  # instruments run in ascending order; ours have multiples of 10
     needs: ClassVar[tuple[str, ...]] = ()
     efforts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    work: ClassVar[Work]
+    columns: ClassVar[Mapping[str, str]] = {}
     first: ClassVar[bool] = False  # runs before anything is timed; if it finds something critical, nothing else runs
 
     def concerns(self, context: SurveyContext) -> bool:
@@ -124,9 +139,9 @@ class Instrument(ABC):
         """Empty where the instrument applies, else the reason why it does not."""
         return ""
 
-    @abstractmethod
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         """What a run will need."""
+        return self.work
 
     @abstractmethod
     def run(self, context: SurveyContext, **effort: Any) -> Result:
@@ -136,15 +151,26 @@ class Instrument(ABC):
     def findings(self, context: SurveyContext, result: Any) -> list[Finding]:
         """What the result means."""
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | Figure | None:
+    def figure(self, results: Results) -> Picture:
         """A picture of the result (`results[self.name]`), or None."""
         return None
 
     def rows(self, result: Any) -> list[Row]:
         """The table below the picture."""
         found: list[Row] = result.rows()
-        return found
+        return [{name: row[key] for key, name in self.columns.items()} for row in found] if self.columns else found
 
-    def found(self, severity: Severity, sentence: str, **fields: Any) -> Finding:
-        """A finding of this instrument."""
-        return Finding(instrument=self.name, severity=severity, sentence=sentence, **{"source": self.source, **fields})
+    def found(
+        self,
+        severity: Severity,
+        sentence: str,
+        label: str = "",
+        quantity: str = "",
+        value: float | None = None,
+        error: float | None = None,
+        **fields: Any,
+    ) -> Finding:
+        """A finding of this instrument: what it says, its label, and the number behind it."""
+        said: dict[str, Any] = {"severity": severity, "sentence": sentence, "label": label}
+        number: dict[str, Any] = {"quantity": quantity, "value": value, "error": error}
+        return Finding(instrument=self.name, **said, **number, **{"source": self.source, **fields})

@@ -30,14 +30,12 @@ def _section(survey: Survey, row: Row, place: int) -> Section:
     name = row["instrument"]
     instrument = get(name)
     result = survey.results.get(name)
-    svg = error = ""
-    if result is not None:
-        svg, error = _drawn(survey, name, place)
+    svg, error = _drawn(survey, name, place)
     return Section(
         name=name,
         title=instrument.title,
         question=instrument.question,
-        state="done" if row["state"] == "done" else "failed" if row["state"] == "failed" else "skipped",
+        state=row["state"] if row["state"] in ("done", "failed") else "skipped",
         reason=row.get("reason", ""),
         sentence="" if result is None or survey.of(name) else result.sentence(),
         findings=survey.of(name),
@@ -55,7 +53,7 @@ def _drawn(survey: Survey, name: str, place: int) -> tuple[str, str]:
     from theodolite.plots import to_svg
 
     try:
-        figure = get(name).figure(survey.results)
+        figure = get(name).figure(survey.results) if name in survey.results else None
         return ("", "") if figure is None else (to_svg(figure, prefix=f"picture-{place}"), "")
     except Exception as problem:
         return "", f"{type(problem).__name__}: {problem}"
@@ -74,13 +72,6 @@ def _cost(row: Row) -> str:
 
 
 def _plan_row(row: Row) -> Row:
-    return {
-        "instrument": row["instrument"],
-        "state": row["state"],
-        "effort": row.get("effort", ""),
-        "expected gradients": row.get("gradients"),
-        "expected seconds": row.get("seconds"),
-        "seconds": row.get("took"),
-        "MiB": row.get("MiB"),
-        "reason": row.get("reason", ""),
-    }
+    costs = {"expected gradients": "gradients", "expected seconds": "seconds", "seconds": "took", "MiB": "MiB"}
+    shown: Row = {"instrument": row["instrument"], "state": row["state"], "effort": row.get("effort", "")}
+    return {**shown, **{name: row.get(key) for name, key in costs.items()}, "reason": row.get("reason", "")}

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
-from types import ModuleType
 
 import theodolite.instruments
 from theodolite.instruments.base import Instrument
@@ -38,7 +37,7 @@ def _classes() -> dict[str, type[Instrument]]:
 @cache
 def _installed() -> dict[str, type[Instrument]]:
     """The classes in our sub-folders and those that other packages name."""
-    ours = {kind.name: kind for module in _modules() for kind in _instruments_in(module)}
+    ours = {kind.name: kind for kind in _ours()}
     theirs: dict[str, type[Instrument]] = {}
     for point in entry_points(group=GROUP):
         try:
@@ -51,17 +50,13 @@ def _installed() -> dict[str, type[Instrument]]:
     return ours | theirs
 
 
-def _modules() -> Iterator[ModuleType]:
-    for folder in pkgutil.iter_modules(theodolite.instruments.__path__, f"{theodolite.instruments.__name__}."):
-        if folder.ispkg:
-            package = importlib.import_module(folder.name)
-            for file in pkgutil.iter_modules(package.__path__, f"{folder.name}."):
-                yield importlib.import_module(file.name)
-
-
-def _instruments_in(module: ModuleType) -> list[type[Instrument]]:
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Instrument)]
-    return [kind for kind in kinds if kind.__module__ == module.__name__ and not inspect.isabstract(kind)]
+def _ours() -> Iterator[type[Instrument]]:
+    for found in pkgutil.walk_packages(theodolite.instruments.__path__, f"{GROUP}."):
+        if found.name.count(".") > GROUP.count(".") + 1:  # in a sub-folder
+            for kind in vars(importlib.import_module(found.name)).values():
+                own = isinstance(kind, type) and issubclass(kind, Instrument) and kind.__module__ == found.name
+                if own and not inspect.isabstract(kind):
+                    yield kind
 
 
 def all_instruments() -> list[Instrument]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import reduce
+from typing import ClassVar
 
 import torch
 
 from theodolite.errors import BatchCoupledError
-from theodolite.instruments.base import InapplicableError
+from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
 from theodolite.measures.kernel.problem_views import outputs_per_sample
 from theodolite.problem import Batch, Problem
 
@@ -55,11 +56,19 @@ def outputs_of(problem: Problem) -> int:
     return outputs_per_sample(subset(problem, 1))
 
 
-def unfit(problem: Problem) -> str:
-    """Why a part of the data cannot be taken, or has no outputs sample by sample; empty where it can and has."""
-    try:
-        problem.refuse_batch_coupling("The tangent kernel")
+class OnSubset(Instrument):
+    """An instrument that takes a part of the data, and its outputs sample by sample."""
+
+    quantity: ClassVar[str] = "The tangent kernel"
+
+    def applies(self, context: SurveyContext) -> str:
+        try:
+            context.problem.refuse_batch_coupling(self.quantity)
+            self.look(context.problem)
+        except (BatchCoupledError, ValueError) as error:  # the latter where weights were given batch by batch
+            return str(error)
+        return ""
+
+    def look(self, problem: Problem) -> None:
+        """Raise where a run could not begin."""
         subset(problem, 1)
-    except (BatchCoupledError, ValueError) as error:  # the latter where weights were given batch by batch
-        return str(error)
-    return ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from theodolite.errors import DerivativeError, SecondOrderError, SymmetryError
 from theodolite.operators import LinearOperator, hessian
@@ -37,23 +38,18 @@ class Work:
     bytes: int = 0
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            self.gradients + other.gradients,
-            self.products + other.products,
-            self.block_products + other.block_products,
-            self.seconds + other.seconds,
-            max(self.bytes, other.bytes),
-        )
+        units = ("gradients", "products", "block_products", "seconds")
+        sums = {unit: getattr(self, unit) + getattr(other, unit) for unit in units}
+        return Work(**sums, bytes=max(self.bytes, other.bytes))
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of a gradient, of a first product with its set-up, of a later one, and of one in a block."""
+    """Seconds of a gradient, of a Hessian product, and of one in a block."""
 
     gradient: float
     product: float
     block_product: float
-    setup: float
     graph_bytes: int
     share: float
     spent: float
@@ -82,17 +78,16 @@ def measure_timings(problem: Problem) -> Timings:
     part, share = _part(problem)
     gradient = quickest(part.gradient)
     refused, op = "", None
-    product = together = setup = 0.0
+    product = together = 0.0
     try:
         op = hessian(part)
-        setup, product, together = _time_products(op)
+        product, together = _time_products(op)
     except (SecondOrderError, SymmetryError, DerivativeError) as error:
         refused, op = str(error), None
     return Timings(
         gradient=gradient / share,
         product=product / share,
         block_product=together / share / 8,
-        setup=setup / share,
         graph_bytes=0 if op is None else int(op.cost().peak_bytes / share),
         share=share,
         spent=time.perf_counter() - began,
@@ -102,20 +97,24 @@ def measure_timings(problem: Problem) -> Timings:
     )
 
 
-def _time_products(op: LinearOperator) -> tuple[float, float, float]:
-    """Seconds of the first product with its set-up, of a later one, and of eight at once."""
-    generator = torch.Generator().manual_seed(0)
-    block = torch.randn(op.shape[1], 8, generator=generator, dtype=torch.float32).to(op.device, op.dtype)
-    setup = _once(lambda: op @ block[:, 0])
+def _time_products(op: LinearOperator) -> tuple[float, float]:
+    """Seconds of one product and of eight at once, when the first of their kind, which do more, are done."""
+    block = columns_for(op, 8, torch.Generator().manual_seed(0))
+    op @ block[:, 0]
     product = quickest(lambda: op @ block[:, 0])
-    _once(lambda: op @ block[:, :2])  # the block route proves itself on its first use
-    return setup, product, quickest(lambda: op @ block, least=0.0)
+    op @ block[:, :2]  # the block route proves itself on its first use
+    return product, quickest(lambda: op @ block, least=0.0)
+
+
+def columns_for(op: LinearOperator, count: int, generator: torch.Generator) -> Tensor:
+    """So many random vectors that the operator takes."""
+    return torch.randn(op.shape[1], count, generator=generator, dtype=torch.float32).to(op.device, op.dtype)
 
 
 def _part(problem: Problem) -> tuple[Problem, float]:
     """The problem, or a few samples of it where a gradient over all would take long; and their share of the data."""
     first = next(iter(problem.data))
-    few = first.part(slice(0, min(first.size, 32)))
+    few = first.part(slice(0, 32))
     if few.size >= problem.samples:
         return problem, 1.0
     try:
@@ -126,11 +125,8 @@ def _part(problem: Problem) -> tuple[Problem, float]:
     seconds = _once(small.gradient) * problem.samples / few.size
     if seconds <= LONG:
         return problem, 1.0
-    size = max(few.size, math.ceil(problem.samples * LONG / seconds))
-    if size < first.size:
-        few = first.part(slice(0, size))
-        return problem.with_batches([few]), few.size / problem.samples
-    return problem.with_batches([first]), first.size / problem.samples
+    few = first.part(slice(0, max(few.size, math.ceil(problem.samples * LONG / seconds))))
+    return problem.with_batches([few]), few.size / problem.samples
 
 
 def _once(work: Callable[[], Any]) -> float:

@@ -199,7 +199,7 @@ def test_only_what_decides_rows_counts_as_code(tmp_path):
 
 
 def test_the_code_of_a_study_is_its_import_closure():
-    from theodolite.experiments.checks.kronecker_identity import KroneckerIdentity
+    from theodolite.experiments.checks.linear_models import KroneckerIdentity
     from theodolite.runners import code_version as module
 
     found = {}
@@ -392,7 +392,7 @@ print(th.experiments.run(Mine, computations=th.runners.Computations(sys.argv[1])
 def test_rows_made_before_a_data_set_arrived_are_marked(tmp_path, monkeypatch):
     """What stands in for missing files decides rows as code does: `update` redoes them when the files are there."""
     from theodolite.experiments.catapult.sweeps import Sweep
-    from theodolite.experiments.checks.kronecker_identity import KroneckerIdentity
+    from theodolite.experiments.checks.linear_models import KroneckerIdentity
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path))

@@ -5,7 +5,6 @@ The latter are Figures 4.5, 4.6 and C.1 and Table 4.2.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from operator import ge
 from statistics import median
@@ -20,11 +19,12 @@ from theodolite.experiments.catapult_features.catapults import DEPARTS, RATIOS, 
 from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, squared_error
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.fits import power_of
-from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log
-from theodolite.experiments.query import Measured, Value, select, values_of
+from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log, split
+from theodolite.experiments.query import Measured, Value, select
 from theodolite.experiments.study import grid
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table, split_loss
+from theodolite.measures.kernel.problem_views import moved
 from theodolite.models import ntk_fcn
 from theodolite.operators import gauss_newton, hessian, tangent_kernel
 from theodolite.problem import Problem
@@ -228,10 +228,9 @@ class Figure46(Experiment):
 def table(rows: list[Row], slack: float = 0.0) -> MatchTable:
     """The counts of all runs among the rows; rises below the share `slack` of the loss do not count."""
     parts = []
-    for seed in values_of(rows, "seed"):
-        run = select(rows, seed=seed)
+    for run in split(rows, "seed").values():
         losses = [float("inf") if row["diverged"] else row["loss"] for row in run]
-        parts.append(match_table([row["exceeded"] for row in run[: len(losses) - 1]], losses, slack=slack))
+        parts.append(match_table([row["exceeded"] for row in run[:-1]], losses, slack=slack))
     names = ("both", "only_up", "only_exceeded", "neither", "unsampled")
     return MatchTable(**{name: sum(getattr(part, name) for part in parts) for name in names})
 
@@ -309,14 +308,10 @@ class Table42(Experiment):
 
         figure, (left, right) = plots.panels(2, size=(4.4, 3.2))
         tables = [table(select(rows, kind=kind)) for kind in REPORTED]
-        shown = {
-            "match rate P(e|up)": [t.match_rate for t in tables],
-            "base rate P(e)": [t.base_rate for t in tables],
-            "P(up|e)": [t.up_given_exceeded for t in tables],
-        }
+        shown = {"match_rate": "match rate P(e|up)", "base_rate": "base rate P(e)", "up_given_exceeded": "P(up|e)"}
         places = torch.arange(len(REPORTED))
-        for i, (name, shares) in enumerate(shown.items()):
-            values, errors = ([100 * getattr(p, part) for p in shares] for part in ("value", "error"))
+        for i, (share, name) in enumerate(shown.items()):
+            values, errors = ([100 * getattr(getattr(t, share), part) for t in tables] for part in ("value", "error"))
             left.errorbar(places + 0.12 * (i - 1), values, errors, fmt="so^"[i], color=f"C{i}", capsize=2, label=name)
         left.plot(places, list(REPORTED.values()), "_", color="black", markersize=22, label="reported match rate")
         left.set_xticks(range(len(REPORTED)), list(REPORTED))
@@ -338,15 +333,6 @@ def gaussian(n: int, dim: int, outputs: int, seed: int) -> tuple[Tensor, Tensor]
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, dim, generator=generator, dtype=torch.float64)
     return x, torch.randn(n, outputs, generator=generator, dtype=torch.float64)
-
-
-def moved(problem: Problem, step: Tensor) -> Problem:
-    """The problem on a copy whose weights are moved by a flat vector."""
-    other = problem.with_model(copy.deepcopy(problem.model))
-    with torch.no_grad():
-        for p, s in zip(other.parameters, problem.split(step).values(), strict=True):
-            p.add_(s)
-    return other
 
 
 def sharpness(problem: Problem) -> float:

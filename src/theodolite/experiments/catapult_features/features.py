@@ -52,7 +52,6 @@ TABLES = {
     "rank-2": tuple(zip((50, 150, 220, 280, 350, 400), (rate / 6.15 for rate in (8, 16, 30, 50, 75, 80)), strict=True)),
     "full": tuple(zip((30, 120, 180, 280), (rate / 6.0 for rate in (7, 12, 40, 80)), strict=True)),
 }
-FACTOR = 1.6
 #: Near zero the kernel is small, but only at the start: the rate begins at so many times the usual one. Three other layers at a
 #: tenth of their size make a plateau that the usual rate leaves after thousands of steps.
 NEAR_ZERO = 5.0
@@ -97,7 +96,7 @@ class RaisedRates(TaskStudy):
         usual = start.networks if init == "ntk" else prepare(setting, seeds, copies=copies, reference=reference).networks
         critical = critical_rate(usual, x) * (1.0 if init == "ntk" else NEAR_ZERO)
         wanted = torch.arange(copies).repeat_interleave(len(seeds))
-        rule = Raises(wanted, critical, table=TABLES.get(setting.task) if job["scheduled"] else None, factor=FACTOR)
+        rule = Raises(wanted, critical, table=TABLES.get(setting.task) if job["scheduled"] else None)
         history, losses = descend_with_raises(start.networks, start.splits, rule, steps=job["steps"], check=job["check"])
         shared = {"panel": setting.title, "data": start.origin, "start": init}
         marks = [{**shared, "raises": int(k), "seed": r % len(seeds)} for r, k in enumerate(wanted)]

@@ -1,21 +1,18 @@
-"""Trained networks that the figures of this chapter look at, how they are stored and read back, and the curvature of a layer."""
+"""Trained networks that the figures of this chapter look at, and how they are stored and read back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.data import load
-from theodolite.experiments.query import Query, Value
 from theodolite.experiments.study import Computation, Params, Study
-from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.models import build
-from theodolite.operators import KroneckerFactors, kronecker_factors, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Row
 from theodolite.training import Trace, train
@@ -77,8 +74,6 @@ DIGITS = Setup("F-40^2")
 MINI = Setup("LeNet-mini", samples=500, flat=False)
 CIFAR = Setup("LeNet5", data="cifar10", epochs=15, rate=0.05, batch=64, samples=1000, flat=False)
 MNIST = Setup("F-200^2", data="mnist", epochs=5, rate=0.05, batch=32, samples=2000)
-#: Pixels that are not centred have a strong mean; at this rate most units of the first layer stay alive.
-RAW_CIFAR = Setup("F-200^2", data="cifar10", epochs=80, until=0.0, rate=0.01, batch=32, samples=500, pixels="raw", span=True)
 
 
 def as_printed(line: str, samples: int | None = None) -> Setup:
@@ -176,57 +171,11 @@ def models_of(job: Mapping[str, Any]) -> list[tuple[Setup, int]]:
     return [(setup.but(training=name), job["seed"] + i) for name, count in job["models"] for i in range(count)]
 
 
-def if_any(query: Query, measure: Callable[[list[Row]], Any]) -> Value:
-    """A measure of some rows; NaN where there are none, as of networks that a size does not train."""
-    return Value(lambda rows: measure(found) if (found := query.of(rows)) else math.nan)
-
-
-# The curvature of layers
-
-
-#: Residual of eigenvectors over the largest eigenvalue; those that are compared are up to a thousand times smaller than it.
-TOLERANCE = 1e-5
-
-
-class Layer(NamedTuple):
-    """A layer of one model: its Kronecker factors and the top eigenpairs of its Hessian."""
-
-    factors: KroneckerFactors
-    pairs: Eigenpairs
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
-        return len(self.factors.output), len(self.factors.input)
-
-
-def layer_factors(problem: Problem, layer: str) -> KroneckerFactors:
-    """The Kronecker factors of a layer."""
-    found: KroneckerFactors = kronecker_factors(problem, [layer], sharing="expand")[layer]
-    return found
-
-
-def layer_pairs(problem: Problem, layers: Sequence[str], k: int, tol: float = TOLERANCE) -> Mapping[str, Eigenpairs]:
-    """The k largest eigenpairs of the layers' blocks, k capped at their sizes; several in lockstep."""
-    return top_eigenpairs(layer_hessians(problem, layers), k, tol=tol, seed=0, progress=False)
-
-
-def layers_of(problem: Problem, layers: Sequence[str], k: int, tol: float = TOLERANCE) -> dict[str, Layer]:
-    """The layers with their factors and k largest eigenpairs."""
-    pairs = layer_pairs(problem, layers, k, tol)
-    return {layer: Layer(layer_factors(problem, layer), pairs[layer]) for layer in layers}
-
-
-def numbered(shared: Mapping[str, Any], index: str = "i", **columns: Tensor) -> Iterator[Row]:
-    """Vectors of equal length as columns of rows that are counted from 1."""
-    for i, values in enumerate(zip(*(column.tolist() for column in columns.values()), strict=True), start=1):
-        yield {**shared, index: i, **dict(zip(columns, values, strict=True))}
-
-
-def entries(shared: Mapping[str, Any], matrix: Tensor) -> Iterator[Row]:
-    """The entries of a matrix, rows and columns counted from 1."""
-    for i, line in enumerate(matrix, start=1):
-        yield from numbered({**shared, "i": i}, "j", value=line)
+def farthest(ratios: Sequence[float]) -> float:
+    """The ratio farthest from 1, up or down; NaN if one of them is."""
+    if any(not ratio > 0 for ratio in ratios):
+        return math.nan
+    return max(ratios, key=lambda ratio: max(ratio, 1.0 / ratio))
 
 
 # How networks are made
@@ -252,10 +201,9 @@ def _build(setup: Setup, x: Tensor, seed: int) -> nn.Module:
     classes = len(load(setup.data).classes)
     if setup.network.startswith("F-"):
         return build(setup.network, inputs=x.shape[1], outputs=classes, seed=seed)
-    sizes: dict[str, Any] = (
-        {"channels": x.shape[1]} if setup.network.startswith(("VGG", "ResNet")) else {"image": tuple(x.shape[1:])}
-    )
-    return build(setup.network, classes=classes, seed=seed, **sizes)
+    if setup.network.startswith(("VGG", "ResNet")):
+        return build(setup.network, classes=classes, channels=x.shape[1], seed=seed)
+    return build(setup.network, classes=classes, image=tuple(x.shape[1:]), seed=seed)
 
 
 def _in_span(model: nn.Module, x: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
-"""What the output Hessian of a layer is made of: logit gradients in groups, and the weights above the layer."""
+"""The output Hessian of a layer: its spectrum beside the layer's, and what it is made of."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -12,24 +14,195 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, Measured, at_least, at_most, equal, measured, rows
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import (
-    NetworkStudy,
-    Setup,
-    as_printed,
-    cases,
-    if_any,
-    layer_factors,
-    network_of,
-    numbered,
-)
-from theodolite.experiments.lab.panels import curves, draw_panels, scatter
+from theodolite.experiments.hessian.layers import layer_factors, layers_of, numbered
+from theodolite.experiments.hessian.networks import DIGITS, MNIST, NetworkStudy, Setup, as_printed, cases, network_of, train_on
+from theodolite.experiments.lab.panels import Panel, curves, draw_panels, melted, scatter, split
 from theodolite.experiments.query import Column, Value, select, values_of
+from theodolite.experiments.study import Computation
 from theodolite.linalg import subspace_overlap
-from theodolite.measures.hessian import Clusters, firing_rates, logit_clusters, outlier_count, sharp_subspace, weight_product
-from theodolite.operators import kronecker_factors
+from theodolite.measures.hessian import (
+    Autocorrelation,
+    Clusters,
+    EigenTrajectory,
+    autocorrelation,
+    firing_rates,
+    logit_clusters,
+    outlier_count,
+    sharp_subspace,
+    track_eigenpairs,
+    weight_product,
+)
+from theodolite.operators import DenseOperator, kronecker_factors
 from theodolite.problem import Problem
 from theodolite.problem.activations import recorded_calls
 from theodolite.results import Row
+
+# The gap at c − 1
+
+
+CLASSES = 10
+MATRICES = ("output Hessian", "layer Hessian")
+STAGES = ("initialisation", "true labels", "random labels")
+
+models = rows(kind="model")
+
+
+def _stages(setup: Setup, random: Setup, seeds: int) -> list[dict[str, Any]]:
+    """A network at its start and at a minimum, and one that is too small for its random labels."""
+    setups = zip(STAGES, (setup.but(epochs=0), setup, random), strict=True)
+    return [case for stage, found in setups for case in cases(found, seeds=seeds, stage=stage, layer="fc2")]
+
+
+SAME_RATIOS = "the first nine eigenvalues of both matrices have the same ratios (correlation, smallest without random labels)"
+
+
+class Figure4(NetworkStudy, Experiment):
+    """The layer's Hessian has the spectrum of its output Hessian, with a gap at the number of classes.
+
+    Eigenvalues of E[M] and of the layer's Hessian, each over its largest, at initialisation, at a minimum with the true
+    labels, and at a minimum with random labels of a network too small to learn them, where the gap is gone. Which layer and
+    network the source shows is not said; here it is the second hidden layer.
+    """
+
+    item, where = "wu-zhu-2020 Figure 4", "section 4.4"
+    departs = "A width of 200 on digits too: with 40 units the outliers of the initialisation are not yet apart."
+    sizes = {
+        "tiny": _stages(DIGITS.but(network="F-200^2"), Setup("F-20^2", labels="random", epochs=30), 3),
+        "laptop": _stages(MNIST, MNIST.but(network="F-20^2", labels="random", epochs=5), 3),
+        "paper": _stages(as_printed("MNIST F-200^2"), as_printed("MNIST-R F-20^2"), 5),
+    }
+    claims = {
+        SAME_RATIOS: at_least(
+            0.95, models(stage=STAGES[:2]).min("correlation"), **paper("the same relative ratios", "section 4.4")
+        ),
+        **{
+            f"{stage}: the {matrix} has c − 1 = 9 outliers (median over seeds)": equal(
+                9.0,
+                models(stage=stage).median(f"{matrix} outliers"),
+                **paper("a gap around the number of classes", "section 4.4 and Figure 4"),
+            )
+            for stage in STAGES[:2]
+            for matrix in MATRICES
+        },
+        "with random labels the gap at c − 1 of the output Hessian is less than half of that with true labels": at_most(
+            0.5,
+            models(stage="random labels").median("output Hessian gap") / models(stage="true labels").median("output Hessian gap"),
+            **paper("the gap does not appear at minimum for random labels", "section 4.4"),
+        ),
+    }
+
+    def run(self, job: Mapping[str, Any], *weights: list[Row]) -> Iterator[Row]:
+        [problem], layer = self.problems(job, weights), job["layer"]
+        k = 3 * CLASSES  # as far as outliers are looked for
+        # Eigenvalues are exact to the square of the residuals.
+        factors, pairs = layers_of(problem, [layer], k, tol=3e-3)[layer]
+        values = dict(zip(MATRICES, (torch.linalg.eigvalsh(factors.output).flip(0)[:k], pairs.values), strict=True))
+        shared = {"stage": job["stage"], "network": job["setup"]["network"], "layer": layer, "seed": job["seed"]}
+        top = torch.stack([v[: CLASSES - 1] / v[0] for v in values.values()])
+        row: Row = {"kind": "model", **shared, "correlation": float(torch.corrcoef(top)[0, 1])}
+        for name, v in values.items():
+            row[f"{name} outliers"] = outlier_count(v, CLASSES)
+            row[f"{name} gap"] = float((v[CLASSES - 2] / v[CLASSES - 1]).log())
+        yield row
+        for name, v in values.items():
+            yield from numbered({"kind": "eigenvalue", **shared, "matrix": name}, value=v / v[0])
+
+    def draw(self, rows: list[Row]) -> Any:
+        parts = split(select(rows, kind="eigenvalue"), "stage")
+        panels = [
+            curves(mine, "i", "value", title="{stage}: {layer} of {network}".format(**mine[0])).line(x=9.5, label="c − 1 = 9")
+            for mine in parts.values()
+        ]
+        look: dict[str, Any] = {"by": "matrix", "band": "range", "log": "y", "markers": True, "labels": "legend"}
+        return draw_panels(*panels, share="y", **look, xlabel="rank", ylabel="eigenvalue over the largest")
+
+
+checkpoints = rows(kind="checkpoint")
+
+
+class Figure18(NetworkStudy, Experiment):
+    """The two factors of a layer keep their shape along training: one large input direction, about c outputs.
+
+    Top eigenvalues of E[xxᵀ] and of E[M] at checkpoints from the initialisation on, each over the largest of its checkpoint.
+    """
+
+    item = ("wu-zhu-2020 Figure 18", "wu-zhu-2020 Figure 19")
+    where = "appendix E.4: fc1 of LeNet5"
+    sizes = {  # checkpoints are epochs
+        "tiny": cases(DIGITS, layer="fc2", checkpoints=[0, 1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25]),
+        "laptop": cases(DIGITS, seeds=5, layer="fc2", checkpoints=[0, 1, 2, 3, 5, 8, 12, 18, 27, 40, 60, 90]),
+        "paper": cases("CIFAR10 LeNet5", layer="fc1", checkpoints=[0, 1, 2, 5, 10, 20, 50, 100, 200, 400, 700, 1000]),
+    }
+    claims = {
+        "E[xxᵀ] has one dominant eigenvalue at every checkpoint (smallest γ₁/γ₂)": at_least(
+            2.5, checkpoints.min("ratio"), **paper("always approximately rank 1", "appendix E.4")
+        ),
+        "E[M] has c − 1 = 9 large eigenvalues (share of checkpoints where τ₉/τ₁₀ > τ₁₀/τ₁₁)": at_least(
+            0.8,
+            checkpoints.column(lambda row: row["gap"] > row["next_gap"]).mean(),
+            **paper("always around c large eigenvalues", "appendix E.4"),
+        ),
+    }
+
+    def needs(self, job: Mapping[str, Any]) -> list[Computation]:
+        return []  # it trains, from checkpoint to checkpoint
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        setup, seed, layer = Setup(**job["setup"]), job["seed"], job["layer"]
+        start, (x, y) = network_of(setup.but(epochs=0, samples=10**9), seed)
+        problem = Problem(start, nn.CrossEntropyLoss(), (x[: setup.samples], y[: setup.samples]))
+        states = _training(copy.deepcopy(start).float(), (x.float(), y), setup, job["checkpoints"], seed)
+        seen: list[Autocorrelation] = []
+
+        def both(problem: Problem) -> dict[str, DenseOperator]:
+            factors = layer_factors(problem, layer)
+            seen.append(autocorrelation(factors))
+            return {"input": DenseOperator(factors.input), "output": DenseOperator(factors.output)}
+
+        found = track_eigenpairs(
+            problem, states, 2 * CLASSES, labels=job["checkpoints"], matrix=both, tol=1e-8, seed=0, progress=False
+        )
+        for t, epoch in enumerate(job["checkpoints"]):
+            yield from _checkpoint(found, t, seen[t], {"epoch": epoch, "seed": seed})
+
+    def draw(self, rows: list[Row]) -> Any:
+        shown = select(rows, kind="eigenvalue", i=[1, 2, 3, 5, 9, 10, 11])
+        values = [{**row, "at": row["epoch"] + 1, "name": f"{row['i']}"} for row in shown]
+        titles = {"input": "Input auto-correlation E[xxᵀ]", "output": "Output Hessian E[M]"}
+        panels = [curves(select(values, factor=factor), "at", "value", title=title) for factor, title in titles.items()]
+        look: dict[str, Any] = {"by": "name", "log": "xy", "labels": "direct", "xlabel": "epoch + 1"}
+        return draw_panels(*panels, **look, ylabel="eigenvalue over the largest")
+
+
+def _training(
+    model: nn.Module, data: tuple[Tensor, Tensor], setup: Setup, checkpoints: Sequence[int], seed: int
+) -> Iterator[nn.Module]:
+    """The model at each of these epochs, trained in between."""
+    sgd = torch.optim.SGD(model.parameters(), lr=setup.rate)
+    for done, epoch in pairwise([0, *checkpoints]):
+        if epoch > done:
+            train_on(model, data, sgd, setup, range(done, epoch), seed)
+        yield model
+
+
+def _checkpoint(
+    found: Mapping[str, EigenTrajectory], t: int, inputs: Autocorrelation, shared: Mapping[str, Any]
+) -> Iterator[Row]:
+    """Both spectra of a layer at one moment of training."""
+    values = {name: track.values[t] for name, track in found.items()}
+    tau = values["output"]
+    yield {
+        "kind": "checkpoint",
+        **shared,
+        "loss": found["output"].losses[t],
+        "ratio": inputs.ratio,
+        "squared_dot": inputs.squared_dot,
+        "gap": float(tau[CLASSES - 2] / tau[CLASSES - 1]),
+        "next_gap": float(tau[CLASSES - 1] / tau[CLASSES]),
+    }
+    for name, spectrum in values.items():
+        yield from numbered({"kind": "eigenvalue", **shared, "factor": name}, value=spectrum / spectrum[0])
+
 
 # Groups of logit gradients
 
@@ -136,21 +309,15 @@ class Figure20(NetworkStudy, Experiment):
         panels = []
         for stage, by in (("start", "logit"), ("minimum", "class")):
             here = select(rows, stage=stage)
-            values, look = (
-                select(here, kind="eigenvalue"),
-                {"xlabel": f"eigenvalue of E[M], {stage}", "ylabel": "over the largest"},
-            )
-            panels.append(curves(values, "index", "value", log="y", **look).line(x=9.5, label="c − 1 = 9"))
+            spectrum = curves(select(here, kind="eigenvalue"), "index", "value", log="y", ylabel="over the largest")
+            panels.append(spectrum.set(xlabel=f"eigenvalue of E[M], {stage}").line(x=9.5, label="c − 1 = 9"))
             for part, name in (("gamma", "γ"), ("delta", "δ")):
                 points = select(here, kind="point", part=part, seed=0)
                 share = select(here, kind="network", seed=0)[0][f"{part}_{by}"]
-                look = {
-                    "xlabel": "first direction",
-                    "ylabel": "second",
-                    "title": f"{stage}: means of {name}, by {by} ({share:.2f})",
-                }
+                title = f"{stage}: means of {name}, by {by} ({share:.2f})"
+                means = scatter(points, "first", "second", by=by, xlabel="first direction", ylabel="second", title=title)
                 legend: dict[str, Any] = {"title": by, "title_fontsize": 7, "handletextpad": 0.1, "columnspacing": 0.4}
-                panels.append(scatter(points, "first", "second", by=by, **look).legend(fontsize=6.5, ncols=2, **legend))
+                panels.append(means.legend(fontsize=6.5, ncols=2, **legend))
         return draw_panels(*panels, size=(3.9, 3.2))
 
 
@@ -297,7 +464,7 @@ class Table10(NetworkStudy, Experiment):
         "random labels: how much better the gated product is": measured(gains("random").mean()),
         "column by column: largest distance from the printed overlap": at_most(
             0.1,
-            if_any(printed, printed.by("line", "layer").each(from_printed).max()),
+            printed.if_any(printed.by("line", "layer").each(from_printed).max()),
             says="0.213 to 0.999",
             since="paper",
         ),
@@ -332,18 +499,15 @@ class Table10(NetworkStudy, Experiment):
             }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
-        lines = values_of(rows, "line")
-        figure, axes = plots.panels(len(lines), size=(3.6, 3.0), share_y=True)
-        look: dict[str, Any] = {"by": "product", "labels": "legend", "xlabel": "layer", "ylabel": "overlap"}
-        for ax, line in zip(axes, lines, strict=True):
-            here = select(rows, line=line)
-            drawn = [{"place": r["place"], "value": r[k], "product": k} for r in here for k in ("plain", "gated")]
+        def panel(line: str, here: list[Row]) -> Panel:
+            drawn = melted(here, {"plain": "plain", "gated": "gated"}, by="product")
             drawn += [{"place": i, "value": v, "product": "source"} for i, v in enumerate(TABLE_10.get(line, ()), start=1)]
-            plots.curves(drawn, "place", "value", **look, title=line, ax=ax)
-            places = sorted({r["place"] for r in here})
-            ax.set_xticks(places, [f"fc{i}" for i in places])
-            ax.legend(fontsize=8, loc="lower right", title="product of weights", title_fontsize=8)
-        axes[0].set_ylim(top=1.03)
-        return figure
+            places = sorted(values_of(here, "place"))
+            shown = curves(drawn, "place", "value", title=line).set(xticks=places, xticklabels=[f"fc{i}" for i in places])
+            return shown.legend(fontsize=8, loc="lower right", title="product of weights", title_fontsize=8)
+
+        mine = split(rows, "line")
+        panels = [*map(panel, mine, mine.values())]
+        panels[-1].set(ylim=(None, 1.03))  # of all: they share it
+        look: dict[str, Any] = {"by": "product", "labels": "legend", "xlabel": "layer", "ylabel": "overlap"}
+        return draw_panels(*panels, size=(3.6, 3.0), share="y", **look)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from theodolite.data import load
 from theodolite.experiments import Experiment, at_most, between, equal, rows, sizes
 from theodolite.experiments.hessian import paper
-from theodolite.experiments.hessian.networks import NAMES, if_any, random_labels
-from theodolite.experiments.lab.panels import draw_panels, scatter
+from theodolite.experiments.hessian.networks import NAMES, random_labels
+from theodolite.experiments.lab.panels import curves, draw_panels, scatter
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.experiments.study import grid
 from theodolite.models import build, count_parameters
@@ -122,7 +122,7 @@ def wrong_entries(data: str, *columns: str) -> Value:
     """How many entries of the source's table differ from ours, in these columns; NaN where none of its lines was read."""
     lines = rows(table=[name for name in DATA_SETS if name.startswith(data)])
     wrong = lines.column(lambda row: float(sum(row[column] != DATA_SETS[row["table"]][column] for column in columns)))
-    return if_any(lines, wrong.sum())
+    return lines.if_any(wrong.sum())
 
 
 def from_chance(row: Row) -> float:
@@ -140,11 +140,7 @@ class Table2(Experiment):
     """
 
     item, where = ("wu-zhu-2020 Table 2", "wu-2023 Table C.1"), "Wu, Zhu et al. 2020, appendix D.1; Wu 2023, appendix C.5"
-    sizes = sizes(
-        tiny={"data": ("digits",)},
-        laptop={"data": ("digits", "mnist", "cifar10", "cifar100")},
-        paper={"data": ("mnist", "cifar10", "cifar100")},
-    )
+    sizes = sizes({"data": (("digits",), ("digits", "mnist", "cifar10", "cifar100"), ("mnist", "cifar10", "cifar100"))})
     claims = {
         "MNIST, MNIST-2 and MNIST-R: entries of the table that differ": equal(
             0,
@@ -275,8 +271,6 @@ class Table3(Experiment):
     sizes = sizes(
         networks=tuple(PARAMETERS),
         tiny={"networks": ("F-200^2", "LeNet5", "LeNet5-BN", "LeNet5-(fc1-80)", "VGG11-W32", "ResNet18-W48")},
-        laptop={},
-        paper={},
     )
     claims = {
         **{
@@ -325,8 +319,6 @@ class Table3(Experiment):
         }
 
     def draw(self, rows: list[Row]) -> Any:
-        from theodolite import plots
-
         modules = [
             {**row, "size": math.prod(row[f"out_{i}"] or 1 for i in range(3))}
             for row in select(rows, kind="module", network=list(TABLES))
@@ -336,13 +328,10 @@ class Table3(Experiment):
             for row in select(rows, kind="network")
         ]
         lines = [(i, math.prod(after)) for table in TABLES.values() for i, (_, _, _, after) in enumerate(table, start=1)]
-        figure, (left, right) = plots.panels(2, size=(4.6, 3.4))
-        plots.curves(modules, "place", "size", by="network", log="y", labels="legend", xlabel="module", ylabel="outputs", ax=left)
-        left.plot(*zip(*lines, strict=True), "o", mfc="none", ms=9, color="#555555", label="source")
-        left.legend(fontsize=8)
-        look: dict[str, Any] = {"by": "family", "log": "xy", "identity": True}
-        plots.scatter(sums, "sum", "parameters", **look, xlabel="sum over the layers", ylabel="parameters", ax=right)
-        return figure
+        outputs = curves(modules, "place", "size", by="network", log="y", labels="legend", xlabel="module", ylabel="outputs")
+        outputs.then(lambda ax: ax.plot(*zip(*lines, strict=True), "o", mfc="none", ms=9, color="#555555", label="source"))
+        parameters = scatter(sums, "sum", "parameters", by="family", log="xy", identity=True, xlabel="sum over the layers")
+        return draw_panels(outputs.legend(fontsize=8), parameters, size=(4.6, 3.4))
 
 
 def _xavier(layer: nn.Conv2d | nn.Linear) -> float:

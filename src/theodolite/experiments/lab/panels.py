@@ -58,16 +58,18 @@ curves, log_log, scatter, heatmap, matrix = (
 
 
 def draw_panels(
-    *panels: Panel, columns: int | None = None, size: tuple[float, float] = (3.6, 2.9), share: bool = False, **shared: Any
+    *panels: Panel, columns: int | None = None, size: tuple[float, float] = (3.6, 2.9), share: bool | str = False, **shared: Any
 ) -> Any:
     """A figure of panels, left to right and top to bottom, lettered if there are several; `shared` holds for all of them.
 
-    `size` is that of one panel; `share` gives all of them the same axes.
+    `size` is that of one panel; `share` gives all of them the same axes, "y" the same vertical one.
     """
     from theodolite import plots
 
     several = len(panels) > 1
-    figure, axes = plots.panels(len(panels), columns=columns, size=size, letters=several, share_x=share, share_y=share)
+    figure, axes = plots.panels(
+        len(panels), columns=columns, size=size, letters=several, share_x=share is True, share_y=bool(share)
+    )
     for panel, ax in zip(panels, axes, strict=True):
         panel.draw(ax, **shared)
     return figure

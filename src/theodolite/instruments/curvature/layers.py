@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
-from theodolite.instruments.base import Instrument, SurveyContext, Work
+import theodolite as th
+from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
 from theodolite.instruments.curvature.spectrum import basis_bytes
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.measures.audit import BatchAudit
 from theodolite.measures.hessian import StructureReport, hessian_structure
 from theodolite.operators.kronecker import affine_layers
 from theodolite.results import Finding, ResultMapping, Row, Severity, number
 from theodolite.text import listed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: More layers than this are drawn by their place in the network, fewer each by its spectrum.
 FEW = 6
@@ -72,9 +69,9 @@ class Layers(Instrument):
         sharpest = max(tops, key=lambda name: tops[name][0])
         flattest = min(tops, key=lambda name: tops[name][0])
         value, error = tops[sharpest]
-        fields = {"quantity": f"largest eigenvalue of the block of {sharpest}", "value": value, "error": error}
+        measured = (f"largest eigenvalue of the block of {sharpest}", value, error)
         if not value > 0:
-            return [self.found(Severity.NOTE, "No layer's own block curves upwards.", label="sharpest layer", **fields)]
+            return [self.found(Severity.NOTE, "No layer's own block curves upwards.", "sharpest layer", *measured)]
         whole = context.results.get("curvature")
         share, advice = "", ""
         if isinstance(whole, Eigenpairs) and float(whole.values[0]) > 0:
@@ -89,21 +86,18 @@ class Layers(Instrument):
             f"The sharpest layer is {sharpest} with curvature {number(value, error)}{share}; the flattest is {flattest} "
             f"({tops[flattest][0]:.3g})."
         )
-        slow = [name for name, pairs in result.items() if not pairs.converged]
-        if slow:
-            text += f" The search did not finish in {len(slow)} layers."
-        return [self.found(Severity.NOTE, text, label="sharpest layer", advice=advice, **fields)]
+        slow = sum(not pairs.converged for pairs in result.values())
+        text += f" The search did not finish in {slow} layers." if slow else ""
+        return [self.found(Severity.NOTE, text, "sharpest layer", *measured, advice=advice)]
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         result = results[self.name]
         if len(result) <= FEW:
-            return plots.eigenvalues(result, by="layer", log=True, title="Largest eigenvalues of each layer's block")
-        rows = [{"layer number": i + 1, "eigenvalue": row["largest eigenvalue"]} for i, row in enumerate(self.rows(result))]
-        rows = [row for row in rows if row["eigenvalue"] > 0]
+            return th.plots.eigenvalues(result, by="layer", log=True, title="Largest eigenvalues of each layer's block")
+        tops = [row["largest eigenvalue"] for row in self.rows(result)]
+        rows = [{"layer number": i, "eigenvalue": top} for i, top in enumerate(tops, 1) if top > 0]
         title = "Sharpness of each layer, in the order of the model"
-        return plots.curves(
+        return th.plots.curves(
             rows, x="layer number", y="eigenvalue", log="y", markers=True, title=title, ylabel="largest eigenvalue"
         )
 
@@ -122,6 +116,10 @@ class Structure(Instrument):
     )
     source = "Wu and others (2020), Dissecting Hessian: decoupling of the layer-wise Hessian."
     efforts = ({"k": 10}, {"k": 3})
+    columns: ClassVar[Mapping[str, str]] = {
+        **{key: key for key in ("layer", "sharpness", "residual", "decoupling_error", "overlap", "rank_ratio")},
+        **{"squared_dot": "input_mean", "ratio": "input_gap"},
+    }
 
     def applies(self, context: SurveyContext) -> str:
         recipes, _ = affine_layers(context.problem, list(context.problem.layers))
@@ -140,17 +138,9 @@ class Structure(Instrument):
         return Work(gradients=20.0, products=0.01, seconds=seconds, bytes=basis_bytes(context, effort["k"]))
 
     def run(self, context: SurveyContext, **effort: Any) -> StructureReport:
-        audit = context.results.get("batches")
-        classes = audit.classes if isinstance(audit, BatchAudit) and 1 < audit.classes <= 100 else None
-        return hessian_structure(
-            context.problem, k=effort["k"], tol=TOLERANCE, classes=classes, seed=context.seed, progress=False
-        )
-
-    def rows(self, result: StructureReport) -> list[Row]:
-        keep = ("layer", "sharpness", "residual", "decoupling_error", "overlap", "rank_ratio")
-        inputs = {"input_mean": "squared_dot", "input_gap": "ratio"}
-        names = {key: key for key in keep} | inputs
-        return [{name: row[key] for name, key in names.items()} for row in result.rows()]
+        seen = getattr(context.results.get("batches"), "classes", 0)
+        classes = seen if 1 < seen <= 100 else None
+        return hessian_structure(context.problem, **effort, tol=TOLERANCE, classes=classes, seed=context.seed, progress=False)
 
     def findings(self, context: SurveyContext, result: StructureReport) -> list[Finding]:
         rows = result.rows()
@@ -162,43 +152,37 @@ class Structure(Instrument):
         advice = "Where they do, a Kronecker preconditioner (K-FAC, Shampoo) fits; elsewhere it would mislead." if bad else ""
         # A quotient of two norms, each an eigenvalue known to its residual; that of the difference is below the tolerance.
         worst = max(row["residual"] / max(abs(row["sharpness"]), 1e-30) for row in rows)
-        fields = {"quantity": "mean decoupling error", "value": mean, "error": mean * (TOLERANCE + worst)}
-        found = [self.found(Severity.NOTE, text, label="factorisation", advice=advice, **fields)]
-        return [*found, *self._inputs(rows)]
+        measured = ("mean decoupling error", mean, mean * (TOLERANCE + worst))
+        return [self.found(Severity.NOTE, text, "factorisation", *measured, advice=advice), *self._inputs(rows)]
 
-    def _inputs(self, rows: list[Row]) -> list[Finding]:
+    def _inputs(self, rows: list[Row]) -> Iterator[Finding]:
         inner = rows[1:]  # the first layer's input is the data
-        if not inner:
-            return []
         normalised = [row["layer"] for row in inner if row["squared_dot"] < 0.3 and row["ratio"] < 2]
         if normalised:
             text = (
                 f"The inputs of {listed(normalised, 4)} have no dominant direction, as normalisation makes "
                 "them: no rank-one outliers there."
             )
-            value = float(len(normalised))
-            return [self.found(Severity.NOTE, text, label="normalised inputs", quantity="layers", value=value)]
-        dominant = [row["layer"] for row in inner if row["squared_dot"] > 0.9 and row["ratio"] > 2]
-        if not dominant:
-            return []
-        ratio = sum(row["ratio"] for row in inner if row["layer"] in dominant) / len(dominant)
-        text = (
-            f"The inputs of {len(dominant)} of {len(inner)} inner layers are nearly one direction, their mean (it is {ratio:.2g} "
-            "times stronger than the next): sharp directions are an output direction times that mean."
-        )
-        advice = "A normalisation layer takes the mean away, and with it these outliers."
-        fields = {"quantity": "largest over second eigenvalue of the input auto-correlation", "value": ratio}
-        return [self.found(Severity.NOTE, text, label="rank-one inputs", advice=advice, **fields)]
+            yield self.found(Severity.NOTE, text, "normalised inputs", "layers", float(len(normalised)))
+            return
+        dominant = [row["ratio"] for row in inner if row["squared_dot"] > 0.9 and row["ratio"] > 2]
+        if dominant:
+            ratio = sum(dominant) / len(dominant)
+            text = (
+                f"The inputs of {len(dominant)} of {len(inner)} inner layers are nearly one direction, their mean (it is "
+                f"{ratio:.2g} times stronger than the next): sharp directions are an output direction times that mean."
+            )
+            advice = "A normalisation layer takes the mean away, and with it these outliers."
+            measured = ("largest over second eigenvalue of the input auto-correlation", ratio)
+            yield self.found(Severity.NOTE, text, "rank-one inputs", *measured, advice=advice)
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         report = results[self.name]
         name = max(report, key=lambda layer: float(report[layer].pairs.values[0]))
         corner = report[name].correspondence().outputs[:10, :10].clamp(max=1.0)  # rounding
         if min(corner.shape) < 3:
             return None
-        return plots.matrix(
+        return th.plots.matrix(
             corner,
             row_names=range(1, len(corner) + 1),
             column_names=range(1, corner.shape[1] + 1),

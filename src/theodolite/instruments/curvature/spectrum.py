@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
+import theodolite as th
+from theodolite.instruments.base import InapplicableError, Instrument, Picture, Results, SurveyContext, Work
 from theodolite.linalg import Density, Eigenpairs, TraceEstimate, spectral_density, top_eigenpairs, trace
 from theodolite.linalg.density import PROBE_BYTES
 from theodolite.linalg.eigenpairs import BASIS_BYTES
-from theodolite.measures.audit import BatchAudit
 from theodolite.measures.hessian import Alignment, Conditioning, conditioning, gradient_alignment
 from theodolite.results import Finding, Row, Severity, number
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def basis_bytes(context: SurveyContext, k: int) -> int:
@@ -46,10 +42,9 @@ class SpectrumEnd(Instrument):
         return top_eigenpairs(context.hessian, k, which=self.which, max_matvecs=cap, seed=context.seed, progress=False)
 
     def rows(self, result: Eigenpairs) -> list[Row]:
-        columns = zip(result.values.tolist(), result.residuals.tolist(), result.unresolved.tolist(), strict=True)
         return [
-            {"rank": i + 1, "eigenvalue": value, "residual": residual, "differs from zero": not unresolved}
-            for i, (value, residual, unresolved) in enumerate(columns)
+            {"rank": i, "eigenvalue": row["eigenvalue"], "residual": row["residual"], "differs from zero": not row["unresolved"]}
+            for i, row in enumerate(result.rows(), 1)
         ]
 
 
@@ -68,18 +63,18 @@ class Curvature(SpectrumEnd):
 
     def findings(self, context: SurveyContext, result: Eigenpairs) -> list[Finding]:
         top, error = float(result.values[0]), float(result.residuals[0])
-        fields: dict[str, Any] = {"quantity": "largest Hessian eigenvalue", "value": top, "error": error}
+        measured = ("largest Hessian eigenvalue", top, error)
         if not result.converged:
             text = (
                 f"The sharpest direction curves by about {number(top, error)}, but the search did not "
                 f"finish: {result.outcome.value}."
             )
-            return [self.found(Severity.WARNING, text, label="not converged", advice="Allow a larger budget.", **fields)]
+            return [self.found(Severity.WARNING, text, "not converged", *measured, advice="Allow a larger budget.")]
         if top <= result.tol * result.scale:
             text = f"No direction curves upwards (largest eigenvalue {number(top, error)})."
-            return [self.found(Severity.NOTE, text, label="no curvature", **fields)]
+            return [self.found(Severity.NOTE, text, "no curvature", *measured)]
         text = f"The sharpest direction has curvature {number(top, error)}{self._outliers(context, result)}."
-        return [self.found(Severity.NOTE, text, label="sharpness", **fields)]
+        return [self.found(Severity.NOTE, text, "sharpness", *measured)]
 
     def _outliers(self, context: SurveyContext, result: Eigenpairs) -> str:
         """How many eigenvalues stand out: those before the widest relative gap, if it is wide."""
@@ -90,17 +85,14 @@ class Curvature(SpectrumEnd):
         place = max(range(len(gaps)), key=gaps.__getitem__)
         if gaps[place] < 1.5:
             return "; the eigenvalues below it follow without a gap"
-        audit = context.results.get("batches")
-        classes = audit.classes if isinstance(audit, BatchAudit) else 0
+        classes = getattr(context.results.get("batches"), "classes", 0)
         known = f", as expected of {classes} classes" if classes == place + 2 else ""
         return (
             f"; {place + 1} direction{'s stand' if place else ' stands'} out (the next is {gaps[place]:.2g} times flatter{known})"
         )
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
-        return plots.eigenvalues(results[self.name], title="Largest eigenvalues of the Hessian")
+    def figure(self, results: Results) -> Picture:
+        return th.plots.eigenvalues(results[self.name], title="Largest eigenvalues of the Hessian")
 
 
 class NegativeCurvature(SpectrumEnd):
@@ -118,32 +110,27 @@ class NegativeCurvature(SpectrumEnd):
 
     def findings(self, context: SurveyContext, result: Eigenpairs) -> list[Finding]:
         low, error = float(result.values[-1]), float(result.residuals[-1])
-        fields: dict[str, Any] = {"quantity": "smallest Hessian eigenvalue", "value": low, "error": error}
+        measured = ("smallest Hessian eigenvalue", low, error)
         rounding = 20 * torch.finfo(context.problem.dtype).eps * result.scale
         if low >= -max(2 * error, rounding):
             sure = "" if result.converged else " as far as the search went"
             text = f"No direction curves downwards{sure}: the smallest eigenvalue is {number(low, error)}."
-            return [self.found(Severity.GOOD, text, label="no negative curvature", **fields)]
+            return [self.found(Severity.GOOD, text, "no negative curvature", *measured)]
         share = f"{abs(low) / result.scale:.2g} of the sharpest"
         if -low < result.tol * result.scale:
             text = f"The loss curves downwards very slightly: smallest eigenvalue {number(low, error)}, {share}."
-            return [self.found(Severity.NOTE, text, label="negative curvature", **fields)]
-        if self._stationary(context, result):
+            return [self.found(Severity.NOTE, text, "negative curvature", *measured)]
+        square = float(context.gradient.double().square().sum())
+        if square / (2 * result.scale) <= 1e-3 * abs(context.problem.loss()):  # what a step of the critical size would change
             text = (
                 "This is a saddle: the gradient is nearly zero, but a direction curves downwards by "
                 f"{number(low, error)} ({share})."
             )
             advice = "Training lingers here; a little noise, momentum or a step along that eigenvector leaves it."
-            return [self.found(Severity.WARNING, text, label="saddle", advice=advice, **fields)]
+            return [self.found(Severity.WARNING, text, "saddle", *measured, advice=advice)]
         text = f"The loss curves downwards along some direction: smallest eigenvalue {number(low, error)}, {share}."
         advice = "Usual on the way down; at the end of training it says that there is a way further down."
-        return [self.found(Severity.NOTE, text, label="negative curvature", advice=advice, **fields)]
-
-    @staticmethod
-    def _stationary(context: SurveyContext, result: Eigenpairs) -> bool:
-        """Whether a step of the critical size would change the loss by less than a thousandth."""
-        square = float(context.gradient.double().square().sum())
-        return square / (2 * result.scale) <= 1e-3 * abs(context.problem.loss())
+        return [self.found(Severity.NOTE, text, "negative curvature", *measured, advice=advice)]
 
 
 class GradientAlignment(Instrument):
@@ -161,8 +148,7 @@ class GradientAlignment(Instrument):
         return Work(gradients=0.0 if "gradient" in vars(context) else 1.0)
 
     def run(self, context: SurveyContext, **effort: Any) -> Alignment:
-        pairs = context.results["curvature"]
-        assert isinstance(pairs, Eigenpairs)
+        pairs: Eigenpairs = context.results["curvature"]
         if not bool(context.gradient.any()):
             raise InapplicableError("the gradient is zero and has no direction")
         if not float(pairs.values[0]) > pairs.tol * pairs.scale:
@@ -180,17 +166,15 @@ class GradientAlignment(Instrument):
                 "Most of each step goes across the valley, not along it: a smaller rate, momentum or "
                 "preconditioning makes it useful."
             )
-        fields = {"quantity": "share of the squared gradient", "value": result.fraction, "error": result.error}
-        return [self.found(Severity.NOTE, text, label="gradient alignment", advice=advice, **fields)]
+        share = ("share of the squared gradient", result.fraction, result.error)
+        return [self.found(Severity.NOTE, text, "gradient alignment", *share, advice=advice)]
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         result = results[self.name]
         if result.k < 3:
             return None
         title = "Share of the squared gradient in the sharpest directions"
-        axes = plots.curves(result.rows(), x="directions", y="fraction", markers=True, title=title, ylabel="share")
+        axes = th.plots.curves(result.rows(), x="directions", y="fraction", markers=True, title=title, ylabel="share")
         axes.set_ylim(0, 1.05)
         return axes
 
@@ -223,8 +207,7 @@ class Trace(Instrument):
         pairs = context.results.get("curvature")
         if isinstance(pairs, Eigenpairs) and float(pairs.values[0]) > 0:
             text += f", {result.value / float(pairs.values[0]):.3g} times the sharpest direction"
-        fields = {"quantity": "trace of the Hessian", "value": result.value, "error": result.stderr}
-        return [self.found(Severity.NOTE, f"{text}.", label="trace", **fields)]
+        return [self.found(Severity.NOTE, f"{text}.", "trace", "trace of the Hessian", result.value, result.stderr)]
 
 
 class Spectrum(Instrument):
@@ -269,14 +252,11 @@ class Spectrum(Instrument):
         square = float((result.nodes.square() * result.weights).sum())
         error = math.sqrt(2 * square / (context.problem.size * result.probes))
         text = f"The spectrum reaches from {low:.3g} to {high:.3g}; the mean eigenvalue is {number(mean, error)}."
-        return [self.found(Severity.NOTE, text, label="spectrum", quantity="mean eigenvalue", value=mean, error=error)]
+        return [self.found(Severity.NOTE, text, "spectrum", "mean eigenvalue", mean, error)]
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
-        pairs = results.get("curvature")
-        marks = pairs.values if isinstance(pairs, Eigenpairs) else None
-        return plots.density(results[self.name], nodes=marks, title="Density of the eigenvalues of the Hessian")
+    def figure(self, results: Results) -> Picture:
+        marks = getattr(results.get("curvature"), "values", None)
+        return th.plots.density(results[self.name], nodes=marks, title="Density of the eigenvalues of the Hessian")
 
 
 class ConditionOfCurvature(Instrument):
@@ -287,17 +267,13 @@ class ConditionOfCurvature(Instrument):
     how = "From the quadrature of the whole spectrum and the largest eigenvalue; errors from the number of random vectors."
     source = "Ghorbani and others (2019); a quadratic's slow directions need about λ₁/λ steps at the critical rate."
     needs = ("curvature", "density")
-
-    def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        return Work()
+    work = Work()
 
     def run(self, context: SurveyContext, **effort: Any) -> Conditioning:
-        pairs, density = context.results["curvature"], context.results["density"]
-        assert isinstance(pairs, Eigenpairs)
-        assert isinstance(density, Density)
+        pairs: Eigenpairs = context.results["curvature"]
         if not bool(pairs.values.any()):
             raise InapplicableError("the curvature is zero in every direction")
-        return conditioning(pairs, density)
+        return conditioning(pairs, context.results["density"])
 
     def findings(self, context: SurveyContext, result: Conditioning) -> list[Finding]:
         text = (
@@ -311,5 +287,5 @@ class ConditionOfCurvature(Instrument):
                 f"Badly conditioned: the root mean square curvature is {result.spread:.2g} times below the sharpest. "
                 "Adaptive rates, normalisation layers or scaled inputs help."
             )
-        fields = {"quantity": "share of flat directions", "value": result.flat, "error": result.flat_error}
-        return [self.found(Severity.NOTE, text, label="conditioning", advice=advice, **fields)]
+        flat = ("share of flat directions", result.flat, result.flat_error)
+        return [self.found(Severity.NOTE, text, "conditioning", *flat, advice=advice)]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from theodolite.errors import BatchCoupledError, TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
-from theodolite.instruments.subset import of_samples, subset
+import theodolite as th
+from theodolite.errors import TheodoliteError
+from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work, inapplicable
+from theodolite.instruments.subset import OnSubset, of_samples, subset
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
 from theodolite.measures.features.agop import QUANTITY
 from theodolite.measures.features.report import DENSE, cannot_start_anew
@@ -22,9 +23,6 @@ from theodolite.problem.activations import recorded_calls
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
 from theodolite.text import listed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: Numbers in all gradients together: fewer samples are taken of large inputs.
 NUMBERS = 2**22
@@ -45,13 +43,10 @@ class FeaturesOfModel(Result):
     population: int
 
     def rows(self) -> list[Row]:
-        rows = self.report.rows()
-        if self.movement is not None:
-            rows += [
-                {"quantity": f"{row['quantity']}, fresh", "value": row["fresh"], "error": row["spread"]}
-                for row in self.movement.rows()
-            ]
-        return rows
+        fresh = [] if self.movement is None else self.movement.rows()
+        return self.report.rows() + [
+            {"quantity": f"{row['quantity']}, fresh", "value": row["fresh"], "error": row["spread"]} for row in fresh
+        ]
 
     def sentence(self) -> str:
         return self.report.sentence()
@@ -110,7 +105,7 @@ def input_shape(problem: Problem) -> InputShape:
     return InputShape(fit[0].name, out.numel() // first.size, out.shape[-1], outputs)
 
 
-class Features(Instrument):
+class Features(OnSubset):
     name = "features"
     order = 150
     title = "What the model looks at"
@@ -121,16 +116,12 @@ class Features(Instrument):
         "initialised anew by their reset_parameters, G is compared with those of ten fresh copies."
     )
     source = "Radhakrishnan and others (2024), the average gradient outer product; Zhu (2024), alignment and catapults."
+    quantity = QUANTITY
     efforts = ({"samples": 400, "passes": 10}, {"samples": 100, "passes": 8}, {"samples": 30, "passes": 4})
 
-    def applies(self, context: SurveyContext) -> str:
-        try:
-            context.problem.refuse_batch_coupling(QUANTITY)
-            subset(context.problem, 1)
-            input_shape(context.problem)
-        except (BatchCoupledError, ValueError) as error:  # the latter also where weights were given batch by batch
-            return str(error)
-        return ""
+    def look(self, problem: Problem) -> None:
+        super().look(problem)
+        input_shape(problem)
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         problem = context.problem
@@ -147,61 +138,49 @@ class Features(Instrument):
         gradients = 0.5 * times * (passes + 1) * count / problem.samples
         return Work(gradients=gradients, seconds=seconds, bytes=int(8 * count * passes * seen.numbers))
 
+    @inapplicable(TheodoliteError, NotImplementedError, ValueError)  # outputs that hang together, a zero derivative
     def run(self, context: SurveyContext, **effort: Any) -> FeaturesOfModel:
-        try:
-            return measure_features(context.problem, **effort, seed=context.seed)
-        except InapplicableError:
-            raise
-        except (TheodoliteError, NotImplementedError, ValueError) as error:  # outputs that hang together, a zero derivative
-            raise InapplicableError(str(error)) from error
+        return measure_features(context.problem, **effort, seed=context.seed)
 
     def findings(self, context: SurveyContext, result: FeaturesOfModel) -> list[Finding]:
         report = result.report
         advice = ""
         if report.top_share > ALONE and report.dim > 1:
             advice = "One direction of the input decides: whatever else is in the data, the outputs do not see it."
-        fields: dict[str, Any] = {"quantity": "effective rank of the gradient outer product", "value": report.effective_rank}
-        fields["error"] = report.effective_rank_error
+        rank = ("effective rank of the gradient outer product", report.effective_rank, report.effective_rank_error)
         used = ", ".join(f"{i} ({100 * share:.3g} %)" for i, share in report.coordinates[:3])
         text = f"On {of_samples(result.samples, result.population)}: {report.sentence()} Most used coordinates: {used}."
-        found = [self.found(Severity.NOTE, text, label="input directions", advice=advice, **fields)]
+        found = [self.found(Severity.NOTE, text, "input directions", *rank, advice=advice)]
         return [*found, *self._unused(result), *self._movement(result)]
 
-    def _unused(self, result: FeaturesOfModel) -> list[Finding]:
+    def _unused(self, result: FeaturesOfModel) -> Iterator[Finding]:
         unused = result.report.unused
-        if not unused:
-            return []
         what = "inputs" if result.report.at is None else f"features of {result.report.at}"
-        names = listed([*map(str, unused)], 4)
-        text = f"{len(unused)} of {result.report.dim} {what} have no effect on any output, at any sample: {names}."
+        text = f"{len(unused)} of {result.report.dim} {what} have no effect on any output, at any sample: {listed(unused, 4)}."
         advice = (
             "All weights on them are zero, or every unit that reads them is shut. Expected where columns were masked or pruned; "
             "else look at how the inputs are wired."
         )
-        fields: dict[str, Any] = {"quantity": "inputs without effect", "value": float(len(unused))}
-        return [self.found(Severity.WARNING, text, label="unused inputs", advice=advice, **fields)]
+        if unused:
+            yield self.found(Severity.WARNING, text, "unused inputs", "inputs without effect", float(len(unused)), advice=advice)
 
-    def _movement(self, result: FeaturesOfModel) -> list[Finding]:
+    def _movement(self, result: FeaturesOfModel) -> Iterator[Finding]:
         movement = result.movement
         if movement is None:
-            return []
+            return
         row = next((row for row in movement.rows() if row["moved"]), movement.rows()[0])
-        fields: dict[str, Any] = {"quantity": row["quantity"], "value": row["value"]}
+        label = "features moved" if movement.moved else "features of chance"
+        advice = "As it should be before training; after it, features hardly moved, or no more than these numbers can tell."
         if movement.moved:
             advice = "Features have been learned: what the outputs depend on is no longer what chance made it."
-            return [self.found(Severity.NOTE, movement.sentence(), label="features moved", advice=advice, **fields)]
-        advice = "As it should be before training; after it, features hardly moved, or no more than these numbers can tell."
-        return [self.found(Severity.NOTE, movement.sentence(), label="features of chance", advice=advice, **fields)]
+        yield self.found(Severity.NOTE, movement.sentence(), label, row["quantity"], row["value"], advice=advice)
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         report: FeatureReport = results[self.name].report
         rows = [{"direction": i, "share": share} for i, share in enumerate(report.shares, 1) if share > 0]
         if len(rows) < 2:
             return None
-        axes = plots.curves(
-            rows, "direction", "share", title="Top directions of the gradient outer product", ylabel="share of the trace"
-        )
+        title = "Top directions of the gradient outer product"
+        axes = th.plots.curves(rows, "direction", "share", title=title, ylabel="share of the trace")
         axes.set_ylim(bottom=0)
         return axes

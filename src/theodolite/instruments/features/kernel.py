@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+import theodolite as th
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
-from theodolite.instruments.subset import of_samples, outputs_of, subset, unfit
+from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work, inapplicable
+from theodolite.instruments.subset import OnSubset, of_samples, outputs_of, subset
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import CriticalRate, critical_learning_rate
 from theodolite.measures.kernel import PLReport, pl_report, squared_loss_curvature
@@ -22,9 +22,6 @@ from theodolite.operators.algebra import DenseOperator
 from theodolite.problem import Problem
 from theodolite.results import Cost, Finding, Result, Row, Severity, number
 from theodolite.text import plural
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: With fewer samples than this a formed kernel says little; it is then known by its products, on this many samples.
 FEW, BY_PRODUCTS = 8, 32
@@ -104,12 +101,9 @@ class KernelReport(Result):
         if self.pl is not None:
             table += [("PL* constant", self.pl.mu, self.pl.curvature * self.resolution)]
             table += [(f"contraction per step at rate {self.pl.rate:.3g}", self.pl.contraction, None)]
-        if self.by_outputs is not None:
-            how = self.by_outputs.by.replace("_", "-")
-            table.append((f"critical rate by {how}", self.by_outputs.value, self.by_outputs.error))
-        table.append(("critical rate by hessian", self.by_hessian.value, self.by_hessian.error))
-        if self.by_outputs is not None:
-            table.append(("ratio of the two", self.ratio, self.ratio_error))
+        rates = [rate for rate in (self.by_outputs, self.by_hessian) if rate is not None]
+        table += [(f"critical rate by {rate.by.replace('_', '-')}", rate.value, rate.error) for rate in rates]
+        table += [("ratio of the two", self.ratio, self.ratio_error)] if self.by_outputs is not None else []
         return [{"quantity": name, "value": value, "error": error} for name, value, error in table]
 
     def sentence(self) -> str:
@@ -175,7 +169,7 @@ def _rate_of_outputs(part: Problem, op: LinearOperator, *, squared: bool, seed: 
     return found, ""
 
 
-class Kernel(Instrument):
+class Kernel(OnSubset):
     name = "kernel"
     order = 160
     title = "The tangent kernel"
@@ -189,9 +183,6 @@ class Kernel(Instrument):
     source = "Jacot and others (2018), the neural tangent kernel; PL*: Liu, Zhu and Belkin (2022)."
     efforts = ({"rows": 400}, {"rows": 150}, {"rows": 60})
 
-    def applies(self, context: SurveyContext) -> str:
-        return unfit(context.problem)
-
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         rows, total = effort["rows"], context.problem.samples
         outputs = outputs_of(context.problem)
@@ -203,26 +194,22 @@ class Kernel(Instrument):
         seconds = 0.08 + 5e-10 * size**3
         return Work(gradients=gradients, products=60.0 * share, seconds=seconds, bytes=40 * size**2)
 
+    @inapplicable(TheodoliteError, NotImplementedError)  # a layer that cannot be differentiated so
     def run(self, context: SurveyContext, **effort: Any) -> KernelReport:
-        try:
-            return measure_kernel(context.problem, rows=effort["rows"], rate=context.lr, seed=context.seed)
-        except (TheodoliteError, NotImplementedError) as error:  # a layer that cannot be differentiated so
-            raise InapplicableError(str(error)) from error
+        return measure_kernel(context.problem, **effort, rate=context.lr, seed=context.seed)
 
     def findings(self, context: SurveyContext, result: KernelReport) -> list[Finding]:
         advice = ""
         if result.formed and result.share > 0.5 and len(result.values) > 4:
             advice = "One direction of the outputs learns far faster than all others: centred inputs or a normalisation help."
-        fields = {"quantity": "largest eigenvalue of the tangent kernel", "value": result.largest, "error": result.resolution}
-        found = [self.found(Severity.NOTE, result.sentence(), label="tangent kernel", advice=advice, **fields)]
-        return [*found, *self._speed(context, result), *self._edges(result)]
+        measured = ("largest eigenvalue of the tangent kernel", result.largest, result.resolution)
+        found = [self.found(Severity.NOTE, result.sentence(), "tangent kernel", *measured, advice=advice)]
+        found += [self._speed(context, result, result.pl)] if result.pl is not None else []
+        return [*found, self._edges(result)]
 
-    def _speed(self, context: SurveyContext, result: KernelReport) -> list[Finding]:
+    def _speed(self, context: SurveyContext, result: KernelReport, pl: PLReport) -> Finding:
         """What the kernel promises for a squared loss."""
-        pl = result.pl
-        if pl is None:
-            return []
-        fields: dict[str, Any] = {"quantity": "PL* constant", "value": pl.mu, "error": pl.curvature * pl.resolution}
+        measured = ("PL* constant", pl.mu, pl.curvature * pl.resolution)
         if not pl.holds:
             text = (
                 f"The tangent kernel is singular on {result.where}, so the PL* condition does not hold and "
@@ -231,57 +218,55 @@ class Kernel(Instrument):
             advice = (
                 "Some combinations of outputs cannot be fitted at first order: repeated samples, too few parameters, shut units."
             )
-            return [self.found(Severity.NOTE, text, label="no PL condition", advice=advice, **fields)]
+            return self.found(Severity.NOTE, text, "no PL condition", *measured, advice=advice)
         at = f"{'your' if context.lr is not None else 'a'} rate of {pl.rate:.3g}"
-        text = f"On {result.where} the PL* condition holds with μ = {number(pl.mu, fields['error'])}"
+        text = f"On {result.where} the PL* condition holds with μ = {number(*measured[1:])}"
         if pl.contraction >= 1:
             text += f", but at {at} a residual grows {pl.contraction:.3g}-fold a step while the kernel stays."
             advice = f"On a fixed kernel plain descent is stable below {pl.largest_rate:.2g}."
-            return [self.found(Severity.NOTE, text, label="PL condition", advice=advice, **fields)]
+            return self.found(Severity.NOTE, text, "PL condition", *measured, advice=advice)
         halving = math.log(2) / -math.log(pl.contraction**2) if pl.contraction > 0 else 0.0
         text += (
             f": at {at} plain descent takes a share of {1 - pl.contraction:.2g} off the slowest residual a step, so the loss "
             f"halves at least every {max(1.0, halving):.3g} steps while the kernel stays."
         )
-        advice = "More samples can only make the smallest eigenvalue smaller." if result.samples < result.population else ""
         if halving > SLOW:
             advice = (
                 "So slow that it promises nothing: the loss falls along the large eigenvalues, and stays along the small ones."
             )
-        severity = Severity.NOTE if halving > SLOW else Severity.GOOD
-        return [self.found(severity, text, label="PL condition", advice=advice, **fields)]
+            return self.found(Severity.NOTE, text, "PL condition", *measured, advice=advice)
+        advice = "More samples can only make the smallest eigenvalue smaller." if result.samples < result.population else ""
+        return self.found(Severity.GOOD, text, "PL condition", *measured, advice=advice)
 
-    def _edges(self, result: KernelReport) -> list[Finding]:
+    def _edges(self, result: KernelReport) -> Finding:
         """The critical rate by the kernel beside that by the Hessian."""
         outputs, hessian = result.by_outputs, result.by_hessian
         if outputs is None:
             text = f"There is no critical rate by the kernel to set beside that of the Hessian: {result.missing}"
-            return [self.found(Severity.NOTE, text.rstrip(".") + ".", label="no kernel rate")]
+            return self.found(Severity.NOTE, text.rstrip(".") + ".", "no kernel rate")
         name = "kernel" if outputs.by == "kernel" else "Gauss-Newton matrix"
-        fields: dict[str, Any] = {"quantity": f"critical rate by {name} over that by Hessian", "value": result.ratio}
-        fields["error"] = result.ratio_error
+        measured = (f"critical rate by {name} over that by Hessian", result.ratio, result.ratio_error)
         rates = (
             f"On {result.where} the critical rate by the {name} is {number(outputs.value, outputs.error)} and by the Hessian "
             f"{number(hessian.value, hessian.error)}, a ratio of {number(result.ratio, result.ratio_error)}"
         )
         if abs(result.ratio - 1) <= AGREE:
             text = f"{rates}: the sharpness is that of the linearised model, which therefore predicts the edge."
-            return [self.found(Severity.GOOD, text, label="kernel sets the edge", **fields)]
+            return self.found(Severity.GOOD, text, "kernel sets the edge", *measured)
         if result.ratio > 1:
             text = f"{rates}: residuals times the model's own curvature add to the sharpness, which linear theory does not see."
             advice = "Trust the Hessian's rate. The two meet as the residuals fall, or in a wider network."
         else:
             text = f"{rates}: residuals times the model's own curvature hide a part of the sharpness."
             advice = f"As the residuals fall the edge comes down towards {outputs.value:.2g}: choose the rate by that."
-        return [self.found(Severity.NOTE, text, label="residual curvature", advice=advice, **fields)]
+        return self.found(Severity.NOTE, text, "residual curvature", *measured, advice=advice)
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         result: KernelReport = results[self.name]
         if not result.formed or len(result.values) < 4:
             return None
-        rows = [{"rank": i + 1, "eigenvalue": value} for i, value in enumerate(result.values) if value > 0]
-        axes = plots.curves(rows, "rank", "eigenvalue", log="xy", title="Eigenvalues of the tangent kernel", markers=False)
+        rows = [{"rank": i, "eigenvalue": value} for i, value in enumerate(result.values, 1) if value > 0]
+        title = "Eigenvalues of the tangent kernel"
+        axes = th.plots.curves(rows, "rank", "eigenvalue", log="xy", title=title, markers=False)
         lowest = min(row["eigenvalue"] for row in rows)
-        return plots.reference(axes, y=result.resolution, label="rounding") if lowest < 10 * result.resolution else axes
+        return th.plots.reference(axes, y=result.resolution, label="rounding") if lowest < 10 * result.resolution else axes

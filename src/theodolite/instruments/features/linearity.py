@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
+import theodolite as th
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
-from theodolite.instruments.subset import moving_subset, of_samples, outputs_of, subset, unfit
+from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work
+from theodolite.instruments.subset import OnSubset, moving_subset, of_samples, outputs_of, subset
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate
 from theodolite.measures.dynamics.weight_linearity import LOOKS, OUTPUTS, RADII, TRUSTED, WeightLinearity, weight_linearity
-from theodolite.results import Finding, Row, Severity, number
+from theodolite.results import Finding, Severity, number
 from theodolite.text import listed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Change of the kernel by the time the loss would be gone: up to the first it is a kernel regime, from the second on features
 #: move. Of order 1/√width in theory, so there is no sharp border.
@@ -25,7 +23,7 @@ KERNEL, FEATURES = 0.1, 0.3
 LEAST_FALL = 0.01
 
 
-class Linearity(Instrument):
+class Linearity(OnSubset):
     name = "linearity"
     order = 180
     title = "Linear in its weights?"
@@ -46,9 +44,9 @@ class Linearity(Instrument):
         {"samples": 64, "rows": 100, "steps": 20},
         {"samples": 16, "rows": 40, "steps": 10},
     )
-
-    def applies(self, context: SurveyContext) -> str:
-        return unfit(context.problem)
+    columns: ClassVar[Mapping[str, str]] = {
+        "step": "step", "loss": "loss", "drift": "kernel drift", "distance": "distance over ‖w‖", "missed": "missed by the twin",
+    }  # fmt: skip
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         outputs = outputs_of(context.problem)
@@ -74,23 +72,19 @@ class Linearity(Instrument):
         except (TheodoliteError, NotImplementedError) as error:  # torch refuses to differentiate some layers in the ways needed
             raise InapplicableError(f"the tangent kernel or the linear twin cannot be made here: {error}") from error
 
-    def rows(self, result: WeightLinearity) -> list[Row]:
-        names = {"step": "step", "loss": "loss", "drift": "kernel drift", "distance": "distance over ‖w‖"}
-        return [{**{names[k]: row[k] for k in names}, "missed by the twin": row["missed"]} for row in result.path]
-
     def findings(self, context: SurveyContext, result: WeightLinearity) -> list[Finding]:
         if result.linear:
-            text = result.sentence()
             advice = (
                 "Its tangent kernel never changes: a squared loss is then quadratic, and above the critical rate it diverges."
             )
-            fields = {"quantity": "largest share missed by the linear twin", "value": max(r["missed"] for r in result.misses)}
-            return [self.found(Severity.NOTE, text, label="linear model", advice=advice, **fields)]
-        return [self._radius(context, result), self._regime(context, result), *self._bottleneck(result)]
-
-    def _radius(self, context: SurveyContext, result: WeightLinearity) -> Finding:
-        end = result.path[-1]
+            missed = ("largest share missed by the linear twin", max(row["missed"] for row in result.misses))
+            return [self.found(Severity.NOTE, result.sentence(), "linear model", *missed, advice=advice)]
         whose = "your rate" if context.lr is not None else "half the critical rate"
+        on = of_samples(result.samples, context.problem.samples)
+        return [self._radius(result, whose), self._regime(result, whose, on), *self._bottleneck(result)]
+
+    def _radius(self, result: WeightLinearity, whose: str) -> Finding:
+        end = result.path[-1]
         text = result.sentence()
         if end["step"]:
             text += (
@@ -98,26 +92,19 @@ class Linearity(Instrument):
                 f"the twin misses {number(100 * end['missed'], 100 * result.missed_error)} %."
             )
         radius, error = result.radius
-        fields: dict[str, Any] = {"quantity": "radius of the linear twin over the weights' norm", "error": error}
-        fields["value"] = radius if 0 < radius < math.inf else None
-        return self.found(Severity.NOTE, text, label="linear radius", **fields)
+        reach = ("radius of the linear twin over the weights' norm", radius if 0 < radius < math.inf else None, error)
+        return self.found(Severity.NOTE, text, "linear radius", *reach)
 
-    def _regime(self, context: SurveyContext, result: WeightLinearity) -> Finding:
+    def _regime(self, result: WeightLinearity, whose: str, on: str) -> Finding:
         first, end = result.path[0], result.path[-1]
-        whose = "your rate" if context.lr is not None else "half the critical rate"
-        run = f"in {end['step']} steps at {whose} on {of_samples(result.samples, context.problem.samples)}"
-        drift = f"the tangent kernel changed by {number(100 * result.drift, 100 * result.drift_error)} % of its norm"
-        fields = {"quantity": "relative change of the tangent kernel", "value": result.drift, "error": result.drift_error}
+        run = f"in {end['step']} steps at {whose} on {on}"
+        drift = ("relative change of the tangent kernel", result.drift, result.drift_error)
         if not result.fall >= LEAST_FALL or result.blew_up:
-            went = "blew up" if result.blew_up else f"went from {first['loss']:.3g} to {end['loss']:.3g}"
-            run = run if not result.blew_up else f"within {result.steps} steps at {whose}"
-            text = f"The loss {went} {run}, which does not tell a kernel regime from a feature regime."
+            went = f"went from {first['loss']:.3g} to {end['loss']:.3g} {run}"
+            went = f"blew up within {result.steps} steps at {whose}" if result.blew_up else went
+            text = f"The loss {went}, which does not tell a kernel regime from a feature regime."
             advice = "Name a learning rate at which training moves downhill (lr=, --lr), or survey another point of the run."
-            return self.found(Severity.NOTE, text, label="regime not told", advice=advice, **fields)
-        detail = (
-            f"{drift} {run} while the loss fell by {100 * result.fall:.3g} %; in proportion that is "
-            f"{100 * result.projected:.3g} % by the time the loss is gone."
-        )
+            return self.found(Severity.NOTE, text, "regime not told", *drift, advice=advice)
         if result.projected <= KERNEL:
             label, name = "kernel regime", "Kernel regime"
             advice = (
@@ -132,7 +119,12 @@ class Linearity(Instrument):
         else:
             label, name = "between regimes", "Between kernel and feature regime"
             advice = "Linear theory is a guide here, not a law: measure again as training goes on."
-        return self.found(Severity.NOTE, f"{name}: {detail}", label=label, advice=advice, **fields)
+        text = (
+            f"{name}: the tangent kernel changed by {number(100 * result.drift, 100 * result.drift_error)} % of its norm {run} "
+            f"while the loss fell by {100 * result.fall:.3g} %; in proportion that is {100 * result.projected:.3g} % by the time "
+            "the loss is gone."
+        )
+        return self.found(Severity.NOTE, text, label, *drift, advice=advice)
 
     def _bottleneck(self, result: WeightLinearity) -> list[Finding]:
         narrow = result.in_degrees
@@ -146,12 +138,10 @@ class Linearity(Instrument):
         advice = (
             "Harmless where a small code is wanted; where linear theory is, widen what feeds it or lead a wide layer past it."
         )
-        fields = {"quantity": "smallest in-degree", "value": float(narrow.width)}
-        return [self.found(Severity.NOTE, text, label="bottleneck", advice=advice, **fields)]
+        return [self.found(Severity.NOTE, text, "bottleneck", "smallest in-degree", float(narrow.width), advice=advice)]
 
-    def figure(self, results: Mapping[str, Any]) -> Figure | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
+        plots = th.plots
         result: WeightLinearity = results[self.name]
         if result.linear:
             return None

@@ -5,25 +5,23 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+import theodolite as th
 from theodolite.errors import NonFiniteError, NumericalWarning
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
+from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
 from theodolite.instruments.subset import subset
 from theodolite.measures.anchors import AnchorProbe, OutputHead, anchor_probe, find_head
-from theodolite.measures.anchors.probing.inputs import read, windows_for
+from theodolite.measures.anchors.probing.inputs import IGNORED, POSITIONS, read, windows_for
 from theodolite.measures.anchors.probing.probe import ENOUGH
 from theodolite.problem import Batch, Problem
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import named_tensors
-from theodolite.results import Finding, Row, Severity
+from theodolite.results import Finding, Severity
 from theodolite.text import plural
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SOURCE = "Wu (2023), thesis, chapter 3: anchor vectors, and which downstream tasks provably benefit from pre-training."
 #: Shares of the held-out variance from which an anchor is one, and from which it is a weak one.
@@ -35,9 +33,6 @@ FLAT = 0.1
 FIRSTS = 0.5
 #: Positions per dimension below which a held-out error says nothing.
 FEWEST = 3
-#: Tokens of one forward pass.
-AT_ONCE = 2048
-IGNORED = -100
 
 
 def anchor_findings(probe: AnchorProbe) -> list[Finding]:
@@ -45,11 +40,6 @@ def anchor_findings(probe: AnchorProbe) -> list[Finding]:
     more = [several_anchors(probe)] if probe.clusters else []
     more += [atoms(probe)] if probe.geometry is not None else []
     return [verdict(probe), *first_positions(probe), bulk_mass(probe), *more]
-
-
-def found(severity: Severity, sentence: str, **fields: Any) -> Finding:
-    """A finding of the probe."""
-    return Finding(instrument="anchors", severity=severity, sentence=sentence, **{"source": SOURCE, **fields})
 
 
 def verdict(probe: AnchorProbe) -> Finding:
@@ -60,42 +50,40 @@ def verdict(probe: AnchorProbe) -> Finding:
     variance = probe.held_out_variance[i] if held else probe.variance[i]
     share = (probe.held_out_r2 if held else probe.r2)[i]
     where = f"{probe.held_out_positions} held-out" if held else f"{probe.positions} fitted"
-    fields: dict[str, Any] = {"quantity": "share of the variance explained" + (", held out" if held else ""), "headline": True}
     if math.sqrt(variance) < FLAT:
         text = (
             f"The logarithm of the {_bulk(probe, i)} hardly varies between contexts: its mean is {probe.mean[i]:.3g} and its "
             f"standard deviation {math.sqrt(variance):.2g} on {where} positions. A constant is its anchor."
         )
         advice = "Logits of label words can be compared across contexts as they are."
-        more: dict[str, Any] = {**fields, "quantity": "standard deviation of the log bulk partition function"}
-        return found(Severity.NOTE, text, label="constant partition", advice=advice, **more | {"value": math.sqrt(variance)})
+        spread = ("standard deviation of the log bulk partition function", math.sqrt(variance))
+        return found(Severity.NOTE, text, "constant partition", *spread, advice=advice, headline=True)
     beside = (
         f"the root mean square error is {math.sqrt(mse):.3g} on {where} positions, where its mean would err by "
         f"{math.sqrt(variance):.3g} and taking all words as alike by {math.sqrt(probe.constant_mse[i]):.3g}"
     )
     few = probe.positions < ENOUGH * probe.hidden
     note = f" ({probe.positions} positions are few for {probe.hidden} dimensions)" if few else ""
-    fields |= {"value": share, "error": abs(share - probe.r2[i]) if held else None}
+    quantity = "share of the variance explained" + (", held out" if held else "")
+    explained = (quantity, share, abs(share - probe.r2[i]) if held else None)
     if share >= STRONG or (share >= WEAK and math.sqrt(mse) < FLAT):
         text = (
             f"There is an anchor vector: it predicts the logarithm of the {_bulk(probe, i)} from the last hidden state and "
             f"explains {100 * share:.3g} % of its variance; {beside}{note}."
         )
-        return found(Severity.GOOD, text, label="anchor vector", advice=USE_IT, **fields)
+        return found(Severity.GOOD, text, "anchor vector", *explained, advice=USE_IT, headline=True)
     if share >= WEAK:
         text = (
             f"There is a weak anchor vector: it explains {100 * share:.3g} % of the variance of the logarithm of the "
             f"{_bulk(probe, i)}; {beside}{note}.{_others(probe, i)}"
         )
-        return found(Severity.NOTE, text, label="weak anchor", advice=CALIBRATE, **fields)
+        return found(Severity.NOTE, text, "weak anchor", *explained, advice=CALIBRATE, headline=True)
     what = f"the logarithm of the {_bulk(probe, i)}"
-    fit = (
-        f"explains only {100 * share:.2g} % of the variance of {what}"
-        if share >= 0
-        else f"predicts {what} worse than its mean does"
-    )
+    fit = f"predicts {what} worse than its mean does"
+    if share >= 0:
+        fit = f"explains only {100 * share:.2g} % of the variance of {what}"
     text = f"There is no anchor vector: a linear function of the last hidden state {fit}; {beside}{note}.{_others(probe, i)}"
-    return found(Severity.NOTE, text, label="no anchor", advice=NOT_COMPARABLE, **fields)
+    return found(Severity.NOTE, text, "no anchor", *explained, advice=NOT_COMPARABLE, headline=True)
 
 
 USE_IT = (
@@ -150,16 +138,17 @@ def first_positions(probe: AnchorProbe) -> list[Finding]:
     if int(first.sum()) < 1 or int((~first).sum()) < 2:
         return []
     whole, rest = float(values.var(correction=0)), float(values[~first].var(correction=0))
-    if not whole > 0 or 1 - rest / whole < FIRSTS:
+    share = 1 - rest / whole if whole > 0 else 0.0
+    if share < FIRSTS:
         return []
     text = (
-        f"First positions of windows make up {100 * (1 - rest / whole):.3g} % of the variance of the log bulk partition "
+        f"First positions of windows make up {100 * share:.3g} % of the variance of the log bulk partition "
         f"function: their mean is {float(values[first].mean()):.3g}, that of all others {float(values[~first].mean()):.3g} with "
         f"the standard deviation {math.sqrt(rest):.3g}."
     )
     advice = "A share of explained variance flatters the anchor here: leave first positions out with drop_first=1 (--drop-first)."
-    fields: dict[str, Any] = {"quantity": "share of the variance due to first positions", "value": 1 - rest / whole}
-    return [found(Severity.NOTE, text, label="first positions", advice=advice, **fields)]
+    due = ("share of the variance due to first positions", share)
+    return [found(Severity.NOTE, text, "first positions", *due, advice=advice)]
 
 
 def bulk_mass(probe: AnchorProbe) -> Finding:
@@ -168,7 +157,7 @@ def bulk_mass(probe: AnchorProbe) -> Finding:
     each = ", ".join(f"{_percent(mass)} without {k}" for k, mass in zip(probe.top, probe.mass_mean, strict=True) if k)
     if not probe.top[i] and not probe.excluded:
         text = "The bulk is the whole vocabulary where nothing is removed" + (f"; on average it holds {each}." if each else ".")
-        return found(Severity.NOTE, text, label="bulk mass", quantity="mean bulk mass", value=1.0)
+        return found(Severity.NOTE, text, "bulk mass", "mean bulk mass", 1.0)
     text = (
         f"The {_bulk(probe, i).replace('partition function ', '')} holds {_percent(probe.mass_mean[i])} of the probability on "
         f"average, {_percent(probe.mass_1[i])} in the most confident 1 % of the contexts and at least "
@@ -177,7 +166,7 @@ def bulk_mass(probe: AnchorProbe) -> Finding:
     advice = ""
     if probe.mass_1[i] < 0.01 and probe.top[i]:
         advice = "Too little for a transfer certificate: there, exclude the label words (exclude=, --exclude) instead of the top."
-    return found(Severity.NOTE, text, label="bulk mass", advice=advice, quantity="mean bulk mass", value=probe.mass_mean[i])
+    return found(Severity.NOTE, text, "bulk mass", "mean bulk mass", probe.mass_mean[i], advice=advice)
 
 
 def several_anchors(probe: AnchorProbe) -> Finding:
@@ -188,18 +177,17 @@ def several_anchors(probe: AnchorProbe) -> Finding:
     if max(starts) > 0.5:
         text += f" Cluster {starts.index(max(starts)) + 1} is the first positions of windows."
     advice = "" if clusters.by == "state" else "Clusters by value describe; they are not known at inference."
-    fields: dict[str, Any] = {"quantity": "error of several anchors over that of one", "advice": advice}
-    fields["value"] = clusters.overall_mse / clusters.joint_mse if clusters.joint_mse > 0 else None
-    return found(Severity.NOTE, text, label="several anchors", **fields)
+    ratio = clusters.overall_mse / clusters.joint_mse if clusters.joint_mse > 0 else None
+    quantity = "error of several anchors over that of one"
+    return found(Severity.NOTE, text, "several anchors", quantity, ratio, advice=advice)
 
 
 def atoms(probe: AnchorProbe) -> Finding:
     """How the rows of the output layer lie; the error is that of a mean over random pairs."""
     geometry = probe.geometry
     assert geometry is not None
-    fields: dict[str, Any] = {"quantity": "mean cosine of two atoms", "value": geometry.cosine_mean}
-    fields["error"] = geometry.cosine_std / math.sqrt(geometry.pairs)
-    return found(Severity.NOTE, geometry.sentence(), label="atoms", **fields)
+    cosine = ("mean cosine of two atoms", geometry.cosine_mean, geometry.cosine_std / math.sqrt(geometry.pairs))
+    return found(Severity.NOTE, geometry.sentence(), "atoms", *cosine)
 
 
 def certificate_needs(probe: AnchorProbe) -> Finding:
@@ -216,7 +204,7 @@ def certificate_needs(probe: AnchorProbe) -> Finding:
     advice = (
         "Where there is a student: theodolite.measures.anchors.transfer_certificate(teacher, student, labels=..., a=..., b=...)."
     )
-    return found(Severity.NOTE, text, label="certificate", advice=advice, quantity="largest error of the anchor", value=largest)
+    return found(Severity.NOTE, text, "certificate", "largest error of the anchor", largest, advice=advice)
 
 
 # The survey's instrument
@@ -237,6 +225,11 @@ class Anchors(Instrument):
     )
     source = SOURCE
     efforts = ({"positions": 16384}, {"positions": 4096}, {"positions": 1024})
+    columns: ClassVar[Mapping[str, str]] = {
+        "top": "words removed", "mse": "error in sample", "held_out_mse": "held out", "intercept_mse": "with intercept",
+        "variance": "variance", "constant_mse": "all words alike", "r2": "R²", "held_out_r2": "R² held out",
+        "max_error": "largest error", "mass_mean": "bulk mass",
+    }  # fmt: skip
 
     def concerns(self, context: SurveyContext) -> bool:
         """Only for models that read tokens and have as many outputs as tokens."""
@@ -250,60 +243,40 @@ class Anchors(Instrument):
             head = head_of(context.problem)
         except (ValueError, TypeError) as error:  # no linear head, or weights were given batch by batch
             return str(error)
-        positions, needed = context.problem.samples * positions_per_sample(context.problem), FEWEST * head.weight.shape[1]
-        if positions < needed:
-            return f"{positions:.0f} positions are too few for {head.weight.shape[1]} dimensions: {needed} are needed"
-        return ""
+        positions, d = context.problem.samples * positions_per_sample(context.problem), head.weight.shape[1]
+        few = f"{positions:.0f} positions are too few for {d} dimensions: {FEWEST * d} are needed"
+        return few if positions < FEWEST * d else ""
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         n, d = head_of(context.problem).weight.shape
-        positions = min(_wanted(effort["positions"], d), context.problem.samples * positions_per_sample(context.problem))
-        share = positions / (context.problem.samples * positions_per_sample(context.problem))
+        total = context.problem.samples * positions_per_sample(context.problem)
+        positions = min(max(effort["positions"], FEWEST * d), total)
         # A logit takes about 15 ns beside its product; then the Gram matrices and the cosines of 100,000 pairs.
         seconds = 0.02 + positions * n * (1.5e-8 + 5e-11 * d) + 1e-10 * (positions + n) * d**2 + 3e-10 * d**3 + 4e-4 * d
         held = 4 * d * min(positions, 8192) + 3 * 4 * 2**22 + 5 * 8 * d**2
-        return Work(gradients=0.4 * share, seconds=seconds, bytes=int(held))
+        return Work(gradients=0.4 * positions / total, seconds=seconds, bytes=int(held))
 
+    @inapplicable(NonFiniteError, ValueError)
     def run(self, context: SurveyContext, **effort: Any) -> AnchorProbe:
         problem = context.problem
-        d = head_of(problem).weight.shape[1]
+        wanted = max(effort["positions"], FEWEST * head_of(problem).weight.shape[1])  # more where states are large
         per_sample = positions_per_sample(problem)
-        part = subset(problem, max(1, math.ceil(_wanted(effort["positions"], d) / per_sample)))
+        part = subset(problem, max(1, math.ceil(wanted / per_sample)))
         batches: Any = [_raw(small) for batch in part.data for small in _small(batch)]
         if per_sample < _width(next(iter(part.data))):  # some positions do not count, so how many there are shows only at the end
             batches = iter(batches)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", NumericalWarning)  # the same stands in the notes
-                return anchor_probe(problem.model, batches, seed=context.seed)
-        except (NonFiniteError, ValueError) as error:
-            raise InapplicableError(str(error)) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericalWarning)  # the same stands in the notes
+            return anchor_probe(problem.model, batches, seed=context.seed)
 
     def findings(self, context: SurveyContext, result: AnchorProbe) -> list[Finding]:
         return anchor_findings(result)
 
-    def figure(self, results: Mapping[str, Any]) -> Figure:
-        from theodolite.plots.anchors import plot_anchor_probe
-
-        return plot_anchor_probe(results[self.name])
-
-    def rows(self, result: AnchorProbe) -> list[Row]:
-        return error_table(result)
+    def figure(self, results: Results) -> Picture:
+        return th.plots.plot_anchor_probe(results[self.name])
 
 
-def error_table(probe: AnchorProbe) -> list[Row]:
-    """One row per number of words removed."""
-    names = {
-        "mse": "error in sample", "held_out_mse": "held out", "intercept_mse": "with intercept", "variance": "variance",
-        "constant_mse": "all words alike", "r2": "R²", "held_out_r2": "R² held out", "max_error": "largest error",
-        "mass_mean": "bulk mass",
-    }  # fmt: skip
-    return [{"words removed": row["top"], **{label: row[name] for name, label in names.items()}} for row in probe.rows()]
-
-
-def _wanted(positions: int, dim: int) -> int:
-    """As many positions as an effort says, more where states are large."""
-    return max(positions, FEWEST * dim)
+found = Anchors().found
 
 
 def is_language_model(problem: Problem) -> bool:
@@ -314,8 +287,11 @@ def is_language_model(problem: Problem) -> bool:
         return False
     if not any(t.ndim == 2 and not t.is_floating_point() and t.dtype != torch.bool for t in tensors):
         return False
-    words = {m.num_embeddings for m in problem.model.modules() if isinstance(m, nn.Embedding)}
-    return any(isinstance(m, nn.Linear) and m.out_features in words for m in problem.model.modules())
+    return any(isinstance(m, nn.Linear) and m.out_features in _vocabularies(problem.model) for m in problem.model.modules())
+
+
+def _vocabularies(model: nn.Module) -> set[int]:
+    return {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
 
 
 def head_of(problem: Problem) -> OutputHead:
@@ -325,8 +301,7 @@ def head_of(problem: Problem) -> OutputHead:
     with left_as_found(model, "eval"), torch.no_grad():
         reading = next(iter(read(model, [_raw(batch)], windows_for(model))))
         head = find_head(model, *reading.glance())
-    words = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
-    if len(head.weight) not in words:
+    if len(head.weight) not in _vocabularies(model):
         raise ValueError(f"the output layer has {len(head.weight)} rows, which is no vocabulary that the model embeds")
     return head
 
@@ -348,7 +323,7 @@ def _width(batch: Batch) -> int:
 
 def _small(batch: Batch) -> list[Batch]:
     """The batch in parts that one forward pass takes easily."""
-    step = max(1, AT_ONCE // _width(batch))
+    step = max(1, POSITIONS // _width(batch))
     return [batch.part(slice(start, start + step)) for start in range(0, batch.size, step)]
 
 

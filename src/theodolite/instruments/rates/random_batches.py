@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+import theodolite as th
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
+from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
 from theodolite.measures.audit import BatchAudit
 from theodolite.measures.dynamics import BatchCriticalRates, GradientNoise, Proportion, batch_critical_rates, gradient_noise
 from theodolite.results import Finding, Row, Severity, number
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: Size of random batches where the data comes as one batch.
 USUAL = 32
@@ -43,11 +40,9 @@ class Noise(Instrument):
         small = 1e-3 * effort["groups"]  # small groups use the machine badly
         return Work(gradients=2.5, seconds=small + 2e-8 * context.problem.size * effort["groups"])
 
+    @inapplicable(ValueError)
     def run(self, context: SurveyContext, **effort: Any) -> GradientNoise:
-        try:
-            return gradient_noise(context.problem, groups=effort["groups"], gradient=context.gradient, seed=context.seed)
-        except ValueError as error:
-            raise InapplicableError(str(error)) from error
+        return gradient_noise(context.problem, **effort, gradient=context.gradient, seed=context.seed)
 
     def rows(self, result: GradientNoise) -> list[Row]:
         names = {"loss": "loss", "norm": "gradient norm", "noise": "variance of one sample's gradient, tr Σ"}
@@ -62,41 +57,37 @@ class Noise(Instrument):
 
     def _loss(self, context: SurveyContext, result: GradientNoise) -> Finding:
         text = f"The loss is {number(result.loss, result.loss_error)}"
-        fields: dict[str, Any] = {"quantity": "loss", "value": result.loss, "error": result.loss_error}
+        measured = ("loss", result.loss, result.loss_error)
         guess = _guessing(context)
         if guess is None:
-            return self.found(Severity.NOTE, f"{text}.", label="loss", **fields)
+            return self.found(Severity.NOTE, f"{text}.", "loss", *measured)
         if result.loss > guess - 2 * result.loss_error - 0.02 * guess:
             advice = "Nothing has been learned yet, or the labels do not fit the inputs."
             text += f", no better than always predicting the frequencies of the classes ({guess:.4g})."
-            return self.found(Severity.NOTE, text, label="chance level", advice=advice, **fields)
+            return self.found(Severity.NOTE, text, "chance level", *measured, advice=advice)
         text += f"; predicting the frequencies of the classes would give {guess:.4g}."
-        return self.found(Severity.GOOD, text, label="loss", **fields)
+        return self.found(Severity.GOOD, text, "loss", *measured)
 
     def _noise(self, context: SurveyContext, result: GradientNoise) -> list[Finding]:
         length = number(result.norm, result.norm_error)
-        fields = {"quantity": "gradient norm", "value": result.norm, "error": result.norm_error}
+        measured = ("gradient norm", result.norm, result.norm_error)
         if result.norm <= 1e-12 * max(1.0, abs(result.loss)):
             text = f"The gradient is zero ({result.norm:.1e}): a stationary point."
-            return [self.found(Severity.NOTE, text, label="stationary", **fields)]
+            return [self.found(Severity.NOTE, text, "stationary", *measured)]
         if math.isinf(result.noise_scale):
             text = f"The gradient has norm {length}, no more than its noise alone would make with {result.samples} samples."
-            advice = "Average over more samples."
-            return [self.found(Severity.NOTE, text, label="gradient lost in noise", advice=advice, **fields)]
+            return [self.found(Severity.NOTE, text, "gradient lost in noise", *measured, advice="Average over more samples.")]
         text = f"The gradient has norm {length}; its noise scale is {_scale(result)}{_against(context, result)}."
         advice = "Batches far below the noise scale mostly average noise; batches far above it repeat what is known."
-        fields = {"quantity": "noise scale in samples", "value": result.noise_scale, "error": result.noise_scale_error}
-        return [self.found(Severity.NOTE, text, label="noise scale", advice=advice, **fields)]
+        measured = ("noise scale in samples", result.noise_scale, result.noise_scale_error)
+        return [self.found(Severity.NOTE, text, "noise scale", *measured, advice=advice)]
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         rows = results[self.name].rows()
         if len(rows) < 4:
             return None
-        return plots.scatter(
-            rows, x="loss", y="gradient_norm", title="Loss and gradient of each group of samples", ylabel="gradient norm"
-        )
+        title = "Loss and gradient of each group of samples"
+        return th.plots.scatter(rows, x="loss", y="gradient_norm", title=title, ylabel="gradient norm")
 
 
 def _scale(result: GradientNoise) -> str:
@@ -155,18 +146,12 @@ class Spikes(Instrument):
         share = batches * (size or samples / len(context.problem.data)) / samples
         return Work(gradients=5.0 + 4 * share, products=8 * share, seconds=0.02 * batches, bytes=24 * context.problem.size)
 
+    @inapplicable(TheodoliteError, NotImplementedError)
     def run(self, context: SurveyContext, **effort: Any) -> BatchCriticalRates:
-        try:
-            found = batch_critical_rates(
-                context.problem,
-                optimizer=context.optimizer,
-                own=_size(context) is None,
-                batch_size=_size(context),
-                batches=effort["batches"],
-                seed=context.seed,
-            )
-        except (TheodoliteError, NotImplementedError) as error:
-            raise InapplicableError(str(error)) from error
+        size = _size(context)
+        found = batch_critical_rates(
+            context.problem, optimizer=context.optimizer, own=size is None, batch_size=size, **effort, seed=context.seed
+        )
         assert context.lr is not None  # `applies` looked
         # The rate asked about may differ from the optimizer's own.
         share = Proportion(int((found.rates < context.lr).sum()), len(found.rates))
@@ -185,38 +170,29 @@ class Spikes(Instrument):
         else:
             looked = f"{'all' if count == len(context.problem.data) else 'a random choice of'} {count} batches"
         lowest, middle = number(result.quantile(0.0)), number(result.median)
-        fields: dict[str, Any] = {
-            "quantity": "share of batches whose critical rate is exceeded",
-            "value": result.below,
-            "error": result.below_error,
-        }
+        measured = ("share of batches whose critical rate is exceeded", result.below, result.below_error)
+        lies = f"exceeds the critical rate of {hits} of" if hits else "lies below the critical rate of"
+        text = f"Your learning rate {result.rate:.4g} {lies} {looked} (smallest {lowest}, median {middle})"
         if not hits:
-            text = (
-                f"Your learning rate {result.rate:.4g} lies below the critical rate of {looked} (smallest {lowest}, median "
-                f"{middle}): no spikes expected at these weights."
-            )
-            return [self.found(Severity.GOOD, text, label="no spikes expected", **fields)]
+            text += ": no spikes expected at these weights."
+            return [self.found(Severity.GOOD, text, "no spikes expected", *measured)]
         severity = Severity.WARNING if result.below >= MOST else Severity.NOTE
-        text = (
-            f"Your learning rate {result.rate:.4g} exceeds the critical rate of {hits} of {looked} (smallest {lowest}, median "
-            f"{middle}): spikes of the loss expected."
-        )
+        text += ": spikes of the loss expected."
         advice = (
             f"A spike that settles is a short catapult and leaves a flatter place. For a smooth descent go below {lowest}, or "
             "use larger batches, whose critical rates lie closer to that of all the data."
         )
-        return [self.found(severity, text, label="spikes expected", advice=advice, **fields)]
+        return [self.found(severity, text, "spikes expected", *measured, advice=advice)]
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         result: BatchCriticalRates = results[self.name]
         finite = sorted(rate for rate in result.rates.tolist() if rate < float("inf"))
         if len(finite) < 2 or result.rate is None:
             return None
         rows = [{"batches": (i + 1) / len(result.rates), "critical rate": rate} for i, rate in enumerate(finite)]
-        axes = plots.curves(rows, x="critical rate", y="batches", markers=False, ylabel="share of batches below", title="Batches")
-        return plots.reference(axes, x=result.rate, label="your rate")
+        ylabel = "share of batches below"
+        axes = th.plots.curves(rows, x="critical rate", y="batches", markers=False, ylabel=ylabel, title="Batches")
+        return th.plots.reference(axes, x=result.rate, label="your rate")
 
 
 def _size(context: SurveyContext) -> int | None:

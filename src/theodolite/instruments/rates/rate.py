@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from theodolite.instruments.base import Instrument, SurveyContext, Work
+import theodolite as th
+from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
 from theodolite.instruments.curvature.spectrum import basis_bytes
 from theodolite.linalg import Eigenpairs
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate, expected_regime
-from theodolite.results import Finding, Row, Severity, fields_of, number
+from theodolite.results import Finding, Row, Severity, number
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+#: How serious regimes are that are no reason for a warning, or for more than one.
 _SEVERITY = {
     "monotone": Severity.GOOD,
     "stable": Severity.GOOD,
-    "catapult": Severity.WARNING,
     "edge of stability": Severity.NOTE,
-    "unknown": Severity.WARNING,
-    "unstable": Severity.WARNING,
     "divergence expected": Severity.CRITICAL,
 }
 
@@ -63,7 +59,7 @@ class Rate(Instrument):
             context.problem,
             optimizer=context.optimizer,
             operator=context.hessian,
-            start=pairs.most_extreme(1) if plain and isinstance(pairs, Eigenpairs) else None,
+            start=pairs.most_extreme(1) if plain and pairs is not None else None,
             population=context.population if self._sampling(context, effort) else None,
             max_matvecs=context.affordable(600),
             seed=context.seed,
@@ -94,50 +90,42 @@ class Rate(Instrument):
 
     def findings(self, context: SurveyContext, result: CriticalRate | Regime) -> list[Finding]:
         critical = result.critical if isinstance(result, Regime) else result
-        fields: dict[str, Any] = {"headline": True, "quantity": "critical learning rate", **fields_of(critical, "value error")}
+        quantity = "critical learning rate"
         if math.isinf(critical.value):
             text = f"No direction curves upwards (λ = {critical.sharpness:.3g}): no learning rate is critical at this point."
-            return [self.found(Severity.NOTE, text, label="no critical rate", **{**fields, "value": None})]
+            return [self.found(Severity.NOTE, text, "no critical rate", quantity, None, critical.error, headline=True)]
+        edge = f"{number(critical.value, critical.error)} ({critical.rule})"
         if not isinstance(result, Regime):
-            text = (
-                f"{_name(critical)} is stable up to a learning rate of "
-                f"{number(critical.value, critical.error)} ({critical.rule})."
-            )
+            name = "Gradient descent" if critical.optimizer == "gradient descent" else critical.optimizer
+            text = f"{name} is stable up to a learning rate of {edge}.{_caveat(critical)}"
             advice = (
                 f"Half of it, {critical.value / 2:.2g}, is a usual start, but the edge moves as training moves: "
                 "name your own rate (lr=, --lr) and it is tried on a copy."
             )
-            return [self.found(Severity.NOTE, text + _caveat(critical), label="critical rate", advice=advice, **fields)]
-        sentence = (
+            measured = (quantity, critical.value, critical.error)
+            return [self.found(Severity.NOTE, text, "critical rate", *measured, advice=advice, headline=True)]
+        text = (
             f"Your learning rate {result.rate:.4g} is {number(result.ratio, result.error)} times the critical rate of "
-            f"{_name(critical, small=True)}, {number(critical.value, critical.error)} ({critical.rule}): {_expectation(result)}"
-            f"{_caveat(critical)}"
+            f"{critical.optimizer}, {edge}: {_expectation(result)}{_caveat(critical)}"
         )
-        fields |= {"quantity": "learning rate over the critical one", "value": result.ratio, "error": result.error}
-        return [self.found(_SEVERITY[result.regime], sentence, label=result.regime, advice=_advice(result), **fields)]
+        severity = _SEVERITY.get(result.regime, Severity.WARNING)
+        measured = ("learning rate over the critical one", result.ratio, result.error)
+        return [self.found(severity, text, result.regime, *measured, advice=_advice(result), headline=True)]
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         result = results[self.name]
         if not isinstance(result, Regime) or len(result.losses) < 3:
             return None
         rows = [row for row in result.rows() if math.isfinite(row["loss"])]
-        wide = min(row["loss"] for row in rows) > 0 and max(row["loss"] for row in rows) > 20 * min(row["loss"] for row in rows)
-        axes = plots.curves(
-            rows, x="step", y="loss", log="y" if wide else "", title=f"Trial run on a copy at your rate, {result.rate:g}"
-        )
-        return plots.reference(axes, y=result.losses[0], label="start")
+        losses = [row["loss"] for row in rows]
+        scale = "y" if min(losses) > 0 and max(losses) > 20 * min(losses) else ""
+        axes = th.plots.curves(rows, x="step", y="loss", log=scale, title=f"Trial run on a copy at your rate, {result.rate:g}")
+        return th.plots.reference(axes, y=result.losses[0], label="start")
 
 
 def _reshaped(context: SurveyContext) -> bool:
     """Whether the optimizer's matrix is not the Hessian itself (up to a shift)."""
     return context.optimizer is not None and "adam" in type(context.optimizer).__name__.lower()
-
-
-def _name(critical: CriticalRate, *, small: bool = False) -> str:
-    name = critical.optimizer
-    return name if small or name != "gradient descent" else "Gradient descent"
 
 
 def _caveat(critical: CriticalRate) -> str:
@@ -153,6 +141,7 @@ def _expectation(result: Regime) -> str:
     peak = (
         f"{max(losses) / losses[0]:.2g} times its start" if losses and losses[0] > 0 and math.isfinite(max(losses)) else "a peak"
     )
+    confirmed = f" (confirmed on a copy: it blew up after {len(losses) - 1} steps)"
     texts = {
         "monotone": f"monotone descent expected{run}.",
         "stable": f"stable; oscillations fade{run}.",
@@ -160,7 +149,7 @@ def _expectation(result: Regime) -> str:
         "edge of stability": f"above the edge, yet the loss stays below its start and goes on falling{run}.",
         "unstable": f"unstable: the loss rose to {peak} and had not settled{run}.",
         "unknown": "above the edge; whether it catapults or diverges was not tried.",
-        "divergence expected": f"divergence expected{_blow_up(result)}.",
+        "divergence expected": f"divergence expected{', as the loss is quadratic' if result.exact else confirmed}.",
     }
     if _surprising(result):
         return f"below the edge at this point, yet the trial did not simply descend: {result.regime}{run}."
@@ -170,12 +159,6 @@ def _expectation(result: Regime) -> str:
 def _surprising(result: Regime) -> bool:
     """Whether a run below the edge did not simply descend: the edge moves while training moves."""
     return result.ratio <= 1 and result.regime in ("catapult", "unstable", "edge of stability", "divergence expected")
-
-
-def _blow_up(result: Regime) -> str:
-    if result.exact:
-        return ", as the loss is quadratic"
-    return f" (confirmed on a copy: it blew up after {len(result.losses) - 1} steps)"
 
 
 def _advice(result: Regime) -> str:

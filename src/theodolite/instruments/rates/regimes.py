@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim import Optimizer
 
+import theodolite as th
 from theodolite.errors import TheodoliteError
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
-from theodolite.instruments.subset import moving_subset, of_samples, subset, unfit
+from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work, inapplicable
+from theodolite.instruments.subset import OnSubset, moving_subset, of_samples, subset
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import CriticalRate, catapult_sweep, classify_run, critical_learning_rate
 from theodolite.measures.dynamics.optimizers import descend, run_trial, stability_law
@@ -21,9 +23,6 @@ from theodolite.measures.kernel import squared_loss_curvature
 from theodolite.operators import tangent_kernel_operator
 from theodolite.problem import Problem
 from theodolite.results import Cost, Finding, Result, Row, Severity, number
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: Learning rates in units of the critical one, for each effort.
 GRIDS = {
@@ -66,26 +65,27 @@ class RegimeDiagram(Result):
         return sorted((row for row in self.runs if row["model"] == "network"), key=lambda row: row["ratio"])
 
     @property
+    def catapults(self) -> list[Row]:
+        """The runs above the edge that catapulted, by rate."""
+        return [row for row in self.network() if row["regime"] == "catapult" and row["ratio"] > 1]
+
+    @property
     def window(self) -> tuple[float, ...]:
         """The smallest and largest ratio at which a run above the edge catapulted; empty where none did."""
-        ratios = [row["ratio"] for row in self.network() if row["regime"] == "catapult" and row["ratio"] > 1]
-        return (min(ratios), max(ratios)) if ratios else ()
+        ratios = [row["ratio"] for row in self.catapults]
+        return (ratios[0], ratios[-1]) if ratios else ()
 
     @property
     def divergent_from(self) -> float:
         """The smallest ratio from which on every run diverged; infinity where the last did not."""
-        found = math.inf
-        for row in reversed(self.network()):
-            if row["regime"] != "divergent":
-                break
-            found = row["ratio"]
-        return found
+        divergent = itertools.takewhile(lambda row: row["regime"] == "divergent", reversed(self.network()))
+        return min((row["ratio"] for row in divergent), default=math.inf)
 
     @property
     def best(self) -> Row | None:
         """The run with the lowest loss in the end."""
         ended = [row for row in self.network() if row["regime"] != "divergent"]
-        return min(ended, key=lambda row: row["final_loss"]) if ended else None
+        return min(ended, key=lambda row: row["final_loss"], default=None)
 
     def above(self, ratio: float) -> float:
         """The next larger ratio that was tried; infinity beyond the last."""
@@ -152,9 +152,8 @@ def _one_batch(problem: Problem) -> bool:
 
 def _own(rate: float | None, critical: float, ratios: Sequence[float]) -> list[float]:
     """The user's rate in units of the critical one, where it belongs into the picture and is not there yet."""
-    if rate is None or not NEAR <= rate / critical <= FAR:
-        return []
-    return [] if any(abs(rate / critical / ratio - 1) < 0.02 for ratio in ratios) else [rate / critical]
+    own = 0.0 if rate is None else rate / critical
+    return [own] if NEAR <= own <= FAR and all(abs(own / ratio - 1) >= 0.02 for ratio in ratios) else []
 
 
 def _sweep(problem: Problem, critical: CriticalRate, grid: Sequence[float], steps: int, twin: bool) -> list[Row]:
@@ -210,15 +209,14 @@ def _kernels(problem: Problem, rate: float, steps: int, optimizer: Optimizer | N
 
 def _example(problem: Problem, found: RegimeDiagram, optimizer: Optimizer | None) -> Row | None:
     """The catapult that ended lowest, run again for the norm of its kernel before and after."""
-    flown = [row for row in found.network() if row["regime"] == "catapult" and row["ratio"] > 1]
-    if not flown:
+    if not found.catapults:
         return None
-    best = min(flown, key=lambda row: row["final_loss"])
+    best = min(found.catapults, key=lambda row: row["final_loss"])
     before, after = _kernels(problem, best["rate"], found.steps, optimizer)
     return {**best, "kernel_before": before, "kernel_after": after}
 
 
-class Regimes(Instrument):
+class Regimes(OnSubset):
     name = "regimes"
     order = 190
     title = "Regimes of the learning rate"
@@ -237,9 +235,6 @@ class Regimes(Instrument):
         {"rates": 6, "steps": 25, "samples": 64},
     )
 
-    def applies(self, context: SurveyContext) -> str:
-        return unfit(context.problem)
-
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         runs = effort["rates"] * effort["steps"]
         share = _samples(context, effort["samples"]) / context.problem.samples
@@ -250,24 +245,22 @@ class Regimes(Instrument):
         gradients = 1.2 * runs * share * twin
         return Work(gradients=gradients, products=60.0 * share, seconds=0.1 + aside * runs * twin**0.5, bytes=size)
 
+    @inapplicable(TheodoliteError, NotImplementedError)
     def run(self, context: SurveyContext, **effort: Any) -> RegimeDiagram:
         instead = context.no_law
         optimizer = None if instead else context.optimizer
-        try:
-            part = moving_subset(context.problem, _samples(context, effort["samples"]))
-            if part.half_precision and _plain(context):  # small steps get lost in half precision
-                part, optimizer = part.in_float64(), None
-            found = regime_diagram(
-                part,
-                GRIDS[effort["rates"]],
-                steps=effort["steps"],
-                rate=None if instead else context.lr,
-                optimizer=optimizer,
-                twin=effort["rates"] == max(GRIDS) and _squared(context),
-                seed=context.seed,
-            )
-        except (TheodoliteError, NotImplementedError) as error:
-            raise InapplicableError(str(error)) from error
+        part = moving_subset(context.problem, _samples(context, effort["samples"]))
+        if part.half_precision and _plain(context):  # small steps get lost in half precision
+            part, optimizer = part.in_float64(), None
+        found = regime_diagram(
+            part,
+            GRIDS[effort["rates"]],
+            steps=effort["steps"],
+            rate=None if instead else context.lr,
+            optimizer=optimizer,
+            twin=effort["rates"] == max(GRIDS) and _squared(context),
+            seed=context.seed,
+        )
         return replace(found, instead=instead)
 
     def rows(self, result: RegimeDiagram) -> list[Row]:
@@ -297,9 +290,8 @@ class Regimes(Instrument):
             spikes = any(row["regime"] == "spike" for row in result.network())
             after = ", after spikes that do not lower the tangent kernel" if spikes else ""
             ends = f"no run catapults; up to {last:.3g} times it the loss still ends below its start{after}{diverged}"
-        fields: dict[str, Any] = {"quantity": "largest rate that lowered the loss over the critical one", "value": last}
-        text, advice = f"Above {edge}, {ends}.{aside}", self._advice(result)
-        return [self.found(Severity.NOTE, text, label=label, advice=advice, error=_gap(result, last), **fields)]
+        measured = ("largest rate that lowered the loss over the critical one", last, _gap(result, last))
+        return [self.found(Severity.NOTE, f"Above {edge}, {ends}.{aside}", label, *measured, advice=self._advice(result))]
 
     def _catapult(self, result: RegimeDiagram, edge: str, aside: str) -> Finding:
         low, high = result.window
@@ -314,8 +306,8 @@ class Regimes(Instrument):
             f"{shown['peak_loss'] / shown['first_loss']:.3g} times its start, then falls to {shown['final_loss']:.3g} within "
             f"{result.steps} steps, and the norm of the tangent kernel falls by {100 * fall:.3g} %.{aside}"
         )
-        fields = {"quantity": "largest rate that catapults over the critical one", "value": high, "error": _gap(result, high)}
-        return self.found(Severity.NOTE, text, label="catapult window", advice=self._advice(result), **fields)
+        measured = ("largest rate that catapults over the critical one", high, _gap(result, high))
+        return self.found(Severity.NOTE, text, "catapult window", *measured, advice=self._advice(result))
 
     @staticmethod
     def _advice(result: RegimeDiagram) -> str:
@@ -327,12 +319,10 @@ class Regimes(Instrument):
             f"after {result.steps} full-batch steps, at {best['final_loss']:.3g}; mini-batches are sharper and want less."
         )
 
-    def figure(self, results: Mapping[str, Any]) -> Axes | None:
-        from theodolite import plots
-
+    def figure(self, results: Results) -> Picture:
         result: RegimeDiagram = results[self.name]
         own = None if result.rate is None else result.rate / result.critical.value
-        return plots.regime_diagram(result.rows(), own=own, steps=result.steps, optimizer=result.optimizer)
+        return th.plots.regime_diagram(result.rows(), own=own, steps=result.steps, optimizer=result.optimizer)
 
 
 def _gap(result: RegimeDiagram, ratio: float) -> float | None:

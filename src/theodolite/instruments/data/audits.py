@@ -1,0 +1,246 @@
+"""Is the data finite, does every sample count the same, does every feature say something, and can every parameter train?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+import theodolite as th
+from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
+from theodolite.measures import audit
+from theodolite.measures.audit import SAMPLES, BatchAudit, InputAudit, ParameterAudit, has_main_input
+from theodolite.problem.tensors import named_tensors
+from theodolite.results import Finding, Row, Severity
+from theodolite.text import listed
+
+
+class Batches(Instrument):
+    name = "batches"
+    order = 10
+    title = "Batch by batch"
+    question = "Are the loss and its gradient finite everywhere, and is one batch unlike the others?"
+    how = "One pass over the data, forward and backward, batch by batch; parameters and buffers are looked through as well."
+    source = "Floating-point arithmetic: NaN and infinity spread to everything they touch."
+    first = True
+    work = Work(gradients=1.0)
+
+    def run(self, context: SurveyContext, **effort: Any) -> BatchAudit:
+        return audit.audit_batches(context.problem)
+
+    def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
+        if result.bad:
+            advice = "Repair or leave out what is named here; until then no number about this model means anything."
+            return [self.found(Severity.CRITICAL, text, "not finite", advice=advice) for text in result.bad[:10]]
+        count = len(result.batches)
+        where = f"in all {count} batches" if count > 1 else "on all samples"
+        return [self.found(Severity.GOOD, f"Loss and gradient are finite {where}.", "finite")]
+
+    def figure(self, results: Results) -> Picture:
+        rows = [row for row in results[self.name].rows() if row["loss"] == row["loss"]]
+        if len(rows) < 3:
+            return None
+        return th.plots.curves(rows, x="batch", y="loss", title="Loss of each batch", ylabel="loss")
+
+
+class Weighting(Instrument):
+    name = "weighting"
+    order = 20
+    title = "What each sample weighs"
+    question = "Do batches of different size, ignored labels or rare classes tilt the objective?"
+    how = "From the pass over the batches: each batch weighs what its loss divides by; labels are counted."
+    source = "A mean over batches is the mean over samples only if all batches weigh the same."
+    needs = ("batches",)
+    work = Work()
+
+    def run(self, context: SurveyContext, **effort: Any) -> BatchAudit:
+        audit: BatchAudit = context.results["batches"]
+        return audit
+
+    def rows(self, result: BatchAudit) -> list[Row]:
+        table = {
+            "batches": len(result.sizes),
+            "samples": sum(result.sizes),
+            "smallest batch": min(result.sizes),
+            "largest batch": max(result.sizes),
+            f"loss, weighted by {result.rule}": result.loss,
+            "loss, plain mean of batches": result.naive_loss,
+            "labels that count": result.labels,
+            "labels ignored": result.ignored,
+            "classes seen": result.classes,
+        }
+        return [{"quantity": quantity, "value": value} for quantity, value in table.items()]
+
+    def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
+        found = [*self._uneven(result), *self._ignored(result), *self._classes(context, result)]
+        return found or [self.found(Severity.GOOD, "Every sample weighs the same.", "even")]
+
+    def _uneven(self, result: BatchAudit) -> Iterator[Finding]:
+        weights = [row["weight"] for row in result.batches if row["weight"]]
+        if result.rule == "sum" or len(weights) < 2 or max(weights) <= 1.001 * min(weights):
+            return
+        text = (
+            f"Batches are uneven ({min(weights):g} to {max(weights):g} {result.rule}): a plain mean over batches would give a "
+            f"loss of {result.naive_loss:.4g} instead of {result.loss:.4g}."
+        )
+        advice = "The survey weighs batches rightly. In your own evaluation weigh them by their size, or drop the last one."
+        shift = ("shift of the loss by a plain mean over batches", result.naive_loss - result.loss)
+        yield self.found(Severity.NOTE, text, "uneven batches", *shift, advice=advice)
+
+    def _ignored(self, result: BatchAudit) -> Iterator[Finding]:
+        if result.ignored:
+            total = result.labels + result.ignored
+            share = result.ignored / total
+            text = f"{result.ignored} of {total} labels are ignored ({100 * share:.3g} %); the mean is over the others."
+            advice = "Right for padding and for masked positions; if that is not what they are, look at the labels."
+            yield self.found(Severity.NOTE, text, "ignored labels", "share of labels ignored", share, advice=advice)
+
+    def _classes(self, context: SurveyContext, result: BatchAudit) -> Iterator[Finding]:
+        weights = getattr(context.problem.loss_function, "weight", None)
+        if isinstance(weights, Tensor) and weights.numel() > 1 and bool((weights != weights.flatten()[0]).any()):
+            text = f"The loss weighs its classes, between {float(weights.min()):.3g} and {float(weights.max()):.3g}."
+            spread = float(weights.max() / weights.min().clamp_min(1e-30))
+            yield self.found(Severity.NOTE, text, "class weights", "largest over smallest weight", spread)
+        elif result.labels and result.classes == 1:
+            text = "All labels are one class: the loss falls to zero without anything being learned."
+            yield self.found(Severity.WARNING, text, "one class", advice="Look at how the data was chosen or sorted.")
+        elif result.labels and result.majority > 0.8:
+            text = f"{100 * result.majority:.3g} % of the labels are one class of {result.classes}."
+            advice = "Judge the model by more than its accuracy, or weigh the classes in the loss."
+            largest = ("share of the largest class", result.majority)
+            yield self.found(Severity.NOTE, text, "unbalanced classes", *largest, advice=advice)
+
+
+class Inputs(Instrument):
+    name = "inputs"
+    order = 40
+    title = "Input features"
+    question = "Which inputs never change, and which say the same as another?"
+    how = "Features of up to 2000 samples are centred and scaled; those without spread are constant, equal ones are duplicates."
+    source = "Along the difference of the weights of two equal features the loss is flat, whatever the model."
+
+    def applies(self, context: SurveyContext) -> str:
+        if context.problem.samples < 3:
+            return "two samples do not tell which features vary"
+        return "" if has_main_input(context.problem) else "the data has no single floating-point input"
+
+    def cost(self, context: SurveyContext, **effort: Any) -> Work:
+        first = next(iter(context.problem.data))
+        numbers = sum(t.numel() for _, t in named_tensors(first.inputs)) // first.size * min(SAMPLES, context.problem.samples)
+        return Work(seconds=5e-8 * numbers, bytes=12 * numbers)
+
+    def run(self, context: SurveyContext, **effort: Any) -> InputAudit:
+        return audit.audit_inputs(context.problem)
+
+    def findings(self, context: SurveyContext, result: InputAudit) -> list[Finding]:
+        found = []
+        if result.duplicated:
+            first = " = ".join(map(str, result.duplicated[0][:4]))
+            text = f"{result.redundant} of {result.features} inputs repeat another up to shift and scale (feature {first})."
+            advice = "Remove the copies: the loss is flat along the difference of their weights, and weight decay alone decides."
+            count = ("redundant inputs", float(result.redundant))
+            found.append(self.found(Severity.WARNING, text, "duplicated feature", *count, advice=advice))
+        if result.constant:
+            text = f"{len(result.constant)} of {result.features} inputs never change on these samples."
+            advice = "The weights on them act as biases, or not at all where they are zero."
+            count = ("constant inputs", float(len(result.constant)))
+            found.append(self.found(Severity.NOTE, text, "constant feature", *count, advice=advice))
+        return found or [self.found(Severity.GOOD, result.sentence(), "inputs vary")]
+
+
+class Parameters(Instrument):
+    name = "parameters"
+    order = 30
+    title = "Parameters that cannot train"
+    question = "Which units are dead, which repeat another, which parameters are tied, frozen or never used?"
+    how = (
+        "One backward pass from random combinations of all outputs: a parameter is dead if no output of any sample changes with "
+        "it at first order. Units are duplicates if their incoming weights and bias agree to 1e-6."
+    )
+    source = "A unit whose derivative is zero on all data gets no gradient; units that are equal get equal gradients."
+    work = Work(gradients=1.2)
+
+    def run(self, context: SurveyContext, **effort: Any) -> ParameterAudit:
+        return audit.audit_parameters(context.problem)
+
+    def findings(self, context: SurveyContext, result: ParameterAudit) -> list[Finding]:
+        found = [*self._frozen(context, result), *self._dead(result), *self._idle(result), *self._notes(result)]
+        if not (result.motionless or result.total("dead") or result.total("duplicated") or result.unreached):
+            text = f"All {result.total('units')} units of {len(result.layers)} layers can train, and no two are the same."
+            found.append(self.found(Severity.GOOD, text, "all can train"))
+        return found
+
+    def _frozen(self, context: SurveyContext, result: ParameterAudit) -> Iterator[Finding]:
+        if not result.frozen:
+            return
+        total = sum(p.numel() for p in context.problem.model.parameters())
+        share = result.frozen_count / total
+        quantity = "share of parameters frozen"
+        if result.frozen_count == total:
+            text = f"The model is frozen: none of its {total} parameters requires a gradient, so training changes nothing."
+            advice = "Call requires_grad_(True) on what shall train. The survey measures all parameters as if they could."
+            yield self.found(Severity.CRITICAL, text, "frozen model", quantity, share, advice=advice)
+            return
+        text = f"{100 * share:.3g} % of the parameters are frozen ({listed(result.frozen, 4)}); the survey measures the others."
+        yield self.found(Severity.NOTE, text, "frozen parameters", quantity, share)
+
+    def _dead(self, result: ParameterAudit) -> Iterator[Finding]:
+        if result.motionless:
+            text = "No parameter moves any output here at first order."
+            advice = "Weights that are all zero, or units that are all shut, do this: look at the initialisation."
+            yield self.found(Severity.WARNING, text, "no effect", advice=advice)
+            return
+        advice = (
+            "Its activation is shut (a large negative bias, exploded weights) or nothing reads it: initialise it anew, "
+            "lower the learning rate, or use an activation with a slope on both sides."
+        )
+        for row in result.layers:
+            if row["layer"] in result.dead_layers:
+                text = f"Layer {row['layer']} is dead: none of its units moves an output on any sample, so it gets no gradient."
+                yield self.found(Severity.CRITICAL, text, "dead layer", "dead units", float(row["dead"]), advice=advice)
+        partly = [row for row in result.layers if row["dead"] and row["layer"] not in result.dead_layers]
+        if partly:
+            dead, units = sum(row["dead"] for row in partly), result.total("units")
+            where = _by_layer(partly, "dead") + (", ..." if len(partly) > 4 else "")
+            severity = Severity.WARNING if dead > 0.05 * units else Severity.NOTE
+            text = f"{dead} of {units} units are dead ({where}): they move no output on any sample."
+            advice = "A few are harmless; many say that the learning rate was too high or the initialisation off."
+            yield self.found(severity, text, "dead units", "dead units", float(dead), advice=advice)
+
+    def _idle(self, result: ParameterAudit) -> Iterator[Finding]:
+        rows = [row for row in result.layers if row["duplicated"]]
+        count = result.total("duplicated")
+        text = f"{count} units repeat another unit of their layer ({_by_layer(rows, 'duplicated')}): same weights, same bias."
+        advice = (
+            "They compute the same feature; where their outgoing weights are equal too they stay equal for ever. "
+            "Initialise at random, or remove them."
+        )
+        if rows:
+            yield self.found(Severity.WARNING, text, "duplicated units", "duplicated units", float(count), advice=advice)
+        if result.unreached:
+            text = f"The output does not depend on {listed(result.unreached, 4)} at all."
+            advice = "Remove them or connect them; distributed training stumbles over such parameters."
+            yield self.found(Severity.WARNING, text, "unused parameters", "", float(len(result.unreached)), advice=advice)
+
+    def _notes(self, result: ParameterAudit) -> Iterator[Finding]:
+        for group in result.tied[:3]:
+            yield self.found(Severity.NOTE, f"{' and '.join(group)} are one tensor, counted once.", "tied parameters")
+        if result.waiting:
+            text = (
+                f"No gradient reaches {listed(result.waiting, 4)} yet, because {listed(result.waiting_for, 4)} "
+                f"{'is' if len(result.waiting_for) == 1 else 'are'} zero; that begins after the first step."
+            )
+            yield self.found(Severity.NOTE, text, "zero initialisation", value=float(len(result.waiting)))
+        silent = [row for row in result.layers if row["silent_inputs"]]
+        if silent and not result.motionless and not result.total("dead"):  # behind dead units they are no news
+            where = ", ".join(f"{row['silent_inputs']} into {row['layer']}" for row in silent[:3])
+            text = f"Some inputs of layers are zero on all samples ({where}): the weights on them cannot train on this data."
+            yield self.found(Severity.NOTE, text, "silent inputs", value=float(result.total("silent_inputs")))
+        if result.total("unused_rows"):
+            text = f"{result.total('unused_rows')} rows of embeddings are never asked for by this data."
+            yield self.found(Severity.NOTE, text, "unused embeddings", value=float(result.total("unused_rows")))
+
+
+def _by_layer(rows: list[Row], column: str) -> str:
+    return ", ".join(f"{row[column]} of {row['units']} in {row['layer']}" for row in rows[:4])
