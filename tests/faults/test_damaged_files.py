@@ -98,8 +98,8 @@ def damaged_contents(content: bytes, count: int, moments: random.Random) -> Iter
         yield bytes(changed if moments.random() < 0.9 else content[: moments.randrange(len(content))])
 
 
-def check_flips(kind: Kind, folder: Path, count: int) -> tuple[int, int]:
-    """Damage one file so many times; returns how often reading raised, and how often something was left out."""
+def check_flips(kind: Kind, folder: Path, count: int) -> None:
+    """Damage files of a kind so many times in all; each time reading raises, leaves out what is lost, or gives the same."""
     kind.write(folder)
     whole = {name: plain_text(value) for name, value in kind.read(folder).items()}
     files = sorted(folder.glob(kind.damaged))
@@ -112,7 +112,8 @@ def check_flips(kind: Kind, folder: Path, count: int) -> tuple[int, int]:
             try:
                 found = {name: plain_text(value) for name, value in kind.read(folder).items() if value is not None}
             except ValueError as error:
-                assert path.name in str(error), error
+                if path.name not in str(error):
+                    raise  # an error must name the file
                 raised += 1
                 continue
             assert found == {name: whole[name] for name in found}, f"{path.name} was read as another value"
@@ -120,8 +121,6 @@ def check_flips(kind: Kind, folder: Path, count: int) -> tuple[int, int]:
         path.write_bytes(content)
     assert {name: plain_text(value) for name, value in kind.read(folder).items()} == whole
     assert raised + left_out > count / 2  # the flips were seen
-    shutil.rmtree(folder)
-    return raised, left_out
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,4 +146,4 @@ def test_odd_and_damaged_manifests_do_not_hide_the_other_runs(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_none_of_five_hundred_flips_is_read_as_another_value(kind, tmp_path):
-    print(kind, *check_flips(KINDS[kind], tmp_path / "files", 500))
+    check_flips(KINDS[kind], tmp_path / "files", 500)
