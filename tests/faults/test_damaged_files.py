@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.report import write_gallery
+from theodolite.report import collect_runs
 from theodolite.results import Result
 from theodolite.runners import Computations, Record, RunStore
 from theodolite.runners.store import read_manifest, read_records
-from theodolite.training.interruption import load_state
+from theodolite.training.interruption import load_state, save_state
 
 
 def plain_text(value: Any) -> str:
@@ -50,9 +50,10 @@ def write_result(folder: Path) -> None:
 
 
 def write_checkpoint(folder: Path) -> None:
-    x = torch.linspace(-1, 1, 12).reshape(6, 2)
-    adam = lambda p: torch.optim.Adam(p, lr=0.01)  # noqa: E731
-    th.train(nn.Linear(2, 1), nn.MSELoss(), (x, x[:, :1]), adam, steps=3, batch_size=4, checkpoint=folder, progress=False)
+    moments = {i: {"exp_avg": torch.linspace(0, i + 1, 5), "step": torch.tensor(3.0)} for i in range(2)}
+    optimizer = {"state": moments, "param_groups": [{"lr": 0.01, "betas": (0.9, 0.999), "params": [0, 1]}]}
+    random_state = torch.arange(40, dtype=torch.uint8)
+    save_state(folder, {"model": nn.Linear(2, 1).state_dict(), "optimizer": optimizer, "random": [random_state], "seed": 0})
 
 
 def record(i: int) -> Record:
@@ -138,9 +139,9 @@ def test_odd_and_damaged_manifests_do_not_hide_the_other_runs(tmp_path):
     for number, text in enumerate(texts):
         shutil.copytree(good, tmp_path / f"odd{number}")
         (tmp_path / f"odd{number}" / "manifest.json").write_text(text)
-    gallery = write_gallery(tmp_path)
-    assert [run.folder for run in gallery.runs] == [good]
-    assert len(gallery.bad) == len(texts)
+    runs, bad = collect_runs(tmp_path)
+    assert [run.folder for run in runs] == [good]
+    assert len(bad) == len(texts)
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def _read_tensors(path: Path, check: str | None) -> dict[str, Tensor]:
     packed = path.read_bytes()
     if check not in (None, check_sum(packed)):
         raise ValueError(
-            f"{path} is damaged, or was not saved together with the .json (a save that was interrupted between the two). {_REMEDY}"
+            f"{path} is damaged, or was not saved together with the .json (a save interrupted between the two). {_REMEDY}"
         )
     try:
         return load_tensors(packed)

@@ -83,7 +83,7 @@ def tensor_check_sums(tensors: Mapping[str, Tensor]) -> list[str]:
     """What tensors hold, one line each in the order of their names."""
 
     def line(tensor: Tensor) -> str:
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         return f"{tensor.dtype} {list(tensor.shape)} {zlib.crc32(content):08x}"
 
     return [f"{name} {line(tensors[name])}" for name in sorted(tensors)]
