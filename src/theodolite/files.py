@@ -73,12 +73,16 @@ def make_folder(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, where the system lets a folder be opened."""
-    if os.name == "posix":
+    if os.name != "posix":
+        return
+    try:
         handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    except PermissionError:  # one may write into it and not list it
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def check_sum(content: bytes) -> str:

@@ -80,11 +80,14 @@ def _check_sum(document: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def tensor_check_sums(tensors: Mapping[str, Tensor]) -> list[str]:
-    """What tensors hold, one line each in the order of their names."""
+    """What tensors hold, one line each in the order of their names; of sparse ones the shape alone."""
 
     def line(tensor: Tensor) -> str:
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        return f"{tensor.dtype} {list(tensor.shape)} {zlib.crc32(content):08x}"
+        shape = f"{tensor.dtype} {list(tensor.shape)}"
+        if tensor.layout is not torch.strided:
+            return shape
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return f"{shape} {zlib.crc32(flat.view(torch.uint8).numpy().data):08x}"
 
     return [f"{name} {line(tensors[name])}" for name in sorted(tensors)]
 

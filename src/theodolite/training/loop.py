@@ -93,9 +93,9 @@ def train(
     )
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is not None:
-        run.settings = {"seed": seed, "clip": clip, **feed.identity(), **optimizer_settings(optimizer, schedule)}
         if not resume:
             refuse_existing(folder)
+        run.settings = {"seed": seed, "clip": clip, **feed.identity(), **optimizer_settings(optimizer, schedule)}
     began = time.perf_counter()
     with _training(model, seed):
         if folder is not None and resume:

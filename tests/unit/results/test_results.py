@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,6 +117,19 @@ def test_names_of_new_folders_are_on_disk_too(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", noting)
     write_whole(tmp_path / "a" / "b" / "file", b"content")
     assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= set(synced)
+
+
+def test_folders_that_may_not_be_listed_can_be_written_to(tmp_path, monkeypatch):
+    real = os.open
+
+    def guarded(path, flags, *mode):
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr("os.open", guarded)
+    write_whole(tmp_path / "a" / "file", b"content")
+    assert (tmp_path / "a" / "file").read_bytes() == b"content"
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):

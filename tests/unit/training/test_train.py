@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import theodolite as th
 from theodolite.results import Outcome
 from theodolite.training import cosine, step_decay, warmup
-from theodolite.training.interruption import load_state, save_state
+from theodolite.training.interruption import load_state, save_state, tensor_check_sums
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -294,7 +294,19 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path):
     assert th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["Adam"], **again).loss == whole.loss
 
 
-def test_an_optimizer_of_another_model_is_refused(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.complex64])
+def test_check_sums_see_any_kind_of_tensor(dtype):
+    ones = torch.ones(2, 3, dtype=dtype)
+    other = ones.clone()
+    other[1, 2] = 0
+    (a,), (b,), (c,) = (tensor_check_sums({"x": t}) for t in (ones, other, ones.reshape(3, 2)))
+    assert len({a, b, c}) == 3
+    assert tensor_check_sums({"x": ones.mH.contiguous().mH}) == [a]
+    assert tensor_check_sums({"x": ones[0, 0], "y": ones[:0]})[0] != tensor_check_sums({"x": other[1, 2], "y": ones[:0]})[0]
+    assert tensor_check_sums({"x": torch.eye(2).to_sparse()}) == ["x torch.float32 [2, 2]"]
+
+
+def test_an_optimizer_of_another_model_is_refused():
     model, other = network(), network()
     with pytest.raises(ValueError, match=r"4 of the optimizer's 4 parameters are not the model's, .* model.parameters\(\)"):
         th.train(model, nn.CrossEntropyLoss(), data(), OPTIMIZERS["SGD"](other.parameters()), steps=2)
