@@ -1,11 +1,14 @@
-"""Files that are complete or absent."""
+"""Files that are complete or absent, and the check sums by which damaged ones are known."""
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import socket
+import zlib
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -13,7 +16,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Whoever reads meets the old file or the new one, never half of it, also after a crash or on a full disk.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     _clear_orphans(path)
     part = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.part")
     try:
@@ -60,11 +63,33 @@ def write_all(handle: int, content: bytes) -> None:
         view = view[os.write(handle, view) :]
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing; their names are on disk when it returns."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync_folder(place.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, where the system lets a folder be opened."""
-    if os.name == "posix":
+    if os.name != "posix":
+        return
+    try:
         handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    except PermissionError:  # one may write into it and not list it
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_sum(content: bytes) -> str:
+    """Eight digits that tell a damaged content from what was written."""
+    return f"{zlib.crc32(content):08x}"
+
+
+def json_check_sum(document: Any) -> str:
+    """That of a JSON document, whatever the spaces in its file."""
+    return check_sum(json.dumps(document).encode())

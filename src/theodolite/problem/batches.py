@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,7 +123,7 @@ class BatchParser:
     def _as_tensors(self, raw: Any) -> Any:
         """NumPy arrays as tensors, floating ones in the model's precision."""
         if _is_array(raw):
-            t = torch.as_tensor(np.asarray(raw))
+            t = torch.as_tensor(raw.__array__())
             return t.to(self.dtype) if t.is_floating_point() else t
         if isinstance(raw, Mapping):
             return {key: self._as_tensors(value) for key, value in raw.items()}

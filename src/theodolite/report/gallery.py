@@ -211,9 +211,11 @@ def _made(folder: Path | None) -> dict[str, str]:
 
 
 def _is_run(path: Path) -> bool:
+    if path.with_name("rows.jsonl").exists():
+        return True  # also where the manifest is damaged: such a run is listed, not hidden
     try:
         document = json.loads(path.read_text())
-    except (ValueError, OSError):
+    except (ValueError, OSError, RecursionError):
         return False
     return isinstance(document, dict) and document.get("format") == FORMAT
 

@@ -16,7 +16,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from theodolite.files import write_whole
+from theodolite.files import check_sum, json_check_sum, write_whole
 from theodolite.results.base import Result, type_key
 from theodolite.results.findings import Finding, Severity
 from theodolite.results.provenance import Cost, Outcome, Provenance
@@ -24,19 +24,23 @@ from theodolite.text import nearest
 
 _PLAIN = {"Cost": Cost, "Provenance": Provenance, "Finding": Finding}
 _PACKAGE = Path(__file__).parents[1]
+_REMEDY = "Save the result again, or take the file from a copy."
 
 
 def save(result: Result, path: str | PathLike[str]) -> None:
     """Write `path`.json, and `path`.safetensors if the result holds tensors.
 
-    Each file is complete or absent.
+    Each file is complete or absent; the first holds check sums of both, so that one of them is never read with what is not its
+    own.
     """
     tensors: dict[str, Tensor] = {}
     document = _encode(result, "result", tensors)
     json_path, tensor_path = _paths(path)
-    if tensors:
-        write_whole(tensor_path, save_tensors(tensors))
-    text = json.dumps({"format": "theodolite-result", "content": document}, indent=1, allow_nan=True)
+    packed = save_tensors(tensors) if tensors else None
+    if packed is not None:
+        write_whole(tensor_path, packed)
+    parts = {"content": document, "tensors": None if packed is None else check_sum(packed)}
+    text = json.dumps({"format": "theodolite-result", "check": json_check_sum(parts), **parts}, indent=1, allow_nan=True)
     write_whole(json_path, text.encode())
 
 
@@ -46,16 +50,34 @@ def load(path: str | PathLike[str]) -> Result:
     if not json_path.exists():
         raise FileNotFoundError(f"There is no result at {json_path}. Give the path that save() was given.")
     try:
-        document = json.loads(json_path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{json_path} is damaged: {error}.") from error
+        document = json.loads(json_path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{json_path} is damaged: {error}. {_REMEDY}") from error
     if not isinstance(document, dict) or document.get("format") != "theodolite-result":
         raise ValueError(f"{json_path} was not written by Result.save().")
-    tensors = load_tensors(tensor_path.read_bytes()) if tensor_path.exists() else {}
-    result = _decode(document["content"], tensors)
+    checked = document.keys() != {"format", "content"}  # what earlier versions wrote is not
+    parts = {name: document.get(name) for name in ("content", "tensors")}
+    if checked and document.get("check") != json_check_sum(parts):
+        raise ValueError(f"{json_path} is damaged: its content does not have its check sum. {_REMEDY}")
+    wanted = not checked or parts["tensors"] is not None
+    tensors = _read_tensors(tensor_path, parts["tensors"]) if wanted and tensor_path.exists() else {}
+    result = _decode(parts["content"], tensors)
     if not isinstance(result, Result):
         raise ValueError(f"{json_path} does not hold a result.")
     return result
+
+
+def _read_tensors(path: Path, check: str | None) -> dict[str, Tensor]:
+    """The tensors of a result; where there is a check sum, those that it was saved with and no others."""
+    packed = path.read_bytes()
+    if check not in (None, check_sum(packed)):
+        raise ValueError(
+            f"{path} is damaged, or was not saved together with the .json (a save interrupted between the two). {_REMEDY}"
+        )
+    try:
+        return load_tensors(packed)
+    except Exception as error:
+        raise ValueError(f"{path} is damaged: {error}. {_REMEDY}") from error
 
 
 def _paths(path: str | PathLike[str]) -> tuple[Path, Path]:

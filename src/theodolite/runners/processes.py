@@ -2,12 +2,15 @@
 
 When a worker dies its pool is lost, and with it every job in flight; nothing says whose fault it was. So all of them
 become suspects and are tried once more, one at a time: a job that kills its worker when alone is guilty and is
-reported, the innocent finish, and the run goes on.
+reported, the innocent finish, and the run goes on. When this process dies, its workers end too.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -18,6 +21,8 @@ from theodolite.runners.engines import Failure, Finished, Job, Task, failure_of,
 
 #: Seconds given to the other futures of a broken pool to learn of it.
 GRACE = 10.0
+#: Seconds after which a worker notices that its parent has died.
+WATCH = 1.0
 
 
 class ProcessRun:
@@ -89,9 +94,8 @@ class ProcessRun:
 
     def _new_pool(self) -> ProcessPoolExecutor:
         # No timeout: a worker that idles away between two jobs would be started, and torch imported, again.
-        return ProcessPoolExecutor(
-            self.workers, timeout=None, initializer=_ignore_interrupts, env=worker_environment(self.threads)
-        )
+        environment = worker_environment(self.threads)
+        return ProcessPoolExecutor(self.workers, timeout=None, initializer=_begin, initargs=(os.getpid(),), env=environment)
 
 
 def _lost(future: Future[Finished]) -> bool:
@@ -103,6 +107,14 @@ def _death() -> Failure:
     return Failure(text, text)
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole process group; the parent alone decides what it means."""
+def _begin(parent: int) -> None:
+    """What a worker does first. Ctrl-C reaches the whole process group; the parent alone decides what it means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process once it has another parent: a killed one cannot end its workers, which would wait for it for ever."""
+    while os.getppid() == parent:
+        time.sleep(WATCH)
+    os._exit(1)

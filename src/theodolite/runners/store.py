@@ -1,6 +1,6 @@
 """A run is a folder that survives being killed at any moment.
 
-    run/manifest.json            what is being run: name, settings, versions, state of the code
+    run/manifest.json            what is being run: name, settings, versions, state of the code, check sum
     run/rows.jsonl               one line per finished job: key, job, rows or failure, check sum
     run/tensors/KEY.safetensors  tensors among a job's rows
 
@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import socket
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
@@ -30,10 +29,14 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from theodolite.errors import TheodoliteError
-from theodolite.files import write_all, write_whole
+from theodolite.files import check_sum, json_check_sum, make_folder, sync_folder, write_all, write_whole
 from theodolite.results import Row
 
 FORMAT = "theodolite-run"
+#: Of the manifest; the first had no check sum.
+VERSION = 2
+#: What its entries are, so that whoever reads one may rely on it.
+_KINDS: dict[str, type] = {"name": str, "settings": dict, "threads": int, "code": str, "provenance": dict, "keys": list}
 
 
 class RunBusyError(TheodoliteError, RuntimeError):
@@ -97,8 +100,8 @@ class RunStore:
         """Create the run, go on with it (`resume`), or do it anew (`fresh`); `manifest` must hold its `name`."""
         folder = Path(folder)
         with _plain_os_errors(folder, 0):
-            folder.mkdir(parents=True, exist_ok=True)
-        lock = _take_lock(folder)
+            make_folder(folder)
+            lock = _take_lock(folder)
         try:
             if fresh:
                 (folder / "rows.jsonl").unlink(missing_ok=True)
@@ -106,10 +109,10 @@ class RunStore:
                 _check_same(folder, manifest)
             else:
                 refuse_existing(folder)
-            current = {"format": FORMAT, "version": 1, **plain(dict(manifest))}
+            current = {"format": FORMAT, "version": VERSION, **plain(dict(manifest))}
             store = cls(folder, current, lock)
             with _plain_os_errors(folder, len(store.records)):
-                write_whole(folder / "manifest.json", json.dumps(current, indent=1).encode())
+                write_whole(folder / "manifest.json", json.dumps({**current, "crc": json_check_sum(current)}, indent=1).encode())
             return store
         except BaseException:
             os.close(lock)
@@ -132,6 +135,8 @@ class RunStore:
             write_all(handle, line)
             self._end += len(line)
             os.fsync(handle)
+            if start == 0:  # the name of a new file is part of its folder
+                sync_folder(self.folder)
         except OSError:
             self._end = start
             os.ftruncate(handle, start)
@@ -203,12 +208,18 @@ class Computations:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run folder."""
     path = folder / "manifest.json"
+    remedy = "Remove this file and run again with --resume: jobs that finished are kept."
     try:
-        manifest = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}. Move the folder away and run again.") from error
+        manifest = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}. {remedy}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{folder} does not hold a run of theodolite.")
+        raise ValueError(f"{path} is not the manifest of a run of theodolite.")
+    if manifest.get("version") != 1 and manifest.pop("crc", None) != json_check_sum(manifest):
+        raise ValueError(f"{path} is damaged: its content does not have its check sum. {remedy}")
+    for name, kind in _KINDS.items():
+        if not isinstance(manifest.get(name, kind()), kind):
+            raise ValueError(f"{path} is odd: {name} must be a {kind.__name__}. Got {type(manifest[name]).__name__}. {remedy}")
     return manifest
 
 
@@ -251,16 +262,12 @@ def encode_record(record: Record) -> tuple[bytes, bytes]:
     }
     packed = save_tensors(tensors) if tensors else b""
     if packed:
-        content["tensors"] = f"{zlib.crc32(packed):08x}"
+        content["tensors"] = check_sum(packed)
     return _line(content), packed
 
 
 def _line(content: dict[str, Any]) -> bytes:
-    return (json.dumps({**content, "crc": _crc(content)}) + "\n").encode()
-
-
-def _crc(content: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(content).encode()):08x}"
+    return (json.dumps({**content, "crc": json_check_sum(content)}) + "\n").encode()
 
 
 def _read_records(folder: Path) -> tuple[dict[str, Record], int]:
@@ -287,15 +294,15 @@ def _parse(line: bytes, tensors: Path) -> Record | None:
     try:
         content = json.loads(line)
         crc = content.pop("crc")
-    except (ValueError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
-    if crc != _crc(content):
+    if crc != json_check_sum(content):
         return None
     rows, crc = content.pop("rows"), content.pop("tensors", None)
     if crc is not None:
         path = tensors / f"{content['key']}.safetensors" if tensors.is_dir() else tensors
         packed = path.read_bytes() if path.exists() else b""
-        if f"{zlib.crc32(packed):08x}" != crc:
+        if check_sum(packed) != crc:
             return None  # its tensors are gone or damaged
         rows = _decode_rows(rows, load_tensors(packed))
     return Record(rows=rows, **content)
@@ -332,12 +339,15 @@ def _take_lock(folder: Path) -> int:
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    except BlockingIOError as error:
         holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
         os.close(handle)
         raise RunBusyError(f"{folder} is being written by {holder}. Wait for it to end, or choose another folder.") from error
-    os.ftruncate(handle, 0)
-    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    except BaseException:  # a full disk, a file system without locks, Ctrl-C: nobody must find it held
+        os.close(handle)
+        raise
     return handle
 
 

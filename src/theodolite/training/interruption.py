@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from theodolite.files import write_whole
+from theodolite.files import json_check_sum, write_whole
 
 #: The newest state; a kill while it is written leaves the one before.
 NAME = "checkpoint.safetensors"
@@ -48,11 +49,11 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write a nested state of tensors, numbers, strings, lists and dictionaries as one file."""
+    """Write a nested state of tensors, numbers, strings, lists and dictionaries as one file with its check sum."""
     tensors: dict[str, Tensor] = {}
     document = json.dumps(_encode(state, tensors))
     tensors.setdefault("", torch.zeros(0))  # safetensors wants at least one
-    write_whole(folder / NAME, save_tensors(tensors, metadata={"state": document}))
+    write_whole(folder / NAME, save_tensors(tensors, metadata={"state": document, "check": _check_sum(document, tensors)}))
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:
@@ -64,11 +65,31 @@ def load_state(folder: Path) -> dict[str, Any] | None:
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         tensors = load_tensors(content)
-        document = json.loads(header["__metadata__"]["state"])
+        metadata = header["__metadata__"]
+        unchecked = set(metadata) == {"state"}  # by earlier versions
+        if not unchecked and metadata["check"] != _check_sum(metadata["state"], tensors):
+            raise ValueError("its content does not have its check sum")
+        state: dict[str, Any] = _decode(json.loads(metadata["state"]), tensors)
     except Exception as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}). Remove it to train from the start.") from error
-    state: dict[str, Any] = _decode(document, tensors)
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}). Remove it to train from the start.") from error
     return state
+
+
+def _check_sum(document: str, tensors: Mapping[str, Tensor]) -> str:
+    return json_check_sum([document, *tensor_check_sums(tensors)])
+
+
+def tensor_check_sums(tensors: Mapping[str, Tensor]) -> list[str]:
+    """What tensors hold, one line each in the order of their names; of sparse ones the shape alone."""
+
+    def line(tensor: Tensor) -> str:
+        shape = f"{tensor.dtype} {list(tensor.shape)}"
+        if tensor.layout is not torch.strided:
+            return shape
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return f"{shape} {zlib.crc32(flat.view(torch.uint8).numpy().data):08x}"
+
+    return [f"{name} {line(tensors[name])}" for name in sorted(tensors)]
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -21,6 +21,7 @@ from theodolite.problem.calling import Loss, ModelCall
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
 from theodolite.training.interruption import deferred_interrupt, load_state, save_state
+from theodolite.training.resuming import check_same_rates, check_same_settings, optimizer_settings, refuse_existing
 from theodolite.training.schedules import Feed, Schedule, as_schedule, check_length
 from theodolite.training.trace import Trace
 
@@ -68,7 +69,8 @@ def train(
         evaluate: also compute the loss on the whole data after the last step.
         checkpoint, checkpoint_every, resume: folder for the state of the run, how often it is saved, and whether to go on from
             it. Ctrl-C saves too, after the step under way. A resumed run takes the same steps as an undisturbed one; what came
-            after the last save is done anew.
+            after the last save is done anew. Raises where the folder holds a run and `resume` is False, and where the data, the
+            batch size, the learning rate or other settings are not those that the run began with.
         seed: of the order of the data and of the model's own randomness, by torch's generator (randomness that comes from NumPy
             or Python is not followed by a resume); the caller's random state is left alone.
 
@@ -89,16 +91,20 @@ def train(
         model, ModelCall(model, loss), optimizer, schedule, until, clip, dict(measure or {}), every, observe, feed.generator
     )
     folder = None if checkpoint is None else Path(checkpoint)
+    if folder is not None:
+        if not resume:
+            refuse_existing(folder)
+        run.settings = {"seed": seed, "clip": clip, **feed.identity(), **optimizer_settings(optimizer, schedule)}
     began = time.perf_counter()
     with _training(model, seed):
         if folder is not None and resume:
-            run.restore(load_state(folder), seed=seed)
+            run.restore(load_state(folder), folder)
         with counting("training", progress=progress, total=steps) as count:
             if folder is None:
                 for _ in run.steps(feed, steps, epochs):
                     count(1)
             else:
-                _with_checkpoints(run, run.steps(feed, steps, epochs), folder, checkpoint_every, seed, count)
+                _with_checkpoints(run, run.steps(feed, steps, epochs), folder, checkpoint_every, count)
     final = Problem(model, loss, data, target=target, check=False).loss() if evaluate and not run.diverged else None
     return run.trace(seed, final, time.perf_counter() - began)
 
@@ -137,6 +143,9 @@ class _Run:
         self.measured: dict[str, list[float | None]] = {name: [] for name in measure}
         self.stopped = "all steps were taken"
         self.ended = False
+        self.settings: dict[str, Any] = {}  # what a run that goes on must have in common with this one
+        own = {id(p) for owner in (model, call.loss) if isinstance(owner, nn.Module) for p in owner.parameters()}
+        self.foreign = [p for p in self.parameters if id(p) not in own]
 
     @property
     def diverged(self) -> bool:
@@ -190,6 +199,9 @@ class _Run:
             first.append(float(value.detach()))
             if math.isfinite(first[0]):
                 value.backward()
+                if self.foreign:
+                    _refuse_unreached(self.foreign, len(self.parameters))
+                    self.foreign = []
                 if self.clip is not None:
                     nn.utils.clip_grad_norm_(self.parameters, self.clip)
                 if self.observe is not None and len(first) == 1:
@@ -221,7 +233,7 @@ class _Run:
         elif self.until is not None and loss <= self.until:
             self.ended, self.stopped = True, f"the loss fell to {self.until:g}"
 
-    def state(self, seed: int) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),
@@ -231,20 +243,21 @@ class _Run:
             "columns": {name: torch.tensor(column, dtype=torch.float64) for name, column in self.columns.items()},
             "measured": {name: _with_gaps(column) for name, column in self.measured.items()},
             "ended": [self.ended, self.stopped],
-            "seed": seed,
+            "settings": self.settings,
         }
 
-    def restore(self, state: dict[str, Any] | None, *, seed: int) -> None:
+    def restore(self, state: dict[str, Any] | None, folder: Path) -> None:
         """Go on from a saved state; nothing happens if there is none."""
         if state is None:
             return
-        if state["seed"] != seed or set(state["measured"]) != set(self.measured):
-            raise ValueError(
-                f"The checkpoint was made with seed {state['seed']} and columns {sorted(state['measured'])}, "
-                f"not seed {seed} and {sorted(self.measured)}. Use the same, or another folder."
-            )
+        # Those of earlier versions say no more than the seed.
+        saved = {"columns": sorted(state["measured"]), **state.get("settings", {"seed": state.get("seed")})}
+        here = {"columns": sorted(self.measured), **self.settings}
+        _check_optimizer(self.optimizer, state["optimizer"])
+        check_same_settings(folder, saved, here)
+        check_same_rates(folder, self.schedule, state["columns"]["rate"].tolist())
         self.model.load_state_dict(state["model"])
-        _load_optimizer(self.optimizer, state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.step, self.epoch, self.place = state["place"]
@@ -269,19 +282,17 @@ class _Run:
         )
 
 
-def _with_checkpoints(
-    run: _Run, steps: Iterator[None], folder: Path, every: int, seed: int, count: Callable[[int], None]
-) -> None:
+def _with_checkpoints(run: _Run, steps: Iterator[None], folder: Path, every: int, count: Callable[[int], None]) -> None:
     """Take the steps and save the state every so many, at the end, and on Ctrl-C."""
     with deferred_interrupt() as interrupted:
         for _ in steps:
             count(1)
             if interrupted():
-                save_state(folder, run.state(seed))
+                save_state(folder, run.state())
                 raise KeyboardInterrupt
             if run.step % every == 0:
-                save_state(folder, run.state(seed))
-        save_state(folder, run.state(seed))
+                save_state(folder, run.state())
+        save_state(folder, run.state())
 
 
 @contextmanager
@@ -326,7 +337,7 @@ def _without_gaps(values: Tensor, present: Tensor) -> list[float | None]:
     return [value if here else None for value, here in zip(values.tolist(), present.tolist(), strict=True)]
 
 
-def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+def _check_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Refuse the state of another kind of optimizer: torch would take it and fail at the next step."""
     here, there = set(optimizer.state_dict()["param_groups"][0]), set(state["param_groups"][0])
     if here != there:
@@ -334,7 +345,17 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
             f"The checkpoint was made with another optimizer than {type(optimizer).__name__} (its settings are "
             f"{', '.join(sorted(there - {'params'}))}). Use the same, or another folder."
         )
-    optimizer.load_state_dict(state)
+
+
+def _refuse_unreached(foreign: list[nn.Parameter], total: int) -> None:
+    """Raise where parameters that are not the model's had no part in the loss: stepping them trains nothing."""
+    lost = sum(p.grad is None for p in foreign)
+    if lost:
+        raise ValueError(
+            f"{lost} of the optimizer's {total} parameters are not the model's, and the loss does not depend on them: it was "
+            "made for another model, or before layers were replaced. Make it from model.parameters(), or give a function of "
+            "the parameters, such as lambda p: torch.optim.SGD(p, lr=0.1)."
+        )
 
 
 def _plain_scheduler(scheduler: LRScheduler | None) -> dict[str, Any] | None:

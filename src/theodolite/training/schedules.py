@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from theodolite.arguments import also_called, optional_integer
+from theodolite.files import json_check_sum
 from theodolite.problem.batches import Batch, BatchParser
+from theodolite.problem.tensors import named_tensors
+from theodolite.training.interruption import tensor_check_sums
 
 Schedule = Callable[[int], float]
 
@@ -40,6 +44,23 @@ class Feed:
             raise ValueError(f"data must be (inputs, targets), a list of batches or a DataLoader. Got {type(data).__name__}.")
         optional_integer("batch_size", batch_size, least=1)
 
+    def identity(self) -> dict[str, Any]:
+        """What tells this feed from others: sizes, and check sums of tensors at hand; nothing is drawn from a loader."""
+        if self._whole is not None:
+            size = self._whole.size
+            width = min(self.batch_size or size, size)
+            return {"batch_size": width, "shuffle": self.shuffle and width < size, "data": _identity_of([self._whole])}
+        if isinstance(self._parts, list | tuple):
+            return {"data": _identity_of([self._parse(raw, i) for i, raw in enumerate(self._parts)])}
+        found = {"batch_size": getattr(self._parts, "batch_size", None)}
+        dataset = getattr(self._parts, "dataset", None)
+        with suppress(TypeError):  # no length
+            found["batches"] = len(self._parts)  # type: ignore[arg-type]
+            found["samples"] = len(dataset)  # type: ignore[arg-type]
+        if isinstance(tensors := getattr(dataset, "tensors", None), tuple):
+            found["data"] = _identity_of([Batch(tensors, {}, None, len(tensors[0]))])
+        return found
+
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of one epoch."""
         if self._whole is None:
@@ -54,6 +75,11 @@ class Feed:
         order = epoch_order(self.seed, number, size) if self.shuffle else torch.arange(size)
         for first in range(0, size, width):
             yield self._whole.part(order[first : first + width])
+
+
+def _identity_of(batches: Sequence[Batch]) -> str:
+    sums = tensor_check_sums(dict(named_tensors([(batch.args, batch.kwargs, batch.target) for batch in batches])))
+    return f"{sum(batch.size for batch in batches)} samples with check sum {json_check_sum(sums)}"
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 
@@ -109,9 +110,10 @@ def test_an_interrupted_run_is_shown_as_such(folder, tmp_path):
 
 def test_a_run_that_cannot_be_read_is_listed_not_hidden(folder, tmp_path):
     source = folder / "samples" / "right" / "tiny"
-    manifest = (source / "manifest.json").read_text().replace(f"{SAMPLES}:Right", "gone.module:Right")
+    manifest = json.loads((source / "manifest.json").read_text())
+    manifest = {**manifest, "version": 1, "settings": {**manifest["settings"], "target": "gone.module:Right"}}
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "manifest.json").write_text(manifest)
+    (tmp_path / "x" / "manifest.json").write_text(json.dumps(manifest))  # the first version has no check sum
     (tmp_path / "manifest.json").write_text("not a run")
     runs, bad = collect_runs(tmp_path)
     assert runs == []

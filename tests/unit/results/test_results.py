@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
 import theodolite as th
+from theodolite.files import write_whole
 from theodolite.results import Outcome, Result, ResultMapping
 from theodolite.testing import random_symmetric
 
@@ -66,6 +69,7 @@ def test_files_that_are_not_results_are_refused(tmp_path):
         th.load(tmp_path / "other")
     RESULTS["trace"]().save(tmp_path / "trace")
     document = json.loads((tmp_path / "trace.json").read_text())
+    del document["check"], document["tensors"]  # as earlier versions wrote it
     document["content"]["type"] = "TraceEstimat"
     (tmp_path / "typo.json").write_text(json.dumps(document))
     with pytest.raises(ValueError, match="trace-estimate"):
@@ -78,6 +82,54 @@ def test_files_that_are_not_results_are_refused(tmp_path):
     (tmp_path / "pairs.safetensors").unlink()
     with pytest.raises(ValueError, match="missing"):
         th.load(tmp_path / "pairs")
+
+
+def test_a_save_that_was_interrupted_between_its_files_is_said_not_mixed(tmp_path, monkeypatch):
+    RESULTS["eigenpairs"]().save(tmp_path / "pairs")
+    whole, written = write_whole, []
+
+    def killed_at_the_second(path, content):
+        if written:
+            raise KeyboardInterrupt
+        written.append(path)
+        whole(path, content)
+
+    monkeypatch.setattr("theodolite.results.storage.write_whole", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        th.top_eigenpairs(3 * MATRIX, 3).save(tmp_path / "pairs")
+    with pytest.raises(ValueError, match=r"pairs.safetensors is damaged, or was not saved together .* Save the result again"):
+        th.load(tmp_path / "pairs")
+
+
+def test_tensors_beside_a_result_that_has_none_are_not_its_own(tmp_path):
+    RESULTS["trace"]().save(tmp_path / "trace")
+    (tmp_path / "trace.safetensors").write_bytes(b"somebody else's")
+    assert th.load(tmp_path / "trace").rows() == RESULTS["trace"]().rows()
+
+
+def test_names_of_new_folders_are_on_disk_too(tmp_path, monkeypatch):
+    real, synced = os.fsync, []
+
+    def noting(handle):
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        real(handle)
+
+    monkeypatch.setattr("os.fsync", noting)
+    write_whole(tmp_path / "a" / "b" / "file", b"content")
+    assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= set(synced)
+
+
+def test_folders_that_may_not_be_listed_can_be_written_to(tmp_path, monkeypatch):
+    real = os.open
+
+    def guarded(path, flags, *mode):
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr("os.open", guarded)
+    write_whole(tmp_path / "a" / "file", b"content")
+    assert (tmp_path / "a" / "file").read_bytes() == b"content"
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):

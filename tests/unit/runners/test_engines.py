@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -127,6 +129,30 @@ def test_leaving_early_ends_what_runs(parallel, tmp_path):
     assert ended(int((tmp_path / "1").read_text()))
     time.sleep(0.2)
     assert not (tmp_path / "2").exists() or ended(int((tmp_path / "2").read_text()))
+
+
+PARENT = """
+import sys
+from tests.unit.runners.test_engines import stays
+from theodolite.runners import run_all
+list(run_all(stays, [{"seed": i, "pid": f"{sys.argv[1]}/{i}"} for i in range(1, 3)], engine="joblib", workers=2))
+"""
+
+
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGKILL, "at work"), (signal.SIGTERM, "starting")])
+def test_workers_end_with_their_parent(tmp_path, number, moment):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], start_new_session=True)
+    left: list[int] = []
+    while len(left) < 2 or (moment == "at work" and len(list(tmp_path.glob("[12]"))) < 2):
+        assert parent.poll() is None
+        listed = subprocess.run(
+            ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(parent.pid)], capture_output=True, text=True, check=False
+        )
+        left = [int(line.split()[0]) for line in listed.stdout.splitlines() if "LokyProcess" in line]
+        time.sleep(0.02)
+    os.kill(parent.pid, number)
+    assert parent.wait(10) == -number
+    assert [pid for pid in left if not ended(pid)] == []
 
 
 def ended(pid: int) -> bool:

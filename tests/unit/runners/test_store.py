@@ -157,6 +157,51 @@ RunStore.open({str(tmp_path)!r}, {MANIFEST!r}, resume=True)
     RunStore.open(tmp_path, MANIFEST, resume=True).close()
 
 
+def test_a_lock_that_could_not_be_written_is_released(tmp_path, monkeypatch):
+    def full(handle, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(StoreError, match=r"no space is left .* 0 finished jobs"):
+            RunStore.open(tmp_path, MANIFEST, resume=False)
+    RunStore.open(tmp_path, MANIFEST, resume=False).close()  # in this very process
+
+
+def test_a_file_system_without_locks_is_not_called_another_process(tmp_path, monkeypatch):
+    def none(handle, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with pytest.raises(StoreError, match="No locks available"):
+        RunStore.open(tmp_path, MANIFEST, resume=False)
+
+
+def test_the_name_of_a_new_file_of_rows_is_on_disk_with_its_first_line(tmp_path, monkeypatch):
+    real, synced = os.fsync, []
+
+    def noting(handle):
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        real(handle)
+
+    with RunStore.open(tmp_path / "run", MANIFEST, resume=False) as store:
+        monkeypatch.setattr(os, "fsync", noting)
+        store.add(Record("key", {}, [{"a": 1}], 0.0))
+        assert synced == [str(tmp_path / "run" / "rows.jsonl"), str(tmp_path / "run")]
+
+
+@pytest.mark.parametrize(("old", "new"), [("tiny", "tinx"), ('"crc"', '"crb"'), ("theodolite-run", "theodolite-rum")])
+def test_a_damaged_manifest_is_named_and_its_rows_are_kept(tmp_path, old, new):
+    filled(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=r"manifest.json is (damaged|not the manifest)"):
+        RunStore.open(tmp_path, MANIFEST, resume=True)
+    path.unlink()  # what the error advises
+    with RunStore.open(tmp_path, MANIFEST, resume=True) as store:
+        assert len(store.records) == 4
+
+
 def test_an_existing_run_is_not_overwritten(tmp_path):
     filled(tmp_path)
     with pytest.raises(RunExistsError, match="--resume"):

@@ -9,12 +9,15 @@ import signal
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import theodolite as th
 from theodolite.results import Outcome
 from theodolite.training import cosine, step_decay, warmup
+from theodolite.training.interruption import load_state, save_state, tensor_check_sums
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -206,6 +209,119 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
     th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["SGD"], steps=2, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="another optimizer than Adam"):
         th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["Adam"], steps=4, checkpoint=tmp_path, resume=True)
+
+
+def test_an_existing_run_is_not_trained_over(tmp_path):
+    th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["SGD"], steps=2, checkpoint=tmp_path)
+    kept = (tmp_path / "checkpoint.safetensors").read_bytes()
+    model = network()
+    with pytest.raises(FileExistsError, match=r"already holds a training run. Go on with it by resume=True"):
+        th.train(model, nn.CrossEntropyLoss(), data(), OPTIMIZERS["SGD"], steps=1, checkpoint=tmp_path)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == kept
+    assert torch.equal(weights(model), weights(network()))
+
+
+def loader(n: int = 50, size: int = 16) -> DataLoader:
+    return DataLoader(TensorDataset(*data(n)), batch_size=size, shuffle=True)
+
+
+def shifted() -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = data()
+    return x + 1e-12, y
+
+
+def changed_sgd(**changes):
+    return lambda p: torch.optim.SGD(p, **{"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, **changes})
+
+
+TENSORS = {"data": data(), "batch_size": 16}
+SCHEDULED = {**TENSORS, "schedule": cosine(0.05, 9)}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        (TENSORS, {"batch_size": 8}, "batch_size 16, not 8"),
+        (TENSORS, {"shuffle": False}, "shuffle True, not False"),
+        (TENSORS, {"data": shifted()}, r"data 50 samples with check sum \w+, not 50 samples"),
+        (TENSORS, {"data": data(49)}, "data 50 samples .* not 49 samples"),
+        (TENSORS, {"clip": 1.0}, "clip None, not 1.0"),
+        (TENSORS, {"optimizer": changed_sgd(lr=0.01)}, "learning rate 0.05, not 0.01"),
+        (TENSORS, {"optimizer": changed_sgd(weight_decay=0.0)}, "weight_decay 0.001, not 0.0"),
+        (TENSORS, {"schedule": 0.05}, "learning rate 0.05, not of a schedule"),
+        (SCHEDULED, {"schedule": cosine(0.04, 9)}, "step 0 with learning rate 0.05; the schedule has 0.04"),
+        (SCHEDULED, {"schedule": {0: 0.05, 3: 0.01}}, "took step 2 with learning rate"),
+        ({"data": [data(20), data(30)]}, {"data": [data(20), data(31)]}, "data 50 samples .* not 51 samples"),
+        ({"data": loader()}, {"data": loader(size=8)}, "batch_size 16, not 8"),
+        ({"data": loader()}, {"data": loader(40)}, "samples 50, not 40"),
+    ],
+)
+def test_going_on_with_other_data_or_settings_is_refused_with_the_remedy(tmp_path, first, then, message):
+    keep = {"loss": nn.CrossEntropyLoss(), "optimizer": OPTIMIZERS["SGD"], "checkpoint": tmp_path}
+    th.train(network(), **{**keep, **first}, steps=4)
+    model = network()
+    with pytest.raises(ValueError, match=f"{message}.* Give the same to go on"):
+        th.train(model, **{**keep, **first, **then}, steps=6, resume=True)
+    assert torch.equal(weights(model), weights(network()))
+    assert th.train(model, **{**keep, **first}, steps=6, resume=True).steps == 6
+
+
+def test_the_optimizer_that_was_interrupted_goes_on_as_it_is(tmp_path):
+    """As in a notebook, where the cell is run again: rates that a schedule has changed meanwhile are no other settings."""
+    for schedule in (None, cosine(0.1, 8), "torch"):
+        model, folder = network(), tmp_path / str(schedule)[:5]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rate = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5) if schedule == "torch" else schedule
+        options = {"steps": 8, "checkpoint": folder, "checkpoint_every": 2, "schedule": rate}
+        with pytest.raises(StopError):
+            th.train(model, nn.CrossEntropyLoss(), data(), optimizer, observe=stopping(5), **options)
+        assert th.train(model, nn.CrossEntropyLoss(), data(), optimizer, resume=True, **options).steps == 8
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path):
+    """It knows its seed and no further settings, and has no check sum."""
+    whole = th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["Adam"], steps=6)
+    th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["Adam"], steps=3, checkpoint=tmp_path)
+    state = load_state(tmp_path)
+    state["seed"] = state.pop("settings")["seed"]
+    save_state(tmp_path, state)
+    path = tmp_path / "checkpoint.safetensors"
+    with safe_open(path, "pt") as file:
+        save_file({name: file.get_tensor(name) for name in file.keys()}, path, {"state": file.metadata()["state"]})  # noqa: SIM118
+    again = {"checkpoint": tmp_path, "resume": True, "steps": 6}
+    with pytest.raises(ValueError, match="seed 0, not 1"):
+        th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["Adam"], seed=1, **again)
+    assert th.train(network(), nn.CrossEntropyLoss(), data(), OPTIMIZERS["Adam"], **again).loss == whole.loss
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.complex64])
+def test_check_sums_see_any_kind_of_tensor(dtype):
+    ones = torch.ones(2, 3, dtype=dtype)
+    other = ones.clone()
+    other[1, 2] = 0
+    (a,), (b,), (c,) = (tensor_check_sums({"x": t}) for t in (ones, other, ones.reshape(3, 2)))
+    assert len({a, b, c}) == 3
+    assert tensor_check_sums({"x": ones.mH.contiguous().mH}) == [a]
+    assert tensor_check_sums({"x": ones[0, 0], "y": ones[:0]})[0] != tensor_check_sums({"x": other[1, 2], "y": ones[:0]})[0]
+    assert tensor_check_sums({"x": torch.eye(2).to_sparse()}) == ["x torch.float32 [2, 2]"]
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model, other = network(), network()
+    with pytest.raises(ValueError, match=r"4 of the optimizer's 4 parameters are not the model's, .* model.parameters\(\)"):
+        th.train(model, nn.CrossEntropyLoss(), data(), OPTIMIZERS["SGD"](other.parameters()), steps=2)
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    model[-1] = nn.Linear(8, 3).double()  # a new head, which the optimizer does not know
+    with pytest.raises(ValueError, match="2 of the optimizer's 4 parameters"):
+        th.train(model, nn.CrossEntropyLoss(), data(), optimizer, steps=2)
+    assert torch.equal(weights(other), weights(network()))
+
+
+def test_parameters_of_the_loss_may_be_trained_too():
+    model, scale = network(), nn.Parameter(torch.ones((), dtype=torch.float64))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    th.train(model, lambda output, target: nn.functional.cross_entropy(scale * output, target), data(), optimizer, steps=2)
+    assert scale != 1
 
 
 def test_a_torch_scheduler_is_stepped_and_resumed(tmp_path):
