@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, Self, TypeVar
 
+from theodolite.measures.fits import log_log_fit
 from theodolite.results import Row
 
 
@@ -246,6 +247,19 @@ class Query:
     def if_any(self, measure: Callable[[list[Row]], Any]) -> Value:
         """A measure of the rows; NaN where there are none, as of what a size does not compute."""
         return Value(lambda rows: measure(found) if (found := self.of(rows)) else math.nan)
+
+    def power(self, x: str, y: str, reduce: Callable[[list[Any]], float] = statistics.fmean) -> Value:
+        """The exponent p of y ≈ c xᵖ in the rows; those of equal x are reduced to one value first.
+
+        >>> rows.power("m", "norm", min)([{"m": 1, "norm": 2.0}, {"m": 4, "norm": 1.0}, {"m": 4, "norm": 3.0}])
+        -0.5
+        """
+
+        def fit(rows: list[Row]) -> float:
+            groups = split(rows, x)
+            return log_log_fit([*groups], [reduce([row[y] for row in group]) for group in groups.values()]).slope
+
+        return self.measure(fit)
 
     def count(self, **where: Any) -> Value:
         """How many of the rows have these values."""

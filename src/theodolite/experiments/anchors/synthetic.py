@@ -13,7 +13,6 @@ from torch import Tensor
 from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
 from theodolite.experiments import Experiment, Reported, Study, at_least, at_most, cited, equal, measured, rows, sizes, within
 from theodolite.experiments.claims import quoted
-from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, melted, scatter
 from theodolite.experiments.query import Value, chosen, select
 from theodolite.measures.anchors import anchor_clusters, probe_states
@@ -401,7 +400,7 @@ def total(*columns: str) -> Value:
 
 
 #: The exponent of ε_KL in the size of the perturbation, between the two smallest; the one farthest from 2.
-growths = certificates(noise=NOISE[:2]).by("scale", "seed").each(power_of(rows, "noise", "eps_kl"))
+growths = certificates(noise=NOISE[:2]).by("scale", "seed").each(rows.power("noise", "eps_kl"))
 growth = growths.reduce(lambda found: max(found, key=lambda exponent: abs(exponent - 2)))
 #: The bounds for the student nearest to its teacher.
 closest_bounds = certificates(noise=NOISE[0], seed=0).measure(

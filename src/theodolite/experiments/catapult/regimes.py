@@ -17,7 +17,6 @@ from theodolite.data.generators import two_class_images
 from theodolite.experiments import Claim, Experiment, at_least, at_most, equal, relative, rows, sizes, within
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.datasets import Source, features, load_or
-from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select, values_of
 from theodolite.experiments.study import grid
@@ -335,7 +334,7 @@ upper_ends = rows(kind="window", m=lambda m: m >= 1000)["edge"]
 
 def travel(*ratios: float) -> Value:
     """The power of m that the way of the weights follows, mean over rates."""
-    return rows(kind="travel", ratio=ratios).by("ratio").each(power_of(rows, "m", "distance")).mean()
+    return rows(kind="travel", ratio=ratios).by("ratio").each(rows.power("m", "distance")).mean()
 
 
 class Window(Experiment):

@@ -14,7 +14,6 @@ from theodolite.data.generators import mixture_1d
 from theodolite.experiments import Experiment, at_least, at_most, equal, relative, rows, sizes, within
 from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words
 from theodolite.experiments.lab import zhu
-from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select
 from theodolite.experiments.study import grid
@@ -291,7 +290,7 @@ class Theorems(Experiment):
         "F2: the same, kernel": at_most(1e-10, rows(part="exact").max("kernel_gap"), **zhu("equality", "(3.12)")),
         **{
             f"F3: below the critical rate the kernel moves by O(1/m) (exponent), ηλ₀ = {ratio:g}": within(
-                0.1, -1.0, power_of(rows(part="drift", ratio=ratio), "m", "moved"), **zhu("O(1/(mδ))", "Theorem B.3.1")
+                0.1, -1.0, rows(part="drift", ratio=ratio).power("m", "moved"), **zhu("O(1/(mδ))", "Theorem B.3.1")
             )
             for ratio in (0.5, 1.0, 1.5)
         },

@@ -18,7 +18,6 @@ from theodolite.experiments.catapult_features import runs
 from theodolite.experiments.catapult_features.catapults import DEPARTS, RATIOS, of_runs, parts, share_of_spikes, spikes
 from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, squared_error
 from theodolite.experiments.lab import zhu
-from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log, split
 from theodolite.experiments.query import Measured, Value, select
 from theodolite.experiments.study import grid
@@ -455,13 +454,13 @@ class Theorems(Experiment):
         ),
         **{
             f"distance of Hessian and kernel rate by width, {depth} layers (exponent)": at_most(
-                -0.3, power_of(by_width(depth=depth), "m", "gap"), **zhu(-0.5, "appendix C.1: Õ(1/√m)", "theory")
+                -0.3, by_width(depth=depth).power("m", "gap"), **zhu(-0.5, "appendix C.1: Õ(1/√m)", "theory")
             )
             for depth in (2, 3)
         },
         **{
             f"what the linear recursion leaves over by width, {depth} layers (exponent)": at_most(
-                bound, power_of(by_width(depth=depth), "m", "remainder"), **zhu("-1/2 or faster", "section 4.3", "theory")
+                bound, by_width(depth=depth).power("m", "remainder"), **zhu("-1/2 or faster", "section 4.3", "theory")
             )
             for depth, bound in ((2, -0.5), (3, -0.3))
         },

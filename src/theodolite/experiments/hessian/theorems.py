@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, at_least, at_most, between, relative, rows, sizes, within
 from theodolite.experiments.hessian import paper, thesis
-from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.query import select
 from theodolite.linalg import subspace_overlap, top_eigenpairs
 from theodolite.measures.hessian import decoupling_error, kronecker_overlap, rank_ratios, sharp_subspace
@@ -213,12 +212,12 @@ T1 = {
     ),
     # Two widths, few seeds: calibrated runs gave −1.2 to −1.4.
     "T1: what is missing of that overlap falls like 1/n (exponent)": within(
-        0.4, -1.0, power_of(gaussian, "n", "plain", missing), **H1
+        0.4, -1.0, gaussian.power("n", "plain", missing), **H1
     ),
     "T1: distance of M from W₂ᵀE[A]W₂/4 over the norm of M, n = 400": between(0.10, 0.22, gaussian_400.mean("frobenius"), **H1),
-    "T1: that distance falls like n^(−1/2) (exponent)": between(-0.65, -0.35, power_of(gaussian, "n", "frobenius"), **H1),
+    "T1: that distance falls like n^(−1/2) (exponent)": between(-0.65, -0.35, gaussian.power("n", "frobenius"), **H1),
     # calibrated runs: −0.6 to −1.0
-    "T1: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)": at_most(-0.2, power_of(gaussian, "n", "ratio"), **H1),
+    "T1: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)": at_most(-0.2, gaussian.power("n", "ratio"), **H1),
 }
 T2 = {
     "T2: rectified inputs: the top eigenspaces of M and M* overlap, n = 100": at_least(
@@ -235,7 +234,7 @@ T2 = {
         0.03, 0.2271, rectified_400.mean("rate_spread"), **thesis("every unit fires half of the time", "Lemma C.2.1")
     ),
     # calibrated runs: −0.6 to −1.0
-    "T2: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)": at_most(-0.2, power_of(rectified, "n", "ratio"), **T442),
+    "T2: M has c − 1 outliers: λ_c/λ_(c−1) falls with n (exponent)": at_most(-0.2, rectified.power("n", "ratio"), **T442),
 }
 T3 = {
     "T3: rectified inputs: the top eigenspaces of the Hessian and of its Kronecker form overlap, n = 80": at_least(
@@ -243,13 +242,13 @@ T3 = {
     ),
     # calibrated runs: −0.9 to −1.6
     "T3: what is missing of that overlap falls with n (exponent)": at_most(
-        -0.5, power_of(rectified_blocks, "n", "overlap", missing), **T441
+        -0.5, rectified_blocks.power("n", "overlap", missing), **T441
     ),
     "T3: decoupling error, n = 80": between(
         0.03, 0.12, rectified_blocks(n=80).mean("decoupling"), **thesis("a small constant", "section 4.3")
     ),
     # calibrated runs: −0.6 to −1.0
-    "T3: λ_c/λ_(c−1) of the Hessian falls with n (exponent)": at_most(-0.2, power_of(rectified_blocks, "n", "ratio"), **T441),
+    "T3: λ_c/λ_(c−1) of the Hessian falls with n (exponent)": at_most(-0.2, rectified_blocks.power("n", "ratio"), **T441),
     "T3: leading eigenvectors are of rank one, n = 80 (smallest ratio of norms)": at_least(
         0.99, rectified_blocks(n=80).mean("rank"), **thesis("near 1", "Theorem 4.4.1", "theory")
     ),

@@ -1,4 +1,4 @@
-"""What the chapters share beside the framework: data sets with their stand-ins, fits, panels, places of a source."""
+"""What the chapters share beside the framework: data sets with their stand-ins, panels, places of a source."""
 
 from functools import partial
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.experiments import Experiment, at_most, between, equal, measured, rows, sizes, within
-from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, log_log, melted, reduced, scatter
 from theodolite.experiments.linearity.ensembles import INPUTS, fully_connected, gaussian_inputs, job_seeds, normals, seed_rows
 from theodolite.experiments.linearity.hessian import ARCHITECTURES
@@ -54,7 +53,7 @@ class Taylor(Experiment):
             says="at most ½R² sup‖H‖",
         ),
         "T2: the worst deviation at distance 1 shrinks with the width (flattest slope)": at_most(
-            -0.2, smooth(radius=1.0).by("network").each(power_of(rows, "m", "deviation", max)).max(), says="−1/2 up to logs"
+            -0.2, smooth(radius=1.0).by("network").each(rows.power("m", "deviation", max)).max(), says="−1/2 up to logs"
         ),
         "ReLU, where the bound is not valid: the largest deviation over the bound": measured(
             (kinked["deviation"] / kinked["certificate"]).max()
@@ -132,7 +131,7 @@ def norm_ratio(lemma: str) -> Value:
 
 def growth(column: str) -> Value:
     """The power of the width that the mean over the seeds of a column follows."""
-    return power_of(rows(part="network"), "m", column)
+    return rows(part="network").power("m", column)
 
 
 class Lemmas(Experiment):

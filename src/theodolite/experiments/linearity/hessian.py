@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from theodolite.experiments import Claim, Experiment, Figure, Study, at_least, at_most, between, equal, measured, rows, sizes
-from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, log_log, reduced
 from theodolite.experiments.linearity import ensembles
 from theodolite.experiments.linearity.ensembles import INPUTS, Convolutions, Ensemble, gaussian_inputs, job_seeds, seed_rows
@@ -160,7 +159,7 @@ def _in_degrees(family: Architecture, job: Mapping[str, Any]) -> Row:
 
 def slope(name: str, distance: float = 0.0) -> Value:
     """The power of m that a family's median follows."""
-    return power_of(rows(family=name, distance=distance), "m", "norm", median)
+    return rows(family=name, distance=distance).power("m", "norm", median)
 
 
 def medians(name: str, scale: Callable[[int], float] = lambda m: 1.0) -> Column:
@@ -375,7 +374,7 @@ class AttentionAndRecurrence(Experiment):
     )
     claims = {
         **{
-            f"{name}: slope of ‖H‖ against the width": measured(power_of(rows(part="hessian", network=name), "m", "norm", median))
+            f"{name}: slope of ‖H‖ against the width": measured(rows(part="hessian", network=name).power("m", "norm", median))
             for name in NETWORKS
         },
         "λ_min of the tangent kernel, most samples, widest network": measured(

@@ -15,7 +15,6 @@ from theodolite.data import load
 from theodolite.data.generators import two_class_images
 from theodolite.experiments import Experiment, Reported, at_least, at_most, between, equal, rows, sizes
 from theodolite.experiments.lab.datasets import load_or
-from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log, melted
 from theodolite.experiments.linearity import ensembles
 from theodolite.experiments.linearity.ensembles import (
@@ -113,7 +112,7 @@ def spearman(activation: str) -> Value:
 
 def drift_slope(activation: str) -> Value:
     """The power of the hidden width that the mean drift follows."""
-    return power_of(rows(activation=activation), "m", "drift")
+    return rows(activation=activation).power("m", "drift")
 
 
 class Figure22(Experiment):
@@ -372,7 +371,7 @@ class PolyakLojasiewicz(Experiment):
                 1.0, (balls["jacobian_change"] / balls["jacobian_bound"]).max(), says="at most 1", read_from="theory"
             ),
             "T12: the change of λ_min shrinks with the width (slope)": at_most(
-                -0.3, power_of(balls, "m", "change"), says="of the order of sup‖H‖"
+                -0.3, balls.power("m", "change"), says="of the order of sup‖H‖"
             ),
             "T13: mean ‖∇f‖² of ReLU networks over its bound 2^−L (smallest over the depths)": at_least(
                 1.0,

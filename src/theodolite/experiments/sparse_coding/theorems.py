@@ -16,7 +16,6 @@ from torch import Tensor
 from theodolite.data.generators import planted_dictionary, planted_samples
 from theodolite.experiments import Experiment, at_least, at_most, between, rows, sizes, within
 from theodolite.experiments.claims import quoted
-from theodolite.experiments.lab.fits import power_of
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, matrix, melted, split
 from theodolite.experiments.query import Column, Measured, Value, chosen, select, values_of
 from theodolite.experiments.study import grid
@@ -212,7 +211,7 @@ fine = mixed(angles=64, radius=1.0)
 
 def power_of_scale(column: str, least_scale: float) -> Value:
     """The power of σ_z that a column of T7 follows from some scale on, in mean over the dictionaries."""
-    return power_of(consistent(scale=lambda scale: scale >= least_scale), "scale", column)
+    return consistent(scale=lambda scale: scale >= least_scale).power("scale", column)
 
 
 def excess_share(rows: list[Row]) -> Measured:
