@@ -132,3 +132,12 @@ def test_it_is_looked_at_once(monkeypatch):
 def test_the_form_of_the_check_is_checked():
     with pytest.raises(ValueError, match="check must be True, False or 'full'"):
         problem(torch.tanh, check="half")
+
+
+def test_the_row_that_an_embedding_pads_with_does_not_train():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(6, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, 3)).double()
+    tokens = torch.arange(24).reshape(8, 3) % 6
+    found = th.Problem(model, nn.CrossEntropyLoss(), (tokens, torch.arange(8) % 3), check="full")
+    assert found.notes == ()
+    assert not (th.hessian(found) @ torch.ones(found.size).double())[:4].any()

@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite.errors import DerivativeError, NonFiniteError, TheodoliteError
 from theodolite.problem.batches import Batch
@@ -132,16 +132,24 @@ def _runs(problem: Problem, batch: Batch, index: int) -> bool:
     return True
 
 
-def _direction(like: Sequence[Tensor], seed: int) -> Iterator[Tensor]:
-    """A random direction, tensor by tensor, in which each moves by its own size; large ones in some entries only."""
+def _direction(problem: Problem, like: Sequence[Tensor], seed: int) -> Iterator[Tensor]:
+    """A random direction, tensor by tensor, in which each moves by its own size; large ones in some entries only.
+
+    The row that an embedding pads with never trains, whatever the loss makes of it: it stays.
+    """
     generator = torch.Generator().manual_seed(seed)
-    for p in like:
+    embeddings = [m for m in problem.model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
+    padding = {id(m.weight): m.padding_idx for m in embeddings}
+    for own, p in zip(problem.parameters, like, strict=True):
         v = torch.zeros(p.numel(), dtype=p.dtype)
         width = min(p.numel(), ENTRIES)
         first = int(torch.randint(p.numel() - width + 1, (1,), generator=generator))
         v[first : first + width] = torch.randn(width, generator=generator, dtype=torch.float32).to(p.dtype)
         scale = p.detach().square().mean().sqrt() + 1e-2 if p.numel() else 1.0
-        yield v.reshape(p.shape).to(p.device) * scale
+        v = v.reshape(p.shape).to(p.device) * scale
+        if id(own) in padding:
+            v[padding[id(own)]] = 0.0
+        yield v
 
 
 def _moved(problem: Problem, seed: int, distance: float, *, shaken: bool, grad: bool = False) -> list[Tensor]:
@@ -149,9 +157,9 @@ def _moved(problem: Problem, seed: int, distance: float, *, shaken: bool, grad: 
     leaves = problem.leaves(grad=False)
     if shaken:
         # Smaller, so that a loss that is all but zero is curved again, and off any kink that they lie on.
-        leaves = [0.3 * p + 0.1 * v for p, v in zip(leaves, _direction(leaves, 1000), strict=True)]
+        leaves = [0.3 * p + 0.1 * v for p, v in zip(leaves, _direction(problem, leaves, 1000), strict=True)]
     if distance:
-        leaves = [p + distance * v for p, v in zip(leaves, _direction(leaves, seed), strict=True)]
+        leaves = [p + distance * v for p, v in zip(leaves, _direction(problem, leaves, seed), strict=True)]
     return [p.detach().requires_grad_(grad) for p in leaves]
 
 
@@ -162,7 +170,7 @@ def _slope_gap(problem: Problem, batch: Batch, index: int, seed: int, distance: 
         grads = torch.autograd.grad(found.loss, leaves, allow_unused=True) if found.loss.requires_grad else ()
         if all(g is None for g in grads):  # constant, or cut off: who asks for a gradient is told
             return Gap(0.0, 0.0, 0.0, 0.0)
-        slope = _dot(grads, _direction(leaves, seed))
+        slope = _dot(grads, _direction(problem, leaves, seed))
         ends = [
             float(problem.evaluate(problem.tensors(_moved(problem, seed, side, shaken=shaken)), batch, index).loss.detach())
             for side in (distance, -distance)
@@ -178,7 +186,9 @@ def _product_gap(problem: Problem, batch: Batch, index: int, seed: int, distance
         leaves = _moved(problem, seed, 0.0, shaken=shaken, grad=True)
         loss = problem.evaluate(problem.tensors(leaves), batch, index).loss
         grads = problem.gradients_of(loss, leaves, batch, index, create_graph=True)
-        inner = sum(((g * v).sum() for g, v in zip(grads, _direction(leaves, seed), strict=True) if g is not None), loss * 0)
+        inner = sum(
+            ((g * v).sum() for g, v in zip(grads, _direction(problem, leaves, seed), strict=True) if g is not None), loss * 0
+        )
         products = torch.autograd.grad(inner, leaves, allow_unused=True) if inner.requires_grad else [None] * len(leaves)
         ends = []
         for side in (distance, -distance):
