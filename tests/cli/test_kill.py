@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.experiments.samples import Slow
 from theodolite.experiments import load_run
 from theodolite.testing.experiment_contract import same
 
@@ -45,7 +46,7 @@ def finish(out: Path, pause: str, *more: str) -> None:
 
 
 def rows_of(out: Path):
-    return load_run(out / "samples" / "slow" / "tiny").rows
+    return load_run(out / "samples" / "slow" / "tiny", [Slow()]).rows
 
 
 def lines_of(out: Path) -> int:

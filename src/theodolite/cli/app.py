@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 a claim, a job or a survey's check failed, 2 wrong usage o
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import typer
 
@@ -18,7 +17,7 @@ from theodolite.cli.commands.path import path
 from theodolite.cli.commands.stability import stability
 from theodolite.cli.commands.survey import survey
 from theodolite.cli.commands.watch import watch
-from theodolite.cli.terminal import make_importable, module_search_restored
+from theodolite.cli.terminal import module_search_restored
 from theodolite.errors import TheodoliteError
 
 app = typer.Typer(
@@ -38,7 +37,6 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point: bad input becomes one line on stderr and exit code 2."""
     try:
         with module_search_restored():
-            make_importable(Path.cwd())  # for module:Class
             app(args=arguments)
     except (TheodoliteError, ValueError, OSError) as error:
         own = isinstance(error, TheodoliteError) and getattr(error, "strerror", None)

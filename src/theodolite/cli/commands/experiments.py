@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import Address, EngineName, Threads, Workers, exit_when_interrupted
+from theodolite.cli.terminal import Address, EngineName, Threads, Workers, exit_when_interrupted, make_importable
 
 Size = StrEnum("Size", {"TINY": "tiny", "LAPTOP": "laptop", "PAPER": "paper"})
 
@@ -79,7 +79,7 @@ def reproduce(
                     typer.echo(str(run))
                     for record in run.failures:
                         typer.echo(f"  job failed: {record.error} {dict(record.job)}", err=True)
-    page = write_gallery(out)
+    page = write_gallery(out, known=[run.experiment for run in runs])
     mine = [text for text in page.undrawn if text.partition(" ")[0] in {run.id for run in runs}]
     for text in mine:
         typer.echo(f"no figure: {text}", err=True)
@@ -93,11 +93,16 @@ def reproduce(
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that holds runs.")],
     out: Annotated[Path | None, typer.Option(help="The page; default: index.html in the folder.")] = None,
+    experiment: Annotated[list[str] | None, typer.Option(help="module:Class of your own experiment (again for more).")] = None,
 ) -> None:
-    """Write the gallery page of finished runs."""
+    """Write the gallery page of finished runs.
+
+    Code that the folder names is never run: an experiment that is not registered is named by --experiment.
+    """
+    from theodolite import experiments
     from theodolite.report import write_gallery
 
-    page = write_gallery(folder, out)
+    page = write_gallery(folder, out, [experiments.get(name) for name in _own(experiment or [])])
     typer.echo(f"The page is {page.path}")
     for run in page.runs:
         typer.echo(run.sentence())
@@ -125,7 +130,7 @@ def _choose(ids: list[str] | None, out: Path, size: str, *, may_exist: bool) -> 
     from theodolite.runners.store import refuse_existing
 
     chosen: list[str] = []
-    for wanted in ids or ["*"]:
+    for wanted in _own(ids or ["*"]):
         fitting = experiments.names(wanted) if any(c in wanted for c in "*?[") else [wanted]
         if not fitting:
             raise ValueError(f"No experiment fits {wanted!r}. `theodolite list` shows all.")
@@ -135,6 +140,13 @@ def _choose(ids: list[str] | None, out: Path, size: str, *, may_exist: bool) -> 
         if not may_exist:
             refuse_existing(folder)
     return list(dict.fromkeys(chosen))
+
+
+def _own(words: list[str]) -> list[str]:
+    """The words; where one is module:Class, modules of this folder may be meant."""
+    if any(":" in word for word in words):
+        make_importable(Path.cwd())
+    return words
 
 
 def _as_json(run: Any) -> dict[str, Any]:

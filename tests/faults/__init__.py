@@ -1,0 +1,1 @@
+"""What breaks, on purpose."""
