@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from theodolite.arguments import at_least
+from theodolite.text import printable
 
 Model = Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")]
 Data = Annotated[str | None, typer.Option(help="A data set's NAME, module:attribute, or a file.")]
@@ -75,7 +77,7 @@ def exit_when_interrupted(sentence: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(sentence, err=True)
+        say(sentence, err=True)
         raise typer.Exit(130) from None
 
 
@@ -83,6 +85,22 @@ def with_notes(facts: Mapping[str, str], notes: Iterable[str]) -> dict[str, str]
     """The facts of a page, with what the user should know as the last of them."""
     joined = "; ".join(notes)
     return {**facts, **({"notes": joined} if joined else {})}
+
+
+def say(text: object, *, err: bool = False, head: str = "") -> None:
+    """Print a line for people: every command does it here, so that names from strangers' files stay text; `head` is our own."""
+    typer.echo(head + printable(text), err=err)
+
+
+@contextmanager
+def printable_warnings() -> Iterator[None]:
+    """Warnings too quote names."""
+    before = warnings.formatwarning
+    try:
+        warnings.formatwarning = lambda *parts, **more: printable(before(*parts, **more))
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def print_json(value: Any) -> None:
@@ -96,7 +114,7 @@ def show(as_json: bool, everything: Mapping[str, Any], *lines: object) -> None:
         print_json(everything)
         return
     for line in lines:
-        typer.echo(str(line))
+        say(line)
 
 
 def plain(value: Any) -> Any:

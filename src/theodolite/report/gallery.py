@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from theodolite.experiments import ExperimentRun, Figure, State, coverage, load_run, names
 from theodolite.experiments.claims import SIZES, Verdict, show
@@ -41,9 +40,7 @@ class Gallery:
         return not self.bad and not self.undrawn and all(run.good for run in self.runs)
 
 
-def collect_runs(
-    folder: str | PathLike[str], known: Sequence[Figure] = ()
-) -> tuple[list[ExperimentRun], list[Unreadable]]:
+def collect_runs(folder: str | PathLike[str], known: Sequence[Figure] = ()) -> tuple[list[ExperimentRun], list[Unreadable]]:
     """All runs below a folder in the order of their ids, and those that cannot be read.
 
     No code that the folder names is imported: experiments that are not registered are given as `known`.
@@ -60,9 +57,7 @@ def collect_runs(
     return sorted(runs, key=lambda run: (run.id, SIZES.index(run.size))), bad
 
 
-def write_gallery(
-    folder: str | PathLike[str], out: str | PathLike[str] | None = None, known: Sequence[Figure] = ()
-) -> Gallery:
+def write_gallery(folder: str | PathLike[str], out: str | PathLike[str] | None = None, known: Sequence[Figure] = ()) -> Gallery:
     """Write `index.html` for all runs below `folder`; `known` are experiments that are not registered."""
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. `theodolite reproduce --out {folder}` makes one.")

@@ -119,9 +119,11 @@ def _hugging_face(folder: Path) -> tuple[nn.Module, Any]:
         library = import_module("transformers")
     except ImportError as error:
         raise MissingModelError("Hugging Face checkpoints need transformers: pip install 'theodolite[hf]'.") from error
+    pretrained.refuse_code(folder)
+    own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with _quiet(library.utils.logging):
-        tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **own)
+        model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **own)
     return model.eval(), tokenizer
 
 
