@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ EngineName = Annotated[str, typer.Option(help="serial, joblib (processes) or ray
 Address = Annotated[str | None, typer.Option(help="A cluster for ray: auto or ray://HOST:PORT; default: started here.")]
 Workers = Annotated[int | None, typer.Option(help="Worker processes; default: the cores, here or of the cluster.")]
 Threads = Annotated[int, typer.Option(help="Threads per job.")]
+
+_PAGE = 1 << 20  # bytes of a page
 
 
 def whole_numbers(option: str, text: str, *, least: int, example: str) -> tuple[int, ...]:
@@ -50,9 +53,15 @@ def check_counts(least: int = 1, **options: int | None) -> None:
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a file where a folder will be written, before anything is measured."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder. {out} is a file.")
+    """Refuse a folder that cannot be written, before anything is measured: a page's worth is tried there and taken away."""
+    place = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise ValueError(f"--out must be a folder. {place} is a file.")
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(_PAGE))
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {error.strerror or error}. Name another folder.") from error
 
 
 @contextmanager

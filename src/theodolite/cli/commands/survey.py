@@ -61,6 +61,8 @@ def survey(
     from theodolite.instruments.survey_run import seconds_of
 
     allowed = None if budget == "none" else seconds_of(budget)
+    if not dry_run:
+        check_folder(out)
     if model is not None or data is not None or checkpoint is not None:
         subject = load_subject(model, data, loss, checkpoint=checkpoint, samples=samples, batch_size=batch_size, seed=seed)
     elif loss or samples or batch_size:
@@ -72,18 +74,19 @@ def survey(
     if dry_run:
         _show_plan(plan_survey(*form, **given), as_json)
         raise typer.Exit(0)
-    check_folder(out)
     facts = with_notes(subject.facts, subject.notes)
     with exit_when_interrupted("Interrupted; nothing was written."):
         found = survey_problem(*form, **given, name=subject.name, population=subject.population, facts=facts)
-    page = found.to_html(out / "index.html")
-    if save:
-        found.save(out / "survey")
-    if as_json:
+    page = out / "index.html"
+    if as_json:  # printed before anything is written, which may fail
         facts_of = {"title": found.title, "good": found.good, "findings": found.rows(), "facts": found.facts}
         print_json({**facts_of, "plan": [*found.plan], "page": str(page)})
     else:
         _show(found)
+    found.to_html(page)
+    if save:
+        found.save(out / "survey")
+    if not as_json:
         say(f"The page is {page}")
     raise typer.Exit(0 if found.good else 1)
 
