@@ -86,7 +86,7 @@ PROGRAM = "import sys, theodolite.cli; print('ready', flush=True); theodolite.cl
 
 
 def interrupted_after(seconds: float, folder: object) -> tuple[int, str]:
-    command = [sys.executable, "-c", PROGRAM, "survey", "--only", "data", "--only", "sharpness"]
+    command = [sys.executable, "-c", PROGRAM, "survey", "--only", "batches", "--only", "rate"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)

@@ -218,7 +218,7 @@ def test_findings_are_printed_before_the_page_is_written(theodolite, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("theodolite.instruments.Survey.to_html", full)
-    code, out, err = theodolite("--model", "mine:build", "--data", "mine:data", "--only", "data", *options)
+    code, out, err = theodolite("--model", "mine:build", "--data", "mine:data", "--only", "batches", *options)
     assert code == 2
     assert "No space left" in err
     assert json.loads(out)["findings"] if options else "Survey of" in out
