@@ -115,6 +115,7 @@ def test_ctrl_c_leaves_a_resumable_run(tmp_path, engine):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "--resume" in errors
+    assert "Traceback" not in errors
     done = lines_of(tmp_path)
     assert 2 <= done < 10
     finish(tmp_path, "0.4", "--resume")

@@ -139,7 +139,7 @@ def thinned(table: Columns, buckets: int) -> Columns:
     """The rows that hold the smallest and the largest value of a column in one of `buckets` parts, so that spikes stay.
 
     >>> thinned({"step": list(range(8)), "loss": [1.0, 2.0, 9.0, 1.0, 1.0, 1.0, 0.5, 1.0]}, 1)
-    {'step': [0, 2, 6, 7], 'loss': [1.0, 9.0, 0.5, 1.0]}
+    {'step': [0, 2, 6, 7], 'loss': [1, 9, 0.5, 1]}
     """
     names = [name for name in table if name != "step"]
     size = len(table["step"])
