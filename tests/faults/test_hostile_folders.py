@@ -83,7 +83,8 @@ def edit_manifest(folder, **changes):
         {"name": "samples/right", "target": "stranger_code:Right"},
     ],
 )
-def test_code_that_a_manifest_names_is_not_run(call, folder, changes):
+def test_code_that_a_manifest_names_is_not_run(call, folder, changes, monkeypatch):
+    monkeypatch.syspath_prepend(folder)  # not even where it could be imported
     edit_manifest(folder, **changes)
     code, _, err = call("report", ".")
     assert code == 1
