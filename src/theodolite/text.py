@@ -4,7 +4,27 @@ from __future__ import annotations
 
 import difflib
 import math
+import unicodedata
 from collections.abc import Iterable
+
+#: Categories of characters that a terminal obeys or hides: controls, directions, halves of pairs, ends of lines.
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def printable(text: object) -> str:
+    r"""The text with control characters written out: no terminal obeys a name from a stranger's file. Lines and tabs stay.
+
+    >>> print(printable("layer\x1b[2J\u202e.weight"), printable("größer ≥ 3"))
+    layer\x1b[2J\u202e.weight größer ≥ 3
+    """
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(_written_out(c) if c not in "\n\t" and unicodedata.category(c) in _UNSEEN else c for c in text)
+
+
+def _written_out(characters: str) -> str:
+    return characters.encode("unicode_escape").decode()
 
 
 def number(value: float, error: float | None = None) -> str:
@@ -43,7 +63,7 @@ def listed(names: Iterable[object], most: int | None = None) -> str:
     >>> listed("abc"), listed("abc", most=2), listed([])
     ('a, b, c', 'a, b and 1 more', 'none')
     """
-    words = [str(name) for name in names]
+    words = [printable(name).replace("\n", "\\n") for name in names]
     shown = words if most is None else words[:most]
     rest = len(words) - len(shown)
     return (", ".join(shown) + (f" and {rest} more" if rest else "")) or "none"

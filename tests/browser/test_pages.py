@@ -156,9 +156,8 @@ def survey_page() -> Page:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     out = tmp_path_factory.mktemp("gallery")
-    for name in ("Right", "Wrong", "Failing"):
-        experiments.run(f"tests.experiments.samples:{name}", out=out)
-    opened = write_gallery(out).path.read_text().replace("<details>", "<details open>")
+    runs = [experiments.run(f"tests.experiments.samples:{name}", out=out) for name in ("Right", "Wrong", "Failing")]
+    opened = write_gallery(out, known=[run.experiment for run in runs]).path.read_text().replace("<details>", "<details open>")
     return {"survey": page_html(survey_page()), "gallery": opened}
 
 

@@ -53,7 +53,7 @@ def test_a_wrong_claim_is_in_the_exit_code(theodolite, tmp_path):
     code, out, _ = theodolite("reproduce", f"{SAMPLES}:Wrong", "--out", str(tmp_path))
     assert code == 1
     assert "fails: the mean is 7" in out
-    assert theodolite("report", str(tmp_path))[0] == 1
+    assert theodolite("report", str(tmp_path), "--experiment", f"{SAMPLES}:Wrong")[0] == 1
     assert "badge failed" in (tmp_path / "index.html").read_text()
 
 
@@ -70,7 +70,7 @@ def test_a_figure_that_cannot_be_drawn_is_in_the_exit_code(theodolite, tmp_path)
     assert code == 1
     assert "1 holds" in out
     assert "no figure: samples/undrawn (tiny): RuntimeError: no ink" in err
-    assert theodolite("report", str(tmp_path))[0] == 1
+    assert theodolite("report", str(tmp_path), "--experiment", f"{SAMPLES}:Undrawn")[0] == 1
     assert "no ink" in (tmp_path / "index.html").read_text()
     assert theodolite("reproduce", f"{SAMPLES}:Right", "--out", str(tmp_path))[0] == 0
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.experiments.samples import Slow
 from theodolite.experiments import load_run
 from theodolite.testing.experiment_contract import same
 
@@ -45,7 +46,7 @@ def finish(out: Path, pause: str, *more: str) -> None:
 
 
 def rows_of(out: Path):
-    return load_run(out / "samples" / "slow" / "tiny").rows
+    return load_run(out / "samples" / "slow" / "tiny", [Slow()]).rows
 
 
 def lines_of(out: Path) -> int:
@@ -114,6 +115,7 @@ def test_ctrl_c_leaves_a_resumable_run(tmp_path, engine):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "--resume" in errors
+    assert "Traceback" not in errors
     done = lines_of(tmp_path)
     assert 2 <= done < 10
     finish(tmp_path, "0.4", "--resume")

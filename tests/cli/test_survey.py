@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,6 +199,30 @@ def test_a_script_as_a_name_is_shown_as_text(theodolite, tmp_path):
     code, _, err = theodolite("--model", "bad:Evil", "--data", "bad:data", "--only", "batches")
     assert code == 0, err
     assert "<script" not in (tmp_path / "survey" / "index.html").read_text()
+
+
+def test_the_folder_is_tried_before_anything_is_measured(theodolite, tmp_path, monkeypatch):
+    monkeypatch.setattr("theodolite.cli.loading.subject.load_subject", None)  # what is not reached
+    (tmp_path / "file").write_text("")
+    for out, reason in ((tmp_path / "file" / "below", "is a file"), (Path("/proc/nosuch"), "cannot be written")):
+        code, _, err = theodolite("--model", "mine:build", "--data", "mine:data", "--out", str(out))
+        assert code == 2
+        assert reason in err
+        assert err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine.py"]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_findings_are_printed_before_the_page_is_written(theodolite, monkeypatch, options):
+    def full(self, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("theodolite.instruments.Survey.to_html", full)
+    code, out, err = theodolite("--model", "mine:build", "--data", "mine:data", "--only", "batches", *options)
+    assert code == 2
+    assert "No space left" in err
+    assert json.loads(out)["findings"] if options else "Survey of" in out
+    assert "The page is" not in out
 
 
 def test_help_is_light(tmp_path):

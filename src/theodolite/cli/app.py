@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 a claim, a job or a survey's check failed, 2 wrong usage o
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import typer
 
@@ -18,7 +17,7 @@ from theodolite.cli.commands.path import path
 from theodolite.cli.commands.stability import stability
 from theodolite.cli.commands.survey import survey
 from theodolite.cli.commands.watch import watch
-from theodolite.cli.terminal import make_importable, module_search_restored
+from theodolite.cli.terminal import module_search_restored, printable_warnings, say
 from theodolite.errors import TheodoliteError
 
 app = typer.Typer(
@@ -34,13 +33,23 @@ for command in (*_COMMANDS, *_EXPERIMENTS):
 app.add_typer(data.app, name="data")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point: bad input becomes one line on stderr and exit code 2."""
+def run(arguments: list[str] | None = None) -> None:
+    """Bad input becomes one line on stderr and exit code 2."""
     try:
-        with module_search_restored():
-            make_importable(Path.cwd())  # for module:Class
+        with module_search_restored(), printable_warnings():
             app(args=arguments)
-    except (TheodoliteError, ValueError, OSError) as error:
-        own = isinstance(error, TheodoliteError) and getattr(error, "strerror", None)
-        typer.echo(f"error: {own or error}", err=True)
+    except Exception as error:
+        line = _line(error)
+        if line is None:
+            raise
+        say(f"error: {line}", err=True)
         raise SystemExit(2) from None
+
+
+def _line(error: Exception) -> str | None:
+    """What a user can act on, in one line; None for an error of ours, which shows where it happened."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is a RuntimeError of torch's
+        return f"There is not enough memory for this ({str(error).partition('DefaultCPUAllocator: ')[2] or error})."
+    if isinstance(error, TheodoliteError):
+        return str(getattr(error, "strerror", None) or error)
+    return str(error) if isinstance(error, ValueError | OSError) else None

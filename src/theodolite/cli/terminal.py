@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from theodolite.arguments import at_least
+from theodolite.text import printable
 
 Model = Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")]
 Data = Annotated[str | None, typer.Option(help="A data set's NAME, module:attribute, or a file.")]
@@ -23,6 +26,8 @@ EngineName = Annotated[str, typer.Option(help="serial, joblib (processes) or ray
 Address = Annotated[str | None, typer.Option(help="A cluster for ray: auto or ray://HOST:PORT; default: started here.")]
 Workers = Annotated[int | None, typer.Option(help="Worker processes; default: the cores, here or of the cluster.")]
 Threads = Annotated[int, typer.Option(help="Threads per job.")]
+
+_PAGE = 1 << 20  # bytes of a page
 
 
 def whole_numbers(option: str, text: str, *, least: int, example: str) -> tuple[int, ...]:
@@ -48,9 +53,15 @@ def check_counts(least: int = 1, **options: int | None) -> None:
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a file where a folder will be written, before anything is measured."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder. {out} is a file.")
+    """Refuse a folder that cannot be written, before anything is measured: a page's worth is tried there and taken away."""
+    place = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise ValueError(f"--out must be a folder. {place} is a file.")
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(_PAGE))
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {error.strerror or error}. Name another folder.") from error
 
 
 @contextmanager
@@ -75,7 +86,7 @@ def exit_when_interrupted(sentence: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(sentence, err=True)
+        say(sentence, err=True)
         raise typer.Exit(130) from None
 
 
@@ -83,6 +94,22 @@ def with_notes(facts: Mapping[str, str], notes: Iterable[str]) -> dict[str, str]
     """The facts of a page, with what the user should know as the last of them."""
     joined = "; ".join(notes)
     return {**facts, **({"notes": joined} if joined else {})}
+
+
+def say(text: object, *, err: bool = False, head: str = "") -> None:
+    """Print a line for people: every command does it here, so that names from strangers' files stay text; `head` is our own."""
+    typer.echo(head + printable(text), err=err)
+
+
+@contextmanager
+def printable_warnings() -> Iterator[None]:
+    """Warnings too quote names."""
+    before = warnings.formatwarning
+    try:
+        warnings.formatwarning = lambda *parts, **more: printable(before(*parts, **more))
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def print_json(value: Any) -> None:
@@ -96,7 +123,7 @@ def show(as_json: bool, everything: Mapping[str, Any], *lines: object) -> None:
         print_json(everything)
         return
     for line in lines:
-        typer.echo(str(line))
+        say(line)
 
 
 def plain(value: Any) -> Any:

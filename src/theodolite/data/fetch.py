@@ -23,6 +23,7 @@ from theodolite.progress import counting
 
 _BLOCK = 1 << 20
 _TIMEOUT = 30.0  # seconds without an answer
+_MOST = 4 << 30  # bytes of a file whose size is not stated
 _STALE = 3600.0  # seconds after which an untouched .part file belongs to nobody
 
 
@@ -120,13 +121,17 @@ def _download(url: str, write: Callable[[bytes], int], algorithm: str, file: Fil
     """Stream `url` into `write`; the checksum of what came."""
     seen, received = _hash(algorithm), 0
     with _open(url) as response, counting(file.name, progress=progress, total=file.size) as count:
-        length = response.headers.get("Content-Length")
+        length, most = response.headers.get("Content-Length", ""), file.size or _MOST
+        if length.isdecimal() and int(length) > most + _BLOCK:  # of little more the check sum says what is wrong
+            raise FetchError(f"{url} has {length} bytes where {most} are expected. Nothing was kept.")
         while block := _next(response, url):
             write(block)
             seen.update(block)
             received += len(block)
+            if received > most + _BLOCK:
+                raise FetchError(f"{url} sends more than the {most} bytes that are expected. Nothing was kept.")
             count(len(block))
-    if length is not None and received != int(length):
+    if length.isdecimal() and received != int(length):
         raise FetchError(f"{url} broke off after {received} of {length} bytes. Nothing was kept.")
     return f"{algorithm}:{seen.hexdigest()}"
 

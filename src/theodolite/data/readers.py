@@ -40,9 +40,13 @@ _LAST_TEST_TAKE = 4  # the published split of the spoken digits: takes 0..4 are 
 
 # What the standard library and NumPy raise on cut or foreign files.
 _BROKEN = (
-    *(OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError),
+    *(OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, MemoryError),
     *(zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError),
 )
+#: Bytes that a packed file may unpack to; more where the file itself is large, for then that is no surprise.
+MOST_UNPACKED = 1 << 30
+_LARGE = 8  # times its own size
+_BLOCK = 1 << 20
 
 
 # Bytes, text and arrays from files, where whatever is wrong with a file becomes one error that names it.
@@ -63,10 +67,29 @@ def blaming(path: Path, problem: str, *also: type[Exception]) -> Iterator[None]:
 def read_bytes(path: Path) -> bytes:
     """The content of a plain, .gz or .bz2 file."""
     with blaming(path, "it cannot be unpacked"):
-        if path.suffix == ".gz":
-            with gzip.open(path) as packed:
-                return packed.read()
-        return bz2.decompress(path.read_bytes()) if path.suffix == ".bz2" else path.read_bytes()
+        if path.suffix not in (".gz", ".bz2"):
+            return path.read_bytes()
+        content = bytearray()
+        with gzip.open(path) if path.suffix == ".gz" else bz2.open(path) as packed:
+            while block := packed.read(_BLOCK):
+                content += block
+                check_unpacked(path, len(content))
+        return bytes(content)
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Refuse a packed file out of all proportion: a few kilobytes can hold as many gigabytes of zeros."""
+    packed = path.stat().st_size
+    if size > (most := max(MOST_UNPACKED, _LARGE * packed)):
+        problem = f"its {packed} bytes unpack to more than {most}"
+        raise DamagedDataError(path, problem, "If you trust it, unpack it and name what it holds.")
+
+
+def check_zip(path: Path) -> None:
+    """Refuse a zip archive, such as an .npz or a file of torch's, that declares more than it may unpack to."""
+    with blaming(path, "it is no sound zip archive"), zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())  # no member gives more than it declares
+    check_unpacked(path, size)
 
 
 def read_text(path: Path) -> str:
@@ -78,15 +101,20 @@ def read_text(path: Path) -> str:
 def read_arrays(path: Path) -> dict[str, Array]:
     """All arrays of an .npz; pickled content is refused."""
     # Opened here, because NumPy leaves a file that it cannot read open.
+    if zipfile.is_zipfile(path):
+        check_zip(path)
     with blaming(path, "it is not a sound .npz"), path.open("rb") as file, np.load(file, allow_pickle=False) as content:
         return {key: content[key] for key in content}
 
 
 def read_tar(path: Path) -> dict[str, bytes]:
     """The files of a .tar.gz by their last name; nothing is unpacked to disk."""
-    found = {}
-    with blaming(path, "it cannot be unpacked"), tarfile.open(path, "r:gz") as archive:
+    found, size = {}, 0
+    packed = io.BytesIO(read_bytes(path))
+    with blaming(path, "it cannot be unpacked"), tarfile.open(fileobj=packed, mode="r:") as archive:
         for member in archive:
+            size += member.size
+            check_unpacked(path, size)
             content = archive.extractfile(member) if member.isfile() else None
             if content is not None:
                 found[Path(member.name).name] = content.read()

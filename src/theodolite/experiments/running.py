@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, overload
 
 from theodolite.experiments.claims import SIZES, State, Verdict
 from theodolite.experiments.figure import Figure, check_declaration
-from theodolite.experiments.registry import UnknownExperimentError, get
+from theodolite.experiments.registry import UnknownExperimentError, get, names, registered
 from theodolite.results import Row
 from theodolite.runners import Computations, Engine, Record, run_stored
 from theodolite.runners.runs import Codes
@@ -144,12 +145,15 @@ def run(
     )
 
 
-def load_run(folder: str | PathLike[str]) -> ExperimentRun:
-    """A run from its folder, judged anew from the rows that finished."""
+def load_run(folder: str | PathLike[str], known: Iterable[Figure] = ()) -> ExperimentRun:
+    """A run from its folder, judged anew from the rows that finished.
+
+    The folder may be a stranger's: no code that it names is imported. An experiment that is not registered is among `known`.
+    """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    settings = manifest["settings"]
-    figure = get(_known_target(manifest["name"], settings.get("target")))
+    settings = _checked_settings(folder, manifest)
+    figure = _known_figure(manifest["name"], settings.get("target"), known)
     keys = manifest["keys"]
     records = read_records(folder)
     mine = {key: records[key] for key in keys if key in records}
@@ -184,9 +188,28 @@ def target_of(figure: Figure) -> str:
     return f"{type(figure).__module__}:{type(figure).__qualname__}"
 
 
-def _known_target(name: str, target: str | None) -> str:
+def _known_figure(name: str, target: object, known: Iterable[Figure]) -> Figure:
+    """The figure of a run: one of `known`, or a registered one."""
+    given = {figure.id: figure for figure in known}
+    if name in given:
+        return given[name]
     try:
-        get(name)
+        return registered(name)
     except UnknownExperimentError:
-        return target or name
-    return name
+        if name in names():
+            raise  # it is registered, and broken
+        asked = target if isinstance(target, str) and re.fullmatch(r"[\w.]+:[\w.]+", target) else "module:Class"
+        raise UnknownExperimentError(
+            f"{name!r} is not registered, and code that a folder names is not run. If it is yours, name it: "
+            f"--experiment {asked} (in Python: `known`)."
+        ) from None
+
+
+def _checked_settings(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a manifest whose parts have the form that a run writes."""
+    settings = manifest.get("settings")
+    good = isinstance(settings, dict) and settings.get("size") in SIZES and isinstance(settings.get("parameters"), dict)
+    keys = manifest.get("keys")
+    if not (good and isinstance(manifest.get("name"), str) and isinstance(keys, list) and all(isinstance(k, str) for k in keys)):
+        raise ValueError(f"{folder / 'manifest.json'} must state name, keys, and settings with size and parameters.")
+    return dict(settings or {})

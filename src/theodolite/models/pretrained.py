@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
@@ -50,6 +51,36 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+#: Settings files of a checkpoint's folder, and implementations of its layers that are part of torch.
+_SETTINGS = ("config.json", "tokenizer_config.json", "generation_config.json")
+_OWN_KERNELS = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
+
+
+def refuse_code(folder: Path) -> None:
+    """Raise if a checkpoint's settings name code to fetch or run: classes in the folder or on a hub, or kernels from a hub."""
+    for path in (folder / name for name in _SETTINGS):
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} could not be read: {type(error).__name__}: {error}.") from error
+        if found := next(_code_named(settings), None):
+            raise ValueError(
+                f"{path} asks for {found}. Code that a folder names is neither fetched nor run: take the entry out to measure "
+                "with the classes and kernels of transformers, or name a function of yours as module:attribute."
+            )
+
+
+def _code_named(settings: Any) -> Iterator[str]:
+    """Entries, at any depth, that make transformers fetch or run code: `key: value`."""
+    parts = settings.items() if isinstance(settings, dict) else enumerate(settings) if isinstance(settings, list) else ()
+    for key, value in parts:
+        chosen = value.values() if isinstance(value, dict) else [value]
+        foreign = "_implementation" in str(key) and any(isinstance(name, str) and name not in _OWN_KERNELS for name in chosen)
+        if foreign or (key in ("auto_map", "trust_remote_code", "custom_pipelines") and value):
+            yield f"{key}: {json.dumps(value)[:200]}"
+        yield from _code_named(value)
+
+
 def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
     """The causal language model of a .gguf file in float32 and in eval mode, and its tokenizer; nothing is downloaded."""
     path = Path(path)
@@ -58,6 +89,7 @@ def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
         raise ValueError(f"{path.name} needs {', '.join(lacking)}: pip install 'theodolite[gguf]'")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
+    refuse_code(path.parent)
     try:
         with redirect_stderr(io.StringIO()):  # its bar does not ask whether it is wanted
             return load_checkpoint(path.parent, gguf_file=path.name)
@@ -70,9 +102,11 @@ def load_checkpoint(folder: Path, **which: Any) -> tuple[nn.Module, Any]:
     """The causal language model of a Hugging Face folder in float32 and in eval mode, and its tokenizer; no download."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    refuse_code(folder)
+    own = {"local_files_only": True, "trust_remote_code": False, **which}
     with quiet():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **which)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **which)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **own)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **own)
     return model.eval(), tokenizer
 
 

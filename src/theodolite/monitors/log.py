@@ -29,6 +29,9 @@ Record: TypeAlias = dict[str, Any]
 
 SCHEMA = 1
 NAME = "monitor.jsonl"
+_HEAD = 4096  # bytes from the start that tell one log from another
+_LONGEST = 16_000_000  # bytes of a line
+_DEEPEST = 32  # lists and mappings inside each other
 _ENDINGS = (".jsonl", ".ndjson", ".json", ".log", ".txt")  # names that mean a file where nothing is there yet
 _PLACE = {"step": ("step",), "look": ("step", "on"), "spike": ("start",)}  # records that agree in these replace each other
 
@@ -114,11 +117,16 @@ class Chunk:
 
 def read_log(path: str | os.PathLike[str]) -> MonitorLog:
     """The log at `path`, a file or a folder, with values that are not finite put back in place."""
+    chunk = read_chunk(existing(path))
+    return fold((restored(record) for record in chunk.records), chunk.bad_lines)
+
+
+def existing(path: str | os.PathLike[str]) -> Path:
+    """The file of a log that must be there."""
     path = log_path(path)
     if not path.exists():
         raise FileNotFoundError(f"There is no monitor log at {path}. `th.Monitor(loss, log={str(path)!r})` writes one.")
-    chunk = read_chunk(path)
-    return fold((restored(record) for record in chunk.records), chunk.bad_lines)
+    return path
 
 
 def follow(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Record], int]:
@@ -131,24 +139,26 @@ def follow(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Record],
 
 
 def read_chunk(path: str | os.PathLike[str], offset: int = 0, token: str = "", limit: int | None = None) -> Chunk:
-    """Whole lines after `offset`, about `limit` bytes of them.
+    """Whole lines after `offset`, about `limit` bytes of them; of a line without end pieces, which count as bad.
 
     Reading starts anew where the file is shorter than `offset`, or where `token` is that of another file.
     """
     try:
         with log_path(path).open("rb") as file:
-            first = file.readline()
-            now = f"{zlib.crc32(first):08x}" if first.endswith(b"\n") else ""
+            head, end, _ = file.read(_HEAD).partition(b"\n")
+            now = f"{zlib.crc32(head):08x}" if end or len(head) == _HEAD else ""
             size = os.fstat(file.fileno()).st_size
             if not 0 <= offset <= size or (token and token != now):
                 offset = 0
             file.seek(offset)
             data = file.read(limit)
             if limit is not None and not data.endswith(b"\n"):
-                data += file.readline()
+                data += file.readline(_LONGEST)
     except (FileNotFoundError, NotADirectoryError):
         return Chunk([], 0, "", 0, more=False)
     whole = data[: data.rfind(b"\n") + 1]
+    if not whole and len(data) >= _LONGEST:
+        whole = data
     lines = [line for line in whole.split(b"\n") if line.strip()]
     parsed = [record for line in lines if (record := decode(line)) is not None]
     return Chunk(parsed, offset + len(whole), now, len(lines) - len(parsed), more=offset + len(data) < size)
@@ -206,7 +216,7 @@ def decode(line: bytes) -> Record | None:
         return None
     place, on = _PLACE.get(record["kind"], ())[:1], record.get("on", "")
     good = all(_is_place(record.get(name)) for name in place) and isinstance(on, str)
-    return record if good else None
+    return record if good and not _deeper_than(_DEEPEST, record) else None
 
 
 def restored(record: Record) -> Record:
@@ -241,6 +251,12 @@ def _plain(value: Any, depth: int = 0) -> Any:
 def _is_place(value: Any) -> bool:
     """Whether a value can be a step: a number that is finite and, in every language that reads the log, exact."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
+
+
+def _deeper_than(levels: int, value: Any) -> bool:
+    """Whether lists and mappings lie deeper inside each other than what is done with them can follow."""
+    parts = value.values() if isinstance(value, dict) else value
+    return any(levels == 0 or _deeper_than(levels - 1, part) for part in parts if isinstance(part, dict | list))
 
 
 def _refuse(name: str) -> float:

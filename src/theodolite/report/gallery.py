@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
-from theodolite.experiments import ExperimentRun, State, coverage, load_run, names
+from theodolite.experiments import ExperimentRun, Figure, State, coverage, load_run, names
 from theodolite.experiments.claims import SIZES, Verdict, show
 from theodolite.experiments.running import target_of
 from theodolite.report.page import MOST, Badge, Cell, Fold, Note, Page, Section, write_page
 from theodolite.results import Row
-from theodolite.runners.store import FORMAT
+from theodolite.runners.store import FORMAT, read_manifest
 
 
 @dataclass(frozen=True)
@@ -41,25 +40,28 @@ class Gallery:
         return not self.bad and not self.undrawn and all(run.good for run in self.runs)
 
 
-def collect_runs(folder: str | PathLike[str]) -> tuple[list[ExperimentRun], list[Unreadable]]:
-    """All runs below a folder in the order of their ids, and those that cannot be read."""
+def collect_runs(folder: str | PathLike[str], known: Sequence[Figure] = ()) -> tuple[list[ExperimentRun], list[Unreadable]]:
+    """All runs below a folder in the order of their ids, and those that cannot be read.
+
+    No code that the folder names is imported: experiments that are not registered are given as `known`.
+    """
     runs: list[ExperimentRun] = []
     bad: list[Unreadable] = []
     for path in sorted(Path(folder).rglob("manifest.json")):
         if not _is_run(path):
             continue
         try:
-            runs.append(load_run(path.parent))
+            runs.append(load_run(path.parent, known))
         except Exception as error:  # one bad run must not hide the others
             bad.append(Unreadable(str(path.parent), f"{type(error).__name__}: {error}"))
     return sorted(runs, key=lambda run: (run.id, SIZES.index(run.size))), bad
 
 
-def write_gallery(folder: str | PathLike[str], out: str | PathLike[str] | None = None) -> Gallery:
-    """Write `index.html` for all runs below `folder`."""
+def write_gallery(folder: str | PathLike[str], out: str | PathLike[str] | None = None, known: Sequence[Figure] = ()) -> Gallery:
+    """Write `index.html` for all runs below `folder`; `known` are experiments that are not registered."""
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. `theodolite reproduce --out {folder}` makes one.")
-    runs, bad = collect_runs(folder)
+    runs, bad = collect_runs(folder, known)
     if not runs and not bad:
         raise ValueError(f"{folder} holds no runs. `theodolite reproduce --out {folder}` makes some.")
     sections = [section_of(run, Path(folder), number) for number, run in enumerate(runs)]
@@ -205,8 +207,9 @@ def _made(folder: Path | None) -> dict[str, str]:
     """Facts of the manifest that a reader may want: versions, machine, threads, state of the code."""
     if folder is None:
         return {}
-    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-    facts = {k: str(v) for k, v in manifest.get("provenance", {}).items()}
+    manifest = read_manifest(folder)
+    made = manifest.get("provenance")
+    facts = {k: str(v) for k, v in made.items()} if isinstance(made, dict) else {}
     return {**facts, "code": str(manifest.get("code", "")), "git": str(manifest.get("git") or "no repository")}
 
 

@@ -10,22 +10,26 @@ import base64
 import hashlib
 import json
 import math
+import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from theodolite.files import write_whole
-from theodolite.monitors.log import MonitorLog, Record, encode, fold, log_path, read_chunk, read_log, restored
+from theodolite.monitors.log import Chunk, MonitorLog, Record, encode, existing, fold, log_path, read_chunk, restored
 from theodolite.report.rendering import environment
 
-Columns: TypeAlias = dict[str, list[Any]]
+Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
 COLUMNS = {
     "steps": ("loss", "gradient_norm", "update_norm", "rate"),
@@ -34,6 +38,7 @@ COLUMNS = {
 }
 BUCKETS = 1500  # parts of a long run of which a written page keeps the extremes: about the pixels of a wide screen
 CHUNK = 4_000_000  # bytes of the log per answer: a page that comes late to a long run fills step by step
+CALLERS = 32  # that are answered at once; a browser takes up to six
 _DIGITS = 6  # of a number on the page
 _LARGEST = 1e300  # of a number on the page
 _HOSTS = ("127.0.0.1", "localhost")
@@ -51,26 +56,31 @@ def watch_html(path: str | PathLike[str], log: MonitorLog | None = None, *, age:
 
     `age` is how many seconds ago the last line was written.
     """
-    from theodolite import __version__
-
-    setup = {
-        "live": log is None,
-        "path": str(log_path(path)),
-        "age": age,
-        "made": made or datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "version": __version__,
-        "data": None if log is None else {**page_data(log, BUCKETS), "bad_lines": log.bad_lines},
-    }
-    return environment().get_template("watch.html.j2").render(setup=setup, script=_script())
+    data = None if log is None else {**page_data(log, BUCKETS), "bad_lines": log.bad_lines}
+    return _page(path, data, age=age, made=made)
 
 
 def write_watch(path: str | PathLike[str], out: str | PathLike[str]) -> Path:
     """Write the page of the log at `path` (a file or a folder) to `out`; it needs no server."""
-    log = read_log(path)
+    data = whole_data(existing(path), BUCKETS)
     age = max(0.0, time.time() - log_path(path).stat().st_mtime)
     out = Path(out)
-    write_whole(out, watch_html(path, log, age=age).encode(errors="replace"))
+    write_whole(out, _page(path, data, age=age).encode(errors="replace"))
     return out
+
+
+def _page(path: str | PathLike[str], data: dict[str, Any] | None, *, age: float | None, made: str = "") -> str:
+    from theodolite import __version__
+
+    setup = {
+        "live": data is None,
+        "path": str(log_path(path)),
+        "age": age,
+        "made": made or datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": __version__,
+        "data": data,
+    }
+    return environment().get_template("watch.html.j2").render(setup=setup, script=_script())
 
 
 def page_data(log: MonitorLog, buckets: int | None = None) -> dict[str, Any]:
@@ -81,14 +91,9 @@ def page_data(log: MonitorLog, buckets: int | None = None) -> dict[str, Any]:
     looks = {on: [look for look in log.looks if look.get("on") == on] for on in ("batch", "probe")}
     tables = {"steps": log.steps, **looks}
     columns = {name: _columns(rows, COLUMNS[name]) for name, rows in tables.items()}
-    counts = {name: len(rows) for name, rows in tables.items()}
-    counts["exceeded"] = sum(bool(value) for value in columns["batch"]["exceeded"])
-    counts["seconds"] = sum(value for name in ("batch", "probe") for value in columns[name]["seconds"] if value)
-    if buckets is not None:
-        columns = {name: thinned(table, buckets) for name, table in columns.items()}
     return {
-        "tables": columns,
-        "counts": counts,
+        "tables": columns if buckets is None else {name: thinned(table, buckets) for name, table in columns.items()},
+        "counts": _counts(columns),
         "nonfinite": _nonfinite(log.steps),
         "runs": _plain(log.runs),
         "spikes": _plain(log.spikes),
@@ -96,27 +101,68 @@ def page_data(log: MonitorLog, buckets: int | None = None) -> dict[str, Any]:
     }
 
 
+def whole_data(path: Path, buckets: int) -> dict[str, Any]:
+    """What a page of the whole log draws, as `page_data` gives it, read piece by piece: the log may be larger than the memory.
+
+    Numbers wait in arrays of eight bytes each; None is NaN there.
+    """
+    arrays = {name: {column: array("d") for column in ("step", *columns)} for name, columns in COLUMNS.items()}
+    nonfinite: dict[str, set[float]] = {}
+    runs: list[Record] = []
+    spikes: dict[float, Record] = {}
+    end, chunk, bad_lines = None, Chunk([], 0, "", 0, more=True), 0
+    while chunk.more:
+        chunk = read_chunk(path, chunk.offset, chunk.token, CHUNK)
+        bad_lines += chunk.bad_lines
+        part = page_data(fold(restored(record) for record in chunk.records))
+        for name, table in part["tables"].items():
+            for column, values in table.items():
+                arrays[name][column].extend(math.nan if value is None else value for value in values)
+        for name, steps in part["nonfinite"].items():  # a step that is done again replaces what was found of it
+            nonfinite[name] = (nonfinite.get(name, set()) - set(part["tables"]["steps"]["step"])) | set(steps)
+        runs += part["runs"]
+        spikes |= {spike["start"]: spike for spike in part["spikes"]}
+        end = part["end"] if part["runs"] else part["end"] or end
+    tables = {name: _last_of_each_step(table) for name, table in arrays.items()}
+    return {
+        "tables": {name: thinned(table, buckets) for name, table in tables.items()},
+        "counts": _counts(tables),
+        "nonfinite": {name: sorted(steps) for name, steps in nonfinite.items()},
+        "runs": runs,
+        "spikes": [spikes[start] for start in sorted(spikes)],
+        "end": end,
+        "bad_lines": bad_lines,
+    }
+
+
 def thinned(table: Columns, buckets: int) -> Columns:
     """The rows that hold the smallest and the largest value of a column in one of `buckets` parts, so that spikes stay.
 
     >>> thinned({"step": list(range(8)), "loss": [1.0, 2.0, 9.0, 1.0, 1.0, 1.0, 0.5, 1.0]}, 1)
-    {'step': [0, 2, 6, 7], 'loss': [1.0, 9.0, 0.5, 1.0]}
+    {'step': [0, 2, 6, 7], 'loss': [1, 9, 0.5, 1]}
     """
     names = [name for name in table if name != "step"]
     size = len(table["step"])
     if size <= 2 * buckets * max(1, len(names)):
-        return table
+        return {name: [_shown(value) for value in values] for name, values in table.items()}
     kept = {0, size - 1}
     for part in range(buckets):
         inside = range(part * size // buckets, (part + 1) * size // buckets)
         for name in names:
             values = table[name]
-            there = [i for i in inside if values[i] is not None]
+            there = [i for i in inside if _shown(values[i]) is not None]
             if there:
                 kept |= {min(there, key=values.__getitem__), max(there, key=values.__getitem__)}
             if len(there) < len(inside):  # a gap stays a gap
-                kept.add(next(i for i in inside if values[i] is None))
-    return {name: [values[i] for i in sorted(kept)] for name, values in table.items()}
+                kept.add(next(i for i in inside if _shown(values[i]) is None))
+    return {name: [_shown(values[i]) for i in sorted(kept)] for name, values in table.items()}
+
+
+def _shown(value: Any) -> Any:
+    """A number as the page gets it: gaps, which are NaN in an array, are null, and whole numbers have no point."""
+    if not isinstance(value, float):
+        return value
+    return None if math.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -130,12 +176,31 @@ class WatchServer(ThreadingHTTPServer):
 
     def __init__(self, path: str | PathLike[str], port: int = 0) -> None:
         self.path = log_path(path)
+        self._free = threading.BoundedSemaphore(CALLERS)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OverflowError as error:
             raise ValueError(f"A port is a number from 0 to 65535; 0 takes a free one. Got {port}.") from error
         except OSError as error:
             raise ValueError(f"Port {port} of 127.0.0.1 cannot be used: {error.strerror}. --port 0 takes a free one.") from error
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own; a caller too many is hung up on."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that hangs up is no news."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     @property
     def port(self) -> int:
@@ -160,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: WatchServer
     server_version = "theodolite"
     sys_version = ""
-    timeout = 20  # seconds a silent caller may hold a thread
+    timeout = 10  # seconds a silent caller may hold a thread
 
     def do_GET(self) -> None:
         if not _is_ours(self.headers.get("Host", ""), self.server.port):
@@ -226,6 +291,24 @@ def _is_ours(host: str, port: int) -> bool:
 
 
 # Columns
+
+
+def _counts(tables: dict[str, Columns]) -> dict[str, Any]:
+    """How many rows there are, how many of them above the critical rate, and the seconds of measuring."""
+    counts: dict[str, Any] = {name: len(table["step"]) for name, table in tables.items()}
+    counts["exceeded"] = sum(bool(_shown(value)) for value in tables["batch"]["exceeded"])
+    counts["seconds"] = sum(_shown(value) or 0 for name in ("batch", "probe") for value in tables[name]["seconds"])
+    return counts
+
+
+def _last_of_each_step(table: Columns) -> Columns:
+    """Rows in the order of their step; of those at one step the last one stays."""
+    steps = table["step"]
+    if all(before < after for before, after in pairwise(steps)):
+        return table
+    order = sorted(range(len(steps)), key=steps.__getitem__)  # equal steps stay in their order
+    kept = [i for i, after in zip(order, [*order[1:], None], strict=True) if after is None or steps[i] != steps[after]]
+    return {name: array("d", (values[i] for i in kept)) for name, values in table.items()}
 
 
 def _columns(rows: Sequence[Record], names: Iterable[str]) -> Columns:

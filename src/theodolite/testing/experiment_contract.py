@@ -52,7 +52,7 @@ class ExperimentContract:
                 run(self.id, "tiny", out=out, computations=self.computations)
                 folder = run_folder(Path(out), self.experiment.id, "tiny")
                 shortest = min(read_records(folder).values(), key=lambda record: record.seconds)
-                _RUNS[self.id] = load_run(folder), shortest
+                _RUNS[self.id] = load_run(folder, [self.experiment]), shortest
         return _RUNS[self.id]
 
     def test_states_what_an_experiment_must(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import http.server
@@ -24,7 +25,7 @@ class Server:
     """Files by their path, and which of them were asked for. A path may break off or be refused."""
 
     def __init__(self):
-        self.files, self.asked, self.short = {}, [], {}
+        self.files, self.asked, self.short, self.says_length = {}, [], {}, True
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -35,9 +36,11 @@ class Server:
                     return
                 content = outer.files[self.path]
                 self.send_response(200)
-                self.send_header("Content-Length", str(len(content)))
+                if outer.says_length:
+                    self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content[: outer.short.get(self.path)])
+                with contextlib.suppress(ConnectionError):  # the caller may hang up
+                    self.wfile.write(content[: outer.short.get(self.path)])
 
             def log_message(self, *args):
                 pass
@@ -117,6 +120,14 @@ def test_a_wrong_download_does_not_replace_what_was_there(server, tmp_path):
     with pytest.raises(ValueError, match="checksum"):
         data.fetch(entry(a=b"roses"), folder=tmp_path, base_url=server.url)
     assert (tmp_path / "poem" / "a.txt").read_bytes() == b"older"
+
+
+@pytest.mark.parametrize(("said", "problem"), [(True, "3000000 bytes where 5 are expected"), (False, "sends more than the 5")])
+def test_a_download_out_of_all_proportion_is_stopped(server, tmp_path, said, problem):
+    server.files, server.says_length = {"/pub/a.txt": bytes(3_000_000)}, said
+    with pytest.raises(data.FetchError, match=problem):
+        data.fetch(entry(a=b"roses"), folder=tmp_path, base_url=server.url)
+    assert left(tmp_path) == []
 
 
 def test_http_errors_are_one_line(server, tmp_path):

@@ -142,7 +142,7 @@ def test_a_resumed_run_says_what_was_there(tmp_path):
     rows.write_bytes(rows.read_bytes()[:-5])
     resumed = th.experiments.run(Right, out=tmp_path, resume=True)
     assert "6 of 6 jobs were there already, a line cut short was found" in resumed.sentence()
-    assert "there already" not in th.experiments.load_run(rows.parent).sentence()
+    assert "there already" not in th.experiments.load_run(rows.parent, [Right()]).sentence()
 
 
 @pytest.mark.parametrize(

@@ -273,8 +273,8 @@ def test_what_was_built_on_older_rows_is_older_too(tmp_path, code):
     VALUE["needed"], code["Needed"] = 2, 2
     assert values(th.experiments.run(One, "laptop", out=tmp_path)) == ([1, 1], 1, 2)  # the new job took the old need
     assert values(th.experiments.run(One, "laptop", out=tmp_path, update=True)) == ([2, 2], 0, 0)
-    assert th.experiments.load_run(tmp_path / "lee" / "one" / "laptop").outdated == 0
-    assert th.experiments.load_run(tmp_path / "lee" / "one" / "tiny").outdated == 1
+    assert th.experiments.load_run(tmp_path / "lee" / "one" / "laptop", [One()]).outdated == 0
+    assert th.experiments.load_run(tmp_path / "lee" / "one" / "tiny", [One()]).outdated == 1
 
 
 def test_current_rows_of_another_figure_replace_older_ones(tmp_path, code):

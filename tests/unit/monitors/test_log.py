@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.unit.monitors.logs import SPIKES, fake_run, header, write_lines
 from theodolite.monitors import log as module
-from theodolite.monitors.log import LogWriter, fold, follow, log_path, read_chunk, read_log
+from theodolite.monitors.log import LogWriter, encode, fold, follow, log_path, read_chunk, read_log
 
 
 def step(t: int, loss: float | None = 1.0, **more):
@@ -222,3 +222,31 @@ def test_reading_and_writing_need_no_torch():
     program = "import sys, theodolite.monitors.log; sys.exit(str({'torch', 'numpy', 'matplotlib'} & set(sys.modules) or '') or 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("depth", "good"), [(10, True), (100, False), (900, False), (100_000, False)])
+def test_a_line_nested_without_end_is_a_bad_line(tmp_path, depth, good):
+    path = tmp_path / "monitor.jsonl"
+    path.write_text('{"kind": "spike", "start": 1, "cause": ' + "[" * depth + "]" * depth + '}\n{"kind": "step", "step": 1}\n')
+    log = read_log(path)
+    assert (len(log.spikes), len(log.steps), log.bad_lines) == (int(good), 1, int(not good))
+    for spike in log.spikes:
+        encode(spike)
+
+
+def test_a_first_line_without_end_is_not_read_again_and_again(tmp_path, monkeypatch):
+    """The bytes read for one question do not grow with the line."""
+    monkeypatch.setattr("theodolite.monitors.log._LONGEST", 50_000)
+    path = tmp_path / "monitor.jsonl"
+    path.write_bytes(b'{"kind": "run", "x": "' + b"x" * 1_000_000 + b'"}\n{"kind": "step", "step": 1}\n')
+    found, chunk, asked = [], read_chunk(path, 0, "", 10_000), 1
+    token = chunk.token
+    while chunk.more:
+        before = chunk.offset
+        chunk = read_chunk(path, chunk.offset, chunk.token, 10_000)
+        assert before < chunk.offset <= before + 60_000
+        found += chunk.records
+        asked += 1
+    assert token == chunk.token != ""
+    assert found == [{"kind": "step", "step": 1}]
+    assert asked < 30

@@ -8,10 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from tests.experiments.samples import Failing, Right, Wrong
 from theodolite import experiments
 from theodolite.report import collect_runs, write_gallery
 
 SAMPLES = "tests.experiments.samples"
+KNOWN = (Right(), Wrong(), Failing())
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(folder):
-    return write_gallery(folder).path.read_text()
+    return write_gallery(folder, known=KNOWN).path.read_text()
 
 
 class Checker(HTMLParser):
@@ -100,10 +102,10 @@ def test_an_interrupted_run_is_shown_as_such(folder, tmp_path):
     lines = (source / "rows.jsonl").read_text().splitlines(keepends=True)
     (target / "manifest.json").write_text((source / "manifest.json").read_text())
     (target / "rows.jsonl").write_text("".join(lines[:2]).replace("$tensor", "$lost"))
-    run = experiments.load_run(target)
+    run = experiments.load_run(target, KNOWN)
     assert (run.unfinished, run.good) == (6, False)  # both lines fail their check sum now
     (target / "rows.jsonl").write_text("")
-    text = write_gallery(tmp_path).path.read_text()
+    text = write_gallery(tmp_path, known=KNOWN).path.read_text()
     assert "6 of 6 jobs are not done" in text
     assert "no figure" in text
 
@@ -117,7 +119,7 @@ def test_a_run_that_cannot_be_read_is_listed_not_hidden(folder, tmp_path):
     (tmp_path / "manifest.json").write_text("not a run")
     runs, bad = collect_runs(tmp_path)
     assert runs == []
-    assert "gone.module" in bad[0].reason
+    assert "--experiment gone.module:Right" in bad[0].reason
     assert "unreadable" in write_gallery(tmp_path).path.read_text()
 
 

@@ -10,7 +10,10 @@ import math
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -106,6 +109,34 @@ def test_a_long_run_makes_a_small_page(tmp_path):
     assert "9876.5" in text
     assert '"steps": 60000' in text
     assert len(text) < 400_000
+
+
+def test_a_log_read_in_pieces_gives_the_page_of_the_whole(tmp_path, monkeypatch):
+    """Also where a training went back and did steps again, with other values and another end."""
+    monkeypatch.setattr(watch, "CHUNK", 3000)
+    again = list(fake_run(150, seed=1, first=120))
+    again[5] = {**again[5], "loss": None, "nonfinite": {"loss": "nan"}}
+    first = [*fake_run(200), {"kind": "step", "step": 130, "loss": None, "nonfinite": {"loss": "inf"}}]
+    path = write_lines(tmp_path / "monitor.jsonl", [*first, *again, {"kind": "step", "step": 3}])
+    log = read_log(path)
+    assert page_data(log)["nonfinite"]["loss"]
+    for buckets in (10_000, 3):
+        assert watch.whole_data(path, buckets) == {**page_data(log, buckets), "bad_lines": 0}
+
+
+@pytest.mark.slow
+def test_a_log_of_100_megabytes_takes_less_than_300(tmp_path):
+    line = '{"kind":"step","step":%d,"loss":%.16f,"gradient_norm":1.25,"update_norm":0.5,"rate":0.1}\n'
+    with (tmp_path / "monitor.jsonl").open("w") as file:
+        for step in range(1_000_000):
+            file.write(line % (step, 1 / (1 + step)))
+    program = (
+        "import resource, sys; from theodolite.report.watch import write_watch; write_watch(*sys.argv[1:]); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), str(tmp_path / "page.html")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 300 * 1024
 
 
 # The page as a file
@@ -213,6 +244,30 @@ def test_odd_questions_get_the_log_from_its_start(tmp_path, query):
 def test_a_log_that_is_not_there_yet(tmp_path):
     found = json.loads(news(tmp_path / "none.jsonl", "offset=77&token=abc"))
     assert (found["offset"], found["token"], found["age"], found["end"]) == (0, "", None, None)
+
+
+def test_callers_too_many_are_hung_up_on_and_the_others_served(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "CALLERS", 4)
+    with WatchServer(tmp_path / "run") as server:
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        before = threading.active_count()
+        silent = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(20)]
+        ended = [caller for caller in silent[4:] if caller.recv(1) == b""]
+        assert len(ended) == 16
+        assert threading.active_count() <= before + 4
+        for caller in silent:
+            caller.close()
+        for _ in range(100):  # until the four have noticed
+            try:
+                assert ask(server)[0] == 200
+                break
+            except OSError:
+                time.sleep(0.05)
+        else:
+            pytest.fail("no caller was served after the silent ones had gone")
+        server.stop()
+        thread.join()
 
 
 def test_ports_that_cannot_be(served):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, show
+from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, check_folder, show
 
 
 def compare(
@@ -30,6 +30,7 @@ def compare(
 
     if len(checkpoints) < 2:
         raise ValueError(f"compare needs two checkpoints or more. Got {len(checkpoints)}.")
+    check_folder(out)
     names = [path.stem for path in checkpoints]
     if len(set(names)) < len(names):
         names = [str(path) for path in checkpoints]

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from theodolite.cli.terminal import say
+
 app = typer.Typer(help="List, fetch and find data sets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A name from `theodolite data list`.")]
@@ -22,7 +24,7 @@ def list_() -> None:
     width = max(len(row.name) for row in rows)
     for row in rows:
         state = "here" if row.found else "can be fetched" if row.fetchable else "bring your own"
-        typer.echo(f"{row.name:<{width}}  {state:<14}  {row.title} ({row.terms})")
+        say(f"{row.name:<{width}}  {state:<14}  {row.title} ({row.terms})")
 
 
 @app.command()
@@ -35,7 +37,7 @@ def fetch(
     from theodolite import data
 
     for file in data.fetch(name, folder=folder, base_url=base_url):
-        typer.echo(f"{file.path}: {'fetched' if file.downloaded else 'already here and right'}")
+        say(f"{file.path}: {'fetched' if file.downloaded else 'already here and right'}")
 
 
 @app.command()
@@ -43,4 +45,4 @@ def where(name: Name, folder: Folder = None) -> None:
     """Say where a data set lies."""
     from theodolite import data
 
-    typer.echo(data.where(name, folder=folder).origin)
+    say(data.where(name, folder=folder).origin)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import Address, EngineName, Threads, Workers, exit_when_interrupted
+from theodolite.cli.terminal import Address, EngineName, Threads, Workers, exit_when_interrupted, make_importable, print_json, say
 
 Size = StrEnum("Size", {"TINY": "tiny", "LAPTOP": "laptop", "PAPER": "paper"})
 
@@ -32,16 +31,16 @@ def list_(
         everything = ", ".join(experiments.names())
         raise ValueError(f"No experiment fits {pattern!r}. There are: {everything}.")
     for text in broken:
-        typer.echo(f"cannot be used: {text}", err=True)
+        say(f"cannot be used: {text}", err=True)
     if as_json:
         rows = [{"id": e.id, "title": e.title, "reproduces": e.items, "source": e.source} for e in found]
-        typer.echo(json.dumps(rows, indent=1))
+        print_json(rows)
         return
     width = max((len(e.id) for e in found), default=0)
     for e in found:
         rows_of = f" [{cite_all(e.items)}]" if e.items else ""
-        typer.echo(f"{e.id:<{width}}  {e.title}{rows_of}")
-    typer.echo(str(experiments.coverage()))
+        say(f"{e.id:<{width}}  {e.title}{rows_of}")
+    say(experiments.coverage())
 
 
 def reproduce(
@@ -76,33 +75,38 @@ def reproduce(
                 run = experiments.run(name, size.value, engine=chosen, out=out, computations=computations, **how)
                 runs.append(run)
                 if not as_json:
-                    typer.echo(str(run))
+                    say(run)
                     for record in run.failures:
-                        typer.echo(f"  job failed: {record.error} {dict(record.job)}", err=True)
-    page = write_gallery(out)
+                        say(f"  job failed: {record.error} {dict(record.job)}", err=True)
+    page = write_gallery(out, known=[run.experiment for run in runs])
     mine = [text for text in page.undrawn if text.partition(" ")[0] in {run.id for run in runs}]
     for text in mine:
-        typer.echo(f"no figure: {text}", err=True)
+        say(f"no figure: {text}", err=True)
     if as_json:
-        typer.echo(json.dumps([_as_json(run) for run in runs], indent=1, default=str))
+        print_json([_as_json(run) for run in runs])
     else:
-        typer.echo(f"The page is {page.path}")
+        say(f"The page is {page.path}")
     raise typer.Exit(0 if all(run.good for run in runs) and not mine else 1)
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that holds runs.")],
     out: Annotated[Path | None, typer.Option(help="The page; default: index.html in the folder.")] = None,
+    experiment: Annotated[list[str] | None, typer.Option(help="module:Class of your own experiment (again for more).")] = None,
 ) -> None:
-    """Write the gallery page of finished runs."""
+    """Write the gallery page of finished runs.
+
+    Code that the folder names is never run: an experiment that is not registered is named by --experiment.
+    """
+    from theodolite import experiments
     from theodolite.report import write_gallery
 
-    page = write_gallery(folder, out)
-    typer.echo(f"The page is {page.path}")
+    page = write_gallery(folder, out, [experiments.get(name) for name in _own(experiment or [])])
+    say(f"The page is {page.path}")
     for run in page.runs:
-        typer.echo(run.sentence())
+        say(run.sentence())
     for text in (*(f"unreadable: {run.folder}: {run.reason}" for run in page.bad), *(f"no figure: {t}" for t in page.undrawn)):
-        typer.echo(text, err=True)
+        say(text, err=True)
     raise typer.Exit(0 if page.good else 1)
 
 
@@ -115,7 +119,7 @@ def info() -> None:
 
     facts = {**asdict(Provenance()), "code": package_version(), "git": git_state() or "no repository"}
     for name, value in facts.items():
-        typer.echo(f"{name}: {value}")
+        say(f"{name}: {value}")
 
 
 def _choose(ids: list[str] | None, out: Path, size: str, *, may_exist: bool) -> list[str]:
@@ -125,7 +129,7 @@ def _choose(ids: list[str] | None, out: Path, size: str, *, may_exist: bool) -> 
     from theodolite.runners.store import refuse_existing
 
     chosen: list[str] = []
-    for wanted in ids or ["*"]:
+    for wanted in _own(ids or ["*"]):
         fitting = experiments.names(wanted) if any(c in wanted for c in "*?[") else [wanted]
         if not fitting:
             raise ValueError(f"No experiment fits {wanted!r}. `theodolite list` shows all.")
@@ -135,6 +139,13 @@ def _choose(ids: list[str] | None, out: Path, size: str, *, may_exist: bool) -> 
         if not may_exist:
             refuse_existing(folder)
     return list(dict.fromkeys(chosen))
+
+
+def _own(words: list[str]) -> list[str]:
+    """The words; where one is module:Class, modules of this folder may be meant."""
+    if any(":" in word for word in words):
+        make_importable(Path.cwd())
+    return words
 
 
 def _as_json(run: Any) -> dict[str, Any]:

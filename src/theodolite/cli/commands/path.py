@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, show
+from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, check_folder, show
 
 if TYPE_CHECKING:
     from theodolite.cli.loading.datasets import Part
@@ -44,6 +44,7 @@ def path(
 
     if points < 2 or not low < high:
         raise ValueError(f"--points must be at least 2 and --low below --high. Got {points}, {low:g} and {high:g}.")
+    check_folder(out)
 
     def load(word: str | None, part: Part = "train", checkpoint: Path | None = None) -> Subject:
         return load_subject(model, word, loss, checkpoint=checkpoint, samples=samples, seed=seed, part=part)

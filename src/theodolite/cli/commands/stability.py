@@ -17,6 +17,7 @@ from theodolite.cli.terminal import (
     check_counts,
     check_folder,
     exit_when_interrupted,
+    say,
     show,
     whole_numbers,
     with_notes,
@@ -107,7 +108,7 @@ def stability(
         _show_estimate(plan, study, chosen, dry_run=dry_run, as_json=as_json)
         summary = _run(plan, study, out, chosen, resume=resume, fresh=fresh)
     for record in summary.failures:
-        typer.echo(f"m = {record.job['m']}, trial {record.job['trial']} failed: {record.error}", err=True)
+        say(f"m = {record.job['m']}, trial {record.job['trial']} failed: {record.error}", err=True)
     if not summary.rows:
         raise typer.Exit(1)
     good = _report(plan, study, summary, out, as_json)
@@ -139,7 +140,7 @@ def _show_estimate(plan: Plan, study: Study, engine: Engine, *, dry_run: bool, a
         show(as_json, facts, f"It would train {what}, and take about {time}.", *study.notes)
         raise typer.Exit(0)
     if seconds / shared > LONG:
-        typer.echo(f"Training {what}; this takes about {time}.", err=True)
+        say(f"Training {what}; this takes about {time}.", err=True)
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import Samples, Seed, check_folder, exit_when_interrupted, print_json, with_notes
+from theodolite.cli.terminal import Samples, Seed, check_folder, exit_when_interrupted, print_json, say, with_notes
+from theodolite.text import printable
 
 if TYPE_CHECKING:
     from theodolite.cli.loading.own_model import Subject
@@ -60,6 +61,8 @@ def survey(
     from theodolite.instruments.survey_run import seconds_of
 
     allowed = None if budget == "none" else seconds_of(budget)
+    if not dry_run:
+        check_folder(out)
     if model is not None or data is not None or checkpoint is not None:
         subject = load_subject(model, data, loss, checkpoint=checkpoint, samples=samples, batch_size=batch_size, seed=seed)
     elif loss or samples or batch_size:
@@ -71,19 +74,20 @@ def survey(
     if dry_run:
         _show_plan(plan_survey(*form, **given), as_json)
         raise typer.Exit(0)
-    check_folder(out)
     facts = with_notes(subject.facts, subject.notes)
     with exit_when_interrupted("Interrupted; nothing was written."):
         found = survey_problem(*form, **given, name=subject.name, population=subject.population, facts=facts)
-    page = found.to_html(out / "index.html")
-    if save:
-        found.save(out / "survey")
-    if as_json:
+    page = out / "index.html"
+    if as_json:  # printed before anything is written, which may fail
         facts_of = {"title": found.title, "good": found.good, "findings": found.rows(), "facts": found.facts}
         print_json({**facts_of, "plan": [*found.plan], "page": str(page)})
     else:
         _show(found)
-        typer.echo(f"The page is {page}")
+    found.to_html(page)
+    if save:
+        found.save(out / "survey")
+    if not as_json:
+        say(f"The page is {page}")
     raise typer.Exit(0 if found.good else 1)
 
 
@@ -117,23 +121,20 @@ def _show(found: Survey) -> None:
     """Findings as text, the worst first, wrapped to the terminal."""
     width = min(110, shutil.get_terminal_size((100, 24)).columns)
     counts = {word: sum(f.severity.value == word for f in found.findings) for word in _SIGNS}
-    typer.secho(
-        f"Survey of {found.title}: "
-        + ", ".join(f"{n} {word if n == 1 or word in ('critical', 'good') else word + 's'}" for word, n in counts.items() if n),
-        bold=True,
-    )
+    counted = [f"{n} {word if n == 1 or word in ('critical', 'good') else word + 's'}" for word, n in counts.items() if n]
+    say("", head=typer.style(printable(f"Survey of {found.title}: {', '.join(counted)}"), bold=True))
     if "notes" in found.facts:
-        typer.echo(textwrap.fill(f"({found.facts['notes']})", width))
+        say(textwrap.fill(f"({found.facts['notes']})", width))
     for finding in found.findings:
         sign, colour = _SIGNS[finding.severity.value]
         head = typer.style(f"{sign} {finding.severity.value:<8} ", fg=colour, bold=True)
         lines = textwrap.wrap(finding.sentence, width - 11) or [""]
-        typer.echo(head + ("\n" + " " * 11).join(lines))
+        say(("\n" + " " * 11).join(lines), head=head)
         for line in textwrap.wrap(finding.advice, width - 13):
-            typer.echo(" " * 13 + line)
+            say(" " * 13 + line)
     skipped = [row for row in found.plan if row["state"] == "skipped"]
     for row in skipped:
-        typer.echo(textwrap.fill(f"not measured: {row['instrument']}, {row['reason']}", width, subsequent_indent="  "))
+        say(textwrap.fill(f"not measured: {row['instrument']}, {row['reason']}", width, subsequent_indent="  "))
     _show_cost(found)
 
 
@@ -141,18 +142,18 @@ def _show_cost(found: Survey) -> None:
     expected = sum(row["seconds"] or 0.0 for row in found.plan if row.get("took") is not None and row.get("seconds") is not None)
     took = sum(row["took"] for row in found.plan if row.get("took") is not None)
     if expected:
-        typer.echo(f"Measuring took {took:.2g} s; expected {expected:.2g} s.")
+        say(f"Measuring took {took:.2g} s; expected {expected:.2g} s.")
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
     if as_json:
         print_json({"seconds": plan.seconds, "gradients": plan.gradients, "peak_bytes": plan.peak_bytes, "steps": plan.rows()})
         return
-    typer.echo(f"{'instrument':<14}{'gradients':>11}{'seconds':>10}{'MiB':>9}  ")
+    say(f"{'instrument':<14}{'gradients':>11}{'seconds':>10}{'MiB':>9}  ")
     for row in plan.rows():
         if row["state"] == "planned":
             numbers = f"{row['gradients']:>11.4g}{row['seconds']:>10.2g}{row['MiB']:>9.3g}"
-            typer.echo(f"{row['instrument']:<14}{numbers}  {row['effort']}")
+            say(f"{row['instrument']:<14}{numbers}  {row['effort']}")
         else:
-            typer.echo(f"{row['instrument']:<14}{'':>30}  skipped: {row['reason']}")
-    typer.echo(str(plan))
+            say(f"{row['instrument']:<14}{'':>30}  skipped: {row['reason']}")
+    say(plan)

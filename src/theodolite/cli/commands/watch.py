@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from theodolite.cli.terminal import say
+
 
 def watch(
     run: Annotated[Path, typer.Argument(help="The log of a monitor, or the folder that holds it; it may come later.")],
@@ -19,17 +21,17 @@ def watch(
 
     if once is not None:
         page = write_watch(run, once)
-        typer.echo(f"The page is {page}")
+        say(f"The page is {page}")
         if open_page:
             typer.launch(str(page))
         return
     with WatchServer(run, port) as server:
         if not server.path.exists():
-            typer.echo(f"Waiting for {server.path}: the page fills as soon as a monitor writes it.")
-        typer.echo(f"Watching {server.path} at {server.address} (Ctrl-C ends the page, not the training)")
+            say(f"Waiting for {server.path}: the page fills as soon as a monitor writes it.")
+        say(f"Watching {server.path} at {server.address} (Ctrl-C ends the page, not the training)")
         if open_page:
             typer.launch(server.address)
         try:
             server.serve()
         except KeyboardInterrupt:
-            typer.echo(f"Ended. `theodolite watch {run} --once page.html` keeps the page.", err=True)
+            say(f"Ended. `theodolite watch {run} --once page.html` keeps the page.", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.cli.loading.module_attribute import reason
+from theodolite.data.readers import check_zip
 from theodolite.models.pretrained import load_weights
 from theodolite.problem.calling import unwrap
 from theodolite.text import listed
@@ -44,6 +46,8 @@ def read_file(path: str | Path) -> Any:
             return load_file(path)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is no sound safetensors file: {reason(error)}.") from error
+    if zipfile.is_zipfile(path):
+        check_zip(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

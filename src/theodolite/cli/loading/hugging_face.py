@@ -22,7 +22,7 @@ from theodolite.cli.loading.losses import cross_entropy_for
 from theodolite.cli.loading.module_attribute import reason
 from theodolite.cli.loading.text import Encode
 from theodolite.models.initialisation import seeded
-from theodolite.models.pretrained import load_weights, quiet
+from theodolite.models.pretrained import load_weights, quiet, refuse_code
 from theodolite.problem.calling import main_output
 from theodolite.text import listed
 
@@ -72,6 +72,7 @@ def transformers() -> Any:
 
 def read_tokenizer(folder: Path) -> Any:
     """The tokenizer in a folder; whatever transformers raises comes through."""
+    refuse_code(folder)
     with quiet():
         return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
@@ -113,6 +114,7 @@ def _tables() -> dict[str, dict[str, tuple[str, ...]]]:
 
 def _from_folder(path: Path, seed: int) -> HuggingFaceModel:
     library = transformers()
+    refuse_code(path)
     with quiet(), seeded(seed):
         try:
             config = library.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -412,7 +414,7 @@ def _read_json(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {reason(error)}.") from error
     return content if isinstance(content, dict) else {}
 

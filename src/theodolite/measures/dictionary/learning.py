@@ -21,6 +21,7 @@ from theodolite.measures.dictionary.arrays import as_real, unit_rows
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import Masks, hidden_count, visible_masks
 from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection, SparseCodes
+from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.training.interruption import deferred_interrupt
@@ -70,6 +71,8 @@ def initial_dictionary(signals: Tensor, atoms: int, init: Any = "samples", *, se
 
 # The steps of learning.
 
+_BYTES = 8 * 4  # per number of an atom at the least: itself, its gradient, both moments of Adam
+
 
 @dataclass(frozen=True)
 class LearningSettings:
@@ -105,6 +108,11 @@ class LearningSettings:
         either("selection", self.selection, get_args(Selection))
         if samples < 1:
             raise ValueError("There are no samples to learn from.")
+        needed, there = _BYTES * atoms * dim, available_bytes(torch.device("cpu"))
+        if needed > there:
+            raise ValueError(
+                f"{atoms} atoms of {dim} numbers need some {needed / 2**30:.4g} GiB; {there / 2**30:.3g} are free. Take fewer."
+            )
 
 
 @dataclass(frozen=True, eq=False)
