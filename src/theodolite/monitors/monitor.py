@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.arguments import also_called
+from theodolite.measures.dynamics.stability_laws import plain_optimizer
 from theodolite.monitors.log import LogWriter
 from theodolite.monitors.measuring.curvature import CurvatureProbe, CurvatureSample
 from theodolite.monitors.measuring.scheduler import MeasurementScheduler, TimeBudget
@@ -26,6 +27,7 @@ from theodolite.monitors.spikes.detector import SpikeDetector
 from theodolite.monitors.spikes.diagnosis import Spike, finding_of
 from theodolite.monitors.spikes.tracker import Diagnosis, Situation, SpikeTracker
 from theodolite.monitors.watching.recorder import StepStats, trained
+from theodolite.monitors.watching.step_loss import StepLoss
 from theodolite.monitors.watching.watched_model import WatchedModel
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 
@@ -105,8 +107,8 @@ class Monitor:
     ) -> None:
         """Observe one step, after `backward` and before `optimizer.step()`.
 
-        `batch` is what the step was computed from (a list of them where gradients were accumulated); None takes the one that
-        passed through the model. `value` is the loss of the step where you have it; it is recorded otherwise. What goes wrong
+        `batch` is what the step was computed from (a list of them where gradients were accumulated, an empty one where nothing
+        can be measured); None takes the one that passed through the model. `value` is the loss of the step where you have it; it is recorded otherwise. What goes wrong
         here is said once, by a warning and in the report, and never ends a training; only arguments that are no model and no
         optimizer are refused.
         """
@@ -150,6 +152,7 @@ class Monitor:
                 "attach records targets where the loss is called: it must be an nn.Module such as nn.CrossEntropyLoss(). "
                 "With a plain function call observe(step, model, batch, optimizer) in the loop."
             )
+        optimizer = plain_optimizer(optimizer)
         watched = self._watch(model, optimizer)
         if id(optimizer) in self._attached:
             return self
@@ -173,7 +176,8 @@ class Monitor:
 
     def listen(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Begin to record batches and losses; `observe` does so by itself from its first call on."""
-        self._watch(model, optimizer)
+        if not self._closed:
+            self._watch(model, optimizer)
 
     def close(self, reason: str = "closed") -> None:
         """Take all hooks away and end the log."""
@@ -223,10 +227,12 @@ class Monitor:
 
     def _watch(self, model: nn.Module, optimizer: Optimizer) -> WatchedModel:
         _check_arguments(model, optimizer)
+        optimizer = plain_optimizer(optimizer)
         known = self._watched.get(id(optimizer))
         if known is None or known.model is not model or known.trained != len(trained(optimizer)):
             other = next((w for w in self._watched.values() if w.model is model), None)
-            known = WatchedModel(model, self.loss, optimizer, self._probe, self._target, other)
+            loss = None if isinstance(model, StepLoss) else self.loss
+            known = WatchedModel(model, loss, optimizer, self._probe, self._target, other)
             self._watched[id(optimizer)] = known
             self._write_header(known)
         return known
@@ -238,7 +244,7 @@ class Monitor:
 
         self._write_record(
             "run", schema=1, started=datetime.now(UTC).isoformat(timespec="seconds"), version=__version__,
-            model=type(watched.inner).__name__, parameters=sum(p.numel() for p in watched.named.values()),
+            model=type(watched.called).__name__, parameters=sum(p.numel() for p in watched.named.values()),
             loss="own loss" if self.loss is None else getattr(self.loss, "__name__", type(self.loss).__name__),
             optimizer=type(watched.optimizer).__name__, budget=self.budget, curvature=self._measure.probe.by or "auto",
         )  # fmt: skip

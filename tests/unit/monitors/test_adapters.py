@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,8 +163,134 @@ def test_in_the_hugging_face_trainer(tmp_path: Path, accumulate: int) -> None:
     assert [row["loss"] for row in log.steps] == pytest.approx(losses(report))
     assert log.run["model"] == "GPT2LMHeadModel"
     assert log.end is not None
-    with pytest.raises(ValueError, match="own loss"):
+    with pytest.raises(ValueError, match="computes the loss"):
         MonitorCallback(th.Monitor(nn.CrossEntropyLoss()))
+
+
+WEIGHTS = torch.tensor([1.0, 5.0, 0.2])
+
+
+class Classifier(nn.Module):
+    """A model as the Trainer knows them: with labels it returns a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+        self.dropout, self.config = nn.Dropout(0.3), SimpleNamespace()
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.dropout(self.network(x))
+        found = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+        return {**found, "logits": logits}
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        x, y = data()
+        return {"x": x[index], "labels": y[index]}
+
+
+def weighted(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target, weight=WEIGHTS)
+
+
+def smoothed(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target, label_smoothing=0.3)
+
+
+def pops_labels(trainer: Any, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    labels = inputs.pop("labels")
+    output = model(**inputs)
+    trainer.log({"seen": float(len(labels))})
+    trainer.calls = getattr(trainer, "calls", 0) + 1
+    loss = weighted(output["logits"], labels)
+    return (loss, output) if return_outputs else loss
+
+
+def keeps_labels(trainer: Any, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    output = model(**inputs)  # its own loss is left aside
+    loss = weighted(output["logits"], inputs["labels"])
+    return (loss, output) if return_outputs else loss
+
+
+def penalised(trainer: Any, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    loss = model(**inputs)["loss"] + sum(p.square().sum() for p in model.parameters())
+    return (loss, {}) if return_outputs else loss
+
+
+@pytest.mark.parametrize(
+    "way, expected",
+    [
+        ({"label_smoothing_factor": 0.3}, smoothed),
+        ({"compute_loss_func": lambda outputs, labels, num_items_in_batch=None: weighted(outputs["logits"], labels)}, weighted),
+        ({"compute_loss": pops_labels}, weighted),
+        ({"compute_loss": keeps_labels}, weighted),
+        ({"compute_loss": penalised}, None),
+    ],
+    ids=["label smoothing", "compute_loss_func", "labels taken out", "class weights", "a penalty"],
+)
+def test_the_trainers_own_loss_is_the_one_watched(tmp_path: Path, way: dict[str, Any], expected: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from theodolite.monitors.adapters.transformers import MonitorCallback
+
+    kind = type("OwnTrainer", (transformers.Trainer,), {k: v for k, v in way.items() if k == "compute_loss"})
+    smoothing = {k: v for k, v in way.items() if k == "label_smoothing_factor"}
+    func = {k: v for k, v in way.items() if k == "compute_loss_func"}
+
+    def fit(*callbacks: Any) -> Any:
+        model = Classifier()
+        settings = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=N, max_steps=3, report_to=[], save_strategy="no", optim="sgd",
+            logging_strategy="no", use_cpu=True, disable_tqdm=True, learning_rate=0.1, max_grad_norm=0.0, **smoothing,
+        )  # fmt: skip
+        trainer = kind(model=model, args=settings, train_dataset=Rows(), callbacks=list(callbacks), **func)
+        trainer.train()
+        return trainer
+
+    callback = MonitorCallback(th.Monitor(None, budget=None))
+    watched, plain = fit(callback), fit()
+    pairs = zip(watched.model.parameters(), plain.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert "compute_loss" not in vars(watched)
+    assert getattr(watched, "calls", 0) == getattr(plain, "calls", 0)
+    assert len(watched.state.log_history) == len(plain.state.log_history)
+    report = callback.monitor.report()
+    assert len(report.steps) == 3
+    [first] = [row for row in report.looks if row["on"] == "batch" and row["step"] == 0]
+    torch.manual_seed(0)
+    model = Classifier()
+    if expected is None:
+        plain_loss = nn.functional.cross_entropy
+        problem = th.Problem(model, lambda z, y: plain_loss(z, y) + sum(p.square().sum() for p in model.parameters()), data())
+        truth = th.critical_learning_rate(problem)
+        assert first["by"] == "hessian"
+    else:
+        assert not report.notes
+        truth = th.critical_learning_rate(th.Problem(model, expected, data()), by="gauss_newton")
+    assert first["critical_rate"] == pytest.approx(truth.value, rel=1e-2)
+
+
+def test_the_optimizer_of_accelerate(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, loss = network(), nn.CrossEntropyLoss()
+    plain = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    wrapped = accelerate.optimizer.AcceleratedOptimizer(plain)
+    x, y = data()
+    loss(model(x), y).backward()
+    with th.Monitor(loss, budget=None) as monitor:
+        monitor.observe(0, model, (x, y), wrapped)
+        wrapped.step()
+    report = monitor.report()
+    assert not report.notes
+    assert report.looks[0]["critical_rate"] > 0
+    problem = th.Problem(model, loss, (x, y))
+    assert th.critical_learning_rate(problem, optimizer=wrapped).value == pytest.approx(
+        th.critical_learning_rate(problem, optimizer=plain).value
+    )
 
 
 def test_a_tensorboard_writer(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from theodolite.arguments import also_called, choice
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.measures.dynamics.stability_laws import StabilityLaw, stability_law
+from theodolite.measures.dynamics.stability_laws import StabilityLaw, plain_optimizer, stability_law
 from theodolite.measures.dynamics.trials import run_trial
 from theodolite.measures.kernel.quadratic_checks import TRIAL_SEEDS, squared_loss_curvature, third_difference, trial_step
 from theodolite.measures.kernel.scalar_output import outputs_per_sample, require_problem
@@ -129,6 +129,7 @@ def critical_learning_rate(
     require_problem(problem, "critical_learning_rate")
     choice("by", by, MATRICES)
     began = time.perf_counter()
+    optimizer = plain_optimizer(optimizer)
     law = stability_law(optimizer, problem)
     op, rule = _edge(problem, by, law, operator)
     pairs = top_eigenpairs(op, 1, tol=tol, start=start, max_matvecs=max_matvecs, seed=seed, progress=progress)

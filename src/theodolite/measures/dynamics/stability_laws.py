@@ -52,6 +52,7 @@ def stability_law(optimizer: Optimizer | None, problem: Problem, *, coming_step:
 
     `coming_step` takes Adam's second moment as the coming step will use it, with the gradients that lie ready in `.grad`.
     """
+    optimizer = plain_optimizer(optimizer)
     if optimizer is None:
         return StabilityLaw("2/λ", lambda x: 2.0 / x)
     if any(group.get("maximize") for group in optimizer.param_groups):
@@ -61,6 +62,12 @@ def stability_law(optimizer: Optimizer | None, problem: Problem, *, coming_step:
             return law(optimizer, problem, coming_step)
     known = ", ".join(kind.__name__ for kind in _LAWS)
     raise ValueError(f"No stability law is known for {type(optimizer).__name__}. Known: {known}, or None for plain descent.")
+
+
+def plain_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer inside wrappers that hold it as `.optimizer`, such as accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return plain_optimizer(inner) if isinstance(inner, Optimizer) else optimizer
 
 
 def _sgd(optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw:

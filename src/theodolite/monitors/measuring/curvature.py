@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from theodolite.errors import NonFiniteError
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.batch_rates import kernel_curvature
 from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature
@@ -93,6 +94,7 @@ class CurvatureProbe:
     starts: dict[str, Tensor] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
     _passed: set[str] = field(default_factory=set)
+    _needs_hessian: bool = False
 
     def measure(
         self,
@@ -164,14 +166,28 @@ class CurvatureProbe:
 
     def _by_products(self, problem: Problem, law: StabilityLaw | None, on: str, split: bool, thorough: bool) -> dict[str, Any]:
         """A few products with the Gauss-Newton matrix or the Hessian, from where the last measurement of the same kind ended."""
-        by = "hessian" if self.by == "hessian" else "gauss_newton"
+        if self.by == "hessian" or self._needs_hessian:
+            return self._by_matrix("hessian", problem, law, on, split, thorough)
+        try:
+            return self._by_matrix("gauss_newton", problem, law, on, split, thorough)
+        except (ValueError, RuntimeError) as error:
+            if self.by is not None or isinstance(error, NonFiniteError) or "gauss_newton" in self._passed:
+                raise
+            found = self._by_matrix("hessian", problem, law, on, split, thorough)  # an auxiliary loss, several outputs
+            self._needs_hessian = True
+            self.notes.add("the loss is not one of the model's output alone: the Hessian is followed, not the Gauss-Newton matrix")
+            return found
+
+    def _by_matrix(
+        self, by: MatrixName, problem: Problem, law: StabilityLaw | None, on: str, split: bool, thorough: bool
+    ) -> dict[str, Any]:
         matrix = ON_PARAMETERS[by](problem)
         op = matrix if law is None else law.effective(matrix)
         # Probing symmetry costs as much as measuring. That the loss sees the weights through the output alone is checked once.
         if by in self._passed:
             matrix.trusted()
         LinearOperator.trusted(matrix)
-        op.trusted()
+        LinearOperator.trusted(op)  # which may be the matrix itself
         start = self.starts.get(on, next(iter(self.starts.values()), None))
         if start is None or start.shape[0] != op.shape[0]:
             start = _ready_gradient(problem, law)

@@ -27,6 +27,7 @@ from theodolite.monitors.watching.recorder import (
     second_moment,
     trained,
 )
+from theodolite.monitors.watching.step_loss import StepLoss
 from theodolite.problem import Problem
 from theodolite.problem.batches import Batch, BatchParser
 from theodolite.problem.calling import ModelCall, main_output, unwrap
@@ -120,6 +121,7 @@ class WatchedModel:
         if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss) or loss is nn.functional.cross_entropy:
             self.loss = TokenLoss(loss)
         self.inner = unwrap(model)
+        self.called = self.inner.model if isinstance(self.inner, StepLoss) else self.inner
         moved = {id(p) for p in trained(optimizer)}
         self.named = {name: p for name, p in self.inner.named_parameters() if id(p) in moved}
         if not self.named:
@@ -176,7 +178,9 @@ class WatchedModel:
 
     def _parsed(self, batch: Any) -> tuple[list[Batch], float | None, str]:
         """The batches of a step and the size of their inputs; none where they hold NaN or infinity, with words that say where."""
-        several = isinstance(batch, list) and batch and all(isinstance(part, tuple | list | Mapping | Batch) for part in batch)
+        if isinstance(batch, list) and not batch:
+            return [], None, ""
+        several = isinstance(batch, list) and all(isinstance(part, tuple | list | Mapping | Batch) for part in batch)
         parts = batch if several else [batch]
         found = [b if isinstance(b, Batch) else self._parse_unchecked(b, i) for i, b in enumerate(parts)]
         size = input_size([b.inputs for b in found])
