@@ -116,6 +116,112 @@ def test_in_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not accumulated.notes
 
 
+def lightning_fit(make: Any, monitor: th.Monitor | None, folder: Path, **settings: Any) -> Any:
+    """A Lightning module after one epoch, watched or not."""
+    lightning = pytest.importorskip("lightning")
+    from theodolite.monitors.adapters.lightning import MonitorCallback
+
+    torch.manual_seed(0)
+    callbacks = [] if monitor is None else [MonitorCallback(monitor)]
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=folder, callbacks=callbacks, **settings,
+    )  # fmt: skip
+    module = make(lightning.LightningModule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, loader())
+    return module
+
+
+def without_forward(base: Any) -> Any:
+    """An own signature of the loss, a penalty through a second output, numbers that are logged and counted, dropout."""
+
+    class Module(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = network(), nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2))
+            self.seen, self.calls = torch.zeros(()), 0
+
+        def own_loss(self, x: Tensor, code: Tensor, target: Tensor) -> Tensor:
+            return weighted(self.decoder(code), target) + 0.1 * code.square().mean()
+
+        def training_step(self, batch: Any) -> dict[str, Tensor]:
+            x, y = batch
+            self.seen += len(x)
+            self.calls += 1
+            loss = self.own_loss(x, self.encoder(x), y)
+            self.log("loss", loss)
+            return {"loss": loss}
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+@pytest.mark.parametrize("given", [None, nn.CrossEntropyLoss()], ids=["no loss", "another loss"])
+def test_lightning_without_forward(tmp_path: Path, given: Any) -> None:
+    monitor = th.Monitor(given, budget=None)
+    watched, plain = (lightning_fit(without_forward, m, tmp_path) for m in (monitor, None))
+    assert all(map(torch.equal, watched.parameters(), plain.parameters()))
+    assert (float(watched.seen), watched.calls) == (N, N // BATCH)
+    report = monitor.report()
+    assert len(report.steps) == N // BATCH
+    assert sum(row["on"] == "batch" for row in report.looks) == N // BATCH
+    assert any("training_step" in note for note in report.notes) == (given is not None)
+    torch.manual_seed(0)
+    start, (x, y) = without_forward(type(watched).__mro__[1]), (t[:BATCH] for t in data())
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start = start
+
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            return {"loss": self.start.own_loss(x, self.start.encoder(x), y)}
+
+    truth = th.critical_learning_rate(th.Problem(Whole(), None, [{"x": x, "y": y}]))
+    assert report.looks[0]["by"] == "hessian"
+    assert report.looks[0]["critical_rate"] == pytest.approx(truth.value, rel=1e-2)
+
+
+def gan(base: Any) -> Any:
+    class Gan(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.generator, self.critic = nn.Linear(2, 6), nn.Linear(6, 1)
+
+        def forward(self, z: Tensor) -> Tensor:
+            return self.generator(z)
+
+        def training_step(self, batch: Any, index: int) -> None:
+            first, second = self.optimizers()
+            for optimizer, sign in ((first, 1.0), (second, -1.0)):
+                fake = self(torch.randn(len(batch[0]), 2))
+                loss = sign * (self.critic(fake).mean() - self.critic(batch[0]).mean()) + 1.0
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.Adam(part.parameters(), lr=1e-3) for part in (self.critic, self.generator)]
+
+    return Gan()
+
+
+def test_a_gan_in_lightning(tmp_path: Path) -> None:
+    monitor = th.Monitor(None, budget=None)
+    watched, plain = (lightning_fit(gan, m, tmp_path) for m in (monitor, None))
+    assert all(map(torch.equal, watched.parameters(), plain.parameters()))
+    report = monitor.report()
+    assert len(report.steps) == N // BATCH
+    assert all(row["gradient_norm"] > 0 for row in report.steps)
+    assert not report.looks
+    assert [note for note in report.notes if "steps its optimizers itself" in note]
+
+
 class Sentences(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return 24
@@ -222,7 +328,7 @@ def penalised(trainer: Any, model: nn.Module, inputs: Any, return_outputs: bool 
 
 
 @pytest.mark.parametrize(
-    "way, expected",
+    ("way", "expected"),
     [
         ({"label_smoothing_factor": 0.3}, smoothed),
         ({"compute_loss_func": lambda outputs, labels, num_items_in_batch=None: weighted(outputs["logits"], labels)}, weighted),

@@ -100,10 +100,10 @@ def test_a_writer_of_scalars_that_fails() -> None:
         def add_scalar(self, name: str, value: float, step: int) -> None:
             raise OSError("the writer's thread has died")
 
+    monitor = th.Monitor(nn.CrossEntropyLoss(), budget=None, writer=Broken())
     with pytest.warns(RuntimeWarning, match="thread has died") as seen:
-        monitor = th.Monitor(nn.CrossEntropyLoss(), budget=None, writer=Broken())
         weights = trained(monitor)
-        monitor.close()
+    monitor.close()
     assert len(seen) == 1
     assert same(weights, trained(None))
     assert len(monitor.report().looks) == 2 * STEPS
@@ -111,7 +111,7 @@ def test_a_writer_of_scalars_that_fails() -> None:
 
 @pytest.mark.parametrize("strict", [False, True], ids=["warnings shown", "warnings are errors"])
 @pytest.mark.parametrize(
-    "loss, given",
+    ("loss", "given"),
     [
         (nn.CrossEntropyLoss(), lambda x, y: x),
         (nn.CrossEntropyLoss(), lambda x, y: (x[:, :2], y)),

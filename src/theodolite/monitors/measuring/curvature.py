@@ -175,7 +175,9 @@ class CurvatureProbe:
                 raise
             found = self._by_matrix("hessian", problem, law, on, split, thorough)  # an auxiliary loss, several outputs
             self._needs_hessian = True
-            self.notes.add("the loss is not one of the model's output alone: the Hessian is followed, not the Gauss-Newton matrix")
+            self.notes.add(
+                "the loss is not one of the model's output alone: the Hessian is followed, not the Gauss-Newton matrix"
+            )
             return found
 
     def _by_matrix(
