@@ -103,14 +103,24 @@ class Monitor:
     # The three ways in
 
     def observe(
-        self, step: int, model: nn.Module, batch: Any, optimizer: Optimizer, *, value: float | torch.Tensor | None = None
+        self,
+        step: int,
+        model: nn.Module,
+        batch: Any,
+        optimizer: Optimizer,
+        *,
+        value: float | torch.Tensor | None = None,
+        clip: float | None = None,
+        clipped: bool = True,
     ) -> None:
         """Observe one step, after `backward` and before `optimizer.step()`.
 
         `batch` is what the step was computed from (a list of them where gradients were accumulated, an empty one where nothing
-        can be measured); None takes the one that passed through the model. `value` is the loss of the step where you have it; it is recorded otherwise. What goes wrong
-        here is said once, by a warning and in the report, and never ends a training; only arguments that are no model and no
-        optimizer are refused.
+        can be measured); None takes the one that passed through the model. `value` is the loss of the step where you have it; it
+        is recorded otherwise. `clip` is the factor by which clipping makes the gradients of this step smaller; where it is None
+        and gradients of equal norm show that they are clipped, it is learned from them. `clipped` says whether that was done
+        already. What goes wrong here is said once, by a warning and in the report, and never ends a training; only arguments that
+        are no model and no optimizer are refused.
         """
         _check_arguments(model, optimizer)
         if self._closed:
@@ -119,12 +129,13 @@ class Monitor:
         self._budget.enter()
         try:
             with self.quietly("a step was not observed"):
-                self._observe(int(step), model, batch, optimizer, value)
+                watched = self._watch(model, optimizer)
+                watched.clipping(clip, clipped)
+                self._observe(int(step), watched, batch, value)
         finally:
             self._budget.leave()
 
-    def _observe(self, step: int, model: nn.Module, batch: Any, optimizer: Optimizer, value: Any) -> None:
-        watched = self._watch(model, optimizer)
+    def _observe(self, step: int, watched: WatchedModel, batch: Any, value: Any) -> None:
         record = watched.record(step, batch, value)  # what the loop has computed
         if self.steps and step <= self.steps[-1].step:
             self._measure.note("step numbers went back or repeated: the log keeps the later ones")

@@ -210,7 +210,7 @@ def test_adam_is_judged_by_the_moment_its_step_divides_by() -> None:
     matrix = th.gauss_newton(th.Problem(fresh, loss, (x, y))).to_dense()
     scale = moments.sqrt().add(1e-12).rsqrt()
     sharpness = float(torch.linalg.eigvalsh(scale[:, None] * matrix * scale)[-1])
-    assert seen["critical_rate"] == pytest.approx(2 * 1.9 / (0.1 * sharpness), rel=1e-2)
+    assert seen["critical_rate"] == pytest.approx(2 * 1.9 / (0.1 * sharpness) * (1 - 0.9), rel=1e-2)
 
 
 def test_a_pause_is_no_training_time() -> None:

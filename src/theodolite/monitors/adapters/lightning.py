@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.monitors.monitor import Monitor
+from theodolite.monitors.watching.recorder import norm_of, trained
 from theodolite.monitors.watching.step_loss import StepLoss, loss_of
 from theodolite.monitors.watching.watched_model import quiet_training_mode
 from theodolite.problem import Problem
@@ -68,7 +69,8 @@ class MonitorCallback(lightning.Callback):
             raw = [{"batch": b, "index": i} if isinstance(self._watched, StepLoss) else b for b, i in batches]
             whole = raw if len(raw) > 1 else raw[0]
             value = None if self._pick is not None else torch.stack(losses).sum()
-            self.monitor.observe(trainer.global_step, self._watched, whole, optimizer, value=value)
+            clip = _clip_factor(trainer, optimizer)
+            self.monitor.observe(trainer.global_step, self._watched, whole, optimizer, value=value, clip=clip, clipped=False)
 
     def _choose(self, module: Any, first: tuple[Any, int]) -> nn.Module:
         """What is watched: the picked model, the module where the monitor's loss is that of the step, or else the step."""
@@ -93,6 +95,16 @@ class MonitorCallback(lightning.Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.monitor.close(type(exception).__name__)
+
+
+def _clip_factor(trainer: Any, optimizer: Optimizer) -> float | None:
+    """What the trainer is about to multiply the gradients by; None where only its own way of clipping knows."""
+    most = trainer.gradient_clip_val
+    if not most:
+        return None
+    if str(trainer.gradient_clip_algorithm or "norm").endswith("value"):
+        return None
+    return min(1.0, float(most) / (norm_of([p.grad for p in trained(optimizer) if p.grad is not None]) + 1e-6))
 
 
 def _training_step(module: nn.Module, batch: dict[str, Any]) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +49,8 @@ class MonitorCallback(TrainerCallback):
                 self.monitor.observe(state.global_step, kwargs["model"], None, kwargs["optimizer"])
                 return
             batches, value = self._recorder.take()
-            self.monitor.observe(state.global_step, self._recorder.loss, batches, kwargs["optimizer"], value=value)
+            clip = self._recorder.clip
+            self.monitor.observe(state.global_step, self._recorder.loss, batches, kwargs["optimizer"], value=value, clip=clip)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recorder is not None:
@@ -67,6 +68,9 @@ class _TrainerRecorder:
         self._batches: list[dict[str, Any]] = []
         self._values: list[Tensor] = []
         self._options: dict[str, Any] = {}
+        self.clip = 1.0
+        self._clip_grad_norm = trainer.accelerator.clip_grad_norm_
+        trainer.accelerator.clip_grad_norm_ = self._on_clip
         trainer.compute_loss, trainer.training_step = self._on_compute_loss, self._on_training_step
 
     def take(self) -> tuple[list[dict[str, Any]], Tensor]:
@@ -79,6 +83,7 @@ class _TrainerRecorder:
         for name in ("compute_loss", "training_step"):
             vars(self.trainer).pop(name, None)
         vars(self.trainer).update(self._had)
+        vars(self.trainer.accelerator).pop("clip_grad_norm_", None)
 
     def _on_compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if model.training and torch.is_grad_enabled() and not being_measured():
@@ -90,6 +95,12 @@ class _TrainerRecorder:
         found = self._training_step(*args, **kwargs)
         self._values.append(found.detach())
         return found
+
+    def _on_clip(self, parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        norm = self._clip_grad_norm(parameters, max_norm, *args, **kwargs)
+        with suppress(TypeError, ValueError):  # some backends return none
+            self.clip = min(1.0, float(max_norm) / (float(norm) + 1e-6))
+        return norm
 
     def _again(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """The loss of a batch once more; items are counted in this batch, which may be a part of the step."""

@@ -15,7 +15,7 @@ ComputeLoss = Callable[[nn.Module, dict[str, Any]], Tensor]
 
 
 class StepLoss(nn.Module):
-    """`compute(model, batch)` as the loss of a batch, with the output it was computed from; it is given to `observe` as the model.
+    """`compute(model, batch)` as the loss of a batch, with the output it was computed from; `observe` takes it as the model.
 
     >>> mean = StepLoss(nn.Identity(), lambda model, batch: model(batch["x"]).mean())
     >>> float(mean(x=Tensor([1.0, 3.0]))["loss"])
