@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import theodolite as th
+from theodolite.measures.dynamics.stability_laws import stability_law
 from theodolite.monitors import read_log
 
 N, BATCH = 48, 8
@@ -378,6 +379,58 @@ def test_the_trainers_own_loss_is_the_one_watched(tmp_path: Path, way: dict[str,
         assert not report.notes
         truth = th.critical_learning_rate(th.Problem(model, expected, data()), by="gauss_newton")
     assert first["critical_rate"] == pytest.approx(truth.value, rel=1e-2)
+
+
+@pytest.mark.parametrize("trainer", ["hugging face", "lightning"])
+def test_trainers_that_clip(tmp_path: Path, trainer: str) -> None:
+    x, y = data()
+    torch.manual_seed(0)
+    start = Classifier().eval()
+    gradient = th.Problem(start, nn.functional.cross_entropy, (x, y)).gradient()
+    monitor, most = th.Monitor(None, budget=None), 0.05 * float(gradient.norm())
+    if trainer == "lightning":
+
+        def make(base: Any) -> Any:
+            class Module(base):  # type: ignore[misc]
+                def __init__(self) -> None:
+                    super().__init__()
+                    self.inner = Classifier().eval()
+
+                def training_step(self, batch: Any, index: int) -> Tensor:
+                    self.inner.eval()
+                    return nn.functional.cross_entropy(self.inner(x)["logits"], y)
+
+                def configure_optimizers(self) -> torch.optim.Optimizer:
+                    return torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=0.0)
+
+            return Module()
+
+        lightning_fit(make, monitor, tmp_path, gradient_clip_val=most)
+    else:
+        transformers = pytest.importorskip("transformers")
+        from theodolite.monitors.adapters.transformers import MonitorCallback
+
+        start.dropout.p = 0.0
+        settings = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=N, max_steps=3, report_to=[], save_strategy="no",
+            logging_strategy="no", use_cpu=True, disable_tqdm=True, learning_rate=1e-3, max_grad_norm=most,
+        )  # fmt: skip
+        model = Classifier()
+        model.load_state_dict(start.state_dict())
+        model.dropout.p = 0.0
+        transformers.Trainer(model=model, args=settings, train_dataset=Rows(), callbacks=[MonitorCallback(monitor)]).train()
+    first = monitor.report().looks[0]
+    assert first["clip"] == pytest.approx(0.05, rel=1e-3)
+    optimizer = torch.optim.AdamW(start.parameters(), lr=1e-3, weight_decay=0.0)
+    problem = th.Problem(start, nn.functional.cross_entropy, (x, y))
+    unclipped = th.critical_learning_rate(problem, by="gauss_newton", optimizer=optimizer).value
+    # A first step divides clipped gradients by their own size: the factor cancels, but for eps. Without it: 20 times off.
+    assert first["critical_rate"] == pytest.approx(unclipped, rel=0.1)
+    for p, g in zip(start.parameters(), problem.split(gradient).values(), strict=True):
+        p.grad = 0.05 * g.reshape(p.shape)
+    law = stability_law(optimizer, problem, coming_step=True).clipped(0.05)
+    exact = float(torch.linalg.eigvalsh(law.effective(th.gauss_newton(problem)).to_dense().double())[-1])
+    assert first["critical_rate"] == pytest.approx(law.rate(exact), rel=5e-3)
 
 
 def test_the_optimizer_of_accelerate(tmp_path: Path) -> None:
