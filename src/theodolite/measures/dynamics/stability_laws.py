@@ -77,6 +77,12 @@ def stability_law(
     )
 
 
+def has_law(optimizer: Optimizer | None) -> bool:
+    """Whether `stability_law` knows the kind of an optimizer."""
+    centered = optimizer is not None and any(group.get("centered") for group in optimizer.param_groups)
+    return optimizer is None or (isinstance(optimizer, tuple(_LAWS)) and not centered)
+
+
 def plain_optimizer(optimizer: Any) -> Any:
     """The torch optimizer inside wrappers that hold it as `.optimizer`, such as accelerate's."""
     inner = getattr(optimizer, "optimizer", None)
@@ -122,7 +128,7 @@ class _Adaptive:
         if group.get("centered"):
             raise ValueError(f"No stability law is known for centered {self.name}. {_TRIAL}")
         preconditioner, steps, note = _second_moment(optimizer, problem, ready, self)
-        state = next((state for state in optimizer.state.values() if state), {})
+        state: dict[str, Any] = next((state for state in optimizer.state.values() if state), {})
         gain, formula, symbols = self.gain(group, state, steps)
         rates, decay = _relative_rates(optimizer, problem), weight_decay(optimizer, problem)
         scale = _root(1.0 / preconditioner if rates is None else rates / preconditioner)
@@ -142,7 +148,8 @@ class _Adaptive:
 
 def _bias(group: dict[str, Any], steps: float, which: int = 0) -> float:
     """1 − βᵗ: what an average of t steps that began at zero is divided by."""
-    return 1.0 - float(group["betas"][which]) ** steps
+    beta = float(group["betas"][which])
+    return float(1.0 - beta**steps)
 
 
 def _averaged(group: dict[str, Any], moment: Tensor, gradient: Tensor) -> Tensor:
@@ -168,7 +175,7 @@ def _radam_root(group: dict[str, Any], moment: Tensor, steps: float) -> Tensor:
         return _bias(group, steps) * torch.ones_like(moment)
     wanted, most = (length - 4.0) * (length - 2.0) * longest, (longest - 4.0) * (longest - 2.0) * length
     root: Tensor = (moment.sqrt() + float(group["eps"])) / _bias(group, steps, 1) ** 0.5
-    return _bias(group, steps) / (wanted / most) ** 0.5 * root
+    return root * float(_bias(group, steps) / (wanted / most) ** 0.5)
 
 
 def _adam_gain(group: dict[str, Any], state: dict[str, Any], steps: float) -> tuple[float, str, str]:

@@ -72,11 +72,11 @@ class MonitorCallback(lightning.Callback):
             clip = _clip_factor(trainer, optimizer)
             self.monitor.observe(trainer.global_step, self._watched, whole, optimizer, value=value, clip=clip, clipped=False)
 
-    def _choose(self, module: Any, first: tuple[Any, int]) -> nn.Module:
+    def _choose(self, module: nn.Module, first: tuple[Any, int]) -> nn.Module:
         """What is watched: the picked model, the module where the monitor's loss is that of the step, or else the step."""
         if self._pick is not None:
             return self._pick(module)
-        step = StepLoss(module, _training_step)
+        step: nn.Module = StepLoss(module, _training_step)
         given = self.monitor.loss
         if given is None:
             return step
@@ -113,7 +113,7 @@ def _training_step(module: nn.Module, batch: dict[str, Any]) -> Tensor:
         vars(module)[name] = lambda *args, **kwargs: None
     for part in module.modules():  # metrics add to tensors in place
         vars(part).update({name: t.clone() for name, t in vars(part).items() if isinstance(t, Tensor)})
-    step: Callable[..., Any] = module.training_step
+    step: Any = module.training_step
     takes_index = len(inspect.signature(step).parameters) > 1
     found: Tensor = loss_of(step(batch["batch"], batch["index"]) if takes_index else step(batch["batch"]))
     return found

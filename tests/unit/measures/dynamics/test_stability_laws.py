@@ -94,6 +94,42 @@ def test_bias_correction_early_and_late() -> None:
     assert "1−β₁ᵗ" not in edges[300].rule
 
 
+def test_a_clip_factor_by_argument() -> None:
+    problem, optimizer = trained("Adam", 50, CLIP)
+    plain, told = (th.critical_learning_rate(problem, optimizer=optimizer, clip=clip) for clip in (None, CLIP))
+    assert told.value == pytest.approx(plain.value / CLIP, rel=1e-6)
+    assert "clip factor c = 0.05" in told.rule
+    kernel = th.critical_learning_rate(problem, optimizer=optimizer, clip=CLIP, by="kernel")
+    assert kernel.value == pytest.approx(told.value, rel=1e-4)
+    for wrong in ({"clip": 0.0}, {"clip": 1.5}, {"clip": float("nan")}, {"clip": 0.5, "trial": True}):
+        with pytest.raises(ValueError, match="clip"):
+            th.critical_learning_rate(problem, optimizer=optimizer, **wrong)
+
+
+class SignDescent(torch.optim.Optimizer):
+    """Lion without its momentum: every step has the same length."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad.sign(), alpha=group["lr"])
+
+
+@pytest.mark.parametrize("lr", [1e-3, 100.0])
+def test_the_edge_of_an_optimizer_without_a_law_is_found_by_trial(lr: float) -> None:
+    problem, _ = trained("SGD", 0, 1.0)
+    found = th.critical_learning_rate(problem, optimizer=SignDescent(problem.parameters, lr), trial=True)
+    # From 1 in every coordinate: a step longer than 1 passes the minimum, the next one comes back to 1, and so on.
+    assert 0.95 <= found.value <= 1.0
+    assert found.value + found.error >= 1.0
+    assert "no law" in found.rule
+    assert problem.parameters[0].detach().eq(1.0).all()
+    assert "trial" in str(found)
+
+
 def test_what_has_none_names_the_trial() -> None:
     problem, _ = trained("SGD", 0, 1.0)
     for optimizer in (torch.optim.Rprop(problem.parameters), torch.optim.RMSprop(problem.parameters, centered=True)):
