@@ -98,6 +98,7 @@ class Monitor:
         self._handles: list[Any] = []
         self._attached: set[int] = set()
         self._closed = False
+        self._said: dict[str, str] = {}
         self.steps: list[StepStats] = []
 
     # The three ways in
@@ -213,11 +214,13 @@ class Monitor:
         try:
             yield
         except Exception as error:
-            self.say(f"{what} ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})")
+            kind = f"{what} ({type(error).__name__}"
+            self.say(f"{kind}: {(str(error).splitlines() or [''])[0]})", once=kind)
 
-    def say(self, text: str) -> None:
-        """Something for the report and, the first time, for a warning."""
-        known = text in self._measure.notes
+    def say(self, text: str, *, once: str | None = None) -> None:
+        """Something for the report and, the first time, for a warning; later texts of the same `once` only count."""
+        known = (once or text) in self._said
+        text = self._said.setdefault(once or text, text)
         self._measure.note(text)
         if not known:
             with suppress(Warning):  # where warnings are errors, this one still ends no training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from pathlib import Path
@@ -128,6 +129,21 @@ def test_what_is_wrong_from_the_start_never_stops_a_training(loss: Any, given: A
     assert same(weights, trained(None))
     assert monitor.report().notes
     assert strict or len(seen or []) <= 1
+
+
+def test_errors_of_one_kind_are_said_once() -> None:
+    calls = itertools.count()
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        raise ValueError(f"call {next(calls)}")  # another text each time
+
+    monitor = th.Monitor(loss)
+    with pytest.warns(RuntimeWarning, match="not observed") as seen:
+        weights = trained(monitor)
+    assert len(seen) == 1
+    [note] = monitor.report().notes
+    assert note.endswith(f"({STEPS} times)")
+    assert same(weights, trained(None))
 
 
 def test_a_closed_monitor_says_so_and_lets_training_go_on() -> None:

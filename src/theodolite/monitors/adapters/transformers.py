@@ -37,6 +37,8 @@ class MonitorCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self.monitor.quietly("the trainer is not listened to"):
+            if self._recorder is not None:  # of a training that was broken off
+                self._recorder.close()
             trainer = _calling_trainer(self)
             if trainer is None:
                 self.monitor.listen(kwargs["model"], kwargs["optimizer"])
@@ -87,13 +89,15 @@ class _TrainerRecorder:
 
     def _on_compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if model.training and torch.is_grad_enabled() and not being_measured():
-            self._batches.append(dict(inputs))  # as they come: compute_loss may take the labels out
+            with suppress(Exception):
+                self._batches.append(dict(inputs))  # as they come: compute_loss may take the labels out
             self._options = kwargs
         return self._compute_loss(model, inputs, *args, **kwargs)
 
     def _on_training_step(self, *args: Any, **kwargs: Any) -> Any:
         found = self._training_step(*args, **kwargs)
-        self._values.append(found.detach())
+        if isinstance(found, Tensor):
+            self._values.append(found.detach())
         return found
 
     def _on_clip(self, parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
