@@ -163,14 +163,16 @@ def without_forward(base: Any) -> Any:
 
 @pytest.mark.parametrize("given", [None, nn.CrossEntropyLoss()], ids=["no loss", "another loss"])
 def test_lightning_without_forward(tmp_path: Path, given: Any) -> None:
-    monitor = th.Monitor(given, budget=None)
+    monitor = th.Monitor(given, budget=None, probe=data())
     watched, plain = (lightning_fit(without_forward, m, tmp_path) for m in (monitor, None))
     assert all(map(torch.equal, watched.parameters(), plain.parameters()))
     assert (float(watched.seen), watched.calls) == (N, N // BATCH)
     report = monitor.report()
     assert len(report.steps) == N // BATCH
     assert sum(row["on"] == "batch" for row in report.looks) == N // BATCH
+    assert sum(row["on"] == "probe" for row in report.looks) == N // BATCH
     assert any("training_step" in note for note in report.notes) == (given is not None)
+    assert not any("failed" in note and "features" not in note for note in report.notes), report.notes
     torch.manual_seed(0)
     start, (x, y) = without_forward(type(watched).__mro__[1]), (t[:BATCH] for t in data())
 

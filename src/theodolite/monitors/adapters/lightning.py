@@ -115,5 +115,6 @@ def _training_step(module: nn.Module, batch: dict[str, Any]) -> Tensor:
         vars(part).update({name: t.clone() for name, t in vars(part).items() if isinstance(t, Tensor)})
     step: Any = module.training_step
     takes_index = len(inspect.signature(step).parameters) > 1
-    found: Tensor = loss_of(step(batch["batch"], batch["index"]) if takes_index else step(batch["batch"]))
+    data = batch.get("batch", batch)  # a probe of mappings has no place in the epoch
+    found: Tensor = loss_of(step(data, batch.get("index", 0)) if takes_index else step(data))
     return found

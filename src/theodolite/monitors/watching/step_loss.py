@@ -26,7 +26,9 @@ class StepLoss(nn.Module):
         super().__init__()
         self.model, self.compute = model, compute
 
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
+    def forward(self, *args: Any, **batch: Any) -> dict[str, Tensor]:
+        if args:  # a probe of the user's, which came as a pair
+            batch = {"batch": (*args, *batch.values())}
         with recorded_calls(dict(self.model.named_modules())) as calls:
             loss = self.compute(self.model, batch)
         return {"loss": loss, "logits": _output(self.model, calls, loss)}
