@@ -71,9 +71,9 @@ class LogWriter:
 
     def close(self) -> None:
         """End writing; twice does no harm."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        handle, self._handle = self._handle, -1  # first: a close that fails has closed all the same
+        if handle >= 0:
+            os.close(handle)
 
     def __enter__(self) -> Self:
         return self

@@ -6,8 +6,9 @@ the loss means, the tracker (`spikes.tracker`) why, with the measurements that a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from os import PathLike
 from typing import Any, Self
@@ -17,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.arguments import also_called
+from theodolite.measures.dynamics.optimizers import plain_optimizer
 from theodolite.monitors.log import LogWriter
 from theodolite.monitors.measuring.curvature import CurvatureProbe, CurvatureSample
 from theodolite.monitors.measuring.scheduler import MeasurementScheduler, TimeBudget
@@ -25,8 +27,12 @@ from theodolite.monitors.spikes.detector import SpikeDetector
 from theodolite.monitors.spikes.diagnosis import Spike, finding_of
 from theodolite.monitors.spikes.tracker import Diagnosis, Situation, SpikeTracker
 from theodolite.monitors.watching.recorder import StepStats, trained
+from theodolite.monitors.watching.step_loss import StepLoss
 from theodolite.monitors.watching.watched_model import WatchedModel
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
+
+#: What a log that cannot be written means; training and measurements go on.
+LOG_FAILS = "the log cannot be written, and records are kept in memory only"
 
 
 class Monitor:
@@ -92,30 +98,45 @@ class Monitor:
         self._handles: list[Any] = []
         self._attached: set[int] = set()
         self._closed = False
+        self._said: dict[str, str] = {}
         self.steps: list[StepStats] = []
 
     # The three ways in
 
     def observe(
-        self, step: int, model: nn.Module, batch: Any, optimizer: Optimizer, *, value: float | torch.Tensor | None = None
+        self,
+        step: int,
+        model: nn.Module,
+        batch: Any,
+        optimizer: Optimizer,
+        *,
+        value: float | torch.Tensor | None = None,
+        clip: float | None = None,
+        clipped: bool = True,
     ) -> None:
         """Observe one step, after `backward` and before `optimizer.step()`.
 
-        `batch` is what the step was computed from (a list of them where gradients were accumulated); None takes the one that
-        passed through the model. `value` is the loss of the step where you have it; it is recorded otherwise.
+        `batch` is what the step was computed from (a list of them where gradients were accumulated, an empty one where nothing
+        can be measured); None takes the one that passed through the model. `value` is the loss of the step where you have it; it
+        is recorded otherwise. `clip` is the factor by which clipping makes the gradients of this step smaller; where it is None
+        and gradients of equal norm show that they are clipped, it is learned from them. `clipped` says whether that was done
+        already. What goes wrong here is said once, by a warning and in the report, and never ends a training; only arguments that
+        are no model and no optimizer are refused.
         """
+        _check_arguments(model, optimizer)
         if self._closed:
-            raise ValueError("This monitor is closed. Make a new one; with the same log it goes on where this one ended.")
+            self.say("this monitor is closed; make a new one, which goes on with the same log")
+            return
         self._budget.enter()
         try:
-            # What is wrong from the start is reported at once, anything later must not end a training.
-            with self._measure.guarded() if self.steps else nullcontext():
-                self._observe(int(step), model, batch, optimizer, value)
+            with self.quietly("a step was not observed"):
+                watched = self._watch(model, optimizer)
+                watched.clipping(clip, clipped)
+                self._observe(int(step), watched, batch, value)
         finally:
             self._budget.leave()
 
-    def _observe(self, step: int, model: nn.Module, batch: Any, optimizer: Optimizer, value: Any) -> None:
-        watched = self._watch(model, optimizer)
+    def _observe(self, step: int, watched: WatchedModel, batch: Any, value: Any) -> None:
         record = watched.record(step, batch, value)  # what the loop has computed
         if self.steps and step <= self.steps[-1].step:
             self._measure.note("step numbers went back or repeated: the log keeps the later ones")
@@ -143,6 +164,7 @@ class Monitor:
                 "attach records targets where the loss is called: it must be an nn.Module such as nn.CrossEntropyLoss(). "
                 "With a plain function call observe(step, model, batch, optimizer) in the loop."
             )
+        optimizer = plain_optimizer(optimizer)
         watched = self._watch(model, optimizer)
         if id(optimizer) in self._attached:
             return self
@@ -151,12 +173,14 @@ class Monitor:
 
         def before_step(hooked: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first is the optimizer itself
-            if closure is not None:
-                self._measure.note("a step with a closure cannot be observed by attach; call observe inside the closure")
-            elif watched.recorder.batch() is None:
-                self._measure.note("no batch passed through the model and the loss that the monitor knows; call observe instead")
-            else:
-                self.observe(state["step"], model, None, optimizer)
+            with self.quietly("a step was not observed"):
+                if closure is not None:
+                    self._measure.note("a step with a closure cannot be observed by attach; call observe inside the closure")
+                elif watched.recorder.batch() is None:
+                    text = "no batch passed through the model and the loss that the monitor knows; call observe instead"
+                    self._measure.note(text)
+                else:
+                    self.observe(state["step"], model, None, optimizer)
             state["step"] += 1
 
         self._handles.append(optimizer.register_step_pre_hook(before_step))
@@ -164,21 +188,43 @@ class Monitor:
 
     def listen(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Begin to record batches and losses; `observe` does so by itself from its first call on."""
-        self._watch(model, optimizer)
+        if not self._closed:
+            self._watch(model, optimizer)
 
     def close(self, reason: str = "closed") -> None:
         """Take all hooks away and end the log."""
         self._closed = True
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        for watched in self._watched.values():
-            watched.close()
-        self._watched = {}
+        handles, self._handles = self._handles, []
+        watched, self._watched = list(self._watched.values()), {}
+        for end in (*(handle.remove for handle in handles), *(one.close for one in watched)):
+            with self.quietly("a hook was not taken away"):
+                end()
         if self._log is not None:
-            self._log.write(kind="end", reason=reason, **self.report().end_record())
-            self._log.close()
-            self._log = None
+            with self.quietly("the log has no last line"):
+                self._write_record("end", reason=reason, **self.report().end_record())
+            log, self._log = self._log, None
+            with self.quietly(LOG_FAILS):
+                log.close()
+
+    # What goes wrong
+
+    @contextmanager
+    def quietly(self, what: str) -> Iterator[None]:
+        """What goes wrong in here is said once, and training goes on as if nothing had been there."""
+        try:
+            yield
+        except Exception as error:
+            kind = f"{what} ({type(error).__name__}"
+            self.say(f"{kind}: {(str(error).splitlines() or [''])[0]})", once=kind)
+
+    def say(self, text: str, *, once: str | None = None) -> None:
+        """Something for the report and, the first time, for a warning; later texts of the same `once` only count."""
+        known = (once or text) in self._said
+        text = self._said.setdefault(once or text, text)
+        self._measure.note(text)
+        if not known:
+            with suppress(Warning):  # where warnings are errors, this one still ends no training
+                warnings.warn(f"theodolite.Monitor: {text}", RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Self:
         return self
@@ -194,49 +240,60 @@ class Monitor:
         )  # fmt: skip
 
     def _watch(self, model: nn.Module, optimizer: Optimizer) -> WatchedModel:
-        if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-            raise ValueError(
-                "observe takes (step, model, batch, optimizer) with an nn.Module and a torch optimizer. "
-                f"Got {type(model).__name__} and {type(optimizer).__name__}."
-            )
+        _check_arguments(model, optimizer)
+        optimizer = plain_optimizer(optimizer)
         known = self._watched.get(id(optimizer))
         if known is None or known.model is not model or known.trained != len(trained(optimizer)):
             other = next((w for w in self._watched.values() if w.model is model), None)
-            known = WatchedModel(model, self.loss, optimizer, self._probe, self._target, other)
+            loss = None if isinstance(model, StepLoss) else self.loss
+            known = WatchedModel(model, loss, optimizer, self._probe, self._target, other)
             self._watched[id(optimizer)] = known
             self._write_header(known)
         return known
 
-    # Log and scalars
+    # Log and scalars: a full disk or a writer that fails costs records and nothing else
 
     def _write_header(self, watched: WatchedModel) -> None:
         from theodolite import __version__
 
-        if self._log is not None:
-            self._log.write(
-                kind="run", schema=1, started=datetime.now(UTC).isoformat(timespec="seconds"), version=__version__,
-                model=type(watched.inner).__name__, parameters=sum(p.numel() for p in watched.named.values()),
-                loss="own loss" if self.loss is None else getattr(self.loss, "__name__", type(self.loss).__name__),
-                optimizer=type(watched.optimizer).__name__, budget=self.budget, curvature=self._measure.probe.by or "auto",
-            )  # fmt: skip
+        self._write_record(
+            "run", schema=1, started=datetime.now(UTC).isoformat(timespec="seconds"), version=__version__,
+            model=type(watched.called).__name__, parameters=sum(p.numel() for p in watched.named.values()),
+            loss="own loss" if self.loss is None else getattr(self.loss, "__name__", type(self.loss).__name__),
+            optimizer=type(watched.optimizer).__name__, budget=self.budget, curvature=self._measure.probe.by or "auto",
+        )  # fmt: skip
 
     def _write(self, stats: StepStats, samples: Sequence[CurvatureSample], spikes: Sequence[Spike]) -> None:
         """What a step has shown, to the log and to the writer of scalars."""
-        if self._log is not None:
-            for sample in samples:
-                self._log.write(kind="look", **sample.row())
-            for spike in spikes:
-                row, found = spike.row(), finding_of(spike)
-                row |= {"severity": found.severity.value, "sentence": found.sentence, "advice": found.advice}
-                self._log.write(kind="spike", **{name: value for name, value in row.items() if name != "rate"})
-            self._log.write(kind="step", **stats.row())
+        for sample in samples:
+            self._write_record("look", **sample.row())
+        for spike in spikes:
+            row, found = spike.row(), finding_of(spike)
+            row |= {"severity": found.severity.value, "sentence": found.sentence, "advice": found.advice}
+            self._write_record("spike", **{name: value for name, value in row.items() if name != "rate"})
+        self._write_record("step", **stats.row())
         if self._writer is not None:
             for sample in samples:
                 names = ("critical_rate", "ratio", "sharpness", "kernel_norm", "top_share", "agop_alignment")
                 self._write_scalars(f"theodolite/{sample.on}", sample, names)
             self._write_scalars("theodolite", stats, ("loss", "gradient_norm", "update_norm"))
 
+    def _write_record(self, kind: str, **values: Any) -> None:
+        """One line of the log; the next one is tried again, for a disk may be full for a while only."""
+        if self._log is not None:
+            with self.quietly(LOG_FAILS):
+                self._log.write(kind=kind, **values)
+
     def _write_scalars(self, prefix: str, values: CurvatureSample | StepStats, names: Sequence[str]) -> None:
-        for name in names:
-            if (number := getattr(values, name)) is not None:
-                self._writer.add_scalar(f"{prefix}/{name}", number, values.step)
+        with self.quietly("the writer of scalars fails, and its scalars are lost"):
+            for name in names:
+                if (number := getattr(values, name)) is not None:
+                    self._writer.add_scalar(f"{prefix}/{name}", number, values.step)
+
+
+def _check_arguments(model: object, optimizer: object) -> None:
+    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            "observe takes (step, model, batch, optimizer) with an nn.Module and a torch optimizer. "
+            f"Got {type(model).__name__} and {type(optimizer).__name__}."
+        )

@@ -290,7 +290,7 @@ def test_other_optimizers_run_as_they_are_or_plain_descent_stands_in():
     diagram = found.results["regimes"]
     assert "β = 0.9" in diagram.critical.rule
     assert diagram.runs[-1]["model"] == "network"
-    found, by = survey(problem, "regimes", optimizer=torch.optim.RMSprop(problem.parameters, lr=0.1))
+    found, by = survey(problem, "regimes", optimizer=torch.optim.Adadelta(problem.parameters, lr=0.1))
     assert found.results["regimes"].critical.rule == "2/λ"
     assert any("plain gradient descent, because" in f.sentence for f in by.values())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import theodolite as th
+from theodolite.measures.dynamics.optimizers import stability_law
 from theodolite.monitors import read_log
 
 N, BATCH = 48, 8
@@ -115,6 +117,114 @@ def test_in_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not accumulated.notes
 
 
+def lightning_fit(make: Any, monitor: th.Monitor | None, folder: Path, **settings: Any) -> Any:
+    """A Lightning module after one epoch, watched or not."""
+    lightning = pytest.importorskip("lightning")
+    from theodolite.monitors.adapters.lightning import MonitorCallback
+
+    torch.manual_seed(0)
+    callbacks = [] if monitor is None else [MonitorCallback(monitor)]
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=folder, callbacks=callbacks, **settings,
+    )  # fmt: skip
+    module = make(lightning.LightningModule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, loader())
+    return module
+
+
+def without_forward(base: Any) -> Any:
+    """An own signature of the loss, a penalty through a second output, numbers that are logged and counted, dropout."""
+
+    class Module(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = network(), nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2))
+            self.seen, self.calls = torch.zeros(()), 0
+
+        def own_loss(self, x: Tensor, code: Tensor, target: Tensor) -> Tensor:
+            return weighted(self.decoder(code), target) + 0.1 * code.square().mean()
+
+        def training_step(self, batch: Any) -> dict[str, Tensor]:
+            x, y = batch
+            self.seen += len(x)
+            self.calls += 1
+            loss = self.own_loss(x, self.encoder(x), y)
+            self.log("loss", loss)
+            return {"loss": loss}
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+@pytest.mark.parametrize("given", [None, nn.CrossEntropyLoss()], ids=["no loss", "another loss"])
+def test_lightning_without_forward(tmp_path: Path, given: Any) -> None:
+    monitor = th.Monitor(given, budget=None, probe=data())
+    watched, plain = (lightning_fit(without_forward, m, tmp_path) for m in (monitor, None))
+    assert all(map(torch.equal, watched.parameters(), plain.parameters()))
+    assert (float(watched.seen), watched.calls) == (N, N // BATCH)
+    report = monitor.report()
+    assert len(report.steps) == N // BATCH
+    assert sum(row["on"] == "batch" for row in report.looks) == N // BATCH
+    assert sum(row["on"] == "probe" for row in report.looks) == N // BATCH
+    assert any("training_step" in note for note in report.notes) == (given is not None)
+    assert not any("failed" in note and "features" not in note for note in report.notes), report.notes
+    torch.manual_seed(0)
+    start, (x, y) = without_forward(type(watched).__mro__[1]), (t[:BATCH] for t in data())
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start = start
+
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            return {"loss": self.start.own_loss(x, self.start.encoder(x), y)}
+
+    truth = th.critical_learning_rate(th.Problem(Whole(), None, [{"x": x, "y": y}]))
+    assert report.looks[0]["by"] == "hessian"
+    assert report.looks[0]["critical_rate"] == pytest.approx(truth.value, rel=1e-2)
+
+
+def gan(base: Any) -> Any:
+    class Gan(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.generator, self.critic = nn.Linear(2, 6), nn.Linear(6, 1)
+
+        def forward(self, z: Tensor) -> Tensor:
+            return self.generator(z)
+
+        def training_step(self, batch: Any, index: int) -> None:
+            first, second = self.optimizers()
+            for optimizer, sign in ((first, 1.0), (second, -1.0)):
+                fake = self(torch.randn(len(batch[0]), 2))
+                loss = sign * (self.critic(fake).mean() - self.critic(batch[0]).mean()) + 1.0
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.Adam(part.parameters(), lr=1e-3) for part in (self.critic, self.generator)]
+
+    return Gan()
+
+
+def test_a_gan_in_lightning(tmp_path: Path) -> None:
+    monitor = th.Monitor(None, budget=None)
+    watched, plain = (lightning_fit(gan, m, tmp_path) for m in (monitor, None))
+    assert all(map(torch.equal, watched.parameters(), plain.parameters()))
+    report = monitor.report()
+    assert len(report.steps) == N // BATCH
+    assert all(row["gradient_norm"] > 0 for row in report.steps)
+    assert not report.looks
+    assert [note for note in report.notes if "steps its optimizers itself" in note]
+
+
 class Sentences(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return 24
@@ -162,8 +272,186 @@ def test_in_the_hugging_face_trainer(tmp_path: Path, accumulate: int) -> None:
     assert [row["loss"] for row in log.steps] == pytest.approx(losses(report))
     assert log.run["model"] == "GPT2LMHeadModel"
     assert log.end is not None
-    with pytest.raises(ValueError, match="own loss"):
+    with pytest.raises(ValueError, match="computes the loss"):
         MonitorCallback(th.Monitor(nn.CrossEntropyLoss()))
+
+
+WEIGHTS = torch.tensor([1.0, 5.0, 0.2])
+
+
+class Classifier(nn.Module):
+    """A model as the Trainer knows them: with labels it returns a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+        self.dropout, self.config = nn.Dropout(0.3), SimpleNamespace()
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.dropout(self.network(x))
+        found = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+        return {**found, "logits": logits}
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        x, y = data()
+        return {"x": x[index], "labels": y[index]}
+
+
+def weighted(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target, weight=WEIGHTS)
+
+
+def smoothed(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target, label_smoothing=0.3)
+
+
+def pops_labels(trainer: Any, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    labels = inputs.pop("labels")
+    output = model(**inputs)
+    trainer.log({"seen": float(len(labels))})
+    trainer.calls = getattr(trainer, "calls", 0) + 1
+    loss = weighted(output["logits"], labels)
+    return (loss, output) if return_outputs else loss
+
+
+def keeps_labels(trainer: Any, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    output = model(**inputs)  # its own loss is left aside
+    loss = weighted(output["logits"], inputs["labels"])
+    return (loss, output) if return_outputs else loss
+
+
+def penalised(trainer: Any, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    loss = model(**inputs)["loss"] + sum(p.square().sum() for p in model.parameters())
+    return (loss, {}) if return_outputs else loss
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        ({"label_smoothing_factor": 0.3}, smoothed),
+        ({"compute_loss_func": lambda outputs, labels, num_items_in_batch=None: weighted(outputs["logits"], labels)}, weighted),
+        ({"compute_loss": pops_labels}, weighted),
+        ({"compute_loss": keeps_labels}, weighted),
+        ({"compute_loss": penalised}, None),
+    ],
+    ids=["label smoothing", "compute_loss_func", "labels taken out", "class weights", "a penalty"],
+)
+def test_the_trainers_own_loss_is_the_one_watched(tmp_path: Path, way: dict[str, Any], expected: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from theodolite.monitors.adapters.transformers import MonitorCallback
+
+    kind = type("OwnTrainer", (transformers.Trainer,), {k: v for k, v in way.items() if k == "compute_loss"})
+    smoothing = {k: v for k, v in way.items() if k == "label_smoothing_factor"}
+    func = {k: v for k, v in way.items() if k == "compute_loss_func"}
+
+    def fit(*callbacks: Any) -> Any:
+        model = Classifier()
+        settings = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=N, max_steps=3, report_to=[], save_strategy="no", optim="sgd",
+            logging_strategy="no", use_cpu=True, disable_tqdm=True, learning_rate=0.1, max_grad_norm=0.0, **smoothing,
+        )  # fmt: skip
+        trainer = kind(model=model, args=settings, train_dataset=Rows(), callbacks=list(callbacks), **func)
+        trainer.train()
+        return trainer
+
+    callback = MonitorCallback(th.Monitor(None, budget=None))
+    watched, plain = fit(callback), fit()
+    pairs = zip(watched.model.parameters(), plain.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert "compute_loss" not in vars(watched)
+    assert getattr(watched, "calls", 0) == getattr(plain, "calls", 0)
+    assert len(watched.state.log_history) == len(plain.state.log_history)
+    report = callback.monitor.report()
+    assert len(report.steps) == 3
+    [first] = [row for row in report.looks if row["on"] == "batch" and row["step"] == 0]
+    torch.manual_seed(0)
+    model = Classifier()
+    if expected is None:
+        plain_loss = nn.functional.cross_entropy
+        problem = th.Problem(model, lambda z, y: plain_loss(z, y) + sum(p.square().sum() for p in model.parameters()), data())
+        truth = th.critical_learning_rate(problem)
+        assert first["by"] == "hessian"
+    else:
+        assert not report.notes
+        truth = th.critical_learning_rate(th.Problem(model, expected, data()), by="gauss_newton")
+    assert first["critical_rate"] == pytest.approx(truth.value, rel=1e-2)
+
+
+@pytest.mark.parametrize("trainer", ["hugging face", "lightning"])
+def test_trainers_that_clip(tmp_path: Path, trainer: str) -> None:
+    x, y = data()
+    torch.manual_seed(0)
+    start = Classifier().eval()
+    gradient = th.Problem(start, nn.functional.cross_entropy, (x, y)).gradient()
+    monitor, most = th.Monitor(None, budget=None), 0.05 * float(gradient.norm())
+    if trainer == "lightning":
+
+        def make(base: Any) -> Any:
+            class Module(base):  # type: ignore[misc]
+                def __init__(self) -> None:
+                    super().__init__()
+                    self.inner = Classifier().eval()
+
+                def training_step(self, batch: Any, index: int) -> Tensor:
+                    self.inner.eval()
+                    return nn.functional.cross_entropy(self.inner(x)["logits"], y)
+
+                def configure_optimizers(self) -> torch.optim.Optimizer:
+                    return torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=0.0)
+
+            return Module()
+
+        lightning_fit(make, monitor, tmp_path, gradient_clip_val=most)
+    else:
+        transformers = pytest.importorskip("transformers")
+        from theodolite.monitors.adapters.transformers import MonitorCallback
+
+        start.dropout.p = 0.0
+        settings = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=N, max_steps=3, report_to=[], save_strategy="no",
+            logging_strategy="no", use_cpu=True, disable_tqdm=True, learning_rate=1e-3, max_grad_norm=most,
+        )  # fmt: skip
+        model = Classifier()
+        model.load_state_dict(start.state_dict())
+        model.dropout.p = 0.0
+        transformers.Trainer(model=model, args=settings, train_dataset=Rows(), callbacks=[MonitorCallback(monitor)]).train()
+    first = monitor.report().looks[0]
+    assert first["clip"] == pytest.approx(0.05, rel=1e-3)
+    optimizer = torch.optim.AdamW(start.parameters(), lr=1e-3, weight_decay=0.0)
+    problem = th.Problem(start, nn.functional.cross_entropy, (x, y))
+    unclipped = th.critical_learning_rate(problem, by="gauss_newton", optimizer=optimizer).value
+    # A first step divides clipped gradients by their own size: the factor cancels, but for eps. Without it: 20 times off.
+    assert first["critical_rate"] == pytest.approx(unclipped, rel=0.1)
+    for p, g in zip(start.parameters(), problem.split(gradient).values(), strict=True):
+        p.grad = 0.05 * g.reshape(p.shape)
+    law = stability_law(optimizer, problem, coming_step=True).clipped(0.05)
+    exact = float(torch.linalg.eigvalsh(law.effective(th.gauss_newton(problem)).to_dense().double())[-1])
+    assert first["critical_rate"] == pytest.approx(law.rate(exact), rel=5e-3)
+
+
+def test_the_optimizer_of_accelerate(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, loss = network(), nn.CrossEntropyLoss()
+    plain = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    wrapped = accelerate.optimizer.AcceleratedOptimizer(plain)
+    x, y = data()
+    loss(model(x), y).backward()
+    with th.Monitor(loss, budget=None) as monitor:
+        monitor.observe(0, model, (x, y), wrapped)
+        wrapped.step()
+    report = monitor.report()
+    assert not report.notes
+    assert report.looks[0]["critical_rate"] > 0
+    problem = th.Problem(model, loss, (x, y))
+    assert th.critical_learning_rate(problem, optimizer=wrapped).value == pytest.approx(
+        th.critical_learning_rate(problem, optimizer=plain).value
+    )
 
 
 def test_a_tensorboard_writer(tmp_path: Path) -> None:

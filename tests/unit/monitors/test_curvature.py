@@ -138,6 +138,39 @@ def test_the_match_table_of_a_monitor_is_that_of_a_hand_count() -> None:
     assert len(sampled) == 40
 
 
+@pytest.mark.parametrize("told", [None, "clipped", "to be clipped"])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_the_factor_of_clipped_gradients(kind: Any, told: str | None) -> None:
+    """Clipping makes the gradients smaller, and so the curvature that the optimizer meets."""
+    model, x, y = network(3), torch.randn(20, 5).double(), torch.randint(0, 3, (20,))
+    loss, optimizer, most = nn.CrossEntropyLoss(), kind(model.parameters(), lr=1e-3), 0.01
+    factors, edges = [], []
+    with th.Monitor(loss, budget=None) as monitor:
+        for step in range(6):
+            most = 0.01 if step < 5 else 1e6
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            if told != "to be clipped":
+                norm = nn.utils.clip_grad_norm_(model.parameters(), most)
+            else:
+                norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+            factors.append(min(1.0, most / float(norm)))
+            clip = None if told is None else factors[-1]
+            monitor.observe(step, model, (x, y), optimizer, clip=clip, clipped=told != "to be clipped")
+            if told == "to be clipped":
+                nn.utils.clip_grad_norm_(model.parameters(), most)
+            problem = th.Problem(model, loss, (x, y))
+            law = stability_law(optimizer, problem, coming_step=True).clipped(factors[-1])
+            matrix = law.effective(th.gauss_newton(problem)).to_dense()
+            edges.append(law.rate(float(torch.linalg.eigvalsh(matrix)[-1])))
+            optimizer.step()
+    known = slice(1, None) if told is None else slice(None)  # it takes two steps to see that norms agree
+    looks = [row for row in monitor.report().looks if row["on"] == "batch"]
+    assert [row["clip"] for row in looks][known] == pytest.approx(factors[known], rel=1e-3)
+    assert [row["critical_rate"] for row in looks][known] == pytest.approx(edges[known], rel=5e-3)
+    assert factors[1] < 0.1
+
+
 def test_quiet_training_mode() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5)).train()
     with quiet_training_mode(model):

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from theodolite.arguments import also_called, at_least, choice
+from theodolite.arguments import also_called, at_least, choice, positive
 from theodolite.errors import BatchCoupledError
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.measures.dynamics.optimizers import StabilityLaw, run_trial, stability_law
+from theodolite.measures.dynamics.optimizers import StabilityLaw, has_law, plain_optimizer, run_trial, stability_law
 from theodolite.measures.dynamics.spikes import Proportion
 from theodolite.measures.kernel.problem_views import (
     TRIAL_SEEDS,
@@ -107,6 +107,7 @@ def critical_learning_rate(
     by: MatrixName = "hessian",
     optimizer: Optimizer | None = None,
     trial: bool = False,
+    clip: float | None = None,
     population: int | None = None,
     operator: LinearOperator | None = None,
     start: Any = None,
@@ -118,7 +119,8 @@ def critical_learning_rate(
     """The learning rate above which the optimizer leaves the sharpest direction of the loss.
 
     Plain descent 2/λ; heavy ball 2(1+β)/λ; Nesterov 2(1+β)/((1+2β)λ); coupled weight decay adds to λ; Adam
-    2(1+β₁)/((1−β₁)λ(P⁻¹H)) with its second moment frozen. Groups of different rates are measured by the first one's.
+    2(1+β₁)/((1−β₁)λ(P⁻¹H)) with P = (1−β₁ᵗ)(√v̂+ε), its second moment and bias corrections frozen; NAdam, RAdam, Adamax,
+    RMSprop and Adagrad likewise, each with its own P. Groups of different rates are measured by the first one's.
 
     Args:
         by: (or `matrix`) the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel
@@ -126,7 +128,9 @@ def critical_learning_rate(
             it.
         optimizer: the optimizer as it stands; None means plain gradient descent.
         trial: look for rates above the edge at which training still converges, by short runs on a copy, unless the loss is
-            quadratic.
+            quadratic. An optimizer without a law gets its edge that way.
+        clip: the factor by which clipping makes the gradients smaller (`min(1, max_norm / norm)`): the curvature that the
+            optimizer meets is smaller by it. None means that they are not clipped.
         population: size of the set the data was drawn from; adds the sampling error.
         operator, start, max_matvecs: the Hessian (or Gauss-Newton matrix, or tangent kernel operator: what `by` names) where it
             is there already, eigenvectors to start from, and the budget in products.
@@ -141,7 +145,12 @@ def critical_learning_rate(
     require_problem(problem, "critical_learning_rate")
     choice("by", by, MATRICES)
     began = time.perf_counter()
-    law = stability_law(optimizer, problem)
+    optimizer = plain_optimizer(optimizer)
+    if clip is not None and (trial or not positive("clip", clip) <= 1.0):
+        raise ValueError(f"clip is a factor above 0 and up to 1, and goes without trial=True: trials do not clip. Got {clip!r}.")
+    if trial and not has_law(optimizer):
+        return _by_trial(problem, by, optimizer, seed, began)
+    law = stability_law(optimizer, problem).clipped(clip)
     op, rule = _edge(problem, by, law, operator)
     # Certified from any start: a sharper direction that was overlooked would make the rate too large.
     pairs = top_eigenpairs(op, 1, tol=tol, start=start, max_matvecs=max_matvecs, verify="full", seed=seed, progress=progress)
@@ -151,7 +160,7 @@ def critical_learning_rate(
         value = law.rate(sharpness)
         error = value - law.rate(sharpness + residual)
     if population is not None and math.isfinite(value):
-        error = math.hypot(error, _sampling_error(problem, by, optimizer, population, pairs, tol, seed))
+        error = math.hypot(error, _sampling_error(problem, by, optimizer, clip, population, pairs, tol, seed))
     quadratic = is_quadratic(problem)
     window, window_by, maximum = (None, "", None) if math.isinf(value) else _above(problem, optimizer, value, quadratic, trial)
     return CriticalRate(
@@ -193,7 +202,8 @@ def _edge(
             "for a squared loss it has the same eigenvalues, and the decay joins it."
         )
     metric = None if law.scale is None else law.scale.square()
-    op = curvature * (tangent_kernel_operator(problem, metric=metric) if operator is None else _kernel(problem, operator, metric))
+    kernel = tangent_kernel_operator(problem, metric=metric) if operator is None else _kernel(problem, operator, metric)
+    op = law.clip * curvature * kernel
     if decay is not None:
         op = op + DiagonalOperator(torch.full((op.shape[0],), float(decay[0]), dtype=op.dtype, device=op.device))
     return op, f"{law.rule}, λ = c λ₁(K), c = {curvature:.4g}"
@@ -229,17 +239,56 @@ def _on_the_floor(law: StabilityLaw, pairs: Eigenpairs) -> str:
 
 
 def _sampling_error(
-    problem: Problem, by: MatrixName, optimizer: Optimizer | None, population: int, pairs: Eigenpairs, tol: float, seed: int
+    problem: Problem,
+    by: MatrixName,
+    optimizer: Optimizer | None,
+    clip: float | None,
+    population: int,
+    pairs: Eigenpairs,
+    tol: float,
+    seed: int,
 ) -> float:
     """The jackknife over groups of samples, each started from the eigenvector of them all."""
 
     def value(part: Problem) -> float:
-        law = stability_law(optimizer, part)
+        law = stability_law(optimizer, part).clipped(clip)
         start = None if by == "kernel" else pairs  # a part has fewer outputs
         found = top_eigenpairs(_edge(part, by, law)[0], 1, tol=max(tol, 1e-3), start=start, seed=seed, progress=False)
         return law.rate(float(found.values[0]))
 
     return problem.sampling_error(value, population=population)
+
+
+def _by_trial(problem: Problem, by: MatrixName, optimizer: Optimizer, seed: int, began: float) -> CriticalRate:
+    """The edge of an optimizer without a law: the largest rate at which short runs on a copy still end below their start."""
+
+    def falls(rate: float) -> bool:
+        losses = run_trial(problem, rate, optimizer=optimizer, steps=TRIAL_STEPS)
+        return losses[-1] < losses[0]
+
+    low = high = float(optimizer.param_groups[0]["lr"])
+    while not falls(low) and low > 1e-12:
+        low, high = low / 4.0, low
+    while high == low or (falls(high) and high < 1e12):
+        low, high = high, high * 4.0
+    while high > 1.05 * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if falls(middle) else (low, middle)
+    return CriticalRate(
+        value=low,
+        sharpness=math.nan,
+        error=high - low,
+        window=None,
+        rule=f"no law: the largest rate at which {TRIAL_STEPS} trial steps lower the loss",
+        by=by,
+        optimizer=type(optimizer).__name__,
+        matvecs=0,
+        quadratic=is_quadratic(problem),
+        linear=False,
+        window_by="trial",
+        seed=seed,
+        cost=Cost(time.perf_counter() - began, "trial runs"),
+    )
 
 
 def _above(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ class StabilityLaw:
     `scale` is S (one number per parameter: square roots of relative learning rates and of a frozen preconditioner),
     `decay` is W (coupled weight decay); None where they do not matter. `shift` is added after the scaling (decoupled decay).
     `linear` says whether the optimizer really is a linear recursion on a quadratic loss: Adam is not, its preconditioner
-    moves. `floored` marks parameters whose second moment is so small that eps decides.
+    moves. `floored` marks parameters whose second moment is so small that eps decides. `clip` scales H: the gradients that
+    the optimizer sees over those of the loss.
     """
 
     rule: str
@@ -41,6 +42,13 @@ class StabilityLaw:
     shift: Tensor | None = None
     linear: bool = True
     floored: Tensor | None = None
+    clip: float = 1.0
+
+    def clipped(self, factor: float | None) -> StabilityLaw:
+        """The law where gradients reach the optimizer times `factor`, as clipping by norm makes them: H becomes cH."""
+        if factor is None or factor == 1.0:
+            return self
+        return replace(self, rule=f"{self.rule}, H times the clip factor c = {factor:.3g}", clip=factor)
 
     @property
     def even_decay(self) -> bool:
@@ -49,6 +57,7 @@ class StabilityLaw:
 
     def effective(self, op: LinearOperator) -> LinearOperator:
         """The operator whose largest eigenvalue sets the edge."""
+        op = op if self.clip == 1.0 else self.clip * op
         if self.decay is not None:
             op = op + DiagonalOperator(self.decay.to(op.device, op.dtype))
         if self.scale is not None:
@@ -56,23 +65,40 @@ class StabilityLaw:
         return op if self.shift is None else op + DiagonalOperator(self.shift.to(op.device, op.dtype))
 
 
-def stability_law(optimizer: Optimizer | None, problem: Problem, *, coming_step: bool = False) -> StabilityLaw:
+def stability_law(
+    optimizer: Optimizer | None, problem: Problem, *, coming_step: bool = False, ready: float = 1.0
+) -> StabilityLaw:
     """The law of an optimizer as it stands, its state included; None means plain gradient descent.
 
-    `coming_step` takes Adam's second moment as the coming step will use it, with the gradients that lie ready in `.grad`.
+    `coming_step` takes Adam's second moment as the coming step will use it, with `ready` times the gradients in `.grad`.
     """
+    optimizer = plain_optimizer(optimizer)
     if optimizer is None:
         return StabilityLaw("2/λ", lambda x: 2.0 / x)
     if any(group.get("maximize") for group in optimizer.param_groups):
         raise ValueError("The optimizer maximizes; a critical learning rate belongs to minimizing.")
     for kind, law in _LAWS.items():
         if isinstance(optimizer, kind):
-            return law(optimizer, problem, coming_step)
+            return law(optimizer, problem, ready if coming_step else None)
     known = ", ".join(kind.__name__ for kind in _LAWS)
-    raise ValueError(f"No stability law is known for {type(optimizer).__name__}. Known: {known}, or None for plain descent.")
+    raise ValueError(
+        f"No stability law is known for {type(optimizer).__name__}. {_TRIAL} Known: {known}, or None for plain descent."
+    )
 
 
-def _sgd(optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw:
+def has_law(optimizer: Optimizer | None) -> bool:
+    """Whether `stability_law` knows the kind of an optimizer."""
+    centered = optimizer is not None and any(group.get("centered") for group in optimizer.param_groups)
+    return optimizer is None or (isinstance(optimizer, tuple(_LAWS)) and not centered)
+
+
+def plain_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer inside wrappers that hold it as `.optimizer`, such as accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return plain_optimizer(inner) if isinstance(inner, Optimizer) else optimizer
+
+
+def _sgd(optimizer: Optimizer, problem: Problem, ready: float | None) -> StabilityLaw:
     group = _common(optimizer, "momentum", "dampening", "nesterov")
     beta, damp = float(group["momentum"]), float(group["dampening"])
     rates, decay = _relative_rates(optimizer, problem), weight_decay(optimizer, problem)
@@ -90,33 +116,131 @@ def _sgd(optimizer: Optimizer, problem: Problem, coming_step: bool) -> Stability
     return StabilityLaw(rule, lambda x: 2.0 * (1.0 + beta) / ((1.0 - damp) * x), scale, decay)
 
 
-def _adam(optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw:
-    """At the edge `2(1+β) I − η[(1−β) P⁻¹H + (1+β) W]` is singular, with W the decoupled decay of each parameter."""
-    group = _common(optimizer, "betas", "eps", "amsgrad", "decoupled_weight_decay")
+# Adaptive methods: a second moment per parameter, held as it stands, is a preconditioner P
+
+
+@dataclass(frozen=True)
+class _Adaptive:
+    """`name`, the second moment (`key` of the state), what a gradient makes of it, the P it gives at step t, and the gain k.
+
+    With P held, the edge is where `2 I − η k [P⁻¹H + W/k]` is singular, W the decoupled decay: η = 2/(kλ).
+    """
+
+    name: str
+    key: str
+    update: Callable[[dict[str, Any], Tensor, Tensor], Tensor]
+    root: Callable[[dict[str, Any], Tensor, float], Tensor]
+    gain: Callable[[dict[str, Any], dict[str, Any], float], tuple[float, str, str]]
+
+    def law(self, optimizer: Optimizer, problem: Problem, ready: float | None) -> StabilityLaw:
+        """The law of an optimizer of this kind."""
+        group = _common(optimizer, "betas", "alpha", "momentum", "centered", "eps", "amsgrad", "decoupled_weight_decay")
+        if group.get("centered"):
+            raise ValueError(f"No stability law is known for centered {self.name}. {_TRIAL}")
+        preconditioner, steps, note = _second_moment(optimizer, problem, ready, self)
+        state: dict[str, Any] = next((state for state in optimizer.state.values() if state), {})
+        gain, formula, symbols = self.gain(group, state, steps)
+        rates, decay = _relative_rates(optimizer, problem), weight_decay(optimizer, problem)
+        scale = (1.0 / preconditioner if rates is None else rates / preconditioner).sqrt()
+        shift, shown = None, "λ(P⁻¹H)" if decay is None else "λ(P⁻¹(H+wd))"
+        if decay is not None and decoupled(optimizer):
+            shift, shown = (decay if rates is None else decay * rates) / gain, "λ"
+            decay, symbols = None, f"λ of P⁻¹H + wd/k, k = {gain:.3g}, {symbols}"
+        rule = ", ".join(filter(None, [formula.format(shown), symbols, self._correction(group, steps)]))
+        floored = preconditioner <= 100 * float(group["eps"])
+        return StabilityLaw(rule, lambda x: 2.0 / (gain * x), scale, decay, note, shift, linear=False, floored=floored)
+
+    def _correction(self, group: dict[str, Any], steps: float) -> str:
+        """The bias correction of the momentum, as far as it still counts."""
+        left = 1.0 - _bias(group, steps) if "betas" in group and self.name != "NAdam" else 0.0
+        return f"P with the bias correction 1−β₁ᵗ = {1.0 - left:.3g} of step t = {steps:g}" if left > 1e-3 else ""
+
+
+def _bias(group: dict[str, Any], steps: float, which: int = 0) -> float:
+    """1 − βᵗ: what an average of t steps that began at zero is divided by."""
+    beta = float(group["betas"][which])
+    return float(1.0 - beta**steps)
+
+
+def _averaged(group: dict[str, Any], moment: Tensor, gradient: Tensor) -> Tensor:
+    beta = float(group["betas"][1] if "betas" in group else group["alpha"])
+    return beta * moment + (1.0 - beta) * gradient.square()
+
+
+def _adam_root(group: dict[str, Any], moment: Tensor, steps: float) -> Tensor:
+    """(1−β₁ᵗ)(√v̂ + ε), as Cohen et al. (2022) have it: early steps are longer than late ones by their bias correction."""
+    return _bias(group, steps) * _nadam_root(group, moment, steps)
+
+
+def _nadam_root(group: dict[str, Any], moment: Tensor, steps: float) -> Tensor:
+    return (moment / _bias(group, steps, 1)).sqrt() + float(group["eps"])
+
+
+def _radam_root(group: dict[str, Any], moment: Tensor, steps: float) -> Tensor:
+    """Rectified: without the second moment as long as its variance is not tractable."""
+    beta = float(group["betas"][1])
+    longest = 2.0 / (1.0 - beta) - 1.0
+    length = longest - 2.0 * steps * beta**steps / _bias(group, steps, 1)
+    if length <= 5.0:
+        return _bias(group, steps) * torch.ones_like(moment)
+    wanted, most = (length - 4.0) * (length - 2.0) * longest, (longest - 4.0) * (longest - 2.0) * length
+    root: Tensor = (moment.sqrt() + float(group["eps"])) / _bias(group, steps, 1) ** 0.5
+    return root * float(_bias(group, steps) / (wanted / most) ** 0.5)
+
+
+def _adam_gain(group: dict[str, Any], state: dict[str, Any], steps: float) -> tuple[float, str, str]:
     beta = float(group["betas"][0])
-    preconditioner, note = _second_moment(optimizer, problem, coming_step)
-    rates = _relative_rates(optimizer, problem)
-    scale = (1.0 / preconditioner if rates is None else rates / preconditioner).sqrt()
-    decay = weight_decay(optimizer, problem)
-    floored = preconditioner <= 100 * float(group["eps"])
-
-    def rate(x: float) -> float:
-        return 2.0 * (1 + beta) / ((1 - beta) * x)
-
-    if decay is not None and decoupled(optimizer):
-        shift = (1 + beta) / (1 - beta) * (decay if rates is None else decay * rates)
-        rule = f"2(1+β₁)/((1−β₁)λ), λ of P⁻¹H + (1+β₁)/(1−β₁) wd, β₁ = {beta:g}"
-        return StabilityLaw(rule, rate, scale, None, note, shift, linear=False, floored=floored)
-    shown = "λ(P⁻¹H)" if decay is None else "λ(P⁻¹(H+wd))"
-    rule = f"2(1+β₁)/((1−β₁){shown}), β₁ = {beta:g}"
-    return StabilityLaw(rule, rate, scale, decay, note, linear=False, floored=floored)
+    return (1 - beta) / (1 + beta), "2(1+β₁)/((1−β₁){})", f"β₁ = {beta:g}"
 
 
-_LAWS: dict[type[Optimizer], Callable[[Optimizer, Problem, bool], StabilityLaw]] = {
+def _nadam_gain(group: dict[str, Any], state: dict[str, Any], steps: float) -> tuple[float, str, str]:
+    """a g + b m: the gradient itself and the momentum, weighted as at step t."""
+    beta, decay = float(group["betas"][0]), float(group["momentum_decay"])
+    now, after = (beta * (1.0 - 0.5 * 0.96 ** (t * decay)) for t in (steps, steps + 1.0))
+    product = float(state.get("mu_product", 1.0)) * (now if float(state.get("step", 0.0)) < steps else 1.0)
+    a, b = (1.0 - now) / (1.0 - product), after / (1.0 - product * after)
+    formula = "2/((a + b(1−β₁)/(1+β₁)){})"
+    return a + b * (1 - beta) / (1 + beta), formula, f"a = {a:.3g}, b = {b:.3g} of step t = {steps:g}, β₁ = {beta:g}"
+
+
+def _rmsprop_gain(group: dict[str, Any], state: dict[str, Any], steps: float) -> tuple[float, str, str]:
+    beta = float(group["momentum"])
+    return (1.0 / (1.0 + beta), "2(1+β)/{}", f"β = {beta:g}") if beta else (1.0, "2/{}", "")
+
+
+_ADAM = _Adaptive("Adam", "exp_avg_sq", _averaged, _adam_root, _adam_gain)
+_NADAM = _Adaptive("NAdam", "exp_avg_sq", _averaged, _nadam_root, _nadam_gain)
+_RADAM = _Adaptive("RAdam", "exp_avg_sq", _averaged, _radam_root, _adam_gain)
+_ADAMAX = _Adaptive(
+    "Adamax",
+    "exp_inf",
+    lambda group, moment, g: torch.maximum(float(group["betas"][1]) * moment, g.abs() + float(group["eps"])),
+    lambda group, moment, steps: _bias(group, steps) * moment,
+    _adam_gain,
+)
+_RMSPROP = _Adaptive(
+    "RMSprop", "square_avg", _averaged, lambda group, moment, steps: moment.sqrt() + float(group["eps"]), _rmsprop_gain
+)
+_ADAGRAD = _Adaptive(
+    "Adagrad",
+    "sum",
+    lambda group, moment, g: moment + g.square(),
+    lambda group, moment, steps: (moment.sqrt() + float(group["eps"])) * (1.0 + (steps - 1.0) * float(group["lr_decay"])),
+    lambda group, state, steps: (1.0, "2/{}", ""),
+)
+
+_LAWS: dict[type[Optimizer], Callable[[Optimizer, Problem, float | None], StabilityLaw]] = {
     torch.optim.SGD: _sgd,
-    torch.optim.AdamW: _adam,
-    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _ADAM.law,
+    torch.optim.Adam: _ADAM.law,
+    torch.optim.NAdam: _NADAM.law,
+    torch.optim.RAdam: _RADAM.law,
+    torch.optim.Adamax: _ADAMAX.law,
+    torch.optim.RMSprop: _RMSPROP.law,
+    torch.optim.Adagrad: _ADAGRAD.law,
 }
+
+_TRIAL = "critical_learning_rate(..., trial=True) finds its edge by short runs on a copy."
 
 
 def _common(optimizer: Optimizer, *names: str) -> dict[str, Any]:
@@ -158,37 +282,38 @@ def weight_decay(optimizer: Optimizer, problem: Problem) -> Tensor | None:
     return _per_parameter(optimizer, problem, lambda group, p: float(group["weight_decay"]))
 
 
-def _second_moment(optimizer: Optimizer, problem: Problem, coming_step: bool) -> tuple[Tensor, str]:
-    """`sqrt(v̂) + eps` per parameter, from the optimizer's state or, before its first step, from the gradient."""
-    if not any(optimizer.state.values()) and not coming_step:
-        gradient = problem.gradient().double().abs()
-        eps = _per_parameter(optimizer, problem, lambda group, p: group["eps"])
-        return gradient + eps.to(gradient), "its second moment is that of a first step here, for it has taken none yet"
+def _second_moment(optimizer: Optimizer, problem: Problem, ready: float | None, kind: _Adaptive) -> tuple[Tensor, float, str]:
+    """P per parameter, from the optimizer's state or, before its first step, from the gradient; the step t; a note.
+
+    `ready` times the gradients at hand join it, unless it is None.
+    """
+    stepped = [float(state.get("step", 1.0)) for state in optimizer.state.values() if state]
+    fresh = not any(stepped) and ready is None
+    joining = [None if ready is None or p.grad is None else ready * p.grad for p in problem.parameters]
+    if fresh:
+        found = problem.split(problem.gradient()).values()
+        joining = [g.reshape(p.shape) for p, g in zip(problem.parameters, found, strict=True)]
+    gradients = {id(p): g for p, g in zip(problem.parameters, joining, strict=True)}
 
     def root(group: dict[str, Any], p: Tensor) -> Tensor:
-        moment, steps = _moment_of(optimizer, group, p, coming_step)
-        correction = 1.0 - float(group["betas"][1]) ** steps
-        root_of: Tensor = (moment / correction).sqrt() + float(group["eps"])
-        return root_of
+        state, gradient = optimizer.state.get(p, {}), gradients[id(p)]
+        steps = float(state.get("step", 0.0))
+        if not steps and gradient is None:
+            if p.grad is None:  # nothing depends on it so far: any scale will do
+                return torch.ones_like(p, dtype=torch.float64)
+            raise ValueError("The optimizer has stepped some parameters and not others; take one more step with all of them.")
+        moment = state[kind.key].double() if kind.key in state else torch.zeros_like(p, dtype=torch.float64)
+        if gradient is not None:
+            moment, steps = kind.update(group, moment, gradient.double()), steps + 1.0
+        if group.get("amsgrad") and "max_exp_avg_sq" in state:
+            moment = torch.maximum(moment, state["max_exp_avg_sq"].double())
+        return kind.root(group, moment, steps)
 
-    return _per_parameter(optimizer, problem, root), "its second moment is held as it stands; live Adam adapts and tolerates more"
-
-
-def _moment_of(optimizer: Optimizer, group: dict[str, Any], p: Tensor, coming_step: bool) -> tuple[Tensor, float]:
-    """The second moment of a parameter and the number of steps behind it."""
-    state = optimizer.state.get(p)
-    if not state and p.grad is None:  # nothing depends on it so far: any scale will do
-        return torch.ones_like(p, dtype=torch.float64), 1.0
-    if not state and not coming_step:
-        raise ValueError("The optimizer has stepped some parameters and not others; take one more step with all of them.")
-    steps = float(state["step"]) if state else 0.0
-    moment = state["exp_avg_sq"].double() if state else torch.zeros_like(p, dtype=torch.float64)
-    if coming_step and p.grad is not None:
-        beta = float(group["betas"][1])
-        moment, steps = beta * moment + (1.0 - beta) * p.grad.double().square(), steps + 1.0
-    if group.get("amsgrad") and state:
-        moment = torch.maximum(moment, state["max_exp_avg_sq"].double())
-    return moment, max(steps, 1.0)
+    note = f"its second moment is held as it stands; live {kind.name} adapts and tolerates more"
+    if fresh:
+        note = "its second moment is that of a first step here, for it has taken none yet"
+    steps = max([*stepped, 0.0]) + (0.0 if ready is None and not fresh else 1.0)
+    return _per_parameter(optimizer, problem, root), steps, note
 
 
 #: A loss this many times the first one has diverged.

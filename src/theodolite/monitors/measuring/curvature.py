@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from theodolite.errors import NonFiniteError
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.critical import kernel_curvature
 from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature
@@ -35,7 +36,8 @@ class CurvatureSample:
     `sharpness` is the eigenvalue that sets the edge, with its relative residual `error`; before it has converged it is too
     small and `critical_rate` too large: `exceeded` is then claimed or left open, never denied. `kernel_norm` is the largest
     eigenvalue of the tangent kernel (squared losses). `top_loss` is the part of the
-    loss that lies in the top eigenspace (of `top` directions).
+    loss that lies in the top eigenspace (of `top` directions). `clip` is the factor by which clipping has made the gradients
+    smaller, and with them the curvature that the optimizer meets: `sharpness` holds it.
     """
 
     step: int
@@ -55,6 +57,7 @@ class CurvatureSample:
     top_loss: float | None = None
     agop_alignment: float | None = None
     rule: str = ""
+    clip: float = 1.0
 
     @property
     def ratio(self) -> float | None:
@@ -76,7 +79,7 @@ class CurvatureSample:
 
     def row(self) -> Row:
         found = fields_of(self, "step on why loss rate sharpness error critical_rate ratio exceeded by converged matvecs seconds")
-        return found | fields_of(self, "kernel_norm top top_loss top_share agop_alignment")
+        return found | fields_of(self, "kernel_norm top top_loss top_share agop_alignment clip")
 
 
 @dataclass
@@ -93,6 +96,7 @@ class CurvatureProbe:
     starts: dict[str, Tensor] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
     _passed: set[str] = field(default_factory=set)
+    _needs_hessian: bool = False
 
     def measure(
         self,
@@ -106,25 +110,29 @@ class CurvatureProbe:
         split: bool,
         coming_step: bool = True,
         thorough: bool = False,
+        clip: float = 1.0,
+        ready: float = 1.0,
     ) -> CurvatureSample:
         """One measurement.
 
         `split` also asks for the part of the loss in the top eigenspace, `coming_step` is about the step that the gradients at
-        hand will make (and not the last one), `thorough` spends products until the eigenvalue has converged.
+        hand will make (and not the last one), `thorough` spends products until the eigenvalue has converged. `clip` is the
+        factor of clipped gradients, and `ready` what is still to be multiplied to those at hand.
         """
         began = time.perf_counter()
-        law = self._law(optimizer, problem, coming_step)
+        law = self._law(optimizer, problem, coming_step, clip, ready)
         c = self._kernel_curvature(problem, law)
         facts = self._by_products(problem, law, on, split, thorough) if c is None else self._by_kernel(problem, c, law)
         sharpness = facts["sharpness"]
         critical = None if law is None else law.rate(sharpness) if sharpness > 0 else math.inf
         rule = "" if law is None else law.rule
         seconds = time.perf_counter() - began
-        return CurvatureSample(step=step, on=on, why=why, rate=rate, critical_rate=critical, seconds=seconds, rule=rule, **facts)
+        places: dict[str, Any] = {"step": step, "on": on, "why": why, "rate": rate, "clip": clip}
+        return CurvatureSample(critical_rate=critical, seconds=seconds, rule=rule, **places, **facts)
 
-    def _law(self, optimizer: Optimizer, problem: Problem, coming_step: bool) -> StabilityLaw | None:
+    def _law(self, optimizer: Optimizer, problem: Problem, coming_step: bool, clip: float, ready: float) -> StabilityLaw | None:
         try:
-            return stability_law(optimizer, problem, coming_step=coming_step)
+            return stability_law(optimizer, problem, coming_step=coming_step, ready=ready).clipped(clip)
         except (ValueError, KeyError) as error:
             self.notes.add(f"no critical rate: {error}")
             return None
@@ -152,7 +160,7 @@ class CurvatureProbe:
         decay = 0.0 if law is None or law.decay is None else float(law.decay[0])
         return {
             "loss": loss,
-            "sharpness": curvature * float(values[-1]) + decay,
+            "sharpness": curvature * float(values[-1]) * (1.0 if law is None else law.clip) + decay,
             "error": 0.0,
             "kernel_norm": float(values[-1]),
             "top": top,
@@ -164,14 +172,30 @@ class CurvatureProbe:
 
     def _by_products(self, problem: Problem, law: StabilityLaw | None, on: str, split: bool, thorough: bool) -> dict[str, Any]:
         """A few products with the Gauss-Newton matrix or the Hessian, from where the last measurement of the same kind ended."""
-        by = "hessian" if self.by == "hessian" else "gauss_newton"
+        if self.by == "hessian" or self._needs_hessian:
+            return self._by_matrix("hessian", problem, law, on, split, thorough)
+        try:
+            return self._by_matrix("gauss_newton", problem, law, on, split, thorough)
+        except (ValueError, RuntimeError) as error:
+            if self.by is not None or isinstance(error, NonFiniteError) or "gauss_newton" in self._passed:
+                raise
+            found = self._by_matrix("hessian", problem, law, on, split, thorough)  # an auxiliary loss, several outputs
+            self._needs_hessian = True
+            self.notes.add(
+                "the loss is not a function of the model's output alone: the Hessian is followed, not the Gauss-Newton matrix"
+            )
+            return found
+
+    def _by_matrix(
+        self, by: MatrixName, problem: Problem, law: StabilityLaw | None, on: str, split: bool, thorough: bool
+    ) -> dict[str, Any]:
         matrix = ON_PARAMETERS[by](problem)
         op = matrix if law is None else law.effective(matrix)
         # Probing symmetry costs as much as measuring. That the loss sees the weights through the output alone is checked once.
         if by in self._passed:
             matrix.trusted()
         LinearOperator.trusted(matrix)
-        op.trusted()
+        LinearOperator.trusted(op)  # which may be the matrix itself
         start = self.starts.get(on, next(iter(self.starts.values()), None))
         if start is None or start.shape[0] != op.shape[0]:
             start = _ready_gradient(problem, law)
@@ -208,7 +232,8 @@ def _top_loss(pairs: Eigenpairs, gradient: Tensor, law: StabilityLaw | None, los
     """Σ (v·g)²/(2λ): how far the loss lies above its least value along the top directions, in the optimizer's own metric."""
     scaled = gradient if law is None or law.scale is None else gradient * law.scale.to(gradient)
     top = len(pairs.values)
-    return split_loss_by_curvature(pairs.values, pairs.vectors, scaled, loss, ranks=(top,)).top[top]
+    values = pairs.values if law is None else pairs.values / law.clip  # of the loss itself
+    return split_loss_by_curvature(values, pairs.vectors, scaled, loss, ranks=(top,)).top[top]
 
 
 def _loss_and_output_gradient(problem: Problem) -> tuple[float, Tensor]:

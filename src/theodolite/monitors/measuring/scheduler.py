@@ -170,7 +170,8 @@ class MeasurementScheduler:
             problem = watched.probe_problem(before=before) if batches is None else watched.problem(batches, before=before)
             sample = self.probe.measure(
                 problem, watched.optimizer, step=stats.step, on=on, why=why, rate=stats.rate, split=split,
-                coming_step=not before, thorough=urgent or self.budget.budget is None,
+                coming_step=not before, thorough=urgent or self.budget.budget is None, clip=watched.clip_factor(),
+                ready=watched.ready,
             )  # fmt: skip
             if not features:
                 return sample

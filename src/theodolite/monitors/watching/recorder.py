@@ -6,7 +6,8 @@ Nothing is computed twice and nothing is changed: hooks only read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +39,10 @@ class ForwardRecorder:
         self.output: Any = None
         self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.target: Any = None
-        self._hooks = [Hooks({"model": model}, self._on_model_call)]
+        # Hooks run inside the user's forward pass: an output they cannot read is none for them, and no error there.
+        self._hooks = [Hooks({"model": model}, _quiet(self._on_model_call))]
         if isinstance(loss, nn.Module):
-            self._hooks.append(Hooks({"loss": loss}, self._on_loss_call))
+            self._hooks.append(Hooks({"loss": loss}, _quiet(self._on_loss_call)))
 
     def _on_model_call(self, call: Call) -> None:
         if not self._listens():
@@ -92,6 +94,14 @@ class ForwardRecorder:
         """Take the hooks away."""
         for hooks in self._hooks:
             hooks.close()
+
+
+def _quiet(visit: Callable[[Call], None]) -> Callable[[Call], None]:
+    def visit_quietly(call: Call) -> None:
+        with suppress(Exception):
+            visit(call)
+
+    return visit_quietly
 
 
 @dataclass(frozen=True, kw_only=True)

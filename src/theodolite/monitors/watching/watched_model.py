@@ -27,6 +27,7 @@ from theodolite.monitors.watching.recorder import (
     second_moment,
     trained,
 )
+from theodolite.monitors.watching.step_loss import StepLoss
 from theodolite.problem import Problem
 from theodolite.problem.batches import Batch, BatchParser
 from theodolite.problem.calling import ModelCall, main_output, unwrap
@@ -38,6 +39,8 @@ FEWEST, MOST = 32, 128
 PROBE_BATCHES = 8
 #: Random signs over the outputs behind an estimate of the features; up to so many outputs it is exact.
 PROJECTIONS = 10
+#: Gradients that agree in their norm so closely were clipped to it, where one is among so many steps before the other.
+SAME_NORM, CLIPPED_WITHIN = 1e-4, 20
 #: Parts into which a batch is cut to see whether all of it is hard.
 PARTS = 8
 
@@ -120,6 +123,7 @@ class WatchedModel:
         if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss) or loss is nn.functional.cross_entropy:
             self.loss = TokenLoss(loss)
         self.inner = unwrap(model)
+        self.called = self.inner.model if isinstance(self.inner, StepLoss) else self.inner
         moved = {id(p) for p in trained(optimizer)}
         self.named = {name: p for name, p in self.inner.named_parameters() if id(p) in moved}
         if not self.named:
@@ -131,6 +135,10 @@ class WatchedModel:
         self.probe: ProbeSet = ProbeSet(probe) if other is None else other.probe
         self.previous_weights = PreviousWeights(self.named)
         self.previous_batches: list[Batch] = []
+        self.ready = 1.0  # what clipping will still multiply the gradients by
+        self._clip: float | None = None
+        self._norms: deque[float] = deque(maxlen=CLIPPED_WITHIN)
+        self._batches: list[Batch] = []
         self.pending: tuple[bool, float] | None = None  # critical rate exceeded at the step before, loss of the probe there
         self._call = ModelCall(self.inner, self.loss)
         self._parse = BatchParser(own_loss=loss is None, target_key=target)
@@ -153,6 +161,7 @@ class WatchedModel:
         if value is not None:
             self.recorder.take()
         gradient_norm = norm_of([p.grad for p in self.named.values() if p.grad is not None])
+        self._learn_clipping(gradient_norm, batches)
         moment, surprise = second_moment(self.optimizer, gradient_norm)
         stats = StepStats(
             step=step,
@@ -166,6 +175,33 @@ class WatchedModel:
         )
         return StepRecord(stats, batches, bad_data)
 
+    # Clipped gradients
+
+    def clipping(self, factor: float | None, done: bool) -> None:
+        """What is known of the clipping at the step under way: its factor, and whether `.grad` holds it."""
+        if factor is not None and not 0.0 < factor < math.inf:
+            raise ValueError(f"clip is the factor of clipped gradients, above 0 and mostly below 1. Got {factor!r}.")
+        self._clip, self.ready = factor, 1.0 if done or factor is None else factor
+
+    def _learn_clipping(self, norm: float, batches: list[Batch]) -> None:
+        """Where the factor is not given: two gradients of one norm were clipped to it, all others are as they came."""
+        clipped = any(abs(norm - other) <= SAME_NORM * norm for other in self._norms)
+        self._norms.append(norm)
+        self._batches = batches if clipped else []
+        if self._clip is None and not self._batches:
+            self._clip = 1.0
+
+    def clip_factor(self) -> float:
+        """The gradient that lies ready over that of the loss, along the latter: other dropout has other gradients."""
+        if self._clip is None:
+            problem = self.problem(self._batches)
+            gradient = problem.gradient().double()
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in problem.parameters]
+            ready = torch.cat([part.detach().double().reshape(-1) for part in parts])
+            share = float(ready @ gradient) / max(float(gradient @ gradient), 1e-300)
+            self._clip = share if 0.0 < share < 1.0 - SAME_NORM else 1.0
+        return self._clip
+
     def keep(self, record: StepRecord) -> None:
         """Remember weights and batches: those before the coming step."""
         self.previous_weights.keep()
@@ -176,7 +212,9 @@ class WatchedModel:
 
     def _parsed(self, batch: Any) -> tuple[list[Batch], float | None, str]:
         """The batches of a step and the size of their inputs; none where they hold NaN or infinity, with words that say where."""
-        several = isinstance(batch, list) and batch and all(isinstance(part, tuple | list | Mapping | Batch) for part in batch)
+        if isinstance(batch, list) and not batch:
+            return [], None, ""
+        several = isinstance(batch, list) and all(isinstance(part, tuple | list | Mapping | Batch) for part in batch)
         parts = batch if several else [batch]
         found = [b if isinstance(b, Batch) else self._parse_unchecked(b, i) for i, b in enumerate(parts)]
         size = input_size([b.inputs for b in found])
