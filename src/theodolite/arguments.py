@@ -201,6 +201,11 @@ def each(rule: Rule) -> Rule:
     return check
 
 
+def optional(rule: Rule) -> Rule:
+    """The rule, where None is accepted though it is not the default."""
+    return lambda name, value: None if value is None else rule(name, value)
+
+
 def one_of(*choices: Any) -> Rule:
     """A rule for a few words."""
 

@@ -303,8 +303,8 @@ def linear_path(
             become negative, and the outputs no numbers: there the loss is inf and the accuracy 0. The other two have no such
             points.
         loss: `(output, target) -> scalar`; None is cross entropy, or the model's own loss if its forward takes `labels`.
-        alphas: points of the path, some between 0 and 1; 0 and 1 are added. None is 76 from -1 to 2. Where neighbours lie more than
-            0.2 apart, a path without a barrier gets no verdict.
+        alphas: points of the path, some between 0 and 1; 0 and 1 are added. None is 76 from -1 to 2. Where neighbours lie more
+            than 0.2 apart, a path without a barrier gets no verdict.
         accuracy: `"auto"`, None for no accuracy, or `(output, target) -> bits`, one per label: whether the answer is right.
         batch_size: larger batches are evaluated in parts of about equal size, this at most.
 

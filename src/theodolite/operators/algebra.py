@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from theodolite.arguments import checked, count, instance
 from theodolite.errors import NonFiniteError
 from theodolite.operators.base import LinearOperator
+from theodolite.problem.arguments import a_device, a_tensor, of_dimensions
 from theodolite.results import Cost
 
 
@@ -99,6 +101,7 @@ class TransposedOperator(LinearOperator):
 class ProductOperator(LinearOperator):
     """`A @ B`, applied right to left."""
 
+    @checked(left=instance(LinearOperator), right=instance(LinearOperator))
     def __init__(self, left: LinearOperator, right: LinearOperator, *, symmetric: bool = False) -> None:
         if left.shape[1] != right.shape[0]:
             raise ValueError(f"Shapes {left.shape} and {right.shape} cannot be multiplied.")
@@ -123,6 +126,7 @@ class ProductOperator(LinearOperator):
 class IdentityOperator(LinearOperator):
     """The identity, for shifts: `op + 0.1 * IdentityOperator(op.shape[0], dtype=op.dtype)`."""
 
+    @checked(n=count, dtype=instance(torch.dtype), device=a_device)
     def __init__(self, n: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
         super().__init__((n, n), dtype=dtype, device=device, symmetric=True, probe=False)
 
@@ -141,6 +145,7 @@ class DenseOperator(LinearOperator):
     True
     """
 
+    @checked(matrix=a_tensor)
     def __init__(self, matrix: Tensor, *, symmetric: bool | None = None) -> None:
         if matrix.ndim != 2:
             raise ValueError(f"DenseOperator takes a matrix. Got a tensor of shape {tuple(matrix.shape)}.")
@@ -194,6 +199,7 @@ class DiagonalOperator(LinearOperator):
     tensor([2., 3.], dtype=torch.float64)
     """
 
+    @checked(diagonal=of_dimensions(1))
     def __init__(self, diagonal: Tensor) -> None:
         if diagonal.ndim != 1:
             raise ValueError(f"diagonal must be a vector. Got shape {tuple(diagonal.shape)}.")
@@ -224,6 +230,7 @@ class CongruentOperator(LinearOperator):
         return joint_cost(" in ", self.op)
 
 
+@checked(op=instance(LinearOperator), scale=of_dimensions(1))
 def congruent(op: LinearOperator, scale: Tensor) -> CongruentOperator:
     """`diag(s) A diag(s)`, never formed; with `s = 1/sqrt(p)` it has the eigenvalues of `P⁻¹A`.
 
@@ -248,6 +255,7 @@ class KroneckerOperator(LinearOperator):
             [ 4., 10.]])
     """
 
+    @checked(a=instance(LinearOperator), b=instance(LinearOperator))
     def __init__(self, a: LinearOperator, b: LinearOperator) -> None:
         super().__init__(
             (a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]),

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from theodolite.arguments import either, integer
+from theodolite.arguments import checked, count, each, either, fraction, integer, seed
 from theodolite.measures.dictionary.arrays import without_missing
 from theodolite.measures.dictionary.decoding import Decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import HiddenError, Masks, check_hidden, hidden_count, hidden_error
@@ -279,6 +279,7 @@ class DictionaryChoice(Result):
         return words + "."
 
 
+@checked(n_components=each(count), sparsity=each(count), held_out=fraction, seed=seed)
 def choose_dictionary(
     X: Any,
     n_components: Sequence[int],

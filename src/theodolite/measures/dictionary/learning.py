@@ -16,11 +16,12 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from theodolite.arguments import choice, either, integer, positive
+from theodolite.arguments import checked, choice, each, either, instance, integer, optional, positive, seed, whole
 from theodolite.measures.dictionary.arrays import as_real, unit_rows
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import Masks, hidden_count, visible_masks
 from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection, SparseCodes
+from theodolite.problem.arguments import a_tensor, of_dimensions
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.training.interruption import deferred_interrupt
@@ -156,6 +157,7 @@ class LearnedDictionaries(Result):
         )
 
 
+@checked(signals=a_tensor, initial=optional(a_tensor), settings=instance(LearningSettings), epochs=whole, seeds=each(seed))
 def learn_dictionaries(
     signals: Tensor,
     initial: Tensor | None,
@@ -225,6 +227,13 @@ def learn_batch(
         return _step(live, Y, known, settings, seeds)
 
 
+@checked(
+    components=of_dimensions(3),
+    signals=of_dimensions(3),
+    settings=instance(LearningSettings),
+    visible=optional(a_tensor),
+    observed=a_tensor,
+)
 def objective_and_gradient(
     components: Tensor, signals: Tensor, settings: LearningSettings, visible: Tensor | None, observed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

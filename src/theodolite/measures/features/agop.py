@@ -49,7 +49,10 @@ def as_source(model_or_problem: Any, inputs: Any, *, check: bool = True) -> Prob
     if isinstance(model_or_problem, Problem):
         return model_or_problem
     if not callable(model_or_problem):
-        raise TypeError(f"Expected a torch.nn.Module, a function of a batch or a Problem. Got {type(model_or_problem).__name__}.")
+        raise TypeError(
+            "model_or_problem must be a torch.nn.Module, a function of a batch or a Problem. "
+            f"Got {type(model_or_problem).__name__}."
+        )
     if inputs is None:
         raise ValueError("inputs is missing: only a Problem brings inputs of its own.")
     problem = Problem(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from theodolite.arguments import checked, count
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.features.agop import (
     AGOP,
@@ -394,6 +395,7 @@ class FeatureMovement(Result):
         return f"The features {what} from those of a fresh network: {numbers}."
 
 
+@checked(copies=count)
 def feature_movement(
     model_or_problem: Any, inputs: Any = None, *, copies: int = 16, **options: Unpack[Options]
 ) -> FeatureMovement:

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import checked, whole
 from theodolite.operators.autograd.graphs import Keep, available_bytes
 from theodolite.operators.base import LinearOperator
 from theodolite.operators.gauss_newton import JacobianOperator, jacobian
 from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_finite_tensor, a_model
 from theodolite.problem.tensors import bytes_of
 from theodolite.results import Cost
 
@@ -22,6 +24,7 @@ SAMPLES = 256
 CHECKED = 8
 
 
+@checked(memory_budget=whole)
 def tangent_kernel(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,
@@ -138,6 +141,7 @@ class TangentKernelOperator(LinearOperator):
         return self.jacobian.cost()
 
 
+@checked(metric=a_finite_tensor, memory_budget=whole)
 def tangent_kernel_operator(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,
@@ -172,8 +176,7 @@ def as_problem(model_or_problem: nn.Module | Problem, inputs: Any) -> Problem:
     """A problem as it is; a bare module on `inputs` in eval mode, with a loss that nobody looks at."""
     if isinstance(model_or_problem, Problem):
         return model_or_problem
-    if not isinstance(model_or_problem, nn.Module):
-        raise ValueError(f"Expected a torch.nn.Module or a Problem. Got {type(model_or_problem).__name__}.")
+    a_model("model_or_problem", model_or_problem)
     if inputs is None:
         raise ValueError("inputs is missing: a bare module needs the inputs at which its kernel is taken.")
     problem = Problem(model_or_problem, _sum_of_outputs, [(inputs, torch.zeros(1))], batch_weight=_samples, check=False)

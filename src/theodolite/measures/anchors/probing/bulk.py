@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from theodolite.arguments import checked, each, shown, whole
+from theodolite.problem.arguments import of_dimensions
+
 #: Shares of the vocabulary removed by default: 0, 10, 100, 1000, 10000 of about 50,000 words.
 SHARES = (0.0, 2e-4, 2e-3, 2e-2, 0.2)
 #: Numbers from which on it pays to start threads.
@@ -45,7 +48,7 @@ def check_top(top: int | Iterable[int] | None, vocabulary: int, excluded: int = 
     given = list(plain) if isinstance(plain, Iterable) else [plain]
     real = all(isinstance(k, numbers.Real) and not isinstance(k, bool) for k in given)
     if not given or not real or not all(float(k) >= 0 and float(k).is_integer() for k in given):
-        raise ValueError(f"top must be one or more whole numbers of words to remove, 0 or more. Got {top!r}.")
+        raise ValueError(f"top must be one or more whole numbers of words to remove, 0 or more. Got {shown(top)}.")
     if max(given) + excluded >= vocabulary:
         more = f" and {excluded} excluded words" if excluded else ""
         raise ValueError(
@@ -59,7 +62,7 @@ def check_one_top(top: int, vocabulary: int, excluded: int = 0) -> int:
     """The one number of words to remove; a bulk must be left."""
     found = check_top(top, vocabulary, excluded)
     if top is None or len(found) != 1:
-        raise ValueError(f"top must be one whole number of words to remove. Got {top!r}.")
+        raise ValueError(f"top must be one whole number of words to remove. Got {shown(top)}.")
     return found[0]
 
 
@@ -93,6 +96,7 @@ def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int
     return distinct
 
 
+@checked(logits=of_dimensions(1, 2, 3, finite=False), top=each(whole))
 def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tensor | None = None) -> LogPartition:
     """Logarithms of Σ exp(logits) over all words, and over all but the `top` largest of each row, for each of `top`.
 
