@@ -201,6 +201,29 @@ def each(rule: Rule) -> Rule:
     return check
 
 
+def one_or_each(rule: Rule) -> Rule:
+    """A rule for one value or a sequence of them."""
+    return lambda name, value: (
+        each(rule)(name, value)
+        if isinstance(value, Iterable) and not isinstance(value, str) and _ndim(value)
+        else rule(name, value)
+    )
+
+
+def a_function(name: str, value: Any) -> Any:
+    """Something that can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function. Got {shown(value)}.")
+    return value
+
+
+def sequence(name: str, value: Any) -> Any:
+    """A list, a tensor or another iterable of values, not a text."""
+    if isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "is_meta", False):
+        raise TypeError(f"{name} must be a sequence. Got {shown(value)}.")
+    return value
+
+
 def optional(rule: Rule) -> Rule:
     """The rule, where None is accepted though it is not the default."""
     return lambda name, value: None if value is None else rule(name, value)
@@ -266,7 +289,7 @@ def choice(name: str, value: Any, choices: Iterable[Any], *, wanted: str | None 
     ValueError: which must be one of 'largest', 'smallest'. Got 'larges'; did you mean 'largest'?
     """
     known = list(choices)
-    if value not in known:
+    if hasattr(value, "shape") or value not in known:
         raise ValueError(f"{name} must be {wanted or f'one of {quoted(known)}'}. Got {shown(value)}{_nearest(value, known)}")
 
 
@@ -344,6 +367,12 @@ def _real(value: Any) -> float:
         return math.nan if isinstance(value, str | bool | complex) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return math.nan
+
+
+def _ndim(value: Any) -> int:
+    """The number of dimensions of a tensor or an array; 1 for all else."""
+    found = getattr(value, "ndim", 1)
+    return found if isinstance(found, int) else 1
 
 
 def _nearest(value: Any, known: list[Any]) -> str:

@@ -461,10 +461,19 @@ def public_callables() -> set[str]:
     return found
 
 
-_ROOMS = (
-    ["hessian", "dynamics", "kernel", "linearity", "features", "anchors", "dictionary", "stability", "quadratic_models",
-        "audit", "mode_connectivity"]
-)
+_ROOMS = [
+    "hessian",
+    "dynamics",
+    "kernel",
+    "linearity",
+    "features",
+    "anchors",
+    "dictionary",
+    "stability",
+    "quadratic_models",
+    "audit",
+    "mode_connectivity",
+]
 
 
 def _is_record(thing: Any) -> bool:

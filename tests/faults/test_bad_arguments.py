@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import theodolite as th
 from tests.faults.baselines import BASELINES, STAND_INS, WITHOUT, public_callables, resolve
 from theodolite.errors import TheodoliteError
-from theodolite.problem.tensors import map_tensors
+from theodolite.problem.tensors import map_tensors, named_tensors
 
 PACKAGE = str(Path(th.__file__).parent)
 #: Seconds after which a call counts as endless.
@@ -32,10 +32,8 @@ CRYPTIC = 0.02
 
 def like(good: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The valid value with its tensors changed, or a changed tensor where it has none."""
-    if isinstance(good, Tensor | tuple | list) and not isinstance(good, str):
-        changed = map_tensors(lambda t: change(t) if t.is_floating_point() else change(t.double()), good)
-        if changed is not good and str(changed) != str(good):
-            return changed
+    if any(named_tensors(good)):
+        return map_tensors(lambda t: change(t.double()), good)
     return change(torch.ones(2, 2, dtype=torch.float64))
 
 
@@ -53,7 +51,7 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "empty": lambda good: [],
     "module": lambda good: nn.Linear(1, 1),
     "meta": lambda good: like(good, lambda t: t.to("meta")),
-    "shape": lambda good: like(good, lambda t: torch.ones(5, 7, 3, 2, dtype=t.dtype)),
+    "shape": lambda good: like(good, lambda t: torch.ones(5, 7, 3, dtype=t.dtype)),
     "nan tensor": lambda good: like(good, lambda t: torch.full_like(t, float("nan"))),
     "nan list": lambda good: [float("nan")],
 }
@@ -138,7 +136,7 @@ def is_clear(error: Exception, argument: str) -> bool:
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     ours = isinstance(error, ValueError | TypeError | TheodoliteError | FileNotFoundError) and last.startswith(PACKAGE)
     text = str(error)
-    words = rf"\b{re.escape(argument)}\b|\b(must|needs?|takes|accepts|[Ee]xpected|give|only)\b"
+    words = rf"\b{re.escape(argument)}\b|\b(must|needs?|takes|accepts|[Ee]xpected|give|only|NaN|empty|no submodule)\b"
     return ours and "\n" not in text and bool(re.search(words, text))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from theodolite.arguments import positive_integers, shown
+from theodolite.arguments import a_function, positive_integers, shown
 from theodolite.errors import NonFiniteError
 from theodolite.measures.hessian.tracking import load
 from theodolite.problem import Batch, Problem
@@ -189,7 +189,7 @@ class LinearPath(Result):
         """What a grid too coarse to see a barrier leaves open; empty for one that is fine enough."""
         at = self.alphas[(self.alphas >= 0) & (self.alphas <= 1)]
         gap = float(at.diff().max())
-        if gap <= WIDEST_GAP + 1e-9:
+        if gap <= WIDEST_GAP + 1e-6:
             return ""
         seen = f"only {plural(len(at) - 2, 'point')} between the ends"
         return f"{seen}, up to {gap:.2g} apart, so a barrier may stand unseen. Take alphas at most {WIDEST_GAP:g} apart."
@@ -318,6 +318,8 @@ def linear_path(
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
     _check_words(batchnorm, batch_size)
+    if accuracy not in ("auto", None):
+        a_function("accuracy", accuracy)
     problem = problem_of(model, loss, train, batch_size, "train")
     other = None if test is None else problem_of(model, loss, test, batch_size, "test")
     return path_between(
@@ -422,7 +424,7 @@ def _checked(alphas: Any) -> Tensor:
     alphas = torch.linspace(LOW, HIGH, POINTS, dtype=torch.float64) if alphas is None else alphas
     try:
         given = torch.as_tensor(alphas, dtype=torch.float64).detach().cpu().flatten()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"alphas must be numbers, such as torch.linspace(-1, 2, 76). Got {type(alphas).__name__}.") from error
     if not bool(torch.isfinite(given).all()):
         raise ValueError("alphas must be finite numbers; one of them is NaN or infinite.")
@@ -441,7 +443,7 @@ def _checked(alphas: Any) -> Tensor:
 def _check_words(batchnorm: str, batch_size: int) -> None:
     if batchnorm not in POLICIES:
         near = nearest(str(batchnorm), POLICIES, count=1)[0]
-        raise ValueError(f"batchnorm must be one of {', '.join(map(repr, POLICIES))}. Got {batchnorm!r}; nearest: {near!r}.")
+        raise ValueError(f"batchnorm must be one of {', '.join(map(repr, POLICIES))}. Got {shown(batchnorm)}; nearest: {near!r}.")
     positive_integers(batch_size=batch_size)
 
 

@@ -14,9 +14,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import also_called, checked, count, finite, fraction, instance, nonnegative, positive, shown, whole
-from theodolite.problem.arguments import a_finite_tensor, a_tensor, numbers, of_dimensions
-from theodolite.text import nearest
+from theodolite.arguments import (
+    a_function,
+    also_called,
+    checked,
+    count,
+    entry,
+    finite,
+    fraction,
+    instance,
+    nonnegative,
+    positive,
+    shown,
+    whole,
+)
+from theodolite.problem.arguments import a_finite_tensor, a_tensor, numbers, of_dimensions, tensors_fit
 
 __all__ = [
     "CONVENTIONS",
@@ -67,12 +79,7 @@ def half_sum_rate(rate: float, convention: str, outputs: int) -> float:
     >>> half_sum_rate(0.5, "mean", 10), half_sum_rate(0.5, "half mean", 10), half_sum_rate(0.5, "half sum", 10)
     (0.1, 0.05, 0.5)
     """
-    if convention not in CONVENTIONS:
-        known = ", ".join(map(repr, CONVENTIONS))
-        raise ValueError(
-            f"convention must be one of {known}; the nearest is {nearest(convention, CONVENTIONS, 1)[0]!r}. Got {shown(convention)}."
-        )
-    return rate * CONVENTIONS[convention](outputs)
+    return rate * entry("convention", convention, CONVENTIONS)(outputs)
 
 
 @checked(lambda_1=positive, outputs=count)
@@ -85,7 +92,7 @@ def critical_rate(lambda_1: float, convention: str, outputs: int) -> float:
     return 2.0 / (lambda_1 * half_sum_rate(1.0, convention, outputs))
 
 
-@checked(low=positive, high=positive, tol=fraction, expansions=whole)
+@checked(converges=a_function, low=positive, high=positive, tol=fraction, expansions=whole)
 def largest_rate(converges: Callable[[float], bool], low: float, high: float, *, tol: float = 0.01, expansions: int = 3) -> float:
     """The upper end of the rates that converge, to the share `tol`: the last one tried that did.
 
@@ -168,6 +175,8 @@ def _scalar_orbit(step: Step, g: Tensor, kernel: Tensor, y: Tensor, rate: Tensor
 
 
 @also_called(lr="rate")
+@tensors_fit
+@checked(g=a_tensor, kernel=a_tensor)
 def one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Number) -> tuple[Tensor, Tensor]:
     """Output and kernel of the gated network after one step, (3.11) and (3.12) without the division; c = ‖x‖²/(md)."""
     r = g - y
@@ -177,6 +186,7 @@ def one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Numb
 
 @also_called(lr="rate")
 @checked(g=numbers, kernel=numbers, y=numbers, c=numbers, rate=numbers, steps=whole, until=nonnegative)
+@tensors_fit
 def one_example(
     g: Number, kernel: Number, y: Number, c: Number, rate: Number, steps: int, *, until: float | None = None
 ) -> Orbit:
@@ -190,6 +200,7 @@ def one_example(
 
 
 @checked(u=a_tensor, v=a_tensor, w=numbers)
+@tensors_fit
 def reduced_step(u: Tensor, v: Tensor, w: Number = 0.0) -> tuple[Tensor, Tensor]:
     """One step in the variables u = cη²(g−y)², v = ηλ, w = cη²(g−y)y: (3.13) and (3.14).
 
@@ -199,6 +210,7 @@ def reduced_step(u: Tensor, v: Tensor, w: Number = 0.0) -> tuple[Tensor, Tensor]
 
 
 @checked(orbit=instance(Orbit), c=numbers)
+@tensors_fit
 def displacement(orbit: Orbit, c: Number) -> Tensor:
     """How far the weights of a gated network have moved since the start, ‖w(t) − w(0)‖: (steps + 1, runs).
 
@@ -216,6 +228,7 @@ def displacement(orbit: Orbit, c: Number) -> Tensor:
 
 @also_called(lr="rate")
 @checked(g=numbers, kernel=numbers, y=numbers, c0=numbers, gamma=numbers, rate=numbers, steps=whole, until=nonnegative)
+@tensors_fit
 def unit_sigma(
     g: Number, kernel: Number, y: Number, c0: Number, gamma: Number, rate: Number, steps: int, *, until: float | None = None
 ) -> Orbit:
@@ -284,6 +297,7 @@ class SignClasses:
 
 
 @checked(x=of_dimensions(1, 2), y=of_dimensions(1))
+@tensors_fit
 def sign_classes(x: Tensor, y: Tensor) -> SignClasses:
     """The two effective examples of inputs (n) or (n, 1) and targets (n); both signs must occur."""
     x = x.reshape(-1)
@@ -297,6 +311,7 @@ def sign_classes(x: Tensor, y: Tensor) -> SignClasses:
 
 
 @checked(u=a_tensor, v=a_tensor, u0=a_tensor, classes=instance(SignClasses))
+@tensors_fit
 def class_eigenvalues(u: Tensor, v: Tensor, u0: Tensor, classes: SignClasses) -> Tensor:
     """Eigenvalues of the kernel along p₊ and p₋, `‖p‖² (1/m) Σ (u_k² + v_k²)` over units open there: (..., 2).
 
@@ -309,6 +324,7 @@ def class_eigenvalues(u: Tensor, v: Tensor, u0: Tensor, classes: SignClasses) ->
 
 @also_called(lr="rate")
 @checked(u=a_finite_tensor, v=a_finite_tensor, classes=instance(SignClasses), rate=numbers, steps=whole, until=nonnegative)
+@tensors_fit
 def class_orbit(
     u: Tensor, v: Tensor, classes: SignClasses, rate: Tensor | float, steps: int, *, until: float | None = None
 ) -> tuple[Orbit, Tensor]:
@@ -346,6 +362,8 @@ class GatedBilinear(nn.Module):
         super().__init__()
         if u.ndim != 2 or v.shape != u.shape[:1]:
             raise ValueError(f"u must be (m, d) and v (m). Got {tuple(u.shape)} and {tuple(v.shape)}.")
+        if u0 is not None and u0.shape != u.shape:
+            raise ValueError(f"u0 must have the shape of u, {tuple(u.shape)}. Got {tuple(u0.shape)}.")
         self.u = nn.Parameter(u.detach().clone())
         self.v = nn.Parameter(v.detach().clone())
         self.register_buffer("u0", (u if u0 is None else u0).detach().clone())
@@ -367,12 +385,14 @@ def gates(u: Tensor, x: Tensor) -> Tensor:
 
 
 @checked(u=a_tensor, v=a_tensor, gate=a_tensor, x=a_tensor)
+@tensors_fit
 def gated_output(u: Tensor, v: Tensor, gate: Tensor, x: Tensor) -> Tensor:
     """Outputs (..., n) of weights u (..., m, d), v (..., m) with given gates (..., m, n) at inputs (n, d)."""
     return _scale(u) * (v[..., None, :] @ (gate * (u @ x.mT)))[..., 0, :]
 
 
 @checked(u=a_tensor, v=a_tensor, gate=a_tensor, x=a_tensor)
+@tensors_fit
 def gated_kernel(u: Tensor, v: Tensor, gate: Tensor, x: Tensor) -> Tensor:
     """`K_jk = (md)^(-1) Σ_i gate_ij gate_ik (v_i² x_j·x_k + u_i·x_j u_i·x_k)`: (..., n, n).
 
@@ -394,6 +414,7 @@ class Descent(Orbit):
 @checked(
     u=a_finite_tensor, v=a_finite_tensor, x=of_dimensions(2), y=of_dimensions(1), rate=numbers, steps=whole, until=nonnegative
 )
+@tensors_fit
 def descend(
     u: Tensor,
     v: Tensor,
@@ -454,7 +475,7 @@ class GeneralQuadratic(nn.Module):
     3.5
     """
 
-    @checked(w=of_dimensions(1), gamma=finite)
+    @checked(w=of_dimensions(1), features=a_function, product=a_function, gamma=finite)
     def __init__(
         self, w: Tensor, features: Callable[[Tensor], Tensor], product: Callable[[Tensor, Tensor], Tensor], gamma: float
     ) -> None:
@@ -487,6 +508,7 @@ class QuadraticStep(NamedTuple):
 
 @also_called(lr="rate")
 @checked(residual=a_tensor, jacobian=a_tensor, curved=a_tensor, rate=numbers)
+@tensors_fit
 def quadratic_step(residual: Tensor, jacobian: Tensor, curved: Tensor, rate: float) -> QuadraticStep:
     """One exact step of any quadratic model: (3.15), and (3.16) corrected.
 
@@ -520,6 +542,7 @@ class TopDirection(NamedTuple):
 
 @also_called(lr="rate")
 @checked(kernel=a_tensor, next_kernel=a_tensor, residual=a_tensor, next_residual=a_tensor, rate=numbers)
+@tensors_fit
 def top_direction(
     kernel: Tensor, next_kernel: Tensor, residual: Tensor, next_residual: Tensor, rate: Tensor | float
 ) -> TopDirection:

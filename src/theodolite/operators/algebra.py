@@ -214,6 +214,7 @@ class DiagonalOperator(LinearOperator):
 class CongruentOperator(LinearOperator):
     """`S A S` with S diagonal; symmetric where A is."""
 
+    @checked(op=instance(LinearOperator), scale=instance(DiagonalOperator))
     def __init__(self, op: LinearOperator, scale: DiagonalOperator) -> None:
         if op.shape != scale.shape:
             raise ValueError(f"Shapes {op.shape} and {scale.shape} do not fit.")

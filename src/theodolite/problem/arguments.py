@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import finite, shown
 from theodolite.problem.problem import Problem
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def a_problem(name: str, value: Any) -> Problem:
@@ -54,6 +59,11 @@ def a_finite_tensor(name: str, value: Any) -> Tensor:
     return tensor
 
 
+def finite_if_tensor(name: str, value: Any) -> Any:
+    """Anything, but of tensors only finite ones."""
+    return a_finite_tensor(name, value) if isinstance(value, Tensor) else value
+
+
 def of_dimensions(*counts: int, finite: bool = True) -> Callable[[str, Any], Tensor]:
     """A rule for tensors of so many dimensions, finite ones where nothing else is said.
 
@@ -72,6 +82,22 @@ def of_dimensions(*counts: int, finite: bool = True) -> Callable[[str, Any], Ten
     return check
 
 
+def tensors_fit(function: Callable[P, R]) -> Callable[P, R]:
+    """For formulas of tensors: where torch finds that their shapes do not go together, say so in one line, with the shapes."""
+    names = [*inspect.signature(function).parameters]
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (RuntimeError, IndexError) as error:
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in given.items() if isinstance(t, Tensor))
+            raise ValueError(f"{function.__qualname__}: the tensors must have shapes that go together. Got {shapes}.") from error
+
+    return called
+
+
 def numbers(name: str, value: Any) -> Any:
     """A finite number, or a tensor of such."""
     return a_finite_tensor(name, value) if isinstance(value, Tensor) else finite(name, value)
@@ -81,5 +107,5 @@ def a_device(name: str, value: Any) -> torch.device:
     """What torch takes for a device."""
     try:
         return torch.device(value)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a device of torch, such as 'cpu' or 'cuda:0'. Got {shown(value)}.") from None

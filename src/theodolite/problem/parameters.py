@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import shown
 from theodolite.errors import ParameterSelectionError
 from theodolite.text import nearest
 
@@ -188,10 +189,12 @@ def match_layers(selection: Selection, layers: str | Iterable[str] | None) -> li
     if layers is None:
         return list(selection.layers.values())
     patterns = [layers] if isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
+    if not patterns:
+        raise ParameterSelectionError(f"layers must name at least one layer. Layers: {', '.join(map(repr, selection.layers))}.")
     wrong = [pattern for pattern in patterns if not isinstance(pattern, str)]
     if wrong:
         raise ParameterSelectionError(
-            f"layers must be None, a layer's name or glob, or a list of them. Got {wrong[0]!r}. "
+            f"layers must be None, a layer's name or glob, or a list of them. Got {shown(wrong[0])}. "
             f"Layers: {', '.join(map(repr, selection.layers))}."
         )
     names = {name: name for name in selection.layers}

@@ -21,7 +21,7 @@ from theodolite.measures.dictionary.arrays import as_real, unit_rows
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import Masks, hidden_count, visible_masks
 from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection, SparseCodes
-from theodolite.problem.arguments import a_tensor, of_dimensions
+from theodolite.problem.arguments import a_tensor, of_dimensions, tensors_fit
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.training.interruption import deferred_interrupt
@@ -234,6 +234,7 @@ def learn_batch(
     visible=optional(a_tensor),
     observed=a_tensor,
 )
+@tensors_fit
 def objective_and_gradient(
     components: Tensor, signals: Tensor, settings: LearningSettings, visible: Tensor | None, observed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called, checked, nonnegative, positive, seed, whole
+from theodolite.arguments import also_called, checked, nonnegative, positive, seed, sequence, whole
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
 from theodolite.measures.dynamics.optimizers import BLOWN_UP, run_trial
 from theodolite.problem import Problem
@@ -29,7 +29,14 @@ BLOWN_UP_QUADRATIC = 1e12
 KERNEL_COLUMNS = ("lambda_1", "kernel_norm")
 
 
-@checked(blown_up=positive, rise=nonnegative, settled=positive, kernel_fall=nonnegative, slack=nonnegative)
+@checked(
+    kernel=sequence,
+    blown_up=positive,
+    rise=nonnegative,
+    settled=positive,
+    kernel_fall=nonnegative,
+    slack=nonnegative,
+)
 def classify_run(
     trace: Trace | Iterable[float],
     *,
@@ -101,7 +108,7 @@ def _read(trace: Trace | Iterable[float], kernel: Iterable[float | None] | None)
         if column is None:
             column = next((trace.measured[name] for name in KERNEL_COLUMNS if name in trace.measured), None)
     else:
-        losses = [float(value) for value in trace]
+        losses = [float(value) for value in sequence("trace", trace)]
     if not losses:
         raise ValueError("classify_run needs at least one loss. Got none; train for at least one step.")
     return losses, [float(value) for value in column if value is not None] if column is not None else []

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from theodolite.arguments import checked, count, nonnegative, positive, shown, whole
+from theodolite.arguments import checked, count, nonnegative, positive, sequence, whole
 from theodolite.results import Result, Row
 
 
@@ -36,7 +36,7 @@ class SpikeEvent:
         return self.kernel_after < self.kernel_before
 
 
-@checked(rise=positive, window=count, recovered=positive, slack=nonnegative)
+@checked(losses=sequence, kernel=sequence, rise=positive, window=count, recovered=positive, slack=nonnegative)
 def spike_events(
     losses: Iterable[float],
     *,
@@ -62,8 +62,8 @@ def spike_events(
     """
     if not rise > 1.0 or not 1.0 <= recovered <= rise or window < 1:
         raise ValueError(
-            f"A spike needs rise > 1, 1 <= recovered <= rise and window >= 1. Got rise={shown(rise)}, recovered={shown(recovered)}, "
-            f"window={window!r}."
+            f"A spike needs rise > 1, 1 <= recovered <= rise and window >= 1. Got rise={rise}, recovered={recovered}, "
+            f"window={window}."
         )
     series = [x if math.isfinite(x) else math.inf for x in map(float, losses)]
     sampled = None if kernel is None else list(kernel)
@@ -191,7 +191,7 @@ class MatchTable(Result):
         )
 
 
-@checked(slack=nonnegative)
+@checked(exceeded=sequence, losses=sequence, up=sequence, slack=nonnegative)
 def match_table(
     exceeded: Sequence[bool | None],
     losses: Sequence[float | None] | None = None,
@@ -234,7 +234,7 @@ def match_table(
     )
 
 
-@checked(best_step=whole)
+@checked(exceeded=sequence, best_step=whole)
 def catapult_count(exceeded: Iterable[bool | None], best_step: int | None = None) -> int:
     """Steps above the critical rate of their batch, among those taken before `best_step` (all, if None).
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import also_called, checked, count, each, fraction, instance, positive, shown
+from theodolite.arguments import also_called, checked, count, each, fraction, instance, one_or_each, positive, shown, whole
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.optimizers import BLOWN_UP
@@ -78,6 +78,7 @@ class CatapultSweep(Result):
     rates=each(positive),
     models=each(instance(str)),
     steps=count,
+    seeds=one_or_each(whole),
     ratios=each(positive),
     batch_size=count,
     every=count,

@@ -28,6 +28,7 @@ from theodolite.measures.features.agop import (
 )
 from theodolite.measures.kernel.problem_views import reset_of
 from theodolite.problem import Problem
+from theodolite.problem.arguments import finite_if_tensor
 from theodolite.problem.calling import copy_model
 from theodolite.results import Cost, Outcome, Result, Row, number
 
@@ -254,6 +255,7 @@ class FeatureReport(Result):
         return said + "."
 
 
+@checked(reference=finite_if_tensor)
 def feature_report(
     model_or_problem: Any, inputs: Any = None, reference: Matrix | None = None, **options: Unpack[Options]
 ) -> FeatureReport:

@@ -19,13 +19,14 @@ from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT, SoftmaxCurvature
 from theodolite.problem import Problem, match_layers
 from theodolite.problem.activations import Capture, capturing
-from theodolite.problem.arguments import a_problem, of_dimensions
+from theodolite.problem.arguments import a_problem, of_dimensions, tensors_fit
 from theodolite.results import Cost, Outcome, Result, Row
 
 # The sharp output directions of a layer from products of the weights above it, with no second derivative at all.
 
 
 @checked(weights=each(of_dimensions(2)), rates=each(of_dimensions(1)))
+@tensors_fit
 def weight_product(weights: Sequence[Tensor], rates: Sequence[Tensor] | None = None) -> Tensor:
     """`W_L ⋯ W_{p+1}` (c, m), or with firing rates `W_L Π_{L−1} ⋯ W_{p+1} Π_p`; `weights` from layer p+1 up to the last.
 

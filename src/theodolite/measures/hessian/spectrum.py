@@ -10,7 +10,7 @@ from torch import Tensor
 
 from theodolite.arguments import checked, fraction, instance
 from theodolite.linalg import Density, Eigenpairs
-from theodolite.problem.arguments import of_dimensions
+from theodolite.problem.arguments import of_dimensions, tensors_fit
 from theodolite.results import Cost, Outcome, Result, Row, number
 
 
@@ -126,6 +126,7 @@ class Alignment(Result):
 
 
 @checked(gradient=of_dimensions(1), pairs=instance(Eigenpairs))
+@tensors_fit
 def gradient_alignment(gradient: Tensor, pairs: Eigenpairs) -> Alignment:
     """The share of the squared gradient inside the span of the eigenvectors.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.arguments import checked, count, fraction, instance, seed
+from theodolite.arguments import checked, count, each, fraction, instance, seed
 from theodolite.linalg import Eigenpairs, overlap_curve, top_eigenpairs
 from theodolite.operators import KroneckerFactors, LinearOperator, kronecker_factors, layer_hessians
 from theodolite.operators.kronecker import FactorMode
@@ -421,7 +421,7 @@ class LayerComparison(Result):
         )
 
 
-@checked(a=instance(LayerStructure), b=instance(LayerStructure), k=count)
+@checked(a=instance(LayerStructure), b=instance(LayerStructure), names=each(instance(str)), k=count)
 def compare_layers(
     a: LayerStructure, b: LayerStructure, names: tuple[str, str] = ("A", "B"), *, k: int | None = None
 ) -> LayerComparison:

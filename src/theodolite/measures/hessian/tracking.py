@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, count, entry, fraction, seed
+from theodolite.arguments import checked, count, entry, fraction, instance, one_or_each, seed, sequence
 from theodolite.errors import NonFiniteError
 from theodolite.linalg import Eigenpairs, subspace_overlap, top_eigenpairs
 from theodolite.operators import LinearOperator, hessian, layer_hessians
@@ -176,7 +176,7 @@ class EigenTrajectory(Result):
         )
 
 
-@checked(problem=a_problem, k=count, tol=fraction, seed=seed)
+@checked(problem=a_problem, k=count, labels=sequence, layers=one_or_each(instance(str)), tol=fraction, seed=seed)
 def track_eigenpairs(
     problem: Problem,
     checkpoints: Iterable[Checkpoint],

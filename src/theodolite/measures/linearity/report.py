@@ -311,8 +311,8 @@ def linearity_deviation(
     pairs = chosen(problem, output, sample)
     if len(pairs) > 1:
         raise ValueError(
-            f"linearity_deviation looks at one output of one sample. Got output={shown(output)}, sample={shown(sample)}: {len(pairs)} "
-            "numbers. Call it for each, or use linearity(), which takes several and follows the one that curves most."
+            f"linearity_deviation looks at one output of one sample. Got output={shown(output)}, sample={shown(sample)}: "
+            f"{len(pairs)} numbers. Call it for each, or use linearity(), which takes several and follows the most curved."
         )
     [(sample, index)] = pairs
     scalar = scalar_problem(problem, index, sample)

@@ -22,10 +22,10 @@ from torch.utils.data import (
     default_collate,
 )
 
-from theodolite.arguments import checked, count, seed, shown, whole
+from theodolite.arguments import a_function, checked, count, seed, shown, whole
 from theodolite.errors import NonFiniteError, NotRepeatableError
 from theodolite.problem.accuracy import right_answers
-from theodolite.problem.arguments import a_tensor, of_dimensions
+from theodolite.problem.arguments import a_tensor, of_dimensions, tensors_fit
 from theodolite.results import Row
 from theodolite.training import Fleet, FleetTrace
 from theodolite.training.fleets.fleet import AnySchedule
@@ -232,6 +232,7 @@ def batches_per_epoch(m: int, batch_size: int, drop_last: bool) -> int:
 
 
 @checked(places=of_dimensions(1), m=count, batch_size=count, steps=whole, order_seed=seed)
+@tensors_fit
 def visiting_steps(places: Tensor, m: int, batch_size: int, steps: int, *, order_seed: int, drop_last: bool = True) -> Tensor:
     """Whether step t sees place i of the training set: bool (P, T) for `places` (P,), t = 0 .. T-1.
 
@@ -263,7 +264,7 @@ HELD = 2**25
 # What two solutions do on the same examples: stability, gap, distance, all in float64.
 
 
-@checked(outputs=a_tensor, targets=a_tensor)
+@checked(loss=a_function, outputs=a_tensor, targets=a_tensor)
 def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of every example in float64, never clipped: (n,) from `outputs` (n, ...) and `targets` (n, ...).
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, whole
+from theodolite.arguments import checked, instance, integer, one_or_each, whole
 from theodolite.operators.autograd.graphs import Keep, available_bytes
 from theodolite.operators.base import LinearOperator
 from theodolite.operators.gauss_newton import JacobianOperator, jacobian
 from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker
 from theodolite.problem import Batch, Problem
-from theodolite.problem.arguments import a_finite_tensor, a_model
+from theodolite.problem.arguments import a_model, of_dimensions
 from theodolite.problem.tensors import bytes_of
 from theodolite.results import Cost
 
@@ -24,7 +24,7 @@ SAMPLES = 256
 CHECKED = 8
 
 
-@checked(memory_budget=whole)
+@checked(outputs=one_or_each(integer), memory_budget=whole)
 def tangent_kernel(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,
@@ -127,6 +127,7 @@ class TangentKernelOperator(LinearOperator):
     With `metric`, one positive number per parameter, it is `J diag(metric) Jᵀ`: the kernel of a preconditioned descent.
     """
 
+    @checked(jacobian=instance(JacobianOperator), metric=of_dimensions(1))
     def __init__(self, jacobian: JacobianOperator, metric: Tensor | None = None) -> None:
         size = jacobian.shape[0]
         super().__init__((size, size), dtype=jacobian.dtype, device=jacobian.device, symmetric=True)
@@ -141,7 +142,7 @@ class TangentKernelOperator(LinearOperator):
         return self.jacobian.cost()
 
 
-@checked(metric=a_finite_tensor, memory_budget=whole)
+@checked(memory_budget=whole)
 def tangent_kernel_operator(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,

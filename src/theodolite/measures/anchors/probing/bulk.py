@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from theodolite.arguments import checked, each, shown, whole
-from theodolite.problem.arguments import of_dimensions
+from theodolite.problem.arguments import of_dimensions, tensors_fit
 
 #: Shares of the vocabulary removed by default: 0, 10, 100, 1000, 10000 of about 50,000 words.
 SHARES = (0.0, 2e-4, 2e-3, 2e-2, 0.2)
@@ -44,6 +44,8 @@ def check_top(top: int | Iterable[int] | None, vocabulary: int, excluded: int = 
     """The numbers of words to remove in rising order, or the default; a bulk must be left even where no word is in both lists."""
     if top is None:
         return tuple(k for k in default_top(vocabulary) if k + excluded < vocabulary)
+    if getattr(top, "is_meta", False):
+        raise ValueError(f"top must be whole numbers of words to remove. Got {shown(top)}.")
     plain = top.tolist() if hasattr(top, "tolist") else top  # numbers and arrays of NumPy and torch
     given = list(plain) if isinstance(plain, Iterable) else [plain]
     real = all(isinstance(k, numbers.Real) and not isinstance(k, bool) for k in given)
@@ -76,6 +78,8 @@ def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int
     """
     if exclude is None:
         return None
+    if getattr(exclude, "is_meta", False) or not isinstance(exclude, Iterable | SupportsIndex):
+        raise ValueError(f"exclude must be token numbers, or a mask of booleans. Got {shown(exclude)}.")
     if not (isinstance(exclude, SupportsIndex) or hasattr(exclude, "__array__")):
         exclude = list(exclude)
         if len({isinstance(word, bool) for word in exclude}) > 1 or any(isinstance(word, str) for word in exclude):
@@ -97,6 +101,7 @@ def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int
 
 
 @checked(logits=of_dimensions(1, 2, 3, finite=False), top=each(whole))
+@tensors_fit
 def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tensor | None = None) -> LogPartition:
     """Logarithms of Σ exp(logits) over all words, and over all but the `top` largest of each row, for each of `top`.
 

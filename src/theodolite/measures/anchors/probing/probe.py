@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, count, seed, share, whole
+from theodolite.arguments import checked, count, seed, sequence, share, whole
 from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
 from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
@@ -162,7 +162,16 @@ def _shares(errors: tuple[float, ...], variances: tuple[float, ...]) -> tuple[fl
     return tuple(1 - e / v if v > 0 else math.nan for e, v in zip(errors, variances, strict=True))
 
 
-@checked(weight=of_dimensions(2), bias=of_dimensions(1), anchors=count, held_out=share, chunk=count, sample=count, seed=seed)
+@checked(
+    states=sequence,
+    weight=of_dimensions(2),
+    bias=of_dimensions(1),
+    anchors=count,
+    held_out=share,
+    chunk=count,
+    sample=count,
+    seed=seed,
+)
 def probe_states(
     states: Tensor | Iterable[Tensor],
     weight: Tensor,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from theodolite.arguments import checked, finite, instance, positive, whole
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.heads import announced_head, named_head
-from theodolite.problem.arguments import a_finite_tensor, a_model, a_tensor, numbers, of_dimensions
+from theodolite.problem.arguments import a_finite_tensor, a_model, a_tensor, numbers, of_dimensions, tensors_fit
 from theodolite.problem.calling import copy_model, unwrap
 
 #: Singular values of a logit matrix below this fraction of the largest count as rounding.
@@ -42,6 +42,8 @@ class LogLinear:
     bias: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name in ("states", "weight") if self.bias is None else ("states", "weight", "bias"):
+            a_tensor(name, getattr(self, name))
         states, weight = (t.detach().to(device="cpu", dtype=torch.float64) for t in (self.states, self.weight))
         if states.ndim != 2 or weight.ndim != 2 or states.shape[1] != weight.shape[1]:
             shapes = f"{tuple(states.shape)} and {tuple(weight.shape)}"
@@ -108,6 +110,7 @@ class LogLinear:
 
 
 @checked(teacher=a_tensor, student=a_tensor)
+@tensors_fit
 def kl_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     """KL(p* ‖ p) in nats from logits (..., words), one number per context; −inf are words that a model never says.
 
@@ -125,6 +128,7 @@ def kl_divergence(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 @checked(teacher=a_tensor, student=a_tensor)
+@tensors_fit
 def total_variation(teacher: Tensor, student: Tensor) -> Tensor:
     """½ Σ |p* − p| from logits (..., words), one number per context."""
     same_vocabulary(teacher, student)
@@ -149,6 +153,7 @@ def same_vocabulary(teacher: Tensor, student: Tensor) -> None:
 
 
 @checked(logits=a_tensor, word=whole, strength=finite)
+@tensors_fit
 def rare_word_logits(logits: Tensor, word: int, strength: float) -> Tensor:
     """Logits (..., words) with that of one word lowered by `strength`."""
     edited = logits.clone()
@@ -157,6 +162,7 @@ def rare_word_logits(logits: Tensor, word: int, strength: float) -> Tensor:
 
 
 @checked(weight=of_dimensions(2), state=of_dimensions(1), word=whole, strength=finite)
+@tensors_fit
 def rare_word_weight(weight: Tensor, state: Tensor, word: int, strength: float) -> Tensor:
     """Head weight (words, dim) that lowers the logit of one word by `strength` at one state (dim,): v ← v − s h / ‖h‖².
 
@@ -191,6 +197,7 @@ def rare_word_kl(probability: Tensor | float, strength: Tensor | float) -> Tenso
 
 
 @checked(logits=a_tensor, shift=numbers)
+@tensors_fit
 def shift_logits(logits: Tensor, shift: Tensor | float) -> Tensor:
     """Logits (..., words) plus one number per context, (...) or the same for all."""
     moved = torch.as_tensor(shift, dtype=logits.dtype, device=logits.device)
@@ -198,6 +205,7 @@ def shift_logits(logits: Tensor, shift: Tensor | float) -> Tensor:
 
 
 @checked(logits=a_finite_tensor, thresholds=a_finite_tensor, slack=positive)
+@tensors_fit
 def silencing_shift(logits: Tensor, thresholds: Tensor, *, slack: float = 1.0) -> float:
     """A shift that puts every logit at least `slack` > 0 below every threshold: min b − max z − slack."""
     if not slack > 0:
@@ -208,6 +216,7 @@ def silencing_shift(logits: Tensor, thresholds: Tensor, *, slack: float = 1.0) -
 
 
 @checked(model=instance(LogLinear), shift=numbers)
+@tensors_fit
 def shift_log_linear(model: LogLinear, shift: Tensor | float) -> LogLinear:
     """The shift inside a log-linear model: states [h; c] and atoms [v; 1]; c is a number or (contexts,)."""
     values = torch.as_tensor(shift, dtype=torch.float64).cpu()
@@ -238,7 +247,7 @@ def rare_word_module(model: nn.Module, state: Tensor, word: int, strength: float
     return twin
 
 
-@checked(model=a_model)
+@checked(model=a_model, shift=lambda name, value: value if callable(value) else finite(name, value))
 def shifted_module(model: nn.Module, shift: Shift, *, head: str | None = None) -> nn.Module:
     """A copy of the model with all logits of a context shifted by c(h): same probabilities, other logits.
 

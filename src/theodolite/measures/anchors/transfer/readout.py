@@ -26,7 +26,7 @@ from theodolite.arguments import (
 )
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.transfer.log_linear import LogLinear, shift_anchor, shift_log_linear
-from theodolite.problem.arguments import a_finite_tensor, numbers, of_dimensions
+from theodolite.problem.arguments import a_finite_tensor, numbers, of_dimensions, tensors_fit
 from theodolite.results import Result, Row
 
 Method = Literal["logistic", "adam"]
@@ -83,6 +83,7 @@ def label_ids(labels: Sequence[int] | Tensor, words: int, *, name: str = "labels
 
 
 @checked(model=instance(LogLinear), anchor=a_finite_tensor, labels=each(whole))
+@tensors_fit
 def anchored_logits(model: LogLinear, anchor: Tensor, labels: Sequence[int] | Tensor) -> Tensor:
     """u_j = ⟨h, v_j − v0⟩ (contexts, k), nearly log(p_j / p(bulk)), and free of any common shift of the logits."""
     ids = label_ids(labels, model.words)
@@ -95,6 +96,7 @@ def anchored_logits(model: LogLinear, anchor: Tensor, labels: Sequence[int] | Te
 
 
 @checked(features=a_finite_tensor, a=a_finite_tensor, b=a_finite_tensor)
+@tensors_fit
 def thresholded_score(features: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Σ_j a_j max(u_j − b_j, 0) over features u (..., k).
 
