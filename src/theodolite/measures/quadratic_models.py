@@ -70,7 +70,7 @@ CONVENTIONS: Mapping[str, Callable[[int], float]] = {
 
 
 @also_called(lr="rate")
-@checked(rate=finite, outputs=count)
+@checked(rate=nonnegative, outputs=count)
 def half_sum_rate(rate: float, convention: str, outputs: int) -> float:
     """The rate for ½ Σ r² that takes the steps which `rate` takes for another squared loss.
 

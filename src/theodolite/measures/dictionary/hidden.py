@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import checked, choice, count, fraction, nonnegative, whole
+from theodolite.arguments import checked, choice, count, fraction, nonnegative, one_of, whole
 from theodolite.measures.dictionary.arrays import Array, as_pair
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.matching_pursuit import Selection
@@ -105,7 +105,9 @@ def check_hidden(dim: int, atoms: int, sparsity: int, hidden_fraction: float, ma
     return hidden
 
 
-@checked(sparsity=count, hidden_fraction=fraction, masks=count, penalty=nonnegative, seed=whole)
+@checked(
+    sparsity=count, selection=one_of(*get_args(Selection)), hidden_fraction=fraction, masks=count, penalty=nonnegative, seed=whole
+)
 def hidden_error(
     signals: Array,
     dictionary: Array,

@@ -75,7 +75,12 @@ def split_loss(
 
 
 @checked(
-    values=of_dimensions(1), vectors=of_dimensions(2), gradient=of_dimensions(1), loss=finite, ranks=each(count), outputs=count
+    values=of_dimensions(1),
+    vectors=of_dimensions(2),
+    gradient=of_dimensions(1),
+    loss=finite,
+    ranks=each(count),
+    outputs=count,
 )
 def split_loss_by_curvature(
     values: Tensor, vectors: Tensor, gradient: Tensor, loss: float, ranks: Sequence[int] | None = None, *, outputs: int = 1

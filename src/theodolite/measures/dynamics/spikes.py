@@ -6,8 +6,9 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from theodolite.arguments import checked, count, nonnegative, positive, sequence, whole
+from theodolite.arguments import checked, count, nonnegative, positive, sequence, shown, whole
 from theodolite.results import Result, Row
 
 
@@ -34,6 +35,14 @@ class SpikeEvent:
         if self.kernel_before is None or self.kernel_after is None:
             return None
         return self.kernel_after < self.kernel_before
+
+
+def _flags(name: str, value: Any) -> list[Any]:
+    """Entries that are true, false or None, where nobody looked."""
+    entries = list(sequence(name, value))
+    if any(not (entry is None or entry in (0, 1)) for entry in entries):
+        raise ValueError(f"{name} must hold True, False or None. Got {shown(value)}.")
+    return entries
 
 
 @checked(losses=sequence, kernel=sequence, rise=positive, window=count, recovered=positive, slack=nonnegative)
@@ -191,7 +200,7 @@ class MatchTable(Result):
         )
 
 
-@checked(exceeded=sequence, losses=sequence, up=sequence, slack=nonnegative)
+@checked(exceeded=_flags, losses=sequence, up=sequence, slack=nonnegative)
 def match_table(
     exceeded: Sequence[bool | None],
     losses: Sequence[float | None] | None = None,
@@ -234,7 +243,7 @@ def match_table(
     )
 
 
-@checked(exceeded=sequence, best_step=whole)
+@checked(exceeded=_flags, best_step=whole)
 def catapult_count(exceeded: Iterable[bool | None], best_step: int | None = None) -> int:
     """Steps above the critical rate of their batch, among those taken before `best_step` (all, if None).
 

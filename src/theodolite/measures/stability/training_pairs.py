@@ -193,7 +193,7 @@ def draw_swaps(train_size: int, test_size: int, m: int, pairs: int, seed: int) -
     return [draw_swap(train_size, test_size, m, np.random.default_rng([seed, m, pair])) for pair in range(pairs)]
 
 
-@checked(m=count)
+@checked(m=count, rng=lambda name, value: value if isinstance(value, np.random.Generator) else whole(name, value))
 def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator | int) -> tuple[Examples, Examples, int, int]:
     """A training set S of m examples, S' with one of them exchanged, its place i, and the number z of what came.
 
