@@ -106,8 +106,10 @@ def random_seed(value: Any, name: str = "seed") -> int:
         found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         found = None
-    if found is None or not -(2**63) <= found < 2**64:
-        raise ValueError(f"{name} must be an integer from -2^63 to 2^64 - 1. Got {shown(value)}.")
+    if found is None:
+        raise ValueError(f"{name} must be an integer. Got {shown(value)}.")
+    if not -(2**63) <= found < 2**64:
+        raise ValueError(f"{name} must lie between -2^63 and 2^64 - 1. Got {found}; take a smaller one.")
     return found
 
 
@@ -169,7 +171,7 @@ def nonnegative(name: str, value: Any) -> float:
     """The value as a finite float of at least 0."""
     found = _real(value)
     if not 0 <= found < math.inf:
-        raise ValueError(f"{name} must be a number of at least 0. Got {shown(value)}.")
+        raise ValueError(f"{name} must be at least 0, a finite number. Got {shown(value)}.")
     return found
 
 

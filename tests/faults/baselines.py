@@ -144,6 +144,11 @@ def fitted(**settings: Any) -> Any:
     return dictionary.MaskedDictionaryLearning(**settings).fit(numbers(10, 6).numpy())
 
 
+def measured_problem(**given: Any) -> float:
+    """What batches weigh is read when it is needed."""
+    return th.Problem(**given).loss()
+
+
 #: Public callables by their place under `theodolite`, with the arguments of a valid call, all by name.
 BASELINES: dict[str, Callable[[], Arguments]] = {
     "survey": lambda: {"problem": problem(), "lr": 0.1, "budget": 5.0, "only": ["parameters"], "name": "net",
@@ -422,6 +427,7 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
 
 #: Names that stand for something done after construction.
 STAND_INS: dict[str, Callable[..., Any]] = {
+    "Problem": measured_problem,
     "MaskedDictionaryLearning": fitted,
     "Fleet.train": trained_fleet,
     "Monitor.observe": fed_monitor,

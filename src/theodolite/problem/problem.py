@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import choice, each, instance, nonnegative, whole
+from theodolite.arguments import choice, instance, whole
 from theodolite.errors import DerivativeWarning, NonFiniteError
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
@@ -88,8 +88,6 @@ class Problem:
         choice("mode", mode, ("eval", "train", None), wanted="'eval', 'train' or None (as found)")
         instance(str)("target", target)
         whole("hold_bytes", hold_bytes)
-        if batch_weight is not None and not callable(batch_weight):
-            each(nonnegative)("batch_weight", batch_weight)
         self.model = unwrap(model)
         probe.refuse_self_changing_layers(self.model)
         self.loss_function = bound(loss, self.model)

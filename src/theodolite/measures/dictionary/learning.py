@@ -228,8 +228,8 @@ def learn_batch(
 
 
 @checked(
-    components=of_dimensions(3),
-    signals=of_dimensions(3),
+    components=of_dimensions(3, finite=False),
+    signals=of_dimensions(3, finite=False),
     settings=instance(LearningSettings),
     visible=optional(a_tensor),
     observed=a_tensor,

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import checked, count, either, integer, nonnegative
+from theodolite.arguments import checked, either, integer, nonnegative
 from theodolite.measures.dictionary.arrays import as_real, as_visible
 from theodolite.problem.arguments import a_tensor
 
@@ -78,7 +78,7 @@ def orthogonal_matching_pursuit(
     return cast(NDArray[np.float64], codes.numpy()) if arrays else codes
 
 
-@checked(signals=a_tensor, dictionary=a_tensor, k=count, tolerance=nonnegative)
+@checked(signals=a_tensor, dictionary=a_tensor, tolerance=nonnegative)
 def pursue(
     signals: Tensor,
     dictionary: Tensor,

@@ -75,11 +75,9 @@ class CatapultSweep(Result):
 @also_called(matrix="by")
 @checked(
     problem=a_problem,
-    rates=each(positive),
     models=each(instance(str)),
     steps=count,
     seeds=one_or_each(whole),
-    ratios=each(positive),
     batch_size=count,
     every=count,
 )

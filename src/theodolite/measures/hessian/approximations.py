@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, count, each, either, seed
+from theodolite.arguments import checked, count, each, either, integer, seed
 from theodolite.operators.kronecker import LayerPass, affine_layers, visit_batches
 from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT, SoftmaxCurvature
@@ -127,7 +127,7 @@ class FullApproximation(Result):
         return f"{len(self.values)} approximate eigenvalues of the whole Hessian ({self.variant}): {shown}{sampled}."
 
 
-@checked(problem=a_problem, k=count, max_passes=count, seed=seed)
+@checked(problem=a_problem, k=integer, max_passes=count, seed=seed)
 def full_hessian_approximation(
     problem: Problem, k: int, *, variant: Variant = "paper", max_passes: int = EXACT_PASSES, seed: int = 0
 ) -> FullApproximation:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from theodolite.arguments import also_called, checked, count, nonnegative, positive, sequence, shown
-from theodolite.problem.arguments import a_finite_tensor, of_dimensions
+from theodolite.problem.arguments import a_finite_tensor
 from theodolite.results import Result, Row
 
 _NUMBERS = 2**23  # held at once while batches are gathered: 64 MB in float64
@@ -141,7 +141,7 @@ def largest_norm(inputs: Tensor, *, bias: bool = True) -> float:
     return float(_extended(inputs, bias).norm(dim=1).max())
 
 
-@checked(inputs=of_dimensions(2), batches=sequence, outputs=count, enough=positive)
+@checked(inputs=a_finite_tensor, batches=sequence, outputs=count, enough=positive)
 def largest_smoothness(
     inputs: Tensor, batches: Tensor | Sequence[Tensor], *, bias: bool = True, outputs: int = 1, enough: float | None = None
 ) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import checked, choice, count, fraction, instance, nonnegative, sequence, shown, whole
+from theodolite.arguments import checked, choice, count, finite, fraction, instance, sequence, shown, whole
 from theodolite.measures.fits import straight_line
 from theodolite.results import Outcome, Result, Row, fields_of
 from theodolite.text import nearest
@@ -82,7 +82,7 @@ class PowerFit(Result):
         return with_interval(self.b, self.b_low, self.b_high)
 
 
-@checked(ms=sequence, values_per_pair=sequence, resamples=count, level=fraction, seed=whole)
+@checked(ms=sequence, values_per_pair=sequence, resamples=whole, level=fraction, seed=whole)
 def fit_power_law(
     ms: Any, values_per_pair: Any, *, reduce: Reduce = "max", resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> PowerFit:
@@ -244,7 +244,7 @@ class SlopeWindows(Result):
         return f"Local slopes run from {signed(min(inside))} to {signed(max(inside))} {ends}, the widest window in which {share}."
 
 
-@checked(ms=sequence, g=sequence, spread=nonnegative)
+@checked(ms=sequence, g=sequence, spread=finite)
 def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
     """Slopes of log g between neighbouring sizes, and the widest window with `max − min ≤ spread · |mean|` among its slopes.
 
@@ -407,7 +407,7 @@ class Explanation(Result):
         return f" The gap goes like m^{gap}, stability like m^{stab}{dist}; Δb = {delta}."
 
 
-@checked(trial=whole, step=whole, gap=instance(str), stab=instance(str), resamples=count, level=fraction, seed=whole, pool=count)
+@checked(trial=whole, step=whole, gap=instance(str), stab=instance(str), resamples=whole, level=fraction, seed=whole, pool=count)
 def explains(
     rows_or_result: Any,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ SAMPLES = 256
 CHECKED = 8
 
 
-@checked(outputs=one_or_each(integer), memory_budget=whole)
+@checked(outputs=one_or_each(partial(integer, wanted="whole numbers")), memory_budget=whole)
 def tangent_kernel(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, count, seed, sequence, share, whole
+from theodolite.arguments import checked, count, integer, seed, sequence, share, whole
 from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
 from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
 from theodolite.measures.anchors.probing.inputs import Reading, Source, read, windows_for
 from theodolite.measures.anchors.probing.streams import NormalEquations, ProbeStream
-from theodolite.problem.arguments import a_model, of_dimensions
+from theodolite.problem.arguments import a_model
 from theodolite.problem.calling import unwrap
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import map_tensors, named_tensors
@@ -164,12 +164,10 @@ def _shares(errors: tuple[float, ...], variances: tuple[float, ...]) -> tuple[fl
 
 @checked(
     states=sequence,
-    weight=of_dimensions(2),
-    bias=of_dimensions(1),
     anchors=count,
     held_out=share,
-    chunk=count,
-    sample=count,
+    chunk=integer,
+    sample=integer,
     seed=seed,
 )
 def probe_states(
@@ -388,10 +386,10 @@ def _clusters(sample: _Sample, top: tuple[int, ...], anchors: int, biased: bool,
     max_positions=count,
     batch_size=count,
     restrict_vocab=count,
-    chunk=count,
+    chunk=integer,
     mask_token=whole,
     every=count,
-    sample=count,
+    sample=integer,
     seed=seed,
 )
 def anchor_probe(

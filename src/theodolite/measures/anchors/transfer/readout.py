@@ -26,7 +26,7 @@ from theodolite.arguments import (
 )
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.transfer.log_linear import LogLinear, shift_anchor, shift_log_linear
-from theodolite.problem.arguments import a_finite_tensor, numbers, of_dimensions, tensors_fit
+from theodolite.problem.arguments import a_finite_tensor, a_tensor, numbers, of_dimensions, tensors_fit
 from theodolite.results import Result, Row
 
 Method = Literal["logistic", "adam"]
@@ -82,7 +82,7 @@ def label_ids(labels: Sequence[int] | Tensor, words: int, *, name: str = "labels
     return ids
 
 
-@checked(model=instance(LogLinear), anchor=a_finite_tensor, labels=each(whole))
+@checked(model=instance(LogLinear), anchor=a_tensor, labels=each(whole))
 @tensors_fit
 def anchored_logits(model: LogLinear, anchor: Tensor, labels: Sequence[int] | Tensor) -> Tensor:
     """u_j = ⟨h, v_j − v0⟩ (contexts, k), nearly log(p_j / p(bulk)), and free of any common shift of the logits."""
@@ -106,7 +106,7 @@ def thresholded_score(features: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return ((features - b).clamp(min=0) * a).sum(-1)
 
 
-@checked(features=of_dimensions(2), classes=of_dimensions(1), quantile=share, ridge=nonnegative, steps=count, lr=positive)
+@checked(features=a_tensor, classes=a_tensor, quantile=share, ridge=nonnegative, steps=count, lr=positive)
 def fit_readout(
     features: Tensor,
     classes: Tensor,
