@@ -235,6 +235,23 @@ def test_bad_values_of_every_argument():
     judge_all(cases)
 
 
+def test_inference_mode_and_the_meta_device():
+    """Data of inference mode are right; weights without gradients or values are refused in one line."""
+    data = torch.ones(3, 2), torch.zeros(3, 1)
+    with torch.inference_mode():
+        frozen, there = nn.Linear(2, 1), tuple(t.clone() for t in data)
+    assert th.hessian(th.Problem(nn.Linear(2, 1), nn.MSELoss(), there)).to_dense().isfinite().all()
+    for model, words in ((frozen, "inference mode"), (nn.Linear(2, 1, device="meta"), "meta device")):
+        for call in (
+            lambda m: th.Problem(m, nn.MSELoss(), data),
+            lambda m: th.tangent_kernel(m, data[0]),
+            lambda m: th.agop(m, data[0]),
+        ):
+            with pytest.raises(ValueError, match=words) as caught:
+                call(model)
+            assert "\n" not in str(caught.value)
+
+
 def test_the_judge_finds_what_is_wrong(monkeypatch):
     """It calls a cryptic message cryptic, an accepted NaN accepted, and a clear refusal clear."""
 

@@ -96,6 +96,12 @@ def select_parameters(model: nn.Module, params: Selector) -> Selection:
     empty = [names[k] for k, p in available.items() if p.is_meta]
     if empty:
         raise ParameterSelectionError(f"{empty[0]} lies on the meta device and has no values: load the weights first.")
+    made_there = [names[k] for k, p in available.items() if p.is_inference()]
+    if made_there:
+        raise ParameterSelectionError(
+            f"model: {made_there[0]} was made in inference mode and takes no gradient: build or load the model outside "
+            "torch.inference_mode()."
+        )
     lazy = [names[k] for k, p in available.items() if isinstance(p, nn.parameter.UninitializedParameter)]
     if lazy:
         raise ParameterSelectionError(f"{lazy[0]} has no shape yet: run the model once on a batch before measuring it.")

@@ -13,7 +13,7 @@ from torch import Tensor
 from theodolite.arguments import checked, count, either, seed, whole
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.streams import NormalEquations
-from theodolite.problem.arguments import a_finite_tensor, of_dimensions
+from theodolite.problem.arguments import a_tensor, of_dimensions
 from theodolite.results import Cost, Outcome, Result, Row
 
 By = Literal["value", "state"]
@@ -190,7 +190,7 @@ class AtomGeometry(Result):
         )
 
 
-@checked(weight=a_finite_tensor, pairs=count, seed=seed)
+@checked(weight=a_tensor, pairs=count, seed=seed)
 def atom_geometry(weight: Tensor, *, pairs: int = 100_000, seed: int = 0) -> AtomGeometry:
     """Singular values, ranks, norms and cosines of the rows of `weight` (n, d), in float64 through the d × d Gram matrix.
 
