@@ -140,8 +140,9 @@ def fed_monitor(**given: Any) -> Any:
 
 
 def fitted(**settings: Any) -> Any:
-    """The estimator checks its settings when it is fitted, as scikit-learn asks."""
-    return dictionary.MaskedDictionaryLearning(**settings).fit(numbers(10, 6).numpy())
+    """The estimator checks its settings when it is fitted and asked for its score, as scikit-learn has it."""
+    signals = numbers(10, 6).numpy()
+    return dictionary.MaskedDictionaryLearning(**settings).fit(signals).score(signals)
 
 
 def measured_problem(**given: Any) -> float:

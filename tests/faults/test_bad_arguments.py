@@ -62,7 +62,7 @@ RANGES: tuple[tuple[str, str], ...] = (
     # Counts and places that may be none.
     ("0", "memory_budget hold_bytes output samples sample directions probes top held_out drop_first random_state init_seed "
      "order_seed "
-     "pair_seed paths check_steps best_step safe_share rows rounds quantile word coherence epochs expansions rng "
+     "pair_seed paths check_steps best_step safe_share rows rounds quantile word coherence epochs resamples expansions rng "
      "overfitting_dictionary.radius "
      "expected_regime.steps visiting_steps.steps class_orbit.steps descend.steps one_example.steps pure_quadratic.steps "
      "unit_sigma.steps"),
@@ -85,7 +85,7 @@ RANGES: tuple[tuple[str, str], ...] = (
      "pure_quadratic.gamma "
      "pure_quadratic.norm unit_sigma.g unit_sigma.kernel unit_sigma.rate unit_sigma.y unit_sigma.c0 unit_sigma.gamma"),
     ("0, shape", "rare_word_kl.probability silencing_shift.logits silencing_shift.thresholds largest_norm.inputs "
-     "class_orbit.v"),
+     "class_orbit.v largest_smoothness.inputs"),
     ("inf, 0, 2.5, huge, empty, shape", "fv_bound.beta fv_bound.m fv_bound.delta visits"),
     # Formulas pass NaN on, and one step of a run that has blown up begins at NaN.
     ("shape, nan tensor", "kl_divergence.teacher kl_divergence.student total_variation.teacher total_variation.student "
@@ -95,7 +95,8 @@ RANGES: tuple[tuple[str, str], ...] = (
      "gated_output.x "
      "quadratic_step.residual quadratic_step.jacobian quadratic_step.curved reduced_step.u reduced_step.v "
      "top_direction.next_kernel "
-     "top_direction.residual top_direction.next_residual one_example_step.g one_example_step.kernel example_losses.outputs"),
+     "top_direction.residual top_direction.next_residual one_example_step.g one_example_step.kernel example_losses.outputs "
+     "objective_and_gradient.components objective_and_gradient.signals"),
     ("nan, inf, -inf, -1, 0, 2.5, huge, nan tensor", "one_example_step.y one_example_step.c one_example_step.rate"),
     # A loss that is NaN has diverged; a label may be anything.
     ("empty, nan list", "classify_run.trace classify_run.kernel track_eigenpairs.labels catapult_count.exceeded"),

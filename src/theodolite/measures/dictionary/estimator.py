@@ -199,7 +199,6 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
             settings.check(len(signals), dim, atoms)
             if not (self.random_state is None or hasattr(self.random_state, "randint")):
                 integer("random_state", self.random_state, least=0, wanted="a whole number, a generator or None")
-            integer("score_masks", self.score_masks, least=1, wanted=FROM_ONE)
             if self.n_init > 1:
                 check_hidden(dim, atoms, settings.sparsity, self.hidden_fraction, self.score_masks, settings.decoder)
             self._seeds = start_seeds(self.random_state, self.n_init)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import checked, choice, count, fraction, nonnegative, one_of, whole
+from theodolite.arguments import checked, choice, count, fraction, integer, nonnegative, one_of, whole
 from theodolite.measures.dictionary.arrays import Array, as_pair
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.matching_pursuit import Selection
@@ -106,7 +106,12 @@ def check_hidden(dim: int, atoms: int, sparsity: int, hidden_fraction: float, ma
 
 
 @checked(
-    sparsity=count, selection=one_of(*get_args(Selection)), hidden_fraction=fraction, masks=count, penalty=nonnegative, seed=whole
+    sparsity=count,
+    selection=one_of(*get_args(Selection)),
+    hidden_fraction=fraction,
+    masks=integer,
+    penalty=nonnegative,
+    seed=whole,
 )
 def hidden_error(
     signals: Array,

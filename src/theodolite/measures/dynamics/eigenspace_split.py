@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.arguments import checked, count, each, finite, instance, seed
+from theodolite.arguments import checked, count, finite, instance, seed, sequence
 from theodolite.linalg import top_eigenpairs
 from theodolite.operators import LinearOperator
 from theodolite.problem.arguments import a_finite_tensor, of_dimensions
@@ -42,7 +42,7 @@ class LossSplit(Result):
 _MATRIX = {"kernel": "tangent kernel", "curvature": "Gauss-Newton matrix"}
 
 
-@checked(kernel=instance(Tensor, LinearOperator), residual=a_finite_tensor, ranks=each(count), outputs=count, seed=seed)
+@checked(kernel=instance(Tensor, LinearOperator), residual=a_finite_tensor, ranks=sequence, outputs=count, seed=seed)
 def split_loss(
     kernel: Tensor | LinearOperator, residual: Tensor, ranks: Sequence[int] = (1, 5), *, outputs: int = 1, seed: int = 0
 ) -> LossSplit:
@@ -79,7 +79,7 @@ def split_loss(
     vectors=of_dimensions(2),
     gradient=of_dimensions(1),
     loss=finite,
-    ranks=each(count),
+    ranks=sequence,
     outputs=count,
 )
 def split_loss_by_curvature(

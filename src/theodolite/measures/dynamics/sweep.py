@@ -12,7 +12,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import also_called, checked, count, each, fraction, instance, one_or_each, positive, shown, whole
+from theodolite.arguments import (
+    also_called,
+    checked,
+    count,
+    fraction,
+    one_or_each,
+    positive,
+    sequence,
+    shown,
+    whole,
+)
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.optimizers import BLOWN_UP
@@ -75,7 +85,7 @@ class CatapultSweep(Result):
 @also_called(matrix="by")
 @checked(
     problem=a_problem,
-    models=each(instance(str)),
+    models=sequence,
     steps=count,
     seeds=one_or_each(whole),
     batch_size=count,
