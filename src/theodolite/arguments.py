@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from typing import Any, ParamSpec, TypeVar
 
 from theodolite.text import quoted
@@ -21,6 +21,42 @@ R = TypeVar("R")
 
 #: What `positive` accepts, where a tensor or a text may have been meant.
 A_NUMBER = "positive and finite, a number"
+_LARGEST = 2**63 - 1
+
+#: A check of one argument: name and value in, the value as it is used out.
+Rule = Callable[[str, Any], Any]
+
+
+def checked(**rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check arguments by name before a function runs; None passes where it is the default.
+
+    >>> @checked(steps=count, rate=positive)
+    ... def descend(rate=None, steps=1):
+    ...     return rate, steps
+    >>> descend(), descend(0.5)
+    ((None, 1), (0.5, 1))
+    >>> descend(0.5, steps=0)
+    Traceback (most recent call last):
+    ValueError: steps must be a positive integer. Got 0.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(function).parameters
+        places = [*parameters]
+        optional = {name for name in rules if name in parameters and parameters[name].default is None}
+
+        def check(name: str, value: Any) -> Any:
+            return value if name not in rules or (value is None and name in optional) else rules[name](name, value)
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            given: Any = [check(places[min(i, len(places) - 1)], value) for i, value in enumerate(args)]
+            named: Any = {name: check(name, value) for name, value in kwargs.items()}
+            return function(*given, **named)
+
+        return called
+
+    return decorate
 
 
 def integer(name: str, value: Any, *, least: int | None = None, wanted: str | None = None) -> int:
@@ -36,9 +72,11 @@ def integer(name: str, value: Any, *, least: int | None = None, wanted: str | No
         found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         found = None
+    if found is not None and not -_LARGEST <= found <= _LARGEST:
+        raise ValueError(f"{name} must be below 2^63, the largest number that indices and counts have. Got {shown(value)}.")
     if found is None or (least is not None and found < least):
         usual = {None: "an integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
-        raise ValueError(f"{name} must be {wanted or usual}. Got {value!r}.")
+        raise ValueError(f"{name} must be {wanted or usual}. Got {shown(value)}.")
     return found
 
 
@@ -58,16 +96,21 @@ def positive_integers(**values: Any) -> None:
         integer(name, value, least=1, wanted="a whole number of at least 1")
 
 
-def random_seed(value: Any) -> int:
+def random_seed(value: Any, name: str = "seed") -> int:
     """A seed that torch's generators take.
 
     >>> random_seed(7)
     7
     """
-    seed = integer("seed", value)
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"seed must lie between -2^63 and 2^64 - 1. Got {seed}; take a smaller one.")
-    return seed
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None:
+        raise ValueError(f"{name} must be an integer. Got {shown(value)}.")
+    if not -(2**63) <= found < 2**64:
+        raise ValueError(f"{name} must lie between -2^63 and 2^64 - 1. Got {found}; take a smaller one.")
+    return found
 
 
 def positive(name: str, value: Any, *, wanted: str = "a positive number") -> float:
@@ -79,7 +122,7 @@ def positive(name: str, value: Any, *, wanted: str = "a positive number") -> flo
     """
     number = _real(value)
     if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be {wanted}. Got {value!r}.")
+        raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
     return number
 
 
@@ -92,8 +135,127 @@ def fraction(name: str, value: Any) -> float:
     """
     number = _real(value)
     if not 0 < number < 1:
-        raise ValueError(f"{name} must be a number above 0 and below 1. Got {value!r}.")
+        raise ValueError(f"{name} must be a number above 0 and below 1. Got {shown(value)}.")
     return number
+
+
+def count(name: str, value: Any) -> int:
+    """The value as one of 1, 2, 3, ..."""
+    return integer(name, value, least=1)
+
+
+def whole(name: str, value: Any) -> int:
+    """The value as one of 0, 1, 2, ..."""
+    return integer(name, value, least=0)
+
+
+def seed(name: str, value: Any) -> int:
+    """A seed that torch's generators take; as a rule."""
+    return random_seed(value, name)
+
+
+def finite(name: str, value: Any) -> float:
+    """The value as a finite float.
+
+    >>> finite("shift", -2), finite("shift", float("inf"))
+    Traceback (most recent call last):
+    ValueError: shift must be a finite number. Got inf.
+    """
+    found = _real(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{name} must be a finite number. Got {shown(value)}.")
+    return found
+
+
+def nonnegative(name: str, value: Any) -> float:
+    """The value as a finite float of at least 0."""
+    found = _real(value)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{name} must be at least 0, a finite number. Got {shown(value)}.")
+    return found
+
+
+def share(name: str, value: Any) -> float:
+    """The value as a float from 0 to 1, both included."""
+    found = _real(value)
+    if not 0 <= found <= 1:
+        raise ValueError(f"{name} must be a number from 0 to 1. Got {shown(value)}.")
+    return found
+
+
+def each(rule: Rule) -> Rule:
+    """A rule for sequences: at least one entry, each of which passes `rule`.
+
+    >>> each(count)("widths", [3, 0])
+    Traceback (most recent call last):
+    ValueError: widths[1] must be a positive integer. Got 0.
+    """
+
+    def check(name: str, value: Any) -> list[Any]:
+        try:
+            entries = None if isinstance(value, str) else list(value)
+        except TypeError:
+            entries = None
+        if not entries:
+            raise ValueError(f"{name} must be a sequence with at least one entry. Got {shown(value)}.")
+        return [rule(f"{name}[{i}]", entry) for i, entry in enumerate(entries)]
+
+    return check
+
+
+def one_or_each(rule: Rule) -> Rule:
+    """A rule for one value or a sequence of them."""
+    return lambda name, value: (
+        each(rule)(name, value)
+        if isinstance(value, Iterable) and not isinstance(value, str) and _ndim(value)
+        else rule(name, value)
+    )
+
+
+def a_function(name: str, value: Any) -> Any:
+    """Something that can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function. Got {shown(value)}.")
+    return value
+
+
+def sequence(name: str, value: Any) -> Any:
+    """A list, a tensor or another iterable of values, not a text."""
+    if isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "is_meta", False):
+        raise TypeError(f"{name} must be a sequence. Got {shown(value)}.")
+    return value
+
+
+def optional(rule: Rule) -> Rule:
+    """The rule, where None is accepted though it is not the default."""
+    return lambda name, value: None if value is None else rule(name, value)
+
+
+def one_of(*choices: Any) -> Rule:
+    """A rule for a few words."""
+
+    def check(name: str, value: Any) -> Any:
+        either(name, value, choices)
+        return value
+
+    return check
+
+
+def instance(*kinds: type, wanted: str = "") -> Rule:
+    """A rule for objects of a class; `wanted` says how to get one.
+
+    >>> instance(dict)("settings", 3)
+    Traceback (most recent call last):
+    TypeError: settings must be a dict. Got 3.
+    """
+    words = wanted or " or ".join(f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}" for kind in kinds)
+
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise TypeError(f"{name} must be {words}. Got {shown(value)}.")
+        return value
+
+    return check
 
 
 def at_least(least: int, **values: Any) -> None:
@@ -105,7 +267,7 @@ def at_least(least: int, **values: Any) -> None:
     """
     for name, value in values.items():
         if not least <= _real(value) < math.inf:
-            raise ValueError(f"{name} must be at least {least}. Got {value!r}.")
+            raise ValueError(f"{name} must be at least {least}. Got {shown(value)}.")
 
 
 def between(low: float, high: float, **values: Any) -> None:
@@ -118,7 +280,7 @@ def between(low: float, high: float, **values: Any) -> None:
     for name, value in values.items():
         if not (low <= _real(value) <= high and math.isfinite(value)):
             ends = ("(" if low == -math.inf else "[", ")" if high == math.inf else "]")
-            raise ValueError(f"{name} must lie in {ends[0]}{low:g}, {high:g}{ends[1]}. Got {value!r}.")
+            raise ValueError(f"{name} must lie in {ends[0]}{low:g}, {high:g}{ends[1]}. Got {shown(value)}.")
 
 
 def choice(name: str, value: Any, choices: Iterable[Any], *, wanted: str | None = None) -> None:
@@ -129,8 +291,8 @@ def choice(name: str, value: Any, choices: Iterable[Any], *, wanted: str | None 
     ValueError: which must be one of 'largest', 'smallest'. Got 'larges'; did you mean 'largest'?
     """
     known = list(choices)
-    if value not in known:
-        raise ValueError(f"{name} must be {wanted or f'one of {quoted(known)}'}. Got {value!r}{_nearest(value, known)}")
+    if hasattr(value, "shape") or value not in known:
+        raise ValueError(f"{name} must be {wanted or f'one of {quoted(known)}'}. Got {shown(value)}{_nearest(value, known)}")
 
 
 def either(name: str, value: Any, choices: Collection[Any]) -> None:
@@ -186,12 +348,33 @@ def also_called(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
+def shown(value: Any) -> str:
+    """A value in a few words of one line: itself where it is short, else what it is.
+
+    >>> shown(0.5), shown("text"), shown([0] * 99)
+    ('0.5', "'text'", 'a list of 99')
+    """
+    if (shape := getattr(value, "shape", ())) and not callable(shape):
+        where = " on the meta device" if getattr(value, "is_meta", False) else ""
+        return f"a {type(value).__name__} of shape {tuple(shape)}{where}"
+    text = repr(value)
+    if len(text) <= 80 and "\n" not in text:
+        return text
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, Sized) else "")
+
+
 def _real(value: Any) -> float:
     """The value as a float, of whatever real type it is; NaN where it is no number."""
     try:
         return math.nan if isinstance(value, str | bool | complex) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return math.nan
+
+
+def _ndim(value: Any) -> int:
+    """The number of dimensions of a tensor or an array; 1 for all else."""
+    found = getattr(value, "ndim", 1)
+    return found if isinstance(found, int) else 1
 
 
 def _nearest(value: Any, known: list[Any]) -> str:

@@ -14,6 +14,7 @@ import torch
 from theodolite import plots
 from theodolite.analyses.page import Findings, labels, write_analysis
 from theodolite.analyses.path import path_finding, path_section
+from theodolite.arguments import checked, count, fraction, instance, seed
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
 from theodolite.measures.mode_connectivity import BatchNormPolicy, LinearPath, path_between
 from theodolite.problem import Batch, Problem
@@ -120,6 +121,7 @@ class Comparison(Result):
         )
 
 
+@checked(problems=instance(Mapping), k=count, tol=fraction, seed=seed)
 def compare(
     problems: Mapping[str, Problem],
     layers: str | Iterable[str] | None = None,

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from theodolite.arguments import A_NUMBER, checked, count, positive, seed
 from theodolite.errors import NonFiniteError, OutputLossError, ParameterSelectionError, SecondOrderError, WeightingError
 from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
 from theodolite.instruments.planning import Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
 from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.problem import Problem
+from theodolite.problem.optimizers import as_optimizer
 from theodolite.progress import Stage, stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, worst_first
 from theodolite.text import nearest, plural
@@ -77,13 +80,14 @@ class Survey(Result):
         return write_page(page_of(self), path)
 
 
+@checked(lr=partial(positive, wanted=A_NUMBER), population=count, seed=seed)
 def survey(
     problem: Problem | nn.Module,
     loss: Any = _NOT_GIVEN,
     data: Any = None,
     *,
     lr: float | None = None,
-    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | str | None = None,
     budget: Budget = None,
     only: Iterable[str] | None = None,
     name: str = "",
@@ -97,7 +101,8 @@ def survey(
     Args:
         problem: a `Problem`; or a model, followed by its loss and its data. In the second form data that hold NaN and models
             without trainable parameters become findings too, where building the `Problem` would raise.
-        lr, optimizer: the learning rate and the optimizer you train with; the survey then says what to expect of them.
+        lr, optimizer: the learning rate and the optimizer you train with, or its name with `lr`; the survey then says what to
+            expect of them.
         budget: seconds, or a text such as "60s" or "2m"; efforts are lowered and instruments left out to fit.
         only: names of instruments; those they need run too.
         name: what the page calls the subject; by default the model's class.
@@ -135,13 +140,14 @@ def survey(
     )
 
 
+@checked(lr=partial(positive, wanted=A_NUMBER), seed=seed)
 def plan_survey(
     problem: Problem | nn.Module,
     loss: Any = _NOT_GIVEN,
     data: Any = None,
     *,
     lr: float | None = None,
-    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | str | None = None,
     budget: Budget = None,
     only: Iterable[str] | None = None,
     seed: int = 0,
@@ -179,17 +185,13 @@ def open_context(
     data: Any,
     *,
     lr: float | None,
-    optimizer: Optimizer | Callable[[Any], Optimizer] | None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | str | None,
     population: int | None,
     seed: int,
 ) -> SurveyContext | Finding:
     """The context of a survey, or the finding that stands in its way."""
-    if lr is not None and not (isinstance(lr, int | float) and 0 < lr < math.inf):
-        raise ValueError(f"lr must be positive, a finite number. Got {lr!r}.")
-    if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, Optimizer):
-        raise ValueError(
-            f"optimizer must be a torch optimizer, or a function of the parameters that makes one. Got {optimizer!r}."
-        )
+    if isinstance(optimizer, nn.Module):
+        raise ValueError(f"optimizer must be a torch optimizer, not a model. Got {type(optimizer).__name__}.")
     if isinstance(problem, Problem) and (loss is not _NOT_GIVEN or data is not None):
         raise ValueError("A Problem has its own loss and data: survey(problem) or survey(model, loss, data).")
     if not isinstance(problem, Problem):
@@ -199,8 +201,9 @@ def open_context(
             problem = _build(problem, loss, data, optimizer)
         except NonFiniteError as error:
             return not_finite(str(error))
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
+    if callable(optimizer) and not isinstance(optimizer, Optimizer):
         optimizer = optimizer(problem.parameters)
+    optimizer = as_optimizer(optimizer, problem.parameters, lr=lr, needs_rate=True)
     return SurveyContext(problem, lr=lr, optimizer=optimizer, population=population, seed=seed)
 
 

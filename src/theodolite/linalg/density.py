@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.arguments import A_NUMBER, fraction, integer, positive, random_seed
+from theodolite.arguments import A_NUMBER, fraction, integer, positive, random_seed, shown
 from theodolite.linalg.lockstep import run, run_all, spent
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.progress import counting
@@ -147,7 +147,7 @@ class _Rule:
 
 def _steps(op: LinearOperator, settings: _Settings) -> Generator[Tensor, Tensor, list[_Rule]]:
     if not op.symmetric:
-        raise ValueError(f"spectral_density needs a symmetric operator. Got {op!r}.")
+        raise ValueError(f"spectral_density needs a symmetric operator. Got {shown(op)}.")
     n = op.shape[0]
     steps = min(settings.steps, n)
     generator = torch.Generator().manual_seed(settings.seed)

@@ -244,7 +244,7 @@ def _start_block(op: LinearOperator, k: int, start: Any) -> Tensor | None:
     if start is None:
         return op.suggest_start(k)
     block = start.vectors if isinstance(start, Eigenpairs) else start
-    if not hasattr(block, "__array__"):
+    if not hasattr(block, "__array__") or getattr(block, "is_meta", False):
         raise ValueError(f"start must be a tensor or array (n, j) or an Eigenpairs. Got {type(start).__name__}.")
     block = torch.as_tensor(block)
     block = block[:, None] if block.ndim == 1 else block

@@ -39,8 +39,8 @@ def overlap_curve(u: Any, v: Any) -> Tensor:
 
 def _check(u: Any, v: Any) -> tuple[Tensor, Tensor]:
     for name, x in (("U", u), ("V", v)):
-        if not hasattr(x, "__array__") or "complex" in str(x.dtype):
-            came = f"{x.dtype} numbers" if hasattr(x, "dtype") else type(x).__name__
+        if not hasattr(x, "__array__") or "complex" in str(x.dtype) or getattr(x, "is_meta", False):
+            came = f"{x.dtype} numbers on {getattr(x, 'device', 'cpu')}" if hasattr(x, "dtype") else type(x).__name__
             raise ValueError(f"{name} must be a real matrix (n, k), a tensor or a NumPy array. Got {came}.")
     u, v = torch.as_tensor(u), torch.as_tensor(v)
     for name, x in (("U", u), ("V", v)):

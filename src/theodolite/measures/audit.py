@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import checked
 from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_problem
 from theodolite.problem.parameters import Layer, clean_names
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import IGNORED
@@ -98,6 +100,7 @@ class BatchAudit(Result):
         return f"{batches}{sum(self.sizes)} samples, weighted by {self.rule}; the loss is {self.loss:.4g} and finite everywhere."
 
 
+@checked(problem=a_problem)
 def audit_batches(problem: Problem) -> BatchAudit:
     """One pass over the data, loss and gradient; nothing is raised for NaN, it is written down.
 
@@ -234,6 +237,7 @@ def main_input(problem: Problem) -> Tensor | None:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
+@checked(problem=a_problem)
 def audit_inputs(problem: Problem) -> InputAudit:
     """Find constant and duplicated features; feature numbers count through the flattened sample.
 
@@ -338,6 +342,7 @@ class ParameterAudit(Result):
         return ", ".join(parts) + "."
 
 
+@checked(problem=a_problem)
 def audit_parameters(problem: Problem) -> ParameterAudit:
     """One backward pass from random combinations of the outputs, so that a vanishing loss hides nothing.
 

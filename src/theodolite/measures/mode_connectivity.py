@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from theodolite.arguments import positive_integers
+from theodolite.arguments import a_function, positive_integers, shown
 from theodolite.errors import NonFiniteError
 from theodolite.measures.hessian.tracking import load
 from theodolite.problem import Batch, Problem
@@ -30,7 +30,7 @@ from theodolite.problem.accuracy import answers, right_answers
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, unwrap
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row, fields_of, number
-from theodolite.text import nearest
+from theodolite.text import nearest, plural
 
 __all__ = ["LinearPath", "linear_path"]
 
@@ -47,6 +47,8 @@ BATCH_SIZE = 256
 ALLOWED_DROP = 0.02
 #: Where there is no accuracy: the loss may lie this share of the worse end's loss above it.
 ALLOWED_RISE = 0.02
+#: Points between the ends lie at most this far apart, or a barrier could stand unseen between two of them.
+WIDEST_GAP = 0.2
 #: Where training scripts keep the weights inside a saved file.
 _NESTS = ("state_dict", "model_state_dict", "model", "module")
 # A counter BatchNorm needs only where its momentum is None.
@@ -137,8 +139,8 @@ class LinearPath(Result):
     end, `loss_excess_...` that above the straight line between their losses. `connected` holds if accuracy on the training
     data falls by no more than 0.02, or, where there is no accuracy, if the loss rises by no more than 2 % of the worse end's.
     Losses that are no numbers count as infinite. `chance` is the share of the most frequent training label: where the weaker
-    end is no better than that, nothing could have fallen, and `conclusive` is false. `forward_passes` are those over one data
-    set.
+    end is no better than that, nothing could have fallen, and `conclusive` is false; so it is where nothing was seen on points
+    more than 0.2 apart. `forward_passes` are those over one data set.
     """
 
     alphas: Tensor
@@ -175,10 +177,22 @@ class LinearPath(Result):
 
     @property
     def conclusive(self) -> bool:
-        """Whether both ends are good enough for a barrier to show."""
+        """Whether a barrier would show: the points lie near one another, or one was found, and both ends are good enough."""
+        if self.connected and self._unseen:
+            return False
         if self.train_accuracy is None or self.chance is None:
             return True
         return min(self._ends(self.train_accuracy)) > self.chance + ALLOWED_DROP
+
+    @property
+    def _unseen(self) -> str:
+        """What a grid too coarse to see a barrier leaves open; empty for one that is fine enough."""
+        at = self.alphas[(self.alphas >= 0) & (self.alphas <= 1)]
+        gap = float(at.diff().max())
+        if gap <= WIDEST_GAP + 1e-6:
+            return ""
+        seen = f"only {plural(len(at) - 2, 'point')} between the ends"
+        return f"{seen}, up to {gap:.2g} apart, so a barrier may stand unseen. Take alphas at most {WIDEST_GAP:g} apart."
 
     def _ends(self, values: Tensor) -> tuple[float, float]:
         """Values at alpha = 1 and alpha = 0."""
@@ -231,6 +245,8 @@ class LinearPath(Result):
         border = ""
         if train.error and abs(train.value - ALLOWED_DROP) < 2 * train.error:
             border = f" The border of {100 * ALLOWED_DROP:g} points lies within two standard errors."
+        if self.connected and self._unseen:
+            return f"No verdict ({ends}): {self._unseen}"
         if self.connected and not self.conclusive:
             most = 100 * (self.chance or 0.0)
             return f"No verdict ({ends}): always giving the most frequent answer is right on {most:.1f} %, so nothing could fall."
@@ -251,6 +267,8 @@ class LinearPath(Result):
         if not self.connected:
             where = f"A loss barrier of {number(found.value)} at alpha {found.alpha:.2f}"
             return f"{where} ({ends}{beside}; {rule}): do not average these two."
+        if self._unseen:
+            return f"No verdict ({ends}): {self._unseen}"
         rises = f"rises by {number(found.value)}" if found.value > 0 else "does not rise"
         return (
             f"One basin: between the ends train loss {rises} above the worse one ({ends}{beside}; {rule}), "
@@ -285,7 +303,8 @@ def linear_path(
             become negative, and the outputs no numbers: there the loss is inf and the accuracy 0. The other two have no such
             points.
         loss: `(output, target) -> scalar`; None is cross entropy, or the model's own loss if its forward takes `labels`.
-        alphas: points of the path; 0 and 1 are added. None is 76 from -1 to 2.
+        alphas: points of the path, some between 0 and 1; 0 and 1 are added. None is 76 from -1 to 2. Where neighbours lie more
+            than 0.2 apart, a path without a barrier gets no verdict.
         accuracy: `"auto"`, None for no accuracy, or `(output, target) -> bits`, one per label: whether the answer is right.
         batch_size: larger batches are evaluated in parts of about equal size, this at most.
 
@@ -299,6 +318,8 @@ def linear_path(
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
     _check_words(batchnorm, batch_size)
+    if accuracy not in ("auto", None):
+        a_function("accuracy", accuracy)
     problem = problem_of(model, loss, train, batch_size, "train")
     other = None if test is None else problem_of(model, loss, test, batch_size, "test")
     return path_between(
@@ -403,10 +424,15 @@ def _checked(alphas: Any) -> Tensor:
     alphas = torch.linspace(LOW, HIGH, POINTS, dtype=torch.float64) if alphas is None else alphas
     try:
         given = torch.as_tensor(alphas, dtype=torch.float64).detach().cpu().flatten()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"alphas must be numbers, such as torch.linspace(-1, 2, 76). Got {type(alphas).__name__}.") from error
     if not bool(torch.isfinite(given).all()):
         raise ValueError("alphas must be finite numbers; one of them is NaN or infinite.")
+    if torch.as_tensor(alphas).ndim == 0 or not bool(((given > 0) & (given < 1)).any()):
+        raise ValueError(
+            "alphas must be points of the path, at least one of them between 0 and 1, where a barrier would stand, such as "
+            f"torch.linspace(-1, 2, 76). Got {shown(alphas)}."
+        )
     at = torch.cat([given, torch.tensor([0.0, 1.0], dtype=torch.float64)])
     for end in (0.0, 1.0):
         at[(at - end).abs() < 1e-12] = end
@@ -417,7 +443,7 @@ def _checked(alphas: Any) -> Tensor:
 def _check_words(batchnorm: str, batch_size: int) -> None:
     if batchnorm not in POLICIES:
         near = nearest(str(batchnorm), POLICIES, count=1)[0]
-        raise ValueError(f"batchnorm must be one of {', '.join(map(repr, POLICIES))}. Got {batchnorm!r}; nearest: {near!r}.")
+        raise ValueError(f"batchnorm must be one of {', '.join(map(repr, POLICIES))}. Got {shown(batchnorm)}; nearest: {near!r}.")
     positive_integers(batch_size=batch_size)
 
 

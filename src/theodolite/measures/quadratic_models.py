@@ -14,8 +14,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import also_called
-from theodolite.text import nearest
+from theodolite.arguments import (
+    a_function,
+    also_called,
+    checked,
+    count,
+    entry,
+    finite,
+    fraction,
+    instance,
+    nonnegative,
+    positive,
+    shown,
+    whole,
+)
+from theodolite.problem.arguments import a_finite_tensor, a_tensor, numbers, of_dimensions, tensors_fit
 
 __all__ = [
     "CONVENTIONS",
@@ -57,6 +70,7 @@ CONVENTIONS: Mapping[str, Callable[[int], float]] = {
 
 
 @also_called(lr="rate")
+@checked(rate=nonnegative, outputs=count)
 def half_sum_rate(rate: float, convention: str, outputs: int) -> float:
     """The rate for ½ Σ r² that takes the steps which `rate` takes for another squared loss.
 
@@ -65,14 +79,10 @@ def half_sum_rate(rate: float, convention: str, outputs: int) -> float:
     >>> half_sum_rate(0.5, "mean", 10), half_sum_rate(0.5, "half mean", 10), half_sum_rate(0.5, "half sum", 10)
     (0.1, 0.05, 0.5)
     """
-    if convention not in CONVENTIONS:
-        known = ", ".join(map(repr, CONVENTIONS))
-        raise ValueError(
-            f"convention must be one of {known}; the nearest is {nearest(convention, CONVENTIONS, 1)[0]!r}. Got {convention!r}."
-        )
-    return rate * CONVENTIONS[convention](outputs)
+    return rate * entry("convention", convention, CONVENTIONS)(outputs)
 
 
+@checked(lambda_1=positive, outputs=count)
 def critical_rate(lambda_1: float, convention: str, outputs: int) -> float:
     """2/λ₁ in the given convention: n/λ₁ for a mean over n outputs; the quadratic model allows up to twice that.
 
@@ -82,6 +92,7 @@ def critical_rate(lambda_1: float, convention: str, outputs: int) -> float:
     return 2.0 / (lambda_1 * half_sum_rate(1.0, convention, outputs))
 
 
+@checked(converges=a_function, low=positive, high=positive, tol=fraction, expansions=whole)
 def largest_rate(converges: Callable[[float], bool], low: float, high: float, *, tol: float = 0.01, expansions: int = 3) -> float:
     """The upper end of the rates that converge, to the share `tol`: the last one tried that did.
 
@@ -92,7 +103,7 @@ def largest_rate(converges: Callable[[float], bool], low: float, high: float, *,
     True
     """
     if not 0 < low < high:
-        raise ValueError(f"low and high must be positive rates, the lower first. Got {low!r} and {high!r}.")
+        raise ValueError(f"low and high must be positive rates, the lower first. Got {shown(low)} and {shown(high)}.")
     if not converges(low):
         raise ValueError(f"Training must converge at low = {low:.4g}, and did not. Name a lower rate.")
     while converges(high):
@@ -164,6 +175,8 @@ def _scalar_orbit(step: Step, g: Tensor, kernel: Tensor, y: Tensor, rate: Tensor
 
 
 @also_called(lr="rate")
+@tensors_fit
+@checked(g=a_tensor, kernel=a_tensor)
 def one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Number) -> tuple[Tensor, Tensor]:
     """Output and kernel of the gated network after one step, (3.11) and (3.12) without the division; c = ‖x‖²/(md)."""
     r = g - y
@@ -172,6 +185,8 @@ def one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Numb
 
 
 @also_called(lr="rate")
+@checked(g=numbers, kernel=numbers, y=numbers, c=numbers, rate=numbers, steps=whole, until=nonnegative)
+@tensors_fit
 def one_example(
     g: Number, kernel: Number, y: Number, c: Number, rate: Number, steps: int, *, until: float | None = None
 ) -> Orbit:
@@ -184,6 +199,8 @@ def one_example(
     return _scalar_orbit(lambda g, kernel: one_example_step(g, kernel, y, c, rate), g, kernel, y, rate, steps, until)
 
 
+@checked(u=a_tensor, v=a_tensor, w=numbers)
+@tensors_fit
 def reduced_step(u: Tensor, v: Tensor, w: Number = 0.0) -> tuple[Tensor, Tensor]:
     """One step in the variables u = cη²(g−y)², v = ηλ, w = cη²(g−y)y: (3.13) and (3.14).
 
@@ -192,6 +209,8 @@ def reduced_step(u: Tensor, v: Tensor, w: Number = 0.0) -> tuple[Tensor, Tensor]
     return (1 - v + u + w).square() * u, v - u * (4 - v) - 4 * w
 
 
+@checked(orbit=instance(Orbit), c=numbers)
+@tensors_fit
 def displacement(orbit: Orbit, c: Number) -> Tensor:
     """How far the weights of a gated network have moved since the start, ‖w(t) − w(0)‖: (steps + 1, runs).
 
@@ -208,6 +227,8 @@ def displacement(orbit: Orbit, c: Number) -> Tensor:
 
 
 @also_called(lr="rate")
+@checked(g=numbers, kernel=numbers, y=numbers, c0=numbers, gamma=numbers, rate=numbers, steps=whole, until=nonnegative)
+@tensors_fit
 def unit_sigma(
     g: Number, kernel: Number, y: Number, c0: Number, gamma: Number, rate: Number, steps: int, *, until: float | None = None
 ) -> Orbit:
@@ -223,6 +244,7 @@ def unit_sigma(
 
 
 @also_called(lr="rate")
+@checked(g=numbers, kernel=numbers, gamma=numbers, norm=numbers, rate=numbers, steps=whole, until=nonnegative)
 def pure_quadratic(
     g: Number, kernel: Number, gamma: Number, norm: Number, rate: Number, steps: int, *, until: float | None = None
 ) -> Orbit:
@@ -274,6 +296,8 @@ class SignClasses:
         return 0.5 * (residual - inside).square().sum(-1)
 
 
+@checked(x=of_dimensions(1, 2), y=of_dimensions(1))
+@tensors_fit
 def sign_classes(x: Tensor, y: Tensor) -> SignClasses:
     """The two effective examples of inputs (n) or (n, 1) and targets (n); both signs must occur."""
     x = x.reshape(-1)
@@ -286,6 +310,8 @@ def sign_classes(x: Tensor, y: Tensor) -> SignClasses:
     return SignClasses(directions, inputs, targets, 0.5 * (y.square().sum() - targets.square().sum()))
 
 
+@checked(u=a_tensor, v=a_tensor, u0=a_tensor, classes=instance(SignClasses))
+@tensors_fit
 def class_eigenvalues(u: Tensor, v: Tensor, u0: Tensor, classes: SignClasses) -> Tensor:
     """Eigenvalues of the kernel along p₊ and p₋, `‖p‖² (1/m) Σ (u_k² + v_k²)` over units open there: (..., 2).
 
@@ -297,6 +323,8 @@ def class_eigenvalues(u: Tensor, v: Tensor, u0: Tensor, classes: SignClasses) ->
 
 
 @also_called(lr="rate")
+@checked(u=a_finite_tensor, v=a_finite_tensor, classes=instance(SignClasses), rate=numbers, steps=whole, until=nonnegative)
+@tensors_fit
 def class_orbit(
     u: Tensor, v: Tensor, classes: SignClasses, rate: Tensor | float, steps: int, *, until: float | None = None
 ) -> tuple[Orbit, Tensor]:
@@ -329,10 +357,13 @@ class GatedBilinear(nn.Module):
 
     u0: Tensor
 
+    @checked(u=a_finite_tensor, v=a_finite_tensor, u0=a_finite_tensor)
     def __init__(self, u: Tensor, v: Tensor, u0: Tensor | None = None) -> None:
         super().__init__()
         if u.ndim != 2 or v.shape != u.shape[:1]:
             raise ValueError(f"u must be (m, d) and v (m). Got {tuple(u.shape)} and {tuple(v.shape)}.")
+        if u0 is not None and u0.shape != u.shape:
+            raise ValueError(f"u0 must have the shape of u, {tuple(u.shape)}. Got {tuple(u0.shape)}.")
         self.u = nn.Parameter(u.detach().clone())
         self.v = nn.Parameter(v.detach().clone())
         self.register_buffer("u0", (u if u0 is None else u0).detach().clone())
@@ -353,11 +384,15 @@ def gates(u: Tensor, x: Tensor) -> Tensor:
     return (u @ x.mT >= 0).to(u.dtype)
 
 
+@checked(u=a_tensor, v=a_tensor, gate=a_tensor, x=a_tensor)
+@tensors_fit
 def gated_output(u: Tensor, v: Tensor, gate: Tensor, x: Tensor) -> Tensor:
     """Outputs (..., n) of weights u (..., m, d), v (..., m) with given gates (..., m, n) at inputs (n, d)."""
     return _scale(u) * (v[..., None, :] @ (gate * (u @ x.mT)))[..., 0, :]
 
 
+@checked(u=a_tensor, v=a_tensor, gate=a_tensor, x=a_tensor)
+@tensors_fit
 def gated_kernel(u: Tensor, v: Tensor, gate: Tensor, x: Tensor) -> Tensor:
     """`K_jk = (md)^(-1) Σ_i gate_ij gate_ik (v_i² x_j·x_k + u_i·x_j u_i·x_k)`: (..., n, n).
 
@@ -376,6 +411,10 @@ class Descent(Orbit):
 
 
 @also_called(lr="rate")
+@checked(
+    u=a_finite_tensor, v=a_finite_tensor, x=of_dimensions(2), y=of_dimensions(1), rate=numbers, steps=whole, until=nonnegative
+)
+@tensors_fit
 def descend(
     u: Tensor,
     v: Tensor,
@@ -436,6 +475,7 @@ class GeneralQuadratic(nn.Module):
     3.5
     """
 
+    @checked(w=of_dimensions(1), features=a_function, product=a_function, gamma=finite)
     def __init__(
         self, w: Tensor, features: Callable[[Tensor], Tensor], product: Callable[[Tensor, Tensor], Tensor], gamma: float
     ) -> None:
@@ -467,6 +507,8 @@ class QuadraticStep(NamedTuple):
 
 
 @also_called(lr="rate")
+@checked(residual=a_tensor, jacobian=a_tensor, curved=a_tensor, rate=numbers)
+@tensors_fit
 def quadratic_step(residual: Tensor, jacobian: Tensor, curved: Tensor, rate: float) -> QuadraticStep:
     """One exact step of any quadratic model: (3.15), and (3.16) corrected.
 
@@ -499,6 +541,8 @@ class TopDirection(NamedTuple):
 
 
 @also_called(lr="rate")
+@checked(kernel=a_tensor, next_kernel=a_tensor, residual=a_tensor, next_residual=a_tensor, rate=numbers)
+@tensors_fit
 def top_direction(
     kernel: Tensor, next_kernel: Tensor, residual: Tensor, next_residual: Tensor, rate: Tensor | float
 ) -> TopDirection:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import positive_integers
+from theodolite.arguments import each, optional, positive_integers, sequence
+from theodolite.arguments import seed as arguments_seed
 from theodolite.measures.linearity.graph import Graph, WidthReport, dag_width
 from theodolite.models.initialisation import activation as make_activation
 from theodolite.models.initialisation import named, seeded
@@ -283,7 +284,8 @@ class DagNetwork(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.graph = graph if isinstance(graph, Graph) else Graph.of(graph)
+        self.graph = graph if isinstance(graph, Graph) else Graph.of(each(sequence)("graph", graph))
+        optional(arguments_seed)("seed", seed)
         _check_network(self.graph)
         # Neurons stand in the order in which they are computed: inputs first, then layer by layer.
         order = torch.cat([self.graph.inputs, *(self.graph.layer(i) for i in range(1, self.graph.depth + 1))])

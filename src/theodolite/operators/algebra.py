@@ -8,8 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from theodolite.arguments import checked, count, instance
 from theodolite.errors import NonFiniteError
 from theodolite.operators.base import LinearOperator
+from theodolite.problem.arguments import a_device, a_tensor, of_dimensions
 from theodolite.results import Cost
 
 
@@ -94,6 +96,7 @@ class ProductOperator(CompositeOperator):
 
     sign = " @ "
 
+    @checked(left=instance(LinearOperator), right=instance(LinearOperator))
     def __init__(self, left: LinearOperator, right: LinearOperator, *, symmetric: bool = False) -> None:
         if left.shape[1] != right.shape[0]:
             raise ValueError(f"Shapes {left.shape} and {right.shape} cannot be multiplied.")
@@ -110,6 +113,7 @@ class ProductOperator(CompositeOperator):
 class IdentityOperator(LinearOperator):
     """The identity, for shifts: `op + 0.1 * IdentityOperator(op.shape[0], dtype=op.dtype)`."""
 
+    @checked(n=count, dtype=instance(torch.dtype), device=a_device)
     def __init__(self, n: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
         super().__init__((n, n), dtype=dtype, device=device, symmetric=True, probe=False)
 
@@ -128,6 +132,7 @@ class DenseOperator(LinearOperator):
     True
     """
 
+    @checked(matrix=a_tensor)
     def __init__(self, matrix: Tensor, *, symmetric: bool | None = None) -> None:
         if matrix.ndim != 2:
             raise ValueError(f"DenseOperator takes a matrix. Got a tensor of shape {tuple(matrix.shape)}.")
@@ -181,6 +186,7 @@ class DiagonalOperator(LinearOperator):
     tensor([2., 3.], dtype=torch.float64)
     """
 
+    @checked(diagonal=of_dimensions(1))
     def __init__(self, diagonal: Tensor) -> None:
         if diagonal.ndim != 1:
             raise ValueError(f"diagonal must be a vector. Got shape {tuple(diagonal.shape)}.")
@@ -195,6 +201,7 @@ class DiagonalOperator(LinearOperator):
 class CongruentOperator(CompositeOperator):
     """`S A S` with S diagonal; symmetric where A is."""
 
+    @checked(op=instance(LinearOperator), scale=instance(DiagonalOperator))
     def __init__(self, op: LinearOperator, scale: DiagonalOperator) -> None:
         if op.shape != scale.shape:
             raise ValueError(f"Shapes {op.shape} and {scale.shape} do not fit.")
@@ -208,6 +215,7 @@ class CongruentOperator(CompositeOperator):
         return self.scale @ self.op.rmatmul(self.scale @ x)
 
 
+@checked(op=instance(LinearOperator), scale=of_dimensions(1))
 def congruent(op: LinearOperator, scale: Tensor) -> CongruentOperator:
     """`diag(s) A diag(s)`, never formed; with `s = 1/sqrt(p)` it has the eigenvalues of `P⁻¹A`.
 
@@ -234,6 +242,7 @@ class KroneckerOperator(CompositeOperator):
 
     sign = " ⊗ "
 
+    @checked(a=instance(LinearOperator), b=instance(LinearOperator))
     def __init__(self, a: LinearOperator, b: LinearOperator) -> None:
         super().__init__((a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]), (a, b))
         self.a, self.b = a, b

@@ -9,11 +9,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from theodolite.arguments import checked, whole
 from theodolite.errors import OutputLossError
 from theodolite.operators.autograd.graphs import Keep, backward
 from theodolite.operators.autograd.operator import AutogradOperator
 from theodolite.operators.base import rows_of
 from theodolite.problem import Batch, Problem, join_like, split_like
+from theodolite.problem.arguments import a_problem
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class OutputOperator(AutogradOperator[OutputGraph]):
 class GaussNewtonOperator(OutputOperator):
     """`G = Σ_b share_b Jᵀ (∇²_z loss_b) J`. Made by `theodolite.gauss_newton`."""
 
+    @checked(problem=a_problem, memory_budget=whole)
     def __init__(
         self, problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
     ) -> None:
@@ -155,6 +158,7 @@ def gauss_newton(
 class JacobianOperator(OutputOperator):
     """`J` of shape (outputs of all samples, parameters), sample-major. Made by `theodolite.jacobian`."""
 
+    @checked(problem=a_problem, memory_budget=whole)
     def __init__(
         self, problem: Problem, *, keep: Keep = "auto", memory_budget: int | None = None, batched: bool | None = None
     ) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from theodolite.arguments import checked, whole
 from theodolite.operators.autograd.graphs import Keep, backward
 from theodolite.operators.autograd.operator import CHUNK, AutogradOperator
 from theodolite.operators.linear_stacks.products import StackPass
 from theodolite.operators.linear_stacks.recognition import run_stack
 from theodolite.problem import Batch, Problem, join_like, split_like
+from theodolite.problem.arguments import a_problem
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -19,6 +21,7 @@ Gradients = tuple[Tensor | None, ...]
 class HessianOperator(AutogradOperator[Gradients | StackPass]):
     """`H = ∇² Σ_b share_b loss_b` on the flat parameters. Made by `theodolite.hessian`."""
 
+    @checked(problem=a_problem, memory_budget=whole)
     def __init__(
         self,
         problem: Problem,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from theodolite.arguments import checked, whole
 from theodolite.errors import NonFiniteError
 from theodolite.operators.autograd.graphs import GraphStore, Keep, backward
 from theodolite.operators.autograd.operator import BlockRoute, asymmetric_elsewhere
@@ -15,6 +16,7 @@ from theodolite.operators.hessian import Gradients, HessianOperator, route_kind
 from theodolite.operators.linear_stacks.products import StackFactors, StackPass
 from theodolite.operators.linear_stacks.recognition import run_stack
 from theodolite.problem import Batch, Problem, join_like, match_layers, split_like
+from theodolite.problem.arguments import a_problem
 from theodolite.problem.derivatives.second_order import plain_second_order_errors
 from theodolite.results import Cost
 
@@ -29,6 +31,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
     block runs only from the layer's own gradient to its own weight. `closed_form=False` forces the latter.
     """
 
+    @checked(problem=a_problem, memory_budget=whole)
     def __init__(
         self,
         problem: Problem,

@@ -94,6 +94,6 @@ def as_operator(source: Any, *, symmetric: bool | None = None) -> LinearOperator
         square = source.shape[0] == source.shape[1]
         return ForeignOperator(source, symmetric=square if symmetric is None else symmetric)
     raise TypeError(
-        "Expected a theodolite LinearOperator, a tensor, a NumPy array, a SciPy sparse matrix or LinearOperator, "
+        "An operator must be a theodolite LinearOperator, a tensor, a NumPy array, a SciPy sparse matrix or LinearOperator, "
         f"or a curvlinops operator. Got {type(source).__name__}."
     )

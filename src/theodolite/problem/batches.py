@@ -180,6 +180,8 @@ def _size(inputs: Any, target: Any) -> int:
 
 def _check_batch(batch: Batch, index: int) -> None:
     for name, t in named_tensors({**batch.inputs, "target": batch.target}):
+        if t.is_meta:
+            raise ValueError(f"data: {name} of batch {index} lies on the meta device and has no values; load the data first.")
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             bad = int((~torch.isfinite(t)).sum())
             raise NonFiniteError(f"data: {name} of batch {index} holds {bad} NaN or inf values; remove or impute them.")

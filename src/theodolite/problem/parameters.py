@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import shown
 from theodolite.errors import ParameterSelectionError
 from theodolite.text import nearest
 
@@ -95,6 +96,12 @@ def select_parameters(model: nn.Module, params: Selector) -> Selection:
     empty = [names[k] for k, p in available.items() if p.is_meta]
     if empty:
         raise ParameterSelectionError(f"{empty[0]} lies on the meta device and has no values: load the weights first.")
+    made_there = [names[k] for k, p in available.items() if p.is_inference()]
+    if made_there:
+        raise ParameterSelectionError(
+            f"model: {made_there[0]} was made in inference mode and takes no gradient: build or load the model outside "
+            "torch.inference_mode()."
+        )
     lazy = [names[k] for k, p in available.items() if isinstance(p, nn.parameter.UninitializedParameter)]
     if lazy:
         raise ParameterSelectionError(f"{lazy[0]} has no shape yet: run the model once on a batch before measuring it.")
@@ -188,10 +195,12 @@ def match_layers(selection: Selection, layers: str | Iterable[str] | None) -> li
     if layers is None:
         return list(selection.layers.values())
     patterns = [layers] if isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
+    if not patterns:
+        raise ParameterSelectionError(f"layers must name at least one layer. Layers: {', '.join(map(repr, selection.layers))}.")
     wrong = [pattern for pattern in patterns if not isinstance(pattern, str)]
     if wrong:
         raise ParameterSelectionError(
-            f"layers must be None, a layer's name or glob, or a list of them. Got {wrong[0]!r}. "
+            f"layers must be None, a layer's name or glob, or a list of them. Got {shown(wrong[0])}. "
             f"Layers: {', '.join(map(repr, selection.layers))}."
         )
     names = {name: name for name in selection.layers}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import choice, instance, whole
 from theodolite.errors import DerivativeWarning, NonFiniteError
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
@@ -84,8 +85,9 @@ class Problem:
             raise ValueError(f"loss is the class {loss.__name__}: pass an instance of it, {loss.__name__}().")
         if check not in (True, False, "full"):
             raise ValueError(f"check must be True, False or 'full'. Got {check!r}.")
-        if mode not in ("eval", "train", None):
-            raise ValueError(f"mode must be 'eval', 'train' or None (as found). Got {mode!r}.")
+        choice("mode", mode, ("eval", "train", None), wanted="'eval', 'train' or None (as found)")
+        instance(str)("target", target)
+        whole("hold_bytes", hold_bytes)
         self.model = unwrap(model)
         probe.refuse_self_changing_layers(self.model)
         self.loss_function = bound(loss, self.model)

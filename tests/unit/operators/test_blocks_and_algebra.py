@@ -82,7 +82,7 @@ def test_algebra():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: th.hessian(network()), ValueError, "wrap it"),
+        (lambda: th.hessian(network()), TypeError, r"problem takes a theodolite\.Problem"),
         (lambda: th.operators.DenseOperator(torch.zeros(0, 0)), ValueError, "entries"),
         (lambda: th.operators.DenseOperator(torch.full((2, 2), float("nan"))), NonFiniteError, "NaN"),
         (lambda: th.top_eigenpairs(torch.eye(3), 1, seed=None), ValueError, "seed must be an integer"),

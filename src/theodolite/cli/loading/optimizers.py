@@ -8,21 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 
 from theodolite.cli.loading.module_attribute import call, load_attribute, names_code, reason
+from theodolite.problem.optimizers import NAMES as WORDS
+from theodolite.problem.optimizers import SGD_RATE
 from theodolite.text import listed, nearest
-
-#: Word -> class and settings it stands for.
-WORDS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
-    "sgd": (SGD, {}),
-    "momentum": (SGD, {"momentum": 0.9}),
-    "heavy-ball": (SGD, {"momentum": 0.9}),
-    "nesterov": (SGD, {"momentum": 0.9, "nesterov": True}),
-    "adam": (Adam, {}),
-    "adamw": (AdamW, {}),
-}
-SGD_RATE = 1e-2  # where no rate was given; torch's own default is smaller than anyone uses
 
 
 def make_optimizer(

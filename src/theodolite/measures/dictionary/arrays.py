@@ -9,13 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from theodolite.arguments import shown
+from theodolite.problem.arguments import a_tensor
+
 Array = Tensor | NDArray[Any]
 
 
 def as_real(name: str, values: Any) -> Tensor:
     """Numbers from a tensor, an array, a table or lists, without gradient: float32 as it is, all else in float64."""
     if isinstance(values, Tensor):
-        x = values.detach()
+        x = a_tensor(name, values).detach()
     else:
         try:
             array = np.asarray(values)
@@ -55,7 +58,10 @@ def as_visible(visible: Array, shape: tuple[int, int], *, shared: bool = False, 
 
     `empty` allows signals of which nothing is seen.
     """
-    mask = visible.detach() if isinstance(visible, Tensor) else torch.as_tensor(np.asarray(visible))
+    array = visible if isinstance(visible, Tensor) else np.asarray(visible)
+    if getattr(array.dtype, "kind", "b") not in "biuf":
+        raise ValueError(f"visible must be booleans, one for each coordinate. Got {shown(visible)}.")
+    mask = a_tensor("visible", visible).detach() if isinstance(visible, Tensor) else torch.as_tensor(array)
     n, d = shape
     accepted = f"({d},)" if shared else f"({d},) or ({n}, {d})"
     if mask.dtype != torch.bool or tuple(mask.shape) not in ((d,), *(() if shared else (shape,))):

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from theodolite.arguments import either
+from theodolite.arguments import either, positive
 from theodolite.errors import NumericalWarning
 from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes, pursue_runs
 
@@ -21,8 +21,7 @@ _PART, _LOOK = 1 << 18, 5
 def check_decoder(decoder: str, penalty: float) -> None:
     """Refuse an unknown decoder and a penalty that is not positive."""
     either("decoder", decoder, get_args(Decoder))
-    if not penalty > 0:
-        raise ValueError(f"penalty must be positive. Got {penalty}.")
+    positive("penalty", penalty)
 
 
 def decode(

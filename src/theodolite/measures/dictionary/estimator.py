@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from theodolite.arguments import either, integer
+from theodolite.arguments import checked, count, each, either, fraction, integer, whole
 from theodolite.measures.dictionary.arrays import without_missing
 from theodolite.measures.dictionary.decoding import Decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import HiddenError, Masks, check_hidden, hidden_count, hidden_error
@@ -197,6 +197,8 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
         if fresh:
             integer("n_init", self.n_init, least=1, wanted=FROM_ONE)
             settings.check(len(signals), dim, atoms)
+            if not (self.random_state is None or hasattr(self.random_state, "randint")):
+                integer("random_state", self.random_state, least=0, wanted="a whole number, a generator or None")
             if self.n_init > 1:
                 check_hidden(dim, atoms, settings.sparsity, self.hidden_fraction, self.score_masks, settings.decoder)
             self._seeds = start_seeds(self.random_state, self.n_init)
@@ -279,6 +281,7 @@ class DictionaryChoice(Result):
         return words + "."
 
 
+@checked(n_components=each(count), sparsity=each(count), held_out=fraction, seed=whole)
 def choose_dictionary(
     X: Any,
     n_components: Sequence[int],

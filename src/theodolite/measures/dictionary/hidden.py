@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import choice
+from theodolite.arguments import checked, choice, count, fraction, integer, nonnegative, one_of, whole
 from theodolite.measures.dictionary.arrays import Array, as_pair
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.matching_pursuit import Selection
@@ -28,8 +28,7 @@ def hidden_count(dim: int, hidden_fraction: float) -> int:
     >>> hidden_count(100, 0.1), hidden_count(5, 0.1)
     (10, 1)
     """
-    if not 0 < hidden_fraction < 1:
-        raise ValueError(f"hidden_fraction must lie between 0 and 1. Got {hidden_fraction}.")
+    fraction("hidden_fraction", hidden_fraction)
     if dim < 2:
         raise ValueError(
             f"Hiding coordinates needs at least 2 features; got {dim} feature(s) while a minimum of 2 is required. "
@@ -106,6 +105,14 @@ def check_hidden(dim: int, atoms: int, sparsity: int, hidden_fraction: float, ma
     return hidden
 
 
+@checked(
+    sparsity=count,
+    selection=one_of(*get_args(Selection)),
+    hidden_fraction=fraction,
+    masks=integer,
+    penalty=nonnegative,
+    seed=whole,
+)
 def hidden_error(
     signals: Array,
     dictionary: Array,

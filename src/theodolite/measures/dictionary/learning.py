@@ -16,12 +16,13 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from theodolite.arguments import choice, either, integer, positive
+from theodolite.arguments import checked, choice, each, either, instance, integer, optional, positive, seed, whole
 from theodolite.measures.dictionary.arrays import as_real, unit_rows
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import Masks, hidden_count, visible_masks
 from theodolite.measures.dictionary.matching_pursuit import FROM_ONE, Selection, SparseCodes
 from theodolite.operators.autograd.graphs import available_bytes
+from theodolite.problem.arguments import a_tensor, of_dimensions, tensors_fit
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.training.interruption import deferred_interrupt
@@ -164,6 +165,7 @@ class LearnedDictionaries(Result):
         )
 
 
+@checked(signals=a_tensor, initial=optional(a_tensor), settings=instance(LearningSettings), epochs=whole, seeds=each(seed))
 def learn_dictionaries(
     signals: Tensor,
     initial: Tensor | None,
@@ -233,6 +235,14 @@ def learn_batch(
         return _step(live, Y, known, settings, seeds)
 
 
+@checked(
+    components=of_dimensions(3, finite=False),
+    signals=of_dimensions(3, finite=False),
+    settings=instance(LearningSettings),
+    visible=optional(a_tensor),
+    observed=a_tensor,
+)
+@tensors_fit
 def objective_and_gradient(
     components: Tensor, signals: Tensor, settings: LearningSettings, visible: Tensor | None, observed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

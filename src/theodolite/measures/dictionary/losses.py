@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from theodolite.arguments import choice
+from theodolite.arguments import checked, choice, count, integer
 from theodolite.measures.dictionary.arrays import Array, as_pair, as_visible, unit_rows
 from theodolite.measures.dictionary.matching_pursuit import Selection, SparseCodes, pursue
 from theodolite.measures.dictionary.structure import all_supports
@@ -25,6 +25,7 @@ BLOCK = 1 << 19
 Decoder = Literal["omp", "exhaustive"]
 
 
+@checked(k=integer)
 def exhaustive_codes(signals: Array, dictionary: Array, k: int, *, visible: Array | None = None) -> Tensor:
     """The best codes (n, p) of at most k non-zeros for signals (n, d) and atoms (p, d): least squares over all supports.
 
@@ -142,6 +143,7 @@ class CodingLoss(Result):
         )
 
 
+@checked(k=count)
 def reconstruction_loss(
     signals: Array, dictionary: Array, k: int, *, decoder: Decoder = "omp", selection: Selection = "raw"
 ) -> CodingLoss:
@@ -155,6 +157,7 @@ def reconstruction_loss(
     return _loss(signals, dictionary, k, None, decoder, selection)
 
 
+@checked(k=count)
 def masked_loss(
     signals: Array,
     dictionary: Array,

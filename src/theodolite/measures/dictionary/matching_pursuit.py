@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import either, integer
+from theodolite.arguments import checked, either, integer, nonnegative
 from theodolite.measures.dictionary.arrays import as_real, as_visible
+from theodolite.problem.arguments import a_tensor
 
 #: What counts of things must be.
 FROM_ONE = "a whole number from 1 on"
@@ -45,6 +46,7 @@ class SparseCodes:
         )
 
 
+@checked(tolerance=nonnegative)
 def orthogonal_matching_pursuit(
     signals: Any,
     dictionary: Any,
@@ -76,6 +78,7 @@ def orthogonal_matching_pursuit(
     return cast(NDArray[np.float64], codes.numpy()) if arrays else codes
 
 
+@checked(signals=a_tensor, dictionary=a_tensor, tolerance=nonnegative)
 def pursue(
     signals: Tensor,
     dictionary: Tensor,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.arguments import at_least
+from theodolite.arguments import at_least, checked, integer, seed
 from theodolite.measures.dictionary.arrays import Array, as_rows, as_visible, unit_rows
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
 from theodolite.results import Outcome, Result, Row, fields_of
@@ -65,6 +65,7 @@ class RestrictedIsometry(Result):
         )
 
 
+@checked(s=integer, samples=integer, seed=seed)
 def restricted_isometry(dictionary: Array, s: int, *, samples: int | None = None, seed: int = 0) -> RestrictedIsometry:
     """The smallest δ with (1 − δ)‖x‖² ≤ ‖xA‖² ≤ (1 + δ)‖x‖² for every x of at most s non-zeros; A (p, d) as given.
 
@@ -100,6 +101,7 @@ def restricted_isometry(dictionary: Array, s: int, *, samples: int | None = None
     )
 
 
+@checked(s=integer)
 def gershgorin_bound(dictionary: Array, s: int) -> float:
     """Upper bound of the restricted isometry constant of order s: (s − 1) times the coherence for unit atoms.
 

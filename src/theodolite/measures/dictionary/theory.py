@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.arguments import at_least, positive
+from theodolite.arguments import at_least, checked, count, nonnegative, positive, share
 from theodolite.measures.dictionary.arrays import Array, as_pair, as_rows, as_visible, unit_rows
 from theodolite.measures.dictionary.losses import mean_and_error
 from theodolite.measures.dictionary.matching_pursuit import SparseCodes
@@ -32,6 +32,7 @@ class OracleRisks:
     floor: float
 
 
+@checked(k=count, noise=nonnegative, scale=positive)
 def oracle_risks(
     dictionary: Array, k: int, visible: Array, *, noise: float, scale: float, supports: Tensor | None = None
 ) -> OracleRisks:
@@ -94,6 +95,7 @@ def noise_cross_term(errors: Array, noise: Array, visible: Array | None = None) 
     return mean_and_error(products.sum(1))
 
 
+@checked(noise=nonnegative, k=count, atoms=count, coherence=share, eta=nonnegative)
 def omp_threshold(noise: float, k: int, atoms: int, coherence: float, eta: float = 0.0) -> float:
     """Size of coefficients above which orthogonal matching pursuit picks right atoms with high probability (Cai and Wang 2011).
 
@@ -109,6 +111,7 @@ def omp_threshold(noise: float, k: int, atoms: int, coherence: float, eta: float
     return math.inf if room <= 0 else 2 * noise * math.sqrt(2 * k * (1 + eta) * math.log(atoms)) / room
 
 
+@checked(k=count, atoms=count, eta=nonnegative)
 def omp_success_bound(k: int, atoms: int, eta: float = 0.0) -> float:
     """Lower bound of the probability that k steps of pursuit all pick right atoms: 1 − k / (p^η √(2 log p)).
 
@@ -118,6 +121,7 @@ def omp_success_bound(k: int, atoms: int, eta: float = 0.0) -> float:
     return max(0.0, 1 - k / (math.pow(atoms, eta) * math.sqrt(2 * math.log(atoms))))
 
 
+@checked(n=count)
 def chi_square_max_bound(n: int) -> float:
     """Upper bound of E max of n chi-square variables of one degree of freedom, however dependent: 3 log n + 1.5 log 3.
 
@@ -164,6 +168,7 @@ def _require_theory(k: int, atoms: int, eta: float) -> None:
 # A dictionary that fits noisy signals better than the true one although it holds none of the true atoms.
 
 
+@checked(angles=count, radius=nonnegative)
 def overfitting_dictionary(true: Array, angles: int = 64, radius: float = 0.0) -> Tensor:
     """Directions in the plane of every two true atoms, less those within `radius` of a true atom up to sign: (q, d).
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from theodolite.arguments import also_called, at_least, choice, positive
+from theodolite.arguments import also_called, checked, choice, count, fraction, positive, seed, shown
 from theodolite.errors import BatchCoupledError
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.optimizers import StabilityLaw, has_law, plain_optimizer, run_trial, stability_law
@@ -22,7 +22,6 @@ from theodolite.measures.kernel.problem_views import (
     TRIAL_SEEDS,
     outputs_per_sample,
     picked,
-    require_problem,
     squared_loss_curvature,
     third_difference,
     trial_step,
@@ -40,6 +39,8 @@ from theodolite.operators import (
 from theodolite.operators.algebra import DiagonalOperator
 from theodolite.operators.matrices import MATRICES, ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_problem
+from theodolite.problem.optimizers import as_optimizer
 from theodolite.results import Cost, Outcome, Result, Row, fields_of, number
 
 #: Rates tried on a copy, in units of the critical one, and how many steps each gets.
@@ -101,11 +102,12 @@ class CriticalRate(Result):
 
 
 @also_called(matrix="by")
+@checked(problem=a_problem, population=count, max_matvecs=count, tol=fraction, seed=seed)
 def critical_learning_rate(
     problem: Problem,
     *,
     by: MatrixName = "hessian",
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | str | None = None,
     trial: bool = False,
     clip: float | None = None,
     population: int | None = None,
@@ -126,7 +128,8 @@ def critical_learning_rate(
         by: (or `matrix`) the matrix λ belongs to: `"hessian"`, `"gauss_newton"`, or `"kernel"` for c·K with K the tangent kernel
             and c the curvature of a squared loss in one output: c = 1 for ½ Σ r², 2/N for a mean over N numbers, 1/N for half of
             it.
-        optimizer: the optimizer as it stands; None means plain gradient descent.
+        optimizer: the optimizer as it stands, or a name for a new one (`"sgd"`, `"momentum"`, `"adam"`, `"adamw"`); None means
+            plain gradient descent.
         trial: look for rates above the edge at which training still converges, by short runs on a copy, unless the loss is
             quadratic. An optimizer without a law gets its edge that way.
         clip: the factor by which clipping makes the gradients smaller (`min(1, max_norm / norm)`): the curvature that the
@@ -142,10 +145,9 @@ def critical_learning_rate(
     >>> round(rate.value, 6), rate.window, rate.rule
     (0.222222, (), '2/λ')
     """
-    require_problem(problem, "critical_learning_rate")
     choice("by", by, MATRICES)
     began = time.perf_counter()
-    optimizer = plain_optimizer(optimizer)
+    optimizer = as_optimizer(plain_optimizer(optimizer), problem.parameters)
     if clip is not None and (trial or not positive("clip", clip) <= 1.0):
         raise ValueError(f"clip is a factor above 0 and up to 1, and goes without trial=True: trials do not clip. Got {clip!r}.")
     if trial and not has_law(optimizer):
@@ -412,6 +414,7 @@ class BatchCriticalRates(Result):
 
 
 @also_called(matrix="by")
+@checked(problem=a_problem, batch_size=count, batches=count, seed=seed)
 def batch_critical_rates(
     problem: Problem,
     *,
@@ -443,10 +446,9 @@ def batch_critical_rates(
     >>> sorted(set(found.rates.tolist())), found.below == float((found.rates < 0.5).double().mean())
     ([0.25, 1.0], True)
     """
-    require_problem(problem, "batch_critical_rates")
     check_matrix_or_none(by)
-    at_least(1, batches=batches)
     began = time.perf_counter()
+    optimizer = as_optimizer(optimizer, problem.parameters, needs_rate=True)
     law = stability_law(optimizer, problem)
     if own:
         chosen = _some(list(problem.data), batches, seed)
@@ -515,7 +517,7 @@ def _batch_size(problem: Problem, given: int | None) -> int:
             raise ValueError("The data is one batch: say how large the batches of training are with batch_size=...")
         given = next(iter(problem.data)).size
     if not 1 <= given <= samples:
-        raise ValueError(f"batch_size must be from 1 to the number of samples, {samples}. Got {given!r}.")
+        raise ValueError(f"batch_size must be from 1 to the number of samples, {samples}. Got {shown(given)}.")
     return given
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.arguments import checked, count, finite, instance, seed, sequence
 from theodolite.linalg import top_eigenpairs
 from theodolite.operators import LinearOperator
+from theodolite.problem.arguments import a_finite_tensor, of_dimensions
 from theodolite.results import Result, Row
 
 
@@ -40,6 +42,7 @@ class LossSplit(Result):
 _MATRIX = {"kernel": "tangent kernel", "curvature": "Gauss-Newton matrix"}
 
 
+@checked(kernel=instance(Tensor, LinearOperator), residual=a_finite_tensor, ranks=sequence, outputs=count, seed=seed)
 def split_loss(
     kernel: Tensor | LinearOperator, residual: Tensor, ranks: Sequence[int] = (1, 5), *, outputs: int = 1, seed: int = 0
 ) -> LossSplit:
@@ -71,6 +74,14 @@ def split_loss(
     return _split(parts, float(r @ r) / r.numel(), values, wanted, outputs, "kernel", complete=len(parts) == r.numel())
 
 
+@checked(
+    values=of_dimensions(1),
+    vectors=of_dimensions(2),
+    gradient=of_dimensions(1),
+    loss=finite,
+    ranks=sequence,
+    outputs=count,
+)
 def split_loss_by_curvature(
     values: Tensor, vectors: Tensor, gradient: Tensor, loss: float, ranks: Sequence[int] | None = None, *, outputs: int = 1
 ) -> LossSplit:

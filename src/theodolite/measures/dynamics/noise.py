@@ -10,8 +10,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from theodolite.arguments import checked, count, seed
 from theodolite.errors import BatchCoupledError
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_problem, of_dimensions
 from theodolite.problem.parameters import join_like
 from theodolite.results import Cost, Outcome, Result, Row, number
 
@@ -51,6 +53,7 @@ class GradientNoise(Result):
         return f"Loss {number(self.loss, self.loss_error)}, gradient norm {number(self.norm, self.norm_error)}, {scale}."
 
 
+@checked(problem=a_problem, groups=count, gradient=of_dimensions(1), seed=seed)
 def gradient_noise(problem: Problem, *, groups: int = 32, gradient: Tensor | None = None, seed: int = 0) -> GradientNoise:
     """Loss, gradient norm and noise of the gradient, from one pass over the data in `groups` parts.
 

@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called, positive
+from theodolite.arguments import also_called, checked, nonnegative, positive, seed, sequence, whole
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
 from theodolite.measures.dynamics.optimizers import BLOWN_UP, run_trial
 from theodolite.problem import Problem
+from theodolite.problem.arguments import a_problem
+from theodolite.problem.optimizers import as_optimizer
 from theodolite.progress import counting
 from theodolite.results import Outcome, Result, Row, number
 from theodolite.training import Trace
@@ -27,6 +29,14 @@ BLOWN_UP_QUADRATIC = 1e12
 KERNEL_COLUMNS = ("lambda_1", "kernel_norm")
 
 
+@checked(
+    kernel=sequence,
+    blown_up=positive,
+    rise=nonnegative,
+    settled=positive,
+    kernel_fall=nonnegative,
+    slack=nonnegative,
+)
 def classify_run(
     trace: Trace | Iterable[float],
     *,
@@ -98,7 +108,7 @@ def _read(trace: Trace | Iterable[float], kernel: Iterable[float | None] | None)
         if column is None:
             column = next((trace.measured[name] for name in KERNEL_COLUMNS if name in trace.measured), None)
     else:
-        losses = [float(value) for value in trace]
+        losses = [float(value) for value in sequence("trace", trace)]
     if not losses:
         raise ValueError("classify_run needs at least one loss. Got none; train for at least one step.")
     return losses, [float(value) for value in column if value is not None] if column is not None else []
@@ -132,11 +142,12 @@ class Regime(Result):
 
 
 @also_called(lr="rate")
+@checked(problem=a_problem, rate=positive, steps=whole, seed=seed)
 def expected_regime(
     problem: Problem,
     rate: float,
     *,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | str | None = None,
     critical: CriticalRate | None = None,
     steps: int = 60,
     seed: int = 0,
@@ -154,8 +165,8 @@ def expected_regime(
     >>> expected_regime(problem, 0.1).regime, expected_regime(problem, 0.12).regime
     ('monotone', 'divergence expected')
     """
-    positive("rate", rate)
     began = time.perf_counter()
+    optimizer = as_optimizer(optimizer, problem.parameters, lr=rate)
     if critical is None:
         critical = critical_learning_rate(problem, optimizer=optimizer, seed=seed, progress=progress)
     ratio = rate / critical.value if math.isfinite(critical.value) else 0.0

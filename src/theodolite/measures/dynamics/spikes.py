@@ -6,7 +6,9 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from theodolite.arguments import checked, count, nonnegative, positive, sequence, shown, whole
 from theodolite.results import Result, Row
 
 
@@ -35,6 +37,15 @@ class SpikeEvent:
         return self.kernel_after < self.kernel_before
 
 
+def _flags(name: str, value: Any) -> list[Any]:
+    """Entries that are true, false or None, where nobody looked."""
+    entries = list(sequence(name, value))
+    if any(not (entry is None or entry in (0, 1)) for entry in entries):
+        raise ValueError(f"{name} must hold True, False or None. Got {shown(value)}.")
+    return entries
+
+
+@checked(losses=sequence, kernel=sequence, rise=positive, window=count, recovered=positive, slack=nonnegative)
 def spike_events(
     losses: Iterable[float],
     *,
@@ -60,8 +71,8 @@ def spike_events(
     """
     if not rise > 1.0 or not 1.0 <= recovered <= rise or window < 1:
         raise ValueError(
-            f"A spike needs rise > 1, 1 <= recovered <= rise and window >= 1. Got rise={rise!r}, recovered={recovered!r}, "
-            f"window={window!r}."
+            f"A spike needs rise > 1, 1 <= recovered <= rise and window >= 1. Got rise={rise}, recovered={recovered}, "
+            f"window={window}."
         )
     series = [x if math.isfinite(x) else math.inf for x in map(float, losses)]
     sampled = None if kernel is None else list(kernel)
@@ -189,6 +200,7 @@ class MatchTable(Result):
         )
 
 
+@checked(exceeded=_flags, losses=sequence, up=sequence, slack=nonnegative)
 def match_table(
     exceeded: Sequence[bool | None],
     losses: Sequence[float | None] | None = None,
@@ -231,6 +243,7 @@ def match_table(
     )
 
 
+@checked(exceeded=_flags, best_step=whole)
 def catapult_count(exceeded: Iterable[bool | None], best_step: int | None = None) -> int:
     """Steps above the critical rate of their batch, among those taken before `best_step` (all, if None).
 

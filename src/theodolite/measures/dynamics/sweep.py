@@ -12,16 +12,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import also_called
+from theodolite.arguments import (
+    also_called,
+    checked,
+    count,
+    fraction,
+    one_or_each,
+    positive,
+    sequence,
+    shown,
+    whole,
+)
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.optimizers import BLOWN_UP
 from theodolite.measures.dynamics.regimes import BLOWN_UP_QUADRATIC, Word, classify_run
-from theodolite.measures.kernel.problem_views import measured_copy, require_problem, reset_of, squared_loss_curvature
+from theodolite.measures.kernel.problem_views import measured_copy, reset_of, squared_loss_curvature
 from theodolite.measures.kernel.twins import TaylorTwin, linearize, quadratize
 from theodolite.operators import tangent_kernel_operator
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_problem
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.text import quoted
@@ -72,6 +83,14 @@ class CatapultSweep(Result):
 
 
 @also_called(matrix="by")
+@checked(
+    problem=a_problem,
+    models=sequence,
+    steps=count,
+    seeds=one_or_each(whole),
+    batch_size=count,
+    every=count,
+)
 def catapult_sweep(
     problem: Problem,
     rates: Sequence[float] | None = None,
@@ -109,7 +128,6 @@ def catapult_sweep(
     >>> [row["regime"] for row in sweep.rows()]
     ['monotone', 'divergent']
     """
-    require_problem(problem, "catapult_sweep")
     unknown = [kind for kind in models if kind not in _TWINS]
     if unknown or not models:
         raise ValueError(f"models must be some of {quoted(_TWINS)}. Got {unknown or list(models)!r}.")
@@ -275,6 +293,7 @@ class MaximumRate(Result):
         )
 
 
+@checked(problem=a_problem, low=positive, high=positive, tol=fraction, steps=count, blown_up=positive)
 def find_max_learning_rate(
     problem: Problem,
     *,
@@ -306,9 +325,8 @@ def find_max_learning_rate(
     >>> abs(found.value - 1) <= 0.01 * found.value
     True
     """
-    require_problem(problem, "find_max_learning_rate")
     if not 0 < tol < 1:
-        raise ValueError(f"tol must lie between 0 and 1. Got {tol!r}.")
+        raise ValueError(f"tol must lie between 0 and 1. Got {shown(tol)}.")
     began = time.perf_counter()
     critical = critical_learning_rate(problem, progress=False).value
     bottom = 0.9 * critical if low is None else low
@@ -494,14 +512,14 @@ def seed_list(seeds: Any) -> list[int]:
     """Seeds from their number or as they are."""
     found = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else list(seeds)
     if not found or len(set(found)) != len(found):
-        raise ValueError(f"seeds must be a positive number or different integers. Got {seeds!r}.")
+        raise ValueError(f"seeds must be a positive number or different integers. Got {shown(seeds)}.")
     return found
 
 
 def rate_list(name: str, rates: Any) -> list[float]:
     """Positive rates in order."""
     if isinstance(rates, int | float) or (isinstance(rates, Tensor) and rates.ndim != 1):
-        raise ValueError(f"{name} must be a list of positive numbers. Got {rates!r}; one rate is {name}=[...].")
+        raise ValueError(f"{name} must be a list of positive numbers. Got {shown(rates)}; one rate is {name}=[...].")
     found = [float(rate) for rate in rates]
     bad = [rate for rate in found if not rate > 0 or rate == float("inf")]
     if bad or not found:

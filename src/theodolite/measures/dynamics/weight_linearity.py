@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called
+from theodolite.arguments import also_called, checked, count, positive, seed
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.optimizers import descend
 from theodolite.measures.kernel.drift import kernel_of, relative_drift
@@ -21,6 +21,8 @@ from theodolite.measures.kernel.problem_views import outputs_per_sample, random_
 from theodolite.measures.linearity.graph import InDegrees, in_degree_report
 from theodolite.operators import jacobian
 from theodolite.problem import Problem, split_like
+from theodolite.problem.arguments import a_problem
+from theodolite.problem.optimizers import as_optimizer
 from theodolite.results import Cost, Result, Row, number
 
 #: The linear twin is trusted while it misses at most this share of the change of the outputs.
@@ -112,12 +114,13 @@ def _percent(radius: float) -> str:
 
 
 @also_called(lr="rate")
+@checked(problem=a_problem, rate=positive, steps=count, kernel_on=a_problem, seed=seed)
 def weight_linearity(
     problem: Problem,
     rate: float,
     *,
     steps: int = 50,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | str | None = None,
     kernel_on: Problem | None = None,
     seed: int = 0,
 ) -> WeightLinearity:
@@ -131,8 +134,7 @@ def weight_linearity(
     >>> weight_linearity(Problem(model, torch.nn.MSELoss(), data), 0.1, steps=5).linear
     True
     """
-    if not rate > 0 or steps < 1:
-        raise ValueError(f"rate must be positive and steps at least 1. Got {rate} and {steps}.")
+    optimizer = as_optimizer(optimizer, problem.parameters, lr=rate)
     began = time.perf_counter()
     outputs = outputs_per_sample(problem)
     chosen = sorted({round(i * (outputs - 1) / (OUTPUTS - 1)) for i in range(OUTPUTS)}) if outputs > OUTPUTS else None

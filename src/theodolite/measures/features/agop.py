@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from theodolite.arguments import choice, optional_integer
+from theodolite.arguments import checked, choice, instance, optional_integer, random_seed
 from theodolite.errors import BatchCoupledError
 from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.operators.tangent_kernels.tangent_kernel import CHECKED
 from theodolite.problem import Batch, Problem
 from theodolite.problem.activations import Call, Hooks
+from theodolite.problem.arguments import finite_if_tensor
 from theodolite.problem.derivatives.second_order import plain_second_order_errors, refuse_first_order_layers
 from theodolite.problem.tensors import map_tensors, named_tensors
 from theodolite.text import nearest
@@ -49,7 +50,10 @@ def as_source(model_or_problem: Any, inputs: Any, *, check: bool = True) -> Prob
     if isinstance(model_or_problem, Problem):
         return model_or_problem
     if not callable(model_or_problem):
-        raise TypeError(f"Expected a torch.nn.Module, a function of a batch or a Problem. Got {type(model_or_problem).__name__}.")
+        raise TypeError(
+            "model_or_problem must be a torch.nn.Module, a function of a batch or a Problem. "
+            f"Got {type(model_or_problem).__name__}."
+        )
     if inputs is None:
         raise ValueError("inputs is missing: only a Problem brings inputs of its own.")
     problem = Problem(
@@ -249,6 +253,9 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        random_seed(self.seed)
+        if self.at is not None:
+            instance(str)("at", self.at)
         for name in ("batch_size", "projections"):
             optional_integer(name, getattr(self, name), least=1, wanted="a whole number of at least 1, or None")
 
@@ -461,6 +468,7 @@ def _mirrored(matrix: Tensor) -> Tensor:
 ROWS = 4096
 
 
+@checked(a=finite_if_tensor, b=finite_if_tensor)
 def agop_alignment(a: Tensor | InputGradients, b: Tensor | InputGradients) -> float:
     """`Tr(AᵀB) / (‖A‖ ‖B‖)`, in [0, 1] for average gradient outer products; 1 where they are alike up to scale.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from theodolite.arguments import checked, count
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.features.agop import (
     AGOP,
@@ -27,6 +28,7 @@ from theodolite.measures.features.agop import (
 )
 from theodolite.measures.kernel.problem_views import reset_of
 from theodolite.problem import Problem
+from theodolite.problem.arguments import finite_if_tensor
 from theodolite.problem.calling import copy_model
 from theodolite.results import Cost, Outcome, Result, Row, number
 
@@ -253,6 +255,7 @@ class FeatureReport(Result):
         return said + "."
 
 
+@checked(reference=finite_if_tensor)
 def feature_report(
     model_or_problem: Any, inputs: Any = None, reference: Matrix | None = None, **options: Unpack[Options]
 ) -> FeatureReport:
@@ -394,6 +397,7 @@ class FeatureMovement(Result):
         return f"The features {what} from those of a fresh network: {numbers}."
 
 
+@checked(copies=count)
 def feature_movement(
     model_or_problem: Any, inputs: Any = None, *, copies: int = 16, **options: Unpack[Options]
 ) -> FeatureMovement:

@@ -13,17 +13,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import either
+from theodolite.arguments import checked, count, each, either, integer, seed
 from theodolite.operators.kronecker import LayerPass, affine_layers, visit_batches
 from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT, SoftmaxCurvature
 from theodolite.problem import Problem, match_layers
 from theodolite.problem.activations import Capture, capturing
+from theodolite.problem.arguments import a_problem, of_dimensions, tensors_fit
 from theodolite.results import Cost, Outcome, Result, Row
 
 # The sharp output directions of a layer from products of the weights above it, with no second derivative at all.
 
 
+@checked(weights=each(of_dimensions(2)), rates=each(of_dimensions(1)))
+@tensors_fit
 def weight_product(weights: Sequence[Tensor], rates: Sequence[Tensor] | None = None) -> Tensor:
     """`W_L ⋯ W_{p+1}` (c, m), or with firing rates `W_L Π_{L−1} ⋯ W_{p+1} Π_p`; `weights` from layer p+1 up to the last.
 
@@ -38,6 +41,7 @@ def weight_product(weights: Sequence[Tensor], rates: Sequence[Tensor] | None = N
     return reduce(lambda product, step: step @ product, steps)
 
 
+@checked(product=of_dimensions(2))
 def sharp_subspace(product: Tensor, *, definition: str = "A") -> Tensor:
     """An orthonormal basis (m, c−1) of the predicted top eigenspace of `E[M]`.
 
@@ -56,6 +60,7 @@ def sharp_subspace(product: Tensor, *, definition: str = "A") -> Tensor:
     return frame[:, : c - 1]
 
 
+@checked(problem=a_problem)
 def firing_rates(problem: Problem, layers: str | Iterable[str] | None = None) -> tuple[list[str], list[Tensor], list[Tensor]]:
     """Names and weights of a stack of Linear layers, and how often each unit of the hidden ones is positive.
 
@@ -122,6 +127,7 @@ class FullApproximation(Result):
         return f"{len(self.values)} approximate eigenvalues of the whole Hessian ({self.variant}): {shown}{sampled}."
 
 
+@checked(problem=a_problem, k=integer, max_passes=count, seed=seed)
 def full_hessian_approximation(
     problem: Problem, k: int, *, variant: Variant = "paper", max_passes: int = EXACT_PASSES, seed: int = 0
 ) -> FullApproximation:
@@ -263,6 +269,7 @@ class Clusters:
         return float(1 - (means - centre).square().sum() / spread)
 
 
+@checked(problem=a_problem)
 def logit_clusters(problem: Problem, layer: str) -> Clusters:
     """Cluster means of the logit gradients of one layer, for a classifier with softmax cross-entropy and class labels.
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from theodolite.arguments import checked, fraction, instance
 from theodolite.linalg import Density, Eigenpairs
+from theodolite.problem.arguments import of_dimensions, tensors_fit
 from theodolite.results import Cost, Outcome, Result, Row, number
 
 
@@ -53,6 +55,7 @@ class Conditioning(Result):
         )
 
 
+@checked(pairs=instance(Eigenpairs), density=instance(Density), threshold=fraction)
 def conditioning(pairs: Eigenpairs, density: Density, threshold: float = 0.01) -> Conditioning:
     """Summary of a spectrum from its top eigenpairs and its density (Lanczos quadrature).
 
@@ -122,6 +125,8 @@ class Alignment(Result):
         )
 
 
+@checked(gradient=of_dimensions(1), pairs=instance(Eigenpairs))
+@tensors_fit
 def gradient_alignment(gradient: Tensor, pairs: Eigenpairs) -> Alignment:
     """The share of the squared gradient inside the span of the eigenvectors.
 

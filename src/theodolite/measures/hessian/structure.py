@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.arguments import checked, count, each, fraction, instance, seed
 from theodolite.linalg import Eigenpairs, overlap_curve, top_eigenpairs
 from theodolite.operators import KroneckerFactors, LinearOperator, kronecker_factors, layer_hessians
 from theodolite.operators.kronecker import FactorMode
 from theodolite.operators.layer_hessians import LayerHessians
 from theodolite.problem import Problem
+from theodolite.problem.arguments import a_problem, of_dimensions
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row, fields_of, number
 
 #: What a decoupling error up to the bound says of the factors.
@@ -27,6 +29,7 @@ GRADES = (
 # How far the sharp subspaces of two models overlap, predicted from their Kronecker factors.
 
 
+@checked(factors=instance(KroneckerFactors))
 def rank_one_count(factors: KroneckerFactors) -> int:
     """K*: how many leading eigenvectors of the Kronecker product have the form u_i ⊗ v₁, i.e. `τ_i γ₁ > τ₁ γ₂`.
 
@@ -40,6 +43,7 @@ def rank_one_count(factors: KroneckerFactors) -> int:
     return int((tau * gamma[0] > tau[0] * second).sum())
 
 
+@checked(a=instance(KroneckerFactors), b=instance(KroneckerFactors), k=count)
 def predicted_overlap(a: KroneckerFactors, b: KroneckerFactors, k: int, *, permuted: bool = False) -> Tensor:
     """The overlap curve, for 1..k, of the top eigenspaces of two Kronecker products.
 
@@ -64,6 +68,7 @@ def _corner_means(shares: Tensor) -> Tensor:
     return total / torch.arange(1, len(total) + 1, dtype=total.dtype)
 
 
+@checked(values=of_dimensions(1), classes=count)
 def outlier_count(values: Tensor, classes: int) -> int:
     """How many eigenvalues stand out: those before the widest step in ratio among the first `3 classes`.
 
@@ -96,6 +101,7 @@ def matricised(vectors: Tensor, m: int, n: int, *, transposed: bool = False) -> 
     return matrices.reshape(-1, n, m).transpose(1, 2) if transposed else matrices.reshape(-1, m, n)
 
 
+@checked(vectors=of_dimensions(2), m=count, n=count)
 def rank_ratios(vectors: Tensor, m: int, n: int, *, transposed: bool = False) -> Tensor:
     """`‖Mat(h)‖₂ / ‖Mat(h)‖_F` of each column: 1 for rank one, 1/√min(m, n) for a flat spectrum.
 
@@ -115,6 +121,7 @@ class Correspondence:
     outputs: Tensor
 
 
+@checked(vectors=of_dimensions(2), factors=instance(KroneckerFactors))
 def correspondence(vectors: Tensor, factors: KroneckerFactors) -> Correspondence:
     """How the eigenvectors h of a layer's block lie in the eigenvectors u of `E[M]` and v of `E[x xᵀ]`.
 
@@ -126,6 +133,7 @@ def correspondence(vectors: Tensor, factors: KroneckerFactors) -> Correspondence
     return Correspondence(squares.sum(1).T, squares.sum(2).T)
 
 
+@checked(vectors=of_dimensions(2), factors=instance(KroneckerFactors))
 def kronecker_overlap(vectors: Tensor, factors: KroneckerFactors) -> Tensor:
     """Overlap of the first k eigenvectors with the first k of the Kronecker product, for k = 1, 2, ...; nothing is formed."""
     pairs = factors.top_eigenpairs(vectors.shape[1])
@@ -147,6 +155,7 @@ class Autocorrelation:
     values: Tensor
 
 
+@checked(factors=instance(KroneckerFactors))
 def autocorrelation(factors: KroneckerFactors) -> Autocorrelation:
     """How dominant the leading eigenvector of `E[x xᵀ]` is, and how near to the mean input.
 
@@ -171,6 +180,7 @@ def autocorrelation(factors: KroneckerFactors) -> Autocorrelation:
     )
 
 
+@checked(factors=instance(KroneckerFactors), tol=fraction, seed=seed, max_matvecs=count)
 def decoupling_error(
     block: LinearOperator, factors: KroneckerFactors, *, tol: float = 1e-3, seed: int = 0, max_matvecs: int | None = None
 ) -> float:
@@ -285,6 +295,7 @@ class Differences(dict[str, LinearOperator]):
         return {name: image - (self._products[name] @ blocks[name]).to(image.dtype) for name, image in images.items()}
 
 
+@checked(problem=a_problem, k=count, tol=fraction, classes=count, draws=count, max_passes=count, seed=seed)
 def hessian_structure(
     problem: Problem,
     layers: str | Iterable[str] | None = None,
@@ -410,6 +421,7 @@ class LayerComparison(Result):
         )
 
 
+@checked(a=instance(LayerStructure), b=instance(LayerStructure), names=each(instance(str)), k=count)
 def compare_layers(
     a: LayerStructure, b: LayerStructure, names: tuple[str, str] = ("A", "B"), *, k: int | None = None
 ) -> LayerComparison:

@@ -13,12 +13,13 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import entry
+from theodolite.arguments import checked, count, entry, fraction, instance, one_or_each, seed, sequence
 from theodolite.errors import NonFiniteError
 from theodolite.linalg import Eigenpairs, subspace_overlap, top_eigenpairs
 from theodolite.operators import LinearOperator, hessian, layer_hessians
 from theodolite.operators.matrices import MATRICES, MatrixName
 from theodolite.problem import Problem, split_like
+from theodolite.problem.arguments import a_problem
 from theodolite.problem.parameters import clean_names
 from theodolite.progress import counting
 from theodolite.results import Outcome, Result, ResultMapping, Row
@@ -175,6 +176,7 @@ class EigenTrajectory(Result):
         )
 
 
+@checked(problem=a_problem, k=count, labels=sequence, layers=one_or_each(instance(str)), tol=fraction, seed=seed)
 def track_eigenpairs(
     problem: Problem,
     checkpoints: Iterable[Checkpoint],

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from theodolite.arguments import also_called
+from theodolite.arguments import also_called, checked, positive, seed, shown, whole
 from theodolite.measures.kernel.problem_views import (
     moved,
     outputs_per_sample,
     random_directions,
-    require_problem,
     squared_loss_curvature,
     unit,
 )
 from theodolite.operators import tangent_kernel
 from theodolite.problem import Problem
+from theodolite.problem.arguments import a_problem, of_dimensions
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 
@@ -73,6 +73,7 @@ class Kernels:
     distances: Mapping[str, float] = field(default_factory=dict)
 
 
+@checked(problem=a_problem, radius=positive, probes=whole, displacement=of_dimensions(1), seed=seed)
 def kernels_on_ball(
     problem: Problem,
     *,
@@ -86,9 +87,6 @@ def kernels_on_ball(
 
     A displacement is gone as it is, whatever its length: that is where training went.
     """
-    require_problem(problem, "A measure of the tangent kernel")
-    if not radius > 0 or probes < 0:
-        raise ValueError(f"radius must be positive and probes at least 0. Got {radius} and {probes}.")
     refuse_large_kernel(problem)
     problem.refuse_batch_coupling("The tangent kernel")
     steps = {f"random {i + 1}": radius * d for i, d in enumerate(random_directions(problem, probes, seed))}
@@ -138,6 +136,7 @@ def spectral_norm(matrix: Tensor) -> float:
     return float(torch.linalg.eigvalsh(matrix).abs().max())
 
 
+@checked(there=of_dimensions(2), here=of_dimensions(2))
 def relative_drift(there: Tensor, here: Tensor) -> float:
     """`‖K − K₀‖₂ / ‖K₀‖₂`.
 
@@ -147,6 +146,7 @@ def relative_drift(there: Tensor, here: Tensor) -> float:
     return spectral_norm(there - here) / spectral_norm(here)
 
 
+@checked(problem=a_problem, radius=positive, probes=whole, displacement=of_dimensions(1), seed=seed)
 def kernel_drift(
     problem: Problem,
     *,
@@ -249,6 +249,7 @@ class PLReport(Result):
 
 
 @also_called(lr="rate")
+@checked(problem=a_problem, radius=positive, probes=whole, displacement=of_dimensions(1), rate=positive, seed=seed)
 def pl_report(
     problem: Problem,
     *,
@@ -271,9 +272,8 @@ def pl_report(
     >>> round(report.mu, 9), round(report.condition, 9), round(report.contraction, 9)
     (1.0, 9.0, 0.888888889)
     """
-    require_problem(problem, "pl_report")
     if rate is not None and not 0 < rate < math.inf:
-        raise ValueError(f"rate must be a positive number. Got {rate!r}.")
+        raise ValueError(f"rate must be a positive number. Got {shown(rate)}.")
     began = time.perf_counter()
     curvature = squared_loss_curvature(problem)
     if curvature is None:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import checked, shown
 from theodolite.problem import Batch, Problem, split_like
+from theodolite.problem.arguments import a_problem
 from theodolite.problem.batches import merge
 from theodolite.problem.calling import copy_model
 
@@ -23,15 +25,6 @@ KINKS = (
     "Hardshrink", "Abs", "Clamp", "ClampMin", "ClampMax", "Max", "Min", "Amax", "Amin", "Maximum", "Minimum", "Sort", "Topk",
     "Median", "Kthvalue",
 )  # fmt: skip
-
-
-def require_problem(problem: Any, who: str) -> None:
-    """Raise where something else came than a `Problem`."""
-    if not isinstance(problem, Problem):
-        raise TypeError(
-            f"{who} takes a theodolite.Problem, which holds model, loss and data: Problem(model, loss, data). "
-            f"Got {type(problem).__name__}."
-        )
 
 
 @dataclass(frozen=True)
@@ -120,9 +113,9 @@ def _whole(name: str, choice: int | Sequence[int], count: int) -> list[int]:
     try:
         found = [operator.index(c) for c in given]
     except TypeError as error:
-        raise ValueError(f"{name} must be a whole number or a list of them, in 0 .. {count - 1}. Got {choice!r}.") from error
+        raise ValueError(f"{name} must be a whole number or a list of them, in 0 .. {count - 1}. Got {shown(choice)}.") from error
     if not found or not all(0 <= c < count for c in found):
-        raise ValueError(f"{name} must lie in 0 .. {count - 1}. Got {choice!r}.")
+        raise ValueError(f"{name} must lie in 0 .. {count - 1}. Got {shown(choice)}.")
     return found
 
 
@@ -195,6 +188,7 @@ def third_difference(values: Sequence[Tensor]) -> tuple[float, float]:
 # Whether a loss is a squared one, and in which convention: half a sum, a mean, half a mean, over samples or numbers.
 
 
+@checked(problem=a_problem)
 def squared_loss_curvature(problem: Problem) -> float | None:
     """The c of a loss (c/2) Σ r² over all outputs of the data; None where the loss is not of this form.
 

@@ -19,10 +19,12 @@ from torch.func import functional_call, jvp, vjp
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from theodolite.arguments import checked, one_of
 from theodolite.errors import BatchCoupledError, NotRepeatableError, SecondOrderError
 from theodolite.measures.kernel.jets import Jet, jets_for
 from theodolite.measures.kernel.problem_views import TRIAL_SEEDS, measured_copy, third_difference, trial_step
 from theodolite.problem import Problem
+from theodolite.problem.arguments import a_model
 from theodolite.problem.calling import copy_model, main_output, unwrap
 from theodolite.problem.derivatives.exact_derivatives import inside_transform
 from theodolite.problem.derivatives.second_order import functional_transforms
@@ -307,6 +309,7 @@ class TaylorTwin(nn.Module):
     runs in eval mode. `taylor` is the expansion itself. Made by `theodolite.linearize` and `theodolite.quadratize`.
     """
 
+    @checked(model=a_model, order=one_of(1, 2))
     def __init__(self, model: nn.Module, order: int) -> None:
         super().__init__()
         names = tuple(name for name, p in model.named_parameters() if p.requires_grad)

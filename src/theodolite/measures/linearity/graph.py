@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import checked, count, instance, nonnegative, share, shown
+from theodolite.problem.arguments import a_model, of_dimensions
 from theodolite.results import Outcome, Result, Row, fields_of
 
 
@@ -175,6 +177,7 @@ class Graph:
         return f"<Graph: {self.vertices} vertices, {len(self.edges)} edges, {len(self.skips)} skips, {self.depth} weight layers>"
 
 
+@checked(vertices=count, edges=of_dimensions(2))
 def layer_index(vertices: int, edges: Tensor) -> Tensor:
     """Length of the longest path that ends in each vertex, (vertices,); raises where the edges close a cycle.
 
@@ -192,7 +195,7 @@ def layer_index(vertices: int, edges: Tensor) -> Tensor:
 
 def _pair(pair: Sequence[Any]) -> tuple[Any, Any]:
     if len(pair) != 2:
-        raise ValueError(f"An edge is a pair (from, to). Got {pair!r}.")
+        raise ValueError(f"An edge is a pair (from, to). Got {shown(pair)}.")
     return pair[0], pair[1]
 
 
@@ -209,7 +212,7 @@ def _numbers(
     place = {label: i for i, label in enumerate(labels)}
     unknown = [vertex for vertex in vertices if vertex not in place]
     if unknown:
-        raise ValueError(f"{name} must be vertices of the graph: {', '.join(map(repr, labels))}. Got {unknown!r}.")
+        raise ValueError(f"{name} must be vertices of the graph: {', '.join(map(repr, labels))}. Got {shown(unknown)}.")
     return [place[vertex] for vertex in vertices]
 
 
@@ -257,6 +260,7 @@ class WidthReport(Result):
         return f"The width is {self.width}; {count} neurons have in-degrees below {self.threshold:g}: {verdict}."
 
 
+@checked(graph=instance(Graph), beta=nonnegative, safe_share=share)
 def dag_width(graph: Graph, *, beta: float = 0.1, safe_share: float = 0.05) -> WidthReport:
     """Layers, in-degrees, width and bottlenecks of a DAG.
 
@@ -338,6 +342,7 @@ class InDegrees(Result):
         return said + (f" Unknown: {', '.join(self.unknown)}." if self.unknown else "")
 
 
+@checked(model=a_model, beta=nonnegative)
 def in_degree_report(model: nn.Module, *, beta: float = 0.1) -> InDegrees:
     """In-degrees layer by layer: inputs of a linear layer, channels × filter entries / groups of a convolution.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from theodolite.arguments import also_called
+from theodolite.arguments import also_called, checked, fraction, integer, positive, seed, shown, whole
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.kernel.drift import (
     KernelDrift,
@@ -26,7 +27,6 @@ from theodolite.measures.kernel.problem_views import (
     kinks_of,
     moved,
     random_directions,
-    require_problem,
     scalar_problem,
     squared_loss_curvature,
     unit,
@@ -34,6 +34,7 @@ from theodolite.measures.kernel.problem_views import (
 from theodolite.measures.linearity.graph import InDegrees, in_degree_report
 from theodolite.operators import hessian
 from theodolite.problem import Problem
+from theodolite.problem.arguments import a_problem, of_dimensions
 from theodolite.progress import counting, stages
 from theodolite.results import Cost, Outcome, Result, Row, number
 
@@ -75,6 +76,7 @@ class HessianNorm(Result):
         return f"The Hessian of {of} has spectral norm {number(self.value, self.error)}."
 
 
+@checked(problem=a_problem, tol=fraction, seed=seed)
 def hessian_norm(
     problem: Problem,
     *,
@@ -100,7 +102,6 @@ def hessian_norm(
     >>> round(hessian_norm(Problem(model, torch.nn.MSELoss(), data)).value, 9)  # of 3 w₁ w₂
     3.0
     """
-    require_problem(problem, "hessian_norm")
     began = time.perf_counter()
     problem.refuse_batch_coupling("The Hessian of an output")
     problem.check_repeatable()
@@ -268,6 +269,15 @@ class Deviation(Result):
         return f"At distance {self.distances[i]:.3g} {deviates}; {bound}."
 
 
+@checked(
+    problem=a_problem,
+    radius=positive,
+    directions=whole,
+    segments=partial(integer, least=2),
+    displacement=of_dimensions(1),
+    tol=fraction,
+    seed=seed,
+)
 def linearity_deviation(
     problem: Problem,
     *,
@@ -295,19 +305,14 @@ def linearity_deviation(
     >>> linearity_deviation(Problem(model, torch.nn.MSELoss(), data), directions=2).worst < 1e-12
     True
     """
-    require_problem(problem, "linearity_deviation")
-    if not radius > 0 or segments < 2 or directions < 0:
-        raise ValueError(
-            f"radius must be positive, segments at least 2, directions at least 0. Got {radius}, {segments}, {directions}."
-        )
     began = time.perf_counter()
     problem.refuse_batch_coupling("The deviation of an output from its linearisation")
     problem.check_repeatable()
     pairs = chosen(problem, output, sample)
     if len(pairs) > 1:
         raise ValueError(
-            f"linearity_deviation looks at one output of one sample. Got output={output!r}, sample={sample!r}: {len(pairs)} "
-            "numbers. Call it for each, or use linearity(), which takes several and follows the one that curves most."
+            f"linearity_deviation looks at one output of one sample. Got output={shown(output)}, sample={shown(sample)}: "
+            f"{len(pairs)} numbers. Call it for each, or use linearity(), which takes several and follows the most curved."
         )
     [(sample, index)] = pairs
     scalar = scalar_problem(problem, index, sample)
@@ -410,6 +415,15 @@ class LinearityReport(Result):
 
 
 @also_called(lr="rate")
+@checked(
+    problem=a_problem,
+    radius=positive,
+    directions=whole,
+    segments=partial(integer, least=2),
+    displacement=of_dimensions(1),
+    rate=positive,
+    seed=seed,
+)
 def linearity(
     problem: Problem,
     *,
@@ -441,7 +455,6 @@ def linearity(
     >>> report.deviation.violations, report.drift.worst > 0
     (0, True)
     """
-    require_problem(problem, "linearity")
     began = time.perf_counter()
     refuse_large_kernel(problem)
     with stages(4, progress=progress) as stage:

@@ -28,7 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.arguments import also_called, positive
+from theodolite.arguments import also_called, checked, count, nonnegative, positive, sequence, shown
+from theodolite.problem.arguments import a_finite_tensor
 from theodolite.results import Result, Row
 
 _NUMBERS = 2**23  # held at once while batches are gathered: 64 MB in float64
@@ -74,6 +75,7 @@ class ConvexBounds(Result):
 
 
 @also_called(lr="rate")
+@checked(largest_input=positive, largest_test_input=positive, batch=count, smoothness=nonnegative, outputs=count)
 def convex_bounds(
     *,
     largest_input: float,
@@ -129,6 +131,7 @@ def convex_bounds(
     )
 
 
+@checked(inputs=a_finite_tensor)
 def largest_norm(inputs: Tensor, *, bias: bool = True) -> float:
     """L, the largest ‖x̃‖ over inputs of shape (N, ...).
 
@@ -138,6 +141,7 @@ def largest_norm(inputs: Tensor, *, bias: bool = True) -> float:
     return float(_extended(inputs, bias).norm(dim=1).max())
 
 
+@checked(inputs=a_finite_tensor, batches=sequence, outputs=count, enough=positive)
 def largest_smoothness(
     inputs: Tensor, batches: Tensor | Sequence[Tensor], *, bias: bool = True, outputs: int = 1, enough: float | None = None
 ) -> float:
@@ -217,6 +221,7 @@ def _constants(outputs: int) -> tuple[float, float]:
 # The high-probability bound on the generalisation gap by uniform stability (Feldman and Vondrák 2019).
 
 
+@checked(c=positive)
 def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
     """What a β-uniformly stable algorithm can lose from training to test, with probability at least 1 − δ over the training set.
 
@@ -250,4 +255,4 @@ def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
 def _check(name: str, value: Any, inside: Any, accepted: str) -> None:
     ok = inside(value if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64))
     if not bool(ok.all()):
-        raise ValueError(f"{name} must be {accepted}. Got {value!r}.")
+        raise ValueError(f"{name} must be {accepted}. Got {shown(value)}.")

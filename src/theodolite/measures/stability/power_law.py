@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import choice
+from theodolite.arguments import checked, choice, count, finite, fraction, instance, sequence, shown, whole
 from theodolite.measures.fits import straight_line
 from theodolite.results import Outcome, Result, Row, fields_of
 from theodolite.text import nearest
@@ -82,6 +82,7 @@ class PowerFit(Result):
         return with_interval(self.b, self.b_low, self.b_high)
 
 
+@checked(ms=sequence, values_per_pair=sequence, resamples=whole, level=fraction, seed=whole)
 def fit_power_law(
     ms: Any, values_per_pair: Any, *, reduce: Reduce = "max", resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> PowerFit:
@@ -109,7 +110,7 @@ def fit_power_law(
     """
     sizes, values, single = read_values(ms, values_per_pair, reduce)
     if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, 0.95 say. Got {level!r}.")
+        raise ValueError(f"level must lie between 0 and 1, 0.95 say. Got {shown(level)}.")
     finite = [v[np.isfinite(v)] for v in values]
     g = np.array([_REDUCE[reduce](v) if len(v) else math.nan for v in finite])
     used = np.nan_to_num(g) > 0
@@ -243,6 +244,7 @@ class SlopeWindows(Result):
         return f"Local slopes run from {signed(min(inside))} to {signed(max(inside))} {ends}, the widest window in which {share}."
 
 
+@checked(ms=sequence, g=sequence, spread=finite)
 def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
     """Slopes of log g between neighbouring sizes, and the widest window with `max − min ≤ spread · |mean|` among its slopes.
 
@@ -254,7 +256,7 @@ def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
     ([-1.0, -1.0, -0.07], (1.0, 4.0))
     """
     if not spread >= 0:
-        raise ValueError(f"spread must be a share of the mean slope, 0.2 say. Got {spread!r}.")
+        raise ValueError(f"spread must be a share of the mean slope, 0.2 say. Got {shown(spread)}.")
     sizes, values, single = read_values(ms, g, "max")
     if not single:
         raise ValueError("slope_windows takes one value per size, such as the maxima `g` of a PowerFit.")
@@ -292,7 +294,7 @@ def _numbers(values: Any, name: str) -> Array:
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must hold numbers. Got {values!r}.") from error
+        raise ValueError(f"{name} must hold numbers. Got {shown(values)}.") from error
 
 
 def _log_sizes(sizes: Array) -> tuple[Array, float]:
@@ -405,6 +407,7 @@ class Explanation(Result):
         return f" The gap goes like m^{gap}, stability like m^{stab}{dist}; Δb = {delta}."
 
 
+@checked(trial=whole, step=whole, gap=instance(str), stab=instance(str), resamples=whole, level=fraction, seed=whole, pool=count)
 def explains(
     rows_or_result: Any,
     *,

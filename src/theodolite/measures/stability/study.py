@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from theodolite.arguments import also_called, choice, integer
+from theodolite.arguments import also_called, choice, integer, shown
 from theodolite.measures.mode_connectivity import POLICIES, BatchNormPolicy, LinearPath, linear_path
 from theodolite.measures.stability.power_law import Explanation, PowerFit, explains, fit_power_law, of_one_checkpoint
 from theodolite.measures.stability.training_pairs import (
@@ -356,7 +356,7 @@ def whole(name: str, value: Any, least: int = 0) -> int:
 def wholes(name: str, values: Any) -> tuple[int, ...]:
     """Different whole numbers, in the order given."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) != 1:
-        raise ValueError(f"{name} must be a sequence of integers, such as [100, 200, 400]. Got {values!r}.")
+        raise ValueError(f"{name} must be a sequence of integers, such as [100, 200, 400]. Got {shown(values)}.")
     numbers = values.tolist() if isinstance(values, Tensor) else list(values)
     found = tuple(whole(f"Each of {name}", value) for value in numbers)
     if len(set(found)) < len(found):
@@ -370,7 +370,7 @@ def checked_config(given: StabilityConfig, pool: int) -> StabilityConfig:
     trials: Any = given.trials
     chosen = tuple(range(trials)) if isinstance(trials, Integral) else wholes("trials", trials)
     if not chosen or isinstance(trials, bool):
-        raise ValueError(f"trials must be at least one, as a number or as a list. Got {trials!r}.")
+        raise ValueError(f"trials must be at least one, as a number or as a list. Got {shown(trials)}.")
     lengths = wholes("sizes", given.sizes)
     if not lengths:
         raise ValueError("sizes must hold at least one number of examples. Got none.")
@@ -393,13 +393,13 @@ def read_length(stop: Any, steps: Any, epochs: Any, loss_target: Any) -> tuple[i
     choice("stop", stop, STOPPING)
     for name, value, owner in (("epochs", epochs, "epochs"), ("loss_target", loss_target, "train_loss")):
         if value is not None and stop != owner:
-            raise ValueError(f"{name} counts with stop={owner!r} alone; give that, or leave {name} out. Got stop={stop!r}.")
+            raise ValueError(f"{name} counts with stop={owner!r} alone; give that, or leave {name} out. Got stop={shown(stop)}.")
     if stop == "epochs":
         if steps is not None:
-            raise ValueError(f"stop='epochs' takes epochs in place of steps; leave steps out. Got steps={steps!r}.")
+            raise ValueError(f"stop='epochs' takes epochs in place of steps; leave steps out. Got steps={shown(steps)}.")
         return None, whole("epochs", epochs, 1), None
     if stop == "train_loss" and not (isinstance(loss_target, Real) and float(loss_target) > 0):
-        raise ValueError(f"stop='train_loss' needs loss_target, a positive loss. Got {loss_target!r}.")
+        raise ValueError(f"stop='train_loss' needs loss_target, a positive loss. Got {shown(loss_target)}.")
     return whole("steps", steps, 1), None, None if loss_target is None else float(loss_target)
 
 
@@ -416,7 +416,7 @@ def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if rate is None:
         return dict(settings)
     if not isinstance(rate, Real) and not (isinstance(rate, Tensor) and not rate.ndim):
-        raise ValueError(f"rate must be one number: all models of a study share the algorithm. Got {rate!r}.")
+        raise ValueError(f"rate must be one number: all models of a study share the algorithm. Got {shown(rate)}.")
     return {**settings, "rate": float(rate)}
 
 

@@ -22,8 +22,10 @@ from torch.utils.data import (
     default_collate,
 )
 
+from theodolite.arguments import a_function, checked, count, seed, shown, whole
 from theodolite.errors import NonFiniteError, NotRepeatableError
 from theodolite.problem.accuracy import right_answers
+from theodolite.problem.arguments import a_tensor, of_dimensions, tensors_fit
 from theodolite.results import Row
 from theodolite.training import Fleet, FleetTrace
 from theodolite.training.fleets.fleet import AnySchedule
@@ -191,6 +193,7 @@ def draw_swaps(train_size: int, test_size: int, m: int, pairs: int, seed: int) -
     return [draw_swap(train_size, test_size, m, np.random.default_rng([seed, m, pair])) for pair in range(pairs)]
 
 
+@checked(m=count, rng=lambda name, value: value if isinstance(value, np.random.Generator) else whole(name, value))
 def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator | int) -> tuple[Examples, Examples, int, int]:
     """A training set S of m examples, S' with one of them exchanged, its place i, and the number z of what came.
 
@@ -212,7 +215,7 @@ def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator 
 def check_size(m: Any, pool: int) -> None:
     """Refuse a training set larger than the pool."""
     if not isinstance(m, int | np.integer) or isinstance(m, bool) or not 1 <= m <= pool:
-        raise ValueError(f"A training set must hold 1 to {pool} examples, as many as the training pool has. Got {m!r}.")
+        raise ValueError(f"A training set must hold 1 to {pool} examples, as many as the training pool has. Got {shown(m)}.")
 
 
 # When an example is seen: the batches of the common order that hold a given place of the training set.
@@ -228,6 +231,8 @@ def batches_per_epoch(m: int, batch_size: int, drop_last: bool) -> int:
     return m // width if drop_last else -(-m // width)
 
 
+@checked(places=of_dimensions(1), m=count, batch_size=count, steps=whole, order_seed=seed)
+@tensors_fit
 def visiting_steps(places: Tensor, m: int, batch_size: int, steps: int, *, order_seed: int, drop_last: bool = True) -> Tensor:
     """Whether step t sees place i of the training set: bool (P, T) for `places` (P,), t = 0 .. T-1.
 
@@ -259,6 +264,7 @@ HELD = 2**25
 # What two solutions do on the same examples: stability, gap, distance, all in float64.
 
 
+@checked(loss=a_function, outputs=a_tensor, targets=a_tensor)
 def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of every example in float64, never clipped: (n,) from `outputs` (n, ...) and `targets` (n, ...).
 

@@ -13,10 +13,10 @@ from theodolite.arguments import also_called, integer
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import kernel_curvature
 from theodolite.measures.dynamics.optimizers import StabilityLaw, stability_law
-from theodolite.measures.kernel.problem_views import require_problem
 from theodolite.operators import tangent_kernel
 from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Problem
+from theodolite.problem.arguments import a_problem
 from theodolite.training.schedules import Schedule
 
 #: Accuracy of the eigenvalue behind a critical rate, relative, where it is found by products.
@@ -44,7 +44,7 @@ class EdgeProbe:
         tol: float = TOLERANCE,
         seed: int = 0,
     ) -> None:
-        require_problem(problem, "EdgeProbe")
+        a_problem("problem", problem)
         check_matrix_or_none(by)
         law = stability_law(optimizer, problem)  # refuses what has no law before anything runs
         forced = by == "kernel"

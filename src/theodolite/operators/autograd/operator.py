@@ -102,8 +102,6 @@ class AutogradOperator(LinearOperator, Generic[Graph]):
         memory_budget: int | None,
         batched: bool | None = None,
     ) -> None:
-        if not isinstance(problem, Problem):
-            raise ValueError(f"Expected a Problem. Got {type(problem).__name__}; wrap it: theodolite.Problem(model, loss, data).")
         super().__init__(shape, dtype=problem.dtype, device=problem.device, symmetric=symmetric)
         self.problem = problem
         self.keep, self.memory_budget = keep, memory_budget

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from theodolite.arguments import either, optional_integer
+from theodolite.arguments import checked, count, either, optional_integer, seed
 from theodolite.operators.kronecker.affine import AffineLayer, affine_layers
 from theodolite.operators.kronecker.factors import KroneckerFactors
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT, derivative
 from theodolite.operators.kronecker.passes import LayerPass, Use, some_samples, visit_batches
 from theodolite.problem import Problem, match_layers
+from theodolite.problem.arguments import a_problem
 from theodolite.results import Cost, Outcome, Result, ResultMapping
 
 FactorMode = Literal["ggn", "exact"]
@@ -41,6 +42,7 @@ class FactorMapping(ResultMapping):
         return "\n".join(line for line in lines if line)
 
 
+@checked(problem=a_problem, draws=count, max_passes=count, seed=seed)
 def kronecker_factors(
     problem: Problem,
     layers: str | Iterable[str] | None = None,

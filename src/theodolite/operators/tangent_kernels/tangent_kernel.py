@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import checked, instance, integer, one_or_each, whole
 from theodolite.operators.autograd.graphs import Keep, available_bytes
 from theodolite.operators.base import LinearOperator
 from theodolite.operators.gauss_newton import JacobianOperator, jacobian
 from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_model, of_dimensions
 from theodolite.problem.tensors import bytes_of
 from theodolite.results import Cost
 
@@ -23,6 +26,7 @@ SAMPLES = 256
 CHECKED = 8
 
 
+@checked(outputs=one_or_each(partial(integer, wanted="whole numbers")), memory_budget=whole)
 def tangent_kernel(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,
@@ -122,6 +126,7 @@ class TangentKernelOperator(LinearOperator):
     With `metric`, one positive number per parameter, it is `J diag(metric) Jᵀ`: the kernel of a preconditioned descent.
     """
 
+    @checked(jacobian=instance(JacobianOperator), metric=of_dimensions(1))
     def __init__(self, jacobian: JacobianOperator, metric: Tensor | None = None) -> None:
         size = jacobian.shape[0]
         super().__init__((size, size), dtype=jacobian.dtype, device=jacobian.device, symmetric=True)
@@ -136,6 +141,7 @@ class TangentKernelOperator(LinearOperator):
         return self.jacobian.cost()
 
 
+@checked(memory_budget=whole)
 def tangent_kernel_operator(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,
@@ -163,8 +169,7 @@ def as_problem(model_or_problem: nn.Module | Problem, inputs: Any) -> Problem:
     """A problem as it is; a bare module on `inputs` in eval mode, with a loss that nobody looks at."""
     if isinstance(model_or_problem, Problem):
         return model_or_problem
-    if not isinstance(model_or_problem, nn.Module):
-        raise ValueError(f"Expected a torch.nn.Module or a Problem. Got {type(model_or_problem).__name__}.")
+    a_model("model_or_problem", model_or_problem)
     if inputs is None:
         raise ValueError("inputs is missing: a bare module needs the inputs at which its kernel is taken.")
     problem = _without_loss(model_or_problem, inputs, check=False)

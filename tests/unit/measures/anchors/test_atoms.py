@@ -60,7 +60,7 @@ def test_zero_and_equal_atoms(tmp_path):
 def test_bad_dictionaries():
     with pytest.raises(ValueError, match="two or more atoms"):
         atom_geometry(torch.randn(5))
-    with pytest.raises(ValueError, match="pairs must be 1 or more"):
+    with pytest.raises(ValueError, match="pairs must be a positive integer"):
         atom_geometry(torch.randn(5, 2), pairs=0)
     with pytest.raises(NonFiniteError, match="1 of 5 atoms"):
         atom_geometry(torch.full((5, 2), 1.0).index_fill(0, torch.tensor([2]), torch.nan))

@@ -143,7 +143,7 @@ class TestMasks:
         assert hidden_count(30, 0.1) == 3, "three tenths of ten are three, whatever rounding says"
         with pytest.raises(ValueError, match="2 features"):
             hidden_count(1, 0.1)
-        with pytest.raises(ValueError, match="between 0 and 1"):
+        with pytest.raises(ValueError, match="hidden_fraction must be a number above 0 and below 1"):
             hidden_count(10, 0.0)
 
     @pytest.mark.parametrize("masks", ["batch", "sample", "cycle"])

@@ -140,8 +140,8 @@ def test_bad_oracle_arguments_are_refused() -> None:
         "ridge must be": lambda: oracle_codes(y, atoms, torch.zeros(3, 1).long(), VISIBLE, ridge=-1),
         "one row per signal": lambda: noise_cross_term(y, y[:2]),
         "theory needs": lambda: omp_threshold(1.0, 1, 1, 0.1),
-        "must not be negative": lambda: omp_threshold(-1.0, 1, 5, 0.1),
-        "n must be at least 1": lambda: chi_square_max_bound(0),
+        "must be at least 0": lambda: omp_threshold(-1.0, 1, 5, 0.1),
+        "n must be a positive integer": lambda: chi_square_max_bound(0),
     }
     for said, call in calls.items():
         with pytest.raises(ValueError, match=said):

@@ -185,3 +185,30 @@ def test_what_has_no_law_is_refused():
         th.critical_learning_rate(problem, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="'gauss_newton'"):
         th.critical_learning_rate(problem, by="nonsense")
+
+
+def test_optimizers_by_name():
+    """A name is a new optimizer of that kind; where its rate is compared with, a name alone has none."""
+    problem = bowl()
+    for name, rate in (("sgd", 0.5), ("momentum", 0.95), (None, 0.5)):
+        assert th.critical_learning_rate(problem, optimizer=name).value == pytest.approx(rate, rel=1e-3)
+    for name in ("adam", "adamw"):
+        made = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](problem.parameters, lr=0.01)
+        by_name, by_instance = (th.critical_learning_rate(problem, optimizer=o).value for o in (name, made))
+        assert by_name == pytest.approx(by_instance)
+    assert th.measures.dynamics.expected_regime(problem, 0.6, optimizer="sgd").regime == "divergence expected"
+    with pytest.raises(ValueError, match=r"optimizer must be a torch optimizer or one of 'sgd'.* Got 'sdg'"):
+        th.critical_learning_rate(problem, optimizer="sdg")
+    with pytest.raises(ValueError, match="a name without a learning rate"):
+        th.measures.dynamics.batch_critical_rates(problem, optimizer="sgd", batch_size=1)
+    with pytest.raises(ValueError, match="a name without a learning rate"):
+        th.survey(problem, optimizer="sgd", only=["rate"])
+
+
+@pytest.mark.parametrize(
+    "change", [{"tol": 1.0}, {"tol": 2.5}, {"tol": math.nan}, {"population": -1}, {"population": 0}, {"seed": 0.5}]
+)
+def test_numbers_outside_their_range_are_refused(change):
+    [name] = change
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        th.critical_learning_rate(bowl(), **change)

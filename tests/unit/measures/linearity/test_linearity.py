@@ -344,7 +344,7 @@ def test_layers_that_couple_or_draw_are_refused():
 
 def test_arguments_out_of_range():
     problem = problem_of(NETWORKS["fcn"](4))
-    with pytest.raises(ValueError, match="radius must be positive"):
+    with pytest.raises(ValueError, match="radius must be a positive number"):
         th.linearity(problem, radius=0.0)
     with pytest.raises(ValueError, match="flat vector"):
         th.measures.kernel.kernel_drift(problem, displacement=torch.ones(3))

@@ -269,13 +269,26 @@ def test_beyond_the_ends_the_loss_may_overflow():
 def test_words_and_numbers_that_do_not_fit(solution, data):
     with pytest.raises(ValueError, match="nearest: 'interpolate'"):
         linear_path(solution, solution, solution, data, batchnorm="interpolated")
-    for alphas in ("abc", [math.nan], [None]):
+    for alphas in ("abc", [math.nan], [None], [], 3, 0.5, [0, 1], [2, -1], torch.ones(2, device="meta")):
         with pytest.raises(ValueError, match="alphas"):
             linear_path(solution, solution, solution, data, alphas=alphas)
     with pytest.raises(ValueError, match="batch_size"):
         linear_path(solution, solution, solution, data, batch_size=0)
     with pytest.raises(ValueError, match=r"nn\.Module"):
         linear_path("model", solution, solution, data)
+
+
+@pytest.mark.parametrize("accuracy", ["auto", None])
+def test_a_grid_too_coarse_to_see_a_barrier_gives_no_verdict(solution, data, accuracy):
+    """The barrier stands near the middle: points beside the ends do not see it."""
+    coarse = linear_path(solution, solution, permuted(solution), data, alphas=[1e-4, 1 - 1e-4], accuracy=accuracy)
+    assert coarse.connected
+    assert not coarse.conclusive
+    assert coarse.sentence().startswith("No verdict (")
+    assert "only 2 points between the ends" in coarse.sentence()
+    seen = linear_path(solution, solution, permuted(solution), data, alphas=[0.5], accuracy=accuracy)
+    assert "barrier" in seen.sentence()
+    assert not seen.connected
 
 
 def test_given_points_get_the_ends(solution, data):
@@ -339,6 +352,6 @@ def test_a_negative_running_variance_beyond_the_ends_is_no_number():
     second = {**first, "0.running_var": 4 * first["0.running_var"]}
     data = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
     for batchnorm, broken in (("interpolate", True), ("recompute", False), ("batch", False)):
-        found = linear_path(model, first, second, data, batchnorm=batchnorm, alphas=[0.0, 1.0, 1.5, 2.0])
-        assert torch.isinf(found.train_loss).tolist() == [False, False, broken, broken]
-        assert (found.train_accuracy == 0).tolist() == [False, False, broken, broken]
+        found = linear_path(model, first, second, data, batchnorm=batchnorm, alphas=[0.0, 0.5, 1.0, 1.5, 2.0])
+        assert torch.isinf(found.train_loss).tolist() == [False, False, False, broken, broken]
+        assert (found.train_accuracy == 0).tolist() == [False, False, False, broken, broken]

@@ -164,12 +164,12 @@ def test_a_rate_above_the_edge_is_said_and_results_are_saved(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch": 0}, "batch must be positive"),
-        ({"smoothness": math.inf}, "smoothness must be positive"),
+        ({"batch": 0}, "batch must be a positive integer"),
+        ({"smoothness": math.inf}, "smoothness must be at least 0"),
         ({"rate": -0.1}, "rate must be positive"),
         ({"visits": -1}, "at least 0"),
         ({"rate": [0.1, 0.1], "visits": 2}, "zeros and ones"),
-        ({"outputs": 0}, "outputs must be 1"),
+        ({"outputs": 0}, "outputs must be a positive integer"),
     ],
 )
 def test_wrong_arguments_are_told(change, message):

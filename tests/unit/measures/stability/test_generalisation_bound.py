@@ -57,7 +57,7 @@ def test_floats_arrays_and_tensors_agree():
         ((0.1, 10, 0.0), "delta must be between 0 and 1"),
         ((0.1, 10, 1.0), "delta must be between 0 and 1"),
         ((torch.tensor([0.1, math.nan]), 10, 0.1), "beta must be at least 0"),
-        ((0.1, 10, 0.1, -1.0), "c must be positive"),
+        ((0.1, 10, 0.1, -1.0), "c must be a positive number"),
     ],
 )
 def test_what_lies_outside_is_told(arguments, message):

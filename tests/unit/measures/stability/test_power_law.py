@@ -151,7 +151,7 @@ def test_what_came_is_read_as_it_is():
         ([100, 200], [1.0], {}, "one entry per size"),
         ([100], [[[1.0]]], {}, "not deeper"),
         ([100, 200], [1.0, 2.0], {"reduce": "sum"}, "'max', 'mean', 'median'"),
-        ([100, 200], [1.0, 2.0], {"level": 1.5}, "between 0 and 1"),
+        ([100, 200], [1.0, 2.0], {"level": 1.5}, "above 0 and below 1"),
         ([100, 200], ["a", "b"], {}, "must hold numbers"),
     ],
 )

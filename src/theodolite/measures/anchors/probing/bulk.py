@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from theodolite.arguments import checked, each, shown, whole
+from theodolite.problem.arguments import of_dimensions, tensors_fit
+
 #: Shares of the vocabulary removed by default: 0, 10, 100, 1000, 10000 of about 50,000 words.
 SHARES = (0.0, 2e-4, 2e-3, 2e-2, 0.2)
 #: Numbers from which on it pays to start threads.
@@ -41,11 +44,13 @@ def check_top(top: int | Iterable[int] | None, vocabulary: int, excluded: int = 
     """The numbers of words to remove in rising order, or the default; a bulk must be left even where no word is in both lists."""
     if top is None:
         return tuple(k for k in default_top(vocabulary) if k + excluded < vocabulary)
+    if getattr(top, "is_meta", False):
+        raise ValueError(f"top must be whole numbers of words to remove. Got {shown(top)}.")
     plain = top.tolist() if hasattr(top, "tolist") else top  # numbers and arrays of NumPy and torch
     given = list(plain) if isinstance(plain, Iterable) else [plain]
     real = all(isinstance(k, numbers.Real) and not isinstance(k, bool) for k in given)
     if not given or not real or not all(float(k) >= 0 and float(k).is_integer() for k in given):
-        raise ValueError(f"top must be one or more whole numbers of words to remove, 0 or more. Got {top!r}.")
+        raise ValueError(f"top must be one or more whole numbers of words to remove, 0 or more. Got {shown(top)}.")
     if max(given) + excluded >= vocabulary:
         more = f" and {excluded} excluded words" if excluded else ""
         raise ValueError(
@@ -59,7 +64,7 @@ def check_one_top(top: int, vocabulary: int, excluded: int = 0) -> int:
     """The one number of words to remove; a bulk must be left."""
     found = check_top(top, vocabulary, excluded)
     if top is None or len(found) != 1:
-        raise ValueError(f"top must be one whole number of words to remove. Got {top!r}.")
+        raise ValueError(f"top must be one whole number of words to remove. Got {shown(top)}.")
     return found[0]
 
 
@@ -73,6 +78,8 @@ def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int
     """
     if exclude is None:
         return None
+    if getattr(exclude, "is_meta", False) or not isinstance(exclude, Iterable | SupportsIndex):
+        raise ValueError(f"exclude must be token numbers, or a mask of booleans. Got {shown(exclude)}.")
     if not (isinstance(exclude, SupportsIndex) or hasattr(exclude, "__array__")):
         exclude = list(exclude)
         if len({isinstance(word, bool) for word in exclude}) > 1 or any(isinstance(word, str) for word in exclude):
@@ -93,6 +100,8 @@ def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int
     return distinct
 
 
+@checked(logits=of_dimensions(1, 2, 3, finite=False), top=each(whole))
+@tensors_fit
 def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tensor | None = None) -> LogPartition:
     """Logarithms of Σ exp(logits) over all words, and over all but the `top` largest of each row, for each of `top`.
 

@@ -10,9 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from theodolite.arguments import either
+from theodolite.arguments import checked, count, either, seed, whole
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.streams import NormalEquations
+from theodolite.problem.arguments import a_tensor, of_dimensions
 from theodolite.results import Cost, Outcome, Result, Row
 
 By = Literal["value", "state"]
@@ -68,6 +69,7 @@ class AnchorClusters(Result):
         )
 
 
+@checked(states=of_dimensions(2), values=of_dimensions(1), anchors=count, rounds=whole, top=whole, seed=seed)
 def anchor_clusters(
     states: Tensor,
     values: Tensor,
@@ -188,6 +190,7 @@ class AtomGeometry(Result):
         )
 
 
+@checked(weight=a_tensor, pairs=count, seed=seed)
 def atom_geometry(weight: Tensor, *, pairs: int = 100_000, seed: int = 0) -> AtomGeometry:
     """Singular values, ranks, norms and cosines of the rows of `weight` (n, d), in float64 through the d × d Gram matrix.
 

@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from theodolite.arguments import checked, instance
 from theodolite.errors import NumericalWarning
 from theodolite.problem.activations import Call, Hooks, recorded_calls
+from theodolite.problem.arguments import a_model
 from theodolite.problem.calling import main_output, unwrap
 from theodolite.problem.tensors import named_tensors
 from theodolite.text import nearest
@@ -114,6 +116,7 @@ def _reached(model: nn.Module, head: nn.Module, caught: list[Tensor | None], num
 
 
 @torch.no_grad()
+@checked(model=a_model, args=instance(tuple), kwargs=instance(dict))
 def find_head(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], head: str | nn.Module | None = None) -> OutputHead:
     """The linear layer that makes the logits, tried out on one batch `model(*args, **kwargs)` in the model's present mode.
 

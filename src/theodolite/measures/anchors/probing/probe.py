@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import checked, count, integer, seed, sequence, share, whole
 from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
 from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
 from theodolite.measures.anchors.probing.inputs import Reading, Source, read, windows_for
 from theodolite.measures.anchors.probing.streams import NormalEquations, ProbeStream
+from theodolite.problem.arguments import a_model
 from theodolite.problem.calling import unwrap
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import map_tensors, named_tensors
@@ -160,6 +162,14 @@ def _shares(errors: tuple[float, ...], variances: tuple[float, ...]) -> tuple[fl
     return tuple(1 - e / v if v > 0 else math.nan for e, v in zip(errors, variances, strict=True))
 
 
+@checked(
+    states=sequence,
+    anchors=count,
+    held_out=share,
+    chunk=integer,
+    sample=integer,
+    seed=seed,
+)
 def probe_states(
     states: Tensor | Iterable[Tensor],
     weight: Tensor,
@@ -366,6 +376,22 @@ def _clusters(sample: _Sample, top: tuple[int, ...], anchors: int, biased: bool,
 # The anchor probe of a whole model: run it over the data, catch what enters the output layer, hand it to the stream.
 
 
+@checked(
+    model=a_model,
+    anchors=count,
+    held_out=share,
+    context=count,
+    stride=count,
+    drop_first=whole,
+    max_positions=count,
+    batch_size=count,
+    restrict_vocab=count,
+    chunk=integer,
+    mask_token=whole,
+    every=count,
+    sample=integer,
+    seed=seed,
+)
 def anchor_probe(
     model: nn.Module,
     data: Any,

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from theodolite.arguments import checked, count, whole
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.bulk import check_excluded, check_top, log_bulk_partition
+from theodolite.problem.arguments import a_tensor
 
 #: Directions whose eigenvalue is below this fraction of the largest, after scaling the columns, are left out of a solution:
 #: those along which the scaled columns are a millionth of their largest.
@@ -41,6 +43,7 @@ class NormalEquations:
     ([[2.0], [1.0]], 0.0)
     """
 
+    @checked(dim=count, targets=count, rows=whole, reference=a_tensor)
     def __init__(self, dim: int, targets: int, rows: int = 0, reference: Tensor | None = None) -> None:
         self.dim, self.targets, self.rows, self.reference = dim, targets, rows, reference
         self.gram = torch.zeros(dim + 1, dim + 1, dtype=torch.float64)

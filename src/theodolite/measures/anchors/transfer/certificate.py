@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from theodolite.arguments import choice
+from theodolite.arguments import checked, choice, each, nonnegative, sequence, whole
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.bulk import check_one_top
 from theodolite.measures.anchors.probing.streams import NormalEquations
@@ -214,6 +214,13 @@ class TransferCertificate(Result):
         return f"Non-vacuous: at most {self.bound:.3g} of the downstream contexts can go wrong ({each}; {measured}).{why}{aside}"
 
 
+@checked(
+    labels=sequence,
+    a=sequence,
+    b=sequence,
+    gamma=nonnegative,
+    bulk=each(whole),
+)
 def transfer_certificate(
     teacher: LogLinear | Tensor,
     student: LogLinear | Tensor,

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import checked, finite, instance, positive, whole
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.heads import announced_head, named_head
+from theodolite.problem.arguments import a_finite_tensor, a_model, a_tensor, numbers, of_dimensions, tensors_fit
 from theodolite.problem.calling import copy_model, unwrap
 
 #: Singular values of a logit matrix below this fraction of the largest count as rounding.
@@ -40,6 +42,8 @@ class LogLinear:
     bias: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name in ("states", "weight") if self.bias is None else ("states", "weight", "bias"):
+            a_tensor(name, getattr(self, name))
         states, weight = (t.detach().to(device="cpu", dtype=torch.float64) for t in (self.states, self.weight))
         if states.ndim != 2 or weight.ndim != 2 or states.shape[1] != weight.shape[1]:
             shapes = f"{tuple(states.shape)} and {tuple(weight.shape)}"
@@ -105,6 +109,8 @@ class LogLinear:
         return LogLinear(self.states[rows], self.weight)
 
 
+@checked(teacher=a_tensor, student=a_tensor)
+@tensors_fit
 def kl_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     """KL(p* ‖ p) in nats from logits (..., words), one number per context; −inf are words that a model never says.
 
@@ -121,6 +127,8 @@ def kl_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     return torch.where(absent, q, terms).sum(-1)
 
 
+@checked(teacher=a_tensor, student=a_tensor)
+@tensors_fit
 def total_variation(teacher: Tensor, student: Tensor) -> Tensor:
     """½ Σ |p* − p| from logits (..., words), one number per context."""
     same_vocabulary(teacher, student)
@@ -144,6 +152,8 @@ def same_vocabulary(teacher: Tensor, student: Tensor) -> None:
 # module, to test a downstream read-out with; what the user passes in is never changed.
 
 
+@checked(logits=a_tensor, word=whole, strength=finite)
+@tensors_fit
 def rare_word_logits(logits: Tensor, word: int, strength: float) -> Tensor:
     """Logits (..., words) with that of one word lowered by `strength`."""
     edited = logits.clone()
@@ -151,6 +161,8 @@ def rare_word_logits(logits: Tensor, word: int, strength: float) -> Tensor:
     return edited
 
 
+@checked(weight=of_dimensions(2), state=of_dimensions(1), word=whole, strength=finite)
+@tensors_fit
 def rare_word_weight(weight: Tensor, state: Tensor, word: int, strength: float) -> Tensor:
     """Head weight (words, dim) that lowers the logit of one word by `strength` at one state (dim,): v ← v − s h / ‖h‖².
 
@@ -168,6 +180,7 @@ def rare_word_weight(weight: Tensor, state: Tensor, word: int, strength: float) 
     return edited
 
 
+@checked(probability=numbers, strength=numbers)
 def rare_word_kl(probability: Tensor | float, strength: Tensor | float) -> Tensor:
     """KL(p* ‖ p) of the rare-word attack on a word of that probability: s p + log(1 − p (1 − e^−s)), at most s p.
 
@@ -183,12 +196,16 @@ def rare_word_kl(probability: Tensor | float, strength: Tensor | float) -> Tenso
     return (s * p + shrunk).clamp_min(0)
 
 
+@checked(logits=a_tensor, shift=numbers)
+@tensors_fit
 def shift_logits(logits: Tensor, shift: Tensor | float) -> Tensor:
     """Logits (..., words) plus one number per context, (...) or the same for all."""
     moved = torch.as_tensor(shift, dtype=logits.dtype, device=logits.device)
     return logits + (moved[..., None] if moved.ndim else moved)
 
 
+@checked(logits=a_finite_tensor, thresholds=a_finite_tensor, slack=positive)
+@tensors_fit
 def silencing_shift(logits: Tensor, thresholds: Tensor, *, slack: float = 1.0) -> float:
     """A shift that puts every logit at least `slack` > 0 below every threshold: min b − max z − slack."""
     if not slack > 0:
@@ -198,6 +215,8 @@ def silencing_shift(logits: Tensor, thresholds: Tensor, *, slack: float = 1.0) -
     return float(thresholds.double().min() - logits.double().max()) - slack
 
 
+@checked(model=instance(LogLinear), shift=numbers)
+@tensors_fit
 def shift_log_linear(model: LogLinear, shift: Tensor | float) -> LogLinear:
     """The shift inside a log-linear model: states [h; c] and atoms [v; 1]; c is a number or (contexts,)."""
     values = torch.as_tensor(shift, dtype=torch.float64).cpu()
@@ -208,11 +227,13 @@ def shift_log_linear(model: LogLinear, shift: Tensor | float) -> LogLinear:
     return LogLinear(torch.cat([model.states, column], dim=1), torch.cat([model.weight, ones], dim=1))
 
 
+@checked(anchor=of_dimensions(1))
 def shift_anchor(anchor: Tensor) -> Tensor:
     """The anchor vector that belongs to the shifted model: [v0; 1], which leaves every anchored logit as it was."""
     return torch.cat([anchor, anchor.new_ones(1)])
 
 
+@checked(model=a_model, state=of_dimensions(1), word=whole, strength=finite)
 def rare_word_module(model: nn.Module, state: Tensor, word: int, strength: float, *, head: str | None = None) -> nn.Module:
     """A copy of the model whose output head carries the rare-word edit for one state (the head's input, (dim,)).
 
@@ -226,6 +247,7 @@ def rare_word_module(model: nn.Module, state: Tensor, word: int, strength: float
     return twin
 
 
+@checked(model=a_model, shift=lambda name, value: value if callable(value) else finite(name, value))
 def shifted_module(model: nn.Module, shift: Shift, *, head: str | None = None) -> nn.Module:
     """A copy of the model with all logits of a context shifted by c(h): same probabilities, other logits.
 

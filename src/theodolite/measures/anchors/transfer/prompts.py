@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import at_least
+from theodolite.arguments import at_least, checked, each, finite, instance, shown, whole
 from theodolite.measures.anchors.probing.bulk import check_one_top, log_bulk_partition
 from theodolite.measures.anchors.probing.heads import find_head, states_of
 from theodolite.measures.anchors.probing.inputs import check_ids, context_length, model_kind, tokenise
 from theodolite.measures.anchors.transfer.certificate import check_coefficients, fit_anchor, normalized_margin
 from theodolite.measures.anchors.transfer.log_linear import LogLinear
 from theodolite.measures.anchors.transfer.readout import anchored_logits, label_ids, thresholded_score
+from theodolite.problem.arguments import a_finite_tensor
 from theodolite.problem.calling import unwrap
 from theodolite.problem.state_guard import left_as_found
 from theodolite.progress import counting
@@ -74,7 +75,7 @@ def prompted_states(
     model's context the beginning is cut off, never the prompt. The model is left as found.
     """
     if isinstance(texts, str) or not len(texts):
-        raise ValueError(f"texts must be a list of at least one text. Got {texts!r}.")
+        raise ValueError(f"texts must be a list of at least one text. Got {shown(texts)}.")
     at_least(1, batch_size=batch_size)
     model = unwrap(model)
     kind = model_kind(model, mask_token)
@@ -118,6 +119,7 @@ def _alike(lengths: Tensor, batch_size: int, *, exactly: bool) -> Iterator[Tenso
         yield from group.split(batch_size)
 
 
+@checked(models=instance(dict), labels=each(whole), a=each(finite), b=each(finite), anchor=a_finite_tensor, top=whole)
 def compare_prompts(
     models: dict[str, LogLinear],
     *,

@@ -9,9 +9,24 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from theodolite.arguments import choice
+from theodolite.arguments import (
+    checked,
+    choice,
+    count,
+    each,
+    finite,
+    fraction,
+    instance,
+    nonnegative,
+    positive,
+    seed,
+    share,
+    shown,
+    whole,
+)
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.transfer.log_linear import LogLinear, shift_anchor, shift_log_linear
+from theodolite.problem.arguments import a_finite_tensor, a_tensor, numbers, of_dimensions, tensors_fit
 from theodolite.results import Result, Row
 
 Method = Literal["logistic", "adam"]
@@ -58,7 +73,7 @@ def label_ids(labels: Sequence[int] | Tensor, words: int, *, name: str = "labels
     """Distinct word ids below `words`, as an int64 tensor."""
     ids = torch.as_tensor(labels)
     if ids.ndim != 1 or not len(ids) or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"{name} must be a list of at least one word id. Got {labels!r}.")
+        raise ValueError(f"{name} must be a list of at least one word id. Got {shown(labels)}.")
     ids = ids.long().cpu()
     if int(ids.min()) < 0 or int(ids.max()) >= words:
         raise ValueError(f"{name} must be ids from 0 to {words - 1}, the vocabulary. Got {int(ids.min())} to {int(ids.max())}.")
@@ -67,6 +82,8 @@ def label_ids(labels: Sequence[int] | Tensor, words: int, *, name: str = "labels
     return ids
 
 
+@checked(model=instance(LogLinear), anchor=a_tensor, labels=each(whole))
+@tensors_fit
 def anchored_logits(model: LogLinear, anchor: Tensor, labels: Sequence[int] | Tensor) -> Tensor:
     """u_j = ⟨h, v_j − v0⟩ (contexts, k), nearly log(p_j / p(bulk)), and free of any common shift of the logits."""
     ids = label_ids(labels, model.words)
@@ -78,6 +95,8 @@ def anchored_logits(model: LogLinear, anchor: Tensor, labels: Sequence[int] | Te
     return model.states @ (model.weight[ids] - anchor.detach().to(model.weight)).mT
 
 
+@checked(features=a_finite_tensor, a=a_finite_tensor, b=a_finite_tensor)
+@tensors_fit
 def thresholded_score(features: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Σ_j a_j max(u_j − b_j, 0) over features u (..., k).
 
@@ -87,6 +106,7 @@ def thresholded_score(features: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return ((features - b).clamp(min=0) * a).sum(-1)
 
 
+@checked(features=a_tensor, classes=a_tensor, quantile=share, ridge=nonnegative, steps=count, lr=positive)
 def fit_readout(
     features: Tensor,
     classes: Tensor,
@@ -147,6 +167,16 @@ def logistic_regression(features: Tensor, classes: Tensor, *, ridge: float = 1e-
     return a
 
 
+@checked(
+    model=instance(LogLinear),
+    classes=of_dimensions(1),
+    labels=each(whole),
+    anchor=a_finite_tensor,
+    shift=numbers,
+    train_shift=finite,
+    train_share=fraction,
+    seed=seed,
+)
 def compare_readouts(
     model: LogLinear,
     classes: Tensor,
