@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,8 @@ class Batch:
         """All batches as one, where their shapes allow it."""
         every = (self, *others)
         columns = zip(*((b.args, b.kwargs, b.target) for b in every), strict=True)
-        return Batch(*(join_trees(*trees) for trees in columns), sum(b.size for b in every))
+        args, kwargs, target = (join_trees(*trees) for trees in columns)
+        return Batch(args, kwargs, target, sum(b.size for b in every))
 
     def part(self, rows: slice | Tensor) -> Batch:
         """Some samples of the batch, by slice or indices; tensors whose first size is not the batch's are shared."""
@@ -78,22 +79,19 @@ def join_trees(*trees: Any) -> Any:
     return map_tensors(lambda _: next(joined), trees[0])
 
 
+@dataclass(eq=False, kw_only=True)
 class BatchParser:
     """Turns one raw batch (a pair or a mapping) into a `Batch`; `check` looks for NaN and infinity in it."""
 
-    def __init__(
-        self,
-        *,
-        own_loss: bool,
-        target_key: str,
-        check: bool = True,
-        allow_empty: bool = False,
-        dtype: torch.dtype = torch.float32,
-        forward: Callable[..., Any] | None = None,
-    ) -> None:
+    own_loss: bool
+    target_key: str
+    check: bool = True
+    allow_empty: bool = False
+    dtype: torch.dtype = torch.float32
+    forward: InitVar[Callable[..., Any] | None] = None
+
+    def __post_init__(self, forward: Callable[..., Any] | None) -> None:
         self.signature = None if forward is None else inspect.signature(forward)
-        self.own_loss, self.target_key, self.dtype = own_loss, target_key, dtype
-        self.check, self.allow_empty = check, allow_empty
 
     def __call__(self, raw: Any, index: int) -> Batch:
         raw = self._as_tensors(raw)
