@@ -11,6 +11,11 @@ from theodolite.instruments.timings import Work
 from theodolite.results import Result, Row
 
 
+NO_PRICE, NO_PRODUCTS, NEEDS = "its price could not be found", "there are no Hessian products here", "it needs"
+#: How the reasons begin for which an instrument that concerns a problem cannot be asked.
+IMPOSSIBLE = (NO_PRICE, NO_PRODUCTS, NEEDS)
+
+
 @dataclass(frozen=True)
 class Price:
     """What one effort of an instrument is expected to take."""
@@ -81,18 +86,18 @@ def price_steps(context: SurveyContext, instruments: Sequence[Instrument]) -> li
         try:
             reason = instrument.applies(context)
             if not reason and lost:
-                reason = f"it needs {lost[0]}, which will not run"
+                reason = f"{NEEDS} {lost[0]}, which will not run"
             if not reason:
                 works = [(effort, instrument.cost(context, **effort)) for effort in instrument.efforts]
         except Exception as error:  # of this instrument alone
-            reason = f"its price could not be found: {type(error).__name__}: {error}"
+            reason = f"{NO_PRICE}: {type(error).__name__}: {error}"
         if reason:
             missing[instrument.name] = reason
             steps.append(Step(instrument, (), reason=reason))
             continue
         if context.timings.refused and any(work.products or work.block_products for _, work in works):
             missing[instrument.name] = context.timings.refused
-            steps.append(Step(instrument, (), reason=f"there are no Hessian products here: {context.timings.refused}"))
+            steps.append(Step(instrument, (), reason=f"{NO_PRODUCTS}: {context.timings.refused}"))
             continue
         steps.append(Step(instrument, tuple(_price(context, effort, work) for effort, work in works)))
     return steps

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from theodolite.arguments import A_NUMBER, checked, count, positive, seed
 from theodolite.errors import NonFiniteError, OutputLossError, ParameterSelectionError, SecondOrderError, WeightingError
 from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
-from theodolite.instruments.planning import Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
+from theodolite.instruments.planning import IMPOSSIBLE, Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
 from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.problem import Problem
@@ -50,13 +50,14 @@ class Survey(Result):
 
     @property
     def good(self) -> bool:
-        """Whether nothing critical was found, no instrument failed, and more could be measured than could not.
+        """Whether nothing critical was found, no instrument failed, and more could be measured than was impossible.
 
-        What a budget leaves out does not count.
+        What a budget leaves out, or what does not concern this problem, does not count.
         """
         critical = any(f.severity is Severity.CRITICAL for f in self.findings)
-        states = [row["state"] for row in self.plan if not str(row["reason"]).startswith("beyond the budget")]
-        return not critical and "failed" not in states and states.count("done") >= states.count("skipped")
+        states = [row["state"] for row in self.plan]
+        impossible = sum(str(row["reason"]).startswith(IMPOSSIBLE) for row in self.plan)
+        return not critical and "failed" not in states and states.count("done") >= impossible
 
     def of(self, instrument: str) -> list[Finding]:
         """The findings of one instrument."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +11,9 @@ import torch
 from torch import Tensor
 
 from theodolite.arguments import A_NUMBER, fraction, integer, positive, random_seed, shown
-from theodolite.linalg.lockstep import run, run_all, spent
-from theodolite.operators import LinearOperator, as_operator
-from theodolite.progress import counting
-from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
+from theodolite.linalg.lockstep import solve
+from theodolite.operators import LinearOperator
+from theodolite.results import Cost, Outcome, Result, Row
 
 #: Memory for the bases that keep the probes' Lanczos vectors orthogonal, in bytes.
 PROBE_BYTES = 2 * 2**30
@@ -109,31 +107,14 @@ def spectral_density(
     for name, value, least in (("probes", probes, 2), ("steps", steps, 1), ("points", points, 2)):
         integer(name, value, least=least, wanted=f"an integer of at least {least}")
     bandwidth = None if bandwidth is None else positive("bandwidth", bandwidth, wanted=A_NUMBER)
-    began = time.perf_counter()
-    settings = _Settings(probes, steps, points, bandwidth, seed)
-    if isinstance(op, Mapping):
-        with counting("spectral density", progress=progress) as count:
-            found = run_all(op, lambda _, block: _steps(block, settings), count)
-        cost = spent(op, began)
-        return ResultMapping(
-            results={name: _result(rules, as_operator(op[name]).shape[0], settings, cost) for name, rules in found.items()},
-            outcome=Outcome.ESTIMATED,
-            seed=seed,
-            cost=cost,
-        )
-    operator = as_operator(op)
-    with counting("spectral density", progress=progress, total=probes * min(steps, operator.shape[0])) as count:
-        rules = run(operator, _steps(operator, settings), count)
-    return _result(rules, operator.shape[0], settings, spent(operator, began))
-
-
-@dataclass(frozen=True)
-class _Settings:
-    probes: int
-    steps: int
-    points: int
-    bandwidth: float | None
-    seed: int
+    return solve(
+        op,
+        "spectral density",
+        lambda _, operator: _steps(operator, probes, steps, seed),
+        lambda operator, rules, cost: _result(rules, operator.shape[0], steps, points, bandwidth, seed, cost),
+        progress=progress,
+        total=lambda operator: probes * min(steps, operator.shape[0]),
+    )
 
 
 @dataclass(frozen=True)
@@ -145,18 +126,18 @@ class _Rule:
     matvecs: int
 
 
-def _steps(op: LinearOperator, settings: _Settings) -> Generator[Tensor, Tensor, list[_Rule]]:
+def _steps(op: LinearOperator, probes: int, steps: int, seed: int) -> Generator[Tensor, Tensor, list[_Rule]]:
     if not op.symmetric:
         raise ValueError(f"spectral_density needs a symmetric operator. Got {shown(op)}.")
     n = op.shape[0]
-    steps = min(settings.steps, n)
-    generator = torch.Generator().manual_seed(settings.seed)
-    starts = torch.randn(n, settings.probes, generator=generator, dtype=torch.float64).to(op.device)
+    steps = min(steps, n)
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randn(n, probes, generator=generator, dtype=torch.float64).to(op.device)
     starts = starts / starts.norm(dim=0)
     group = PROBE_BYTES // (steps * n * 8)
     rules = []
     if group:
-        for block in starts.split(min(group, settings.probes), dim=1):
+        for block in starts.split(min(group, probes), dim=1):
             rules.append((yield from _block_lanczos(block, steps)))  # noqa: PERF401 (a comprehension cannot yield)
         return rules
     return (yield from _short_lanczos(starts, steps))
@@ -230,14 +211,13 @@ def _short_lanczos(z: Tensor, steps: int) -> Generator[Tensor, Tensor, list[_Rul
     return [_Rule(nodes[i], vectors[i, :1].square(), steps) for i in range(b)]
 
 
-def _result(rules: list[_Rule], n: int, settings: _Settings, cost: Cost) -> Density:
+def _result(rules: list[_Rule], n: int, steps: int, points: int, bandwidth: float | None, seed: int, cost: Cost) -> Density:
     probes = sum(len(rule.weights) for rule in rules)
-    matvecs = sum(rule.matvecs for rule in rules)
     held = torch.cat([rule.nodes[rule.weights.mean(0) > 1e-14] for rule in rules])
     low, high = float(held.min()), float(held.max())
     smallest = 1e-6 * max(abs(low), abs(high), 1e-30)
-    bandwidth = settings.bandwidth or max(KERNEL_WIDTH * (high - low) / min(settings.steps, n), smallest)
-    grid = _grid(low - 4 * bandwidth, high + 4 * bandwidth, bandwidth, settings.points)
+    bandwidth = bandwidth or max(KERNEL_WIDTH * (high - low) / min(steps, n), smallest)
+    grid = _grid(low - 4 * bandwidth, high + 4 * bandwidth, bandwidth, points)
     nodes = torch.cat([rule.nodes for rule in rules])
     weights = torch.cat([rule.weights.sum(0) for rule in rules]) / probes
     density = smoothed(grid, nodes, weights[None], bandwidth)[0]
@@ -251,10 +231,10 @@ def _result(rules: list[_Rule], n: int, settings: _Settings, cost: Cost) -> Dens
         weights=weights,
         bandwidth=bandwidth,
         probes=probes,
-        steps=settings.steps,
-        matvecs=matvecs,
+        steps=steps,
+        matvecs=sum(rule.matvecs for rule in rules),
         outcome=Outcome.ESTIMATED,
-        seed=settings.seed,
+        seed=seed,
         cost=cost,
     )
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from theodolite.arguments import checked, whole
-from theodolite.operators.autograd.graphs import Keep, backward
+from theodolite.arguments import checked, optional, whole
+from theodolite.operators.autograd.graphs import Keep, Keeping
 from theodolite.operators.autograd.operator import CHUNK, AutogradOperator
 from theodolite.operators.linear_stacks.products import StackPass
 from theodolite.operators.linear_stacks.recognition import run_stack
-from theodolite.problem import Batch, Problem, join_like, split_like
+from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_problem
 
 Gradients = tuple[Tensor | None, ...]
@@ -21,18 +22,12 @@ Gradients = tuple[Tensor | None, ...]
 class HessianOperator(AutogradOperator[Gradients | StackPass]):
     """`H = ∇² Σ_b share_b loss_b` on the flat parameters. Made by `theodolite.hessian`."""
 
-    @checked(problem=a_problem, memory_budget=whole)
+    @checked(problem=a_problem, memory_budget=optional(whole))
     def __init__(
-        self,
-        problem: Problem,
-        *,
-        keep: Keep = "auto",
-        memory_budget: int | None = None,
-        batched: bool | None = None,
-        closed_form: bool = True,
+        self, problem: Problem, *, batched: bool | None = None, closed_form: bool = True, **keeping: Unpack[Keeping]
     ) -> None:
         size = getattr(problem, "size", 0)
-        super().__init__(problem, (size, size), symmetric=True, keep=keep, memory_budget=memory_budget, batched=batched)
+        super().__init__(problem, (size, size), symmetric=True, batched=batched, **keeping)
         self.batched, self.closed_form = batched, closed_form
 
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients | StackPass:
@@ -58,15 +53,7 @@ class HessianOperator(AutogradOperator[Gradients | StackPass]):
         if isinstance(graph, StackPass):
             parts = [graph.product(chunk) for chunk in rows.split(1 if self.batched is False else CHUNK)]
             return torch.cat(parts) if len(parts) > 1 else parts[0]
-        leaves = self.graphs.leaves
-
-        def single(v: Tensor) -> Tensor:
-            return join_like(backward(graph, leaves, split_like(v, leaves), batched=False), leaves)
-
-        def block(vs: Tensor) -> Tensor:
-            return join_like(backward(graph, leaves, split_like(vs, leaves), batched=True), leaves, len(vs))
-
-        return self.block_route.apply(single, block, rows)
+        return self.block_route.pull_back(graph, self.graphs.leaves, rows)
 
     def on(self, problem: Problem) -> HessianOperator:
         return HessianOperator(problem, batched=False, closed_form=self.closed_form)
@@ -78,10 +65,8 @@ class HessianOperator(AutogradOperator[Gradients | StackPass]):
 def route_kind(kept: Sequence[object], *, closed_form: bool) -> str:
     """How products are made, from what is kept of the batches; `closed_form`: whether it is still to be tried."""
     closed = sum(not isinstance(graph, tuple) for graph in kept)
-    if not kept:
-        return "closed form or double backward" if closed_form else "double backward"
-    if closed == 0:
-        return "double backward"
+    if not closed:
+        return "closed form or double backward" if closed_form and not kept else "double backward"
     return "closed form of a linear stack" + (", else double backward" if closed < len(kept) else "")
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from theodolite.arguments import checked, whole
+from theodolite.arguments import checked, optional, whole
 from theodolite.errors import NonFiniteError
-from theodolite.operators.autograd.graphs import GraphStore, Keep, backward
+from theodolite.operators.autograd.graphs import GraphStore, Keep, Keeping
 from theodolite.operators.autograd.operator import BlockRoute, asymmetric_elsewhere
 from theodolite.operators.base import LinearOperator, rows_of, without_autocast
 from theodolite.operators.hessian import Gradients, HessianOperator, route_kind
 from theodolite.operators.linear_stacks.products import StackFactors, StackPass
 from theodolite.operators.linear_stacks.recognition import run_stack
-from theodolite.problem import Batch, Problem, join_like, match_layers, split_like
+from theodolite.problem import Batch, Problem, match_layers
 from theodolite.problem.arguments import a_problem
 from theodolite.problem.derivatives.second_order import plain_second_order_errors
 from theodolite.results import Cost
@@ -31,21 +32,20 @@ class LayerHessians(Mapping[str, LinearOperator]):
     block runs only from the layer's own gradient to its own weight. `closed_form=False` forces the latter.
     """
 
-    @checked(problem=a_problem, memory_budget=whole)
+    @checked(problem=a_problem, memory_budget=optional(whole))
     def __init__(
         self,
         problem: Problem,
         layers: str | Iterable[str] | None = None,
         *,
         bias: bool = False,
-        keep: Keep = "auto",
-        memory_budget: int | None = None,
         closed_form: bool = True,
+        **keeping: Unpack[Keeping],
     ) -> None:
         self.problem, self.bias, self.closed_form = problem, bias, closed_form
-        self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget, closed_form=False)
+        self._hessian = HessianOperator(problem, closed_form=False, **keeping)
         self._members = {layer.name: layer.members(bias=bias) for layer in match_layers(problem.selection, layers)}
-        self._graphs: GraphStore[BatchGraph] = GraphStore(problem, self._build, self._roots, keep=keep, budget=memory_budget)
+        self._graphs: GraphStore[BatchGraph] = GraphStore(problem, self._build, self._roots, **keeping)
         self._blocks = {name: LayerBlock(self, name, members) for name, members in self._members.items()}
         self._routes = {name: BlockRoute(problem, batched=None) for name in self._members}  # each layer proves its own
 
@@ -102,15 +102,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
             found = torch.autograd.grad(gradient, leaf, rows.view(leaf.shape), retain_graph=True, allow_unused=True)[0]
             return torch.zeros_like(rows) if found is None else found.reshape(1, -1)
         leaves = [self._graphs.leaves[i] for i in members]
-        gradients = [graph[i] for i in members]
-
-        def single(v: Tensor) -> Tensor:
-            return join_like(backward(gradients, leaves, split_like(v, leaves), batched=False), leaves)
-
-        def block(vs: Tensor) -> Tensor:
-            return join_like(backward(gradients, leaves, split_like(vs, leaves), batched=True), leaves, len(vs))
-
-        return self._routes[name].apply(single, block, rows)
+        return self._routes[name].pull_back([graph[i] for i in members], leaves, rows)
 
     def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> BatchGraph:
         run = run_stack(self.problem, tensors, batch, index) if self._may_be_closed else None

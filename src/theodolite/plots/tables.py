@@ -67,10 +67,9 @@ def read(rows: Any, *columns: str | Sequence[str] | None) -> list[Row]:
     if not table:
         raise ValueError("There are no rows to draw.")
     known = list(dict.fromkeys(name for row in table for name in row))
-    for names in columns:
-        for name in _names(names):
-            if name not in known:
-                raise ValueError(f"The rows have no column {name!r}. Nearest: {', '.join(nearest(name, map(str, known)))}.")
+    for name in (name for names in columns for name in _names(names)):
+        if name not in known:
+            raise ValueError(f"The rows have no column {name!r}. Nearest: {', '.join(nearest(name, map(str, known)))}.")
     return table
 
 
@@ -99,6 +98,14 @@ def finite(values: Array) -> NDArray[np.bool_]:
 def positive(values: Array) -> NDArray[np.bool_]:
     """Which values a logarithmic axis can show."""
     return np.asarray(np.nan_to_num(values) > 1 / DRAWABLE)
+
+
+def on_axes(x: Array, y: Array, log: str) -> NDArray[np.bool_]:
+    """Which points the axes can show, of which those named by `log` are logarithmic."""
+    shown = np.ones(len(x), dtype=bool)
+    for axis in log:
+        shown &= positive(x if axis == "x" else y)
+    return shown
 
 
 def groups(rows: list[Row], by: By, order: Sequence[Any] | None = None) -> list[Group]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 import torch
@@ -54,14 +54,12 @@ class Batch:
         args, kwargs, target = (map_tensors(change, part) for part in (self.args, self.kwargs, self.target))
         return replace(self, args=args, kwargs=kwargs, target=target)
 
-    def joined(self, other: Batch) -> Batch:
-        """Both batches as one, where their shapes allow it."""
-        return Batch(
-            join_trees(self.args, other.args),
-            join_trees(self.kwargs, other.kwargs),
-            join_trees(self.target, other.target),
-            self.size + other.size,
-        )
+    def joined(self, *others: Batch) -> Batch:
+        """All batches as one, where their shapes allow it."""
+        every = (self, *others)
+        columns = zip(*((b.args, b.kwargs, b.target) for b in every), strict=True)
+        args, kwargs, target = (join_trees(*trees) for trees in columns)
+        return Batch(args, kwargs, target, sum(b.size for b in every))
 
     def part(self, rows: slice | Tensor) -> Batch:
         """Some samples of the batch, by slice or indices; tensors whose first size is not the batch's are shared."""
@@ -73,33 +71,26 @@ class Batch:
         return Batch(map_tensors(cut, self.args), map_tensors(cut, self.kwargs), map_tensors(cut, self.target), size)
 
 
-def join_trees(first: Any, second: Any) -> Any:
-    """Two nested structures with their tensors joined along the first dimension."""
-    others = iter([t for _, t in named_tensors(second)])
-
-    def join(t: Tensor) -> Tensor:
-        other = next(others)
-        return torch.cat([t, other]) if t.ndim else t
-
-    return map_tensors(join, first)
+def join_trees(*trees: Any) -> Any:
+    """Nested structures of one form with their tensors joined along the first dimension."""
+    columns = zip(*([t for _, t in named_tensors(tree)] for tree in trees), strict=True)
+    joined = (torch.cat(tensors) if tensors[0].ndim else tensors[0] for tensors in columns)
+    return map_tensors(lambda _: next(joined), trees[0])
 
 
+@dataclass(eq=False, kw_only=True)
 class BatchParser:
     """Turns one raw batch (a pair or a mapping) into a `Batch`; `check` looks for NaN and infinity in it."""
 
-    def __init__(
-        self,
-        *,
-        own_loss: bool,
-        target_key: str,
-        check: bool = True,
-        allow_empty: bool = False,
-        dtype: torch.dtype = torch.float32,
-        forward: Callable[..., Any] | None = None,
-    ) -> None:
+    own_loss: bool
+    target_key: str
+    check: bool = True
+    allow_empty: bool = False
+    dtype: torch.dtype = torch.float32
+    forward: InitVar[Callable[..., Any] | None] = None
+
+    def __post_init__(self, forward: Callable[..., Any] | None) -> None:
         self.signature = None if forward is None else inspect.signature(forward)
-        self.own_loss, self.target_key, self.dtype = own_loss, target_key, dtype
-        self.check, self.allow_empty = check, allow_empty
 
     def __call__(self, raw: Any, index: int) -> Batch:
         raw = self._as_tensors(raw)
@@ -316,17 +307,9 @@ def generators_of(data: Any) -> list[torch.Generator]:
 
 def merge(batches: list[Batch]) -> list[Batch]:
     """Single samples joined into one batch where their shapes allow it."""
-    first = batches[0]
 
     def signature(batch: Batch) -> list[Any]:
         return [(n, t.shape, t.dtype) for n, t in named_tensors({**batch.inputs, "target": batch.target})]
 
-    if any(signature(b) != signature(first) for b in batches):
-        return batches
-
-    def join(pick: Callable[[Batch], Any]) -> Any:
-        columns = [[t for _, t in named_tensors(pick(b))] for b in batches]
-        joined = iter([torch.cat(tensors) if tensors[0].ndim else tensors[0] for tensors in zip(*columns, strict=True)])
-        return map_tensors(lambda _: next(joined), pick(first))
-
-    return [Batch(join(lambda b: b.args), join(lambda b: b.kwargs), join(lambda b: b.target), len(batches))]
+    alike = all(signature(b) == signature(batches[0]) for b in batches)
+    return [batches[0].joined(*batches[1:])] if alike else batches

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Generic
+from collections.abc import Callable, Sequence
+from typing import Generic, Unpack
 
 import torch
 from torch import Tensor
 
 from theodolite.errors import NumericalWarning, StaleOperatorError, TheodoliteError
-from theodolite.operators.autograd.graphs import DATA_CHANGED, Graph, GraphStore, Keep, batching_may_pay
+from theodolite.operators.autograd.graphs import DATA_CHANGED, Graph, GraphStore, Keeping, backward, batching_may_pay
 from theodolite.operators.base import SYMMETRY_TOLERANCE, LinearOperator, rows_of, symmetry_gap
-from theodolite.problem import Batch, Problem
+from theodolite.problem import Batch, Problem, join_like, split_like
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Cost
 
@@ -41,6 +41,17 @@ class BlockRoute:
             self.batched = self._proves_itself(single, block, rows)
             return self.apply(single, block, rows)
         return torch.cat([block(chunk) for chunk in rows.split(CHUNK)])
+
+    def pull_back(self, outputs: Sequence[Tensor | None], leaves: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """Vector-Jacobian products of the outputs, which have the shapes of the leaves, with flat rows (k, n)."""
+
+        def single(v: Tensor) -> Tensor:
+            return join_like(backward(outputs, leaves, split_like(v, leaves), batched=False), leaves)
+
+        def block(vs: Tensor) -> Tensor:
+            return join_like(backward(outputs, leaves, split_like(vs, leaves), batched=True), leaves, len(vs))
+
+        return self.apply(single, block, rows)
 
     @staticmethod
     def _proves_itself(single: Callable[[Tensor], Tensor], block: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
@@ -93,19 +104,12 @@ class AutogradOperator(LinearOperator, Generic[Graph]):
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        shape: tuple[int, int],
-        *,
-        symmetric: bool,
-        keep: Keep,
-        memory_budget: int | None,
-        batched: bool | None = None,
+        self, problem: Problem, shape: tuple[int, int], *, symmetric: bool, batched: bool | None, **keeping: Unpack[Keeping]
     ) -> None:
         super().__init__(shape, dtype=problem.dtype, device=problem.device, symmetric=symmetric)
         self.problem = problem
-        self.keep, self.memory_budget = keep, memory_budget
-        self.graphs: GraphStore[Graph] = GraphStore(problem, self.build, self.roots, keep=keep, budget=memory_budget)
+        self.graphs: GraphStore[Graph] = GraphStore(problem, self.build, self.roots, **keeping)
+        self.keep, self.memory_budget = self.graphs.keep, keeping.get("memory_budget")
         self.snapshot = Snapshot(problem)
         self.block_route = BlockRoute(problem, batched=batched)
 

@@ -122,20 +122,18 @@ class BlockMaker:
         }
         if not uses:  # a Taylor twin, say, which calls its layers inside a transform
             return {}
-        forms = [
-            (name, i, _safely(guesses(use, local)))
+        made = [
+            (name, i, [_Gathered(form, flat.shape[1]) for form in _safely(guesses(use, local))])
             for name, use in uses.items()
             for local, i in self.owners[name][1].items()
             if truth[i] is not None and i not in self._shapeless
         ]
-        pulled = _pulled_back(flat, {name: use.outputs for name, use in uses.items()})
-        made = [[_Gathered(form, flat.shape[1]) for form in several] for _, _, several in forms]
-        for parts in pulled:
-            for (name, _, _), several in zip(forms, made, strict=True):
+        for parts in _pulled_back(flat, {name: use.outputs for name, use in uses.items()}):
+            for name, _, several in made:
                 for gathered in several:
                     gathered.add(parts[name])
         found: dict[int, Features] = {}
-        for (_, i, _), several in zip(forms, made, strict=True):
+        for _, i, several in made:
             features = _first_fit(several, truth[i].reshape(-1), cotangent, noise)  # type: ignore[union-attr]
             if features is None:
                 self._shapeless.add(i)
@@ -269,8 +267,8 @@ AT_ONCE = 2**24
 def vectorised_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[int], batch: Batch, chosen: Tensor) -> Tensor:
     """Gradients (n, c, q) of the chosen outputs with respect to some leaves, all samples as one program."""
     fixed = [leaf.detach() for leaf in leaves]
-    own = {name for name, t in named_tensors(_fields(batch)) if _per_sample(t, batch)}
     fields = dict(named_tensors(_fields(batch)))
+    own = {name for name, t in fields.items() if t.ndim and t.shape[0] == batch.size}
 
     def outputs(some: tuple[Tensor, ...], sample: dict[str, Tensor]) -> Tensor:
         values = list(fixed)
@@ -297,22 +295,13 @@ def looped_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[int]
     samples = []
     for i in range(batch.size):
         out = problem.output(problem.tensors(leaves), batch.part(slice(i, i + 1)), i).reshape(-1)[chosen]
-        rows = [_gradient(value, targets) for value in out]
-        samples.append(torch.stack(rows))
+        rows = [torch.autograd.grad(value, targets, retain_graph=True, allow_unused=True) for value in out]
+        samples.append(torch.stack([join_like(row, targets) for row in rows]))
     return torch.stack(samples)
-
-
-def _gradient(value: Tensor, targets: Sequence[Tensor]) -> Tensor:
-    found = torch.autograd.grad(value, targets, retain_graph=True, allow_unused=True)
-    return torch.cat([(torch.zeros_like(t) if g is None else g).reshape(-1) for g, t in zip(found, targets, strict=True)])
 
 
 def _fields(batch: Batch) -> Any:
     return {"args": batch.args, "kwargs": batch.kwargs}
-
-
-def _per_sample(t: Tensor, batch: Batch) -> bool:
-    return t.ndim > 0 and t.shape[0] == batch.size
 
 
 def _rebuilt(batch: Batch, tensors: dict[str, Tensor]) -> Batch:
