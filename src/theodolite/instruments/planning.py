@@ -10,7 +10,6 @@ from theodolite.instruments.base import Instrument, SurveyContext
 from theodolite.instruments.timings import Work
 from theodolite.results import Result, Row
 
-
 NO_PRICE, NO_PRODUCTS, NEEDS = "its price could not be found", "there are no Hessian products here", "it needs"
 #: How the reasons begin for which an instrument that concerns a problem cannot be asked.
 IMPOSSIBLE = (NO_PRICE, NO_PRODUCTS, NEEDS)

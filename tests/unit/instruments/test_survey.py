@@ -115,7 +115,7 @@ def test_only_runs_what_is_asked_and_what_that_needs():
         ({"lr": -1.0}, "lr must be positive"),
         ({"lr": float("inf")}, "lr must be positive"),
         ({"lr": "0.1"}, "lr must be positive"),
-        ({"optimizer": "adam"}, "optimizer must be a torch optimizer"),
+        ({"optimizer": "adam"}, "a name without a learning rate"),
         ({"loss": nn.MSELoss()}, "its own loss and data"),
         ({"budget": "soon"}, "60s"),
         ({"budget": 0}, "positive time"),

@@ -20,7 +20,7 @@ class StandIns(TorchFunctionMode):
     `used` tells whether that ever happened.
 
     >>> model = nn.Linear(1, 1, bias=False)
-    >>> with StandIns(tensors_of(model), {"weight": torch.tensor([[3.0]])}) as mode:
+    >>> with StandIns(tensors_of(model), {"weight": Tensor([[3.0]])}) as mode:
     ...     model.weight.square().item(), mode.used
     (9.0, True)
     """
