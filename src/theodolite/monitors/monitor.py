@@ -27,8 +27,7 @@ from theodolite.monitors.spikes.detector import SpikeDetector
 from theodolite.monitors.spikes.diagnosis import Spike, finding_of
 from theodolite.monitors.spikes.tracker import Diagnosis, Situation, SpikeTracker
 from theodolite.monitors.watching.recorder import StepStats, trained
-from theodolite.monitors.watching.step_loss import StepLoss
-from theodolite.monitors.watching.watched_model import WatchedModel
+from theodolite.monitors.watching.watched_model import StepLoss, WatchedModel
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 
 #: What a log that cannot be written means; training and measurements go on.
