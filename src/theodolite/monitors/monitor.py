@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from os import PathLike
 from typing import Any, Self
@@ -34,7 +34,7 @@ from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 LOG_FAILS = "the log cannot be written, and records are kept in memory only"
 
 
-class Monitor:
+class Monitor(AbstractContextManager["Monitor"]):
     """Watches a training run from inside its loop and explains its spikes.
 
     Every step: loss, gradient norm, size of the update, learning rate. On sampled steps and around spikes: the critical
@@ -224,9 +224,6 @@ class Monitor:
         if not known:
             with suppress(Warning):  # where warnings are errors, this one still ends no training
                 warnings.warn(f"theodolite.Monitor: {text}", RuntimeWarning, stacklevel=3)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self.close("closed" if kind is None else kind.__name__)
