@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from theodolite.cli.interrupts import ctrl_c_exits
+from theodolite.cli import ctrl_c_exits
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,10 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from theodolite.files import write_all
 
@@ -47,7 +48,7 @@ def log_path(path: str | os.PathLike[str]) -> Path:
     return path if is_file else path / NAME
 
 
-class LogWriter:
+class LogWriter(AbstractContextManager["LogWriter"]):
     """Appends records to the log at `path`, a file or a folder; folders are made.
 
     A line goes to the system in one piece, so it outlives the process. Half a line that a killed process left gets its end
@@ -74,9 +75,6 @@ class LogWriter:
         handle, self._handle = self._handle, -1  # first: a close that fails has closed all the same
         if handle >= 0:
             os.close(handle)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -129,18 +127,10 @@ def existing(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def follow(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Record], int]:
-    """Records written after `offset`, as they stand in the file, and the new offset.
-
-    A line that is still being written waits for the next call; a file that is not there yet is an empty one.
-    """
-    chunk = read_chunk(path, offset)
-    return chunk.records, chunk.offset
-
-
 def read_chunk(path: str | os.PathLike[str], offset: int = 0, token: str = "", limit: int | None = None) -> Chunk:
     """Whole lines after `offset`, about `limit` bytes of them; of a line without end pieces, which count as bad.
 
+    A line that is still being written waits for the next call; a file that is not there yet is an empty one.
     Reading starts anew where the file is shorter than `offset`, or where `token` is that of another file.
     """
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from os import PathLike
 from typing import Any, Self
@@ -27,15 +27,14 @@ from theodolite.monitors.spikes.detector import SpikeDetector
 from theodolite.monitors.spikes.diagnosis import Spike, finding_of
 from theodolite.monitors.spikes.tracker import Diagnosis, Situation, SpikeTracker
 from theodolite.monitors.watching.recorder import StepStats, trained
-from theodolite.monitors.watching.step_loss import StepLoss
-from theodolite.monitors.watching.watched_model import WatchedModel
+from theodolite.monitors.watching.watched_model import StepLoss, WatchedModel
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 
 #: What a log that cannot be written means; training and measurements go on.
 LOG_FAILS = "the log cannot be written, and records are kept in memory only"
 
 
-class Monitor:
+class Monitor(AbstractContextManager["Monitor"]):
     """Watches a training run from inside its loop and explains its spikes.
 
     Every step: loss, gradient norm, size of the update, learning rate. On sampled steps and around spikes: the critical
@@ -225,9 +224,6 @@ class Monitor:
         if not known:
             with suppress(Warning):  # where warnings are errors, this one still ends no training
                 warnings.warn(f"theodolite.Monitor: {text}", RuntimeWarning, stacklevel=3)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self.close("closed" if kind is None else kind.__name__)

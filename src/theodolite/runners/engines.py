@@ -14,7 +14,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from theodolite.arguments import optional_integer
@@ -92,13 +92,11 @@ def run_all(
     [{'square': 4}, {'square': 9}]
     """
     finished = finish_all(task, jobs, engine=engine, workers=workers, threads=threads, address=address, progress=progress)
-    return (row for one in finished for row in _rows_of(one))
+    return (row for one in finished for row in (one.rows if one.failure is None else [_failed_row(one.job, one.failure)]))
 
 
-def _rows_of(finished: Finished) -> list[Row]:
-    if finished.failure is None:
-        return finished.rows
-    return [{**finished.job, "outcome": "failed", "error": finished.failure.error, "traceback": finished.failure.traceback}]
+def _failed_row(job: Job, failure: Failure) -> Row:
+    return {**job, "outcome": "failed", **asdict(failure)}
 
 
 def finish_all(
@@ -187,19 +185,18 @@ def isolated(job: Job) -> Iterator[None]:
     import numpy
     import torch
 
+    from theodolite.problem.state_guard import random_states_kept
+
     seed = zlib.crc32(repr(sorted(job.items(), key=repr)).encode())
-    before = random.getstate(), numpy.random.get_state(), torch.get_default_dtype(), torch.is_grad_enabled()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        numpy.random.seed(seed)  # noqa: NPY002
-        random.seed(seed)
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    with random_states_kept():
+        for set_seed in (torch.manual_seed, numpy.random.seed, random.seed):
+            set_seed(seed)
         try:
             yield
         finally:
-            random.setstate(before[0])
-            numpy.random.set_state(before[1])  # noqa: NPY002
-            torch.set_default_dtype(before[2])
-            torch.set_grad_enabled(before[3])
+            torch.set_default_dtype(dtype)
+            torch.set_grad_enabled(grad)
 
 
 @contextmanager

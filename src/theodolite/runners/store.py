@@ -18,8 +18,8 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -83,7 +83,7 @@ def job_key(name: str, job: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-class RunStore:
+class RunStore(AbstractContextManager["RunStore"]):
     """The open folder of one run; only one process at a time may hold it.
 
     Use as a context manager: `with RunStore.open(folder, manifest, resume=True) as store`.
@@ -158,9 +158,6 @@ class RunStore:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -251,23 +248,12 @@ def plain(value: Any) -> Any:
 def encode_record(record: Record) -> tuple[bytes, bytes]:
     """A record as a line with its check sum, and its tensors as safetensors (empty if it has none)."""
     tensors: dict[str, Tensor] = {}
-    content = {
-        "key": record.key,
-        "job": plain(dict(record.job)),
-        "rows": [_encode_row(plain_row(row), i, tensors) for i, row in enumerate(record.rows)],
-        "seconds": record.seconds,
-        "error": record.error,
-        "traceback": record.traceback,
-        "code": record.code,
-    }
+    rows = [_encode_row(plain_row(row), i, tensors) for i, row in enumerate(record.rows)]
+    content = {**vars(record), "job": plain(dict(record.job)), "rows": rows}
     packed = save_tensors(tensors) if tensors else b""
     if packed:
         content["tensors"] = check_sum(packed)
-    return _line(content), packed
-
-
-def _line(content: dict[str, Any]) -> bytes:
-    return (json.dumps({**content, "crc": json_check_sum(content)}) + "\n").encode()
+    return (json.dumps({**content, "crc": json_check_sum(content)}) + "\n").encode(), packed
 
 
 def _read_records(folder: Path) -> tuple[dict[str, Record], int]:
@@ -314,14 +300,9 @@ def plain_row(row: Row) -> Row:
 
 
 def _encode_row(row: Row, index: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    encoded: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, Tensor):
-            tensors[f"{index}.{name}"] = value.contiguous()
-            encoded[name] = {"$tensor": f"{index}.{name}"}
-        else:
-            encoded[name] = value
-    return encoded
+    mine = {name: value for name, value in row.items() if isinstance(value, Tensor)}
+    tensors.update({f"{index}.{name}": value.contiguous() for name, value in mine.items()})
+    return {**row, **{name: {"$tensor": f"{index}.{name}"} for name in mine}}
 
 
 def _decode_rows(rows: list[dict[str, Any]], tensors: dict[str, Tensor]) -> list[Row]:
@@ -379,10 +360,3 @@ def _plain_os_errors(folder: Path, finished: int) -> Iterator[None]:
             f"{folder} could not be written: {reason}. {finished} finished jobs are safe there; "
             "mend the cause and run again with --resume.",
         ) from error
-
-
-def iterate_rows(records: Mapping[str, Record], keys: Iterable[str]) -> Iterator[Row]:
-    """Rows of the given jobs in their order, whatever order they finished in."""
-    for key in keys:
-        if key in records:
-            yield from records[key].rows

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,15 +19,22 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss, ModelCall
+from theodolite.problem.state_guard import modes_kept
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
-from theodolite.training.interruption import deferred_interrupt, load_state, save_state
-from theodolite.training.resuming import check_same_rates, check_same_settings, optimizer_settings, refuse_existing
+from theodolite.training.interruption import NAME, deferred_interrupt, load_state, save_state
 from theodolite.training.schedules import Feed, Schedule, as_schedule, check_length
 from theodolite.training.trace import Trace
 
 Observer = Callable[[int, nn.Module, Batch, Optimizer], None]
 OptimizerFactory = Callable[[Any], Optimizer]
+
+#: Entries of parameter groups that change no step, or that have a check of their own.
+_NO_SETTINGS = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+_REMEDY = (
+    "Give the same to go on with that run. To train on from its weights otherwise, load them into the model "
+    "and give another folder."
+)
 
 
 def train(
@@ -93,8 +101,8 @@ def train(
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is not None:
         if not resume:
-            refuse_existing(folder)
-        run.settings = {"seed": seed, "clip": clip, **feed.identity(), **optimizer_settings(optimizer, schedule)}
+            _refuse_existing(folder)
+        run.settings = {"seed": seed, "clip": clip, **feed.identity(), **_optimizer_settings(optimizer, schedule)}
     began = time.perf_counter()
     with _training(model, seed):
         if folder is not None and resume:
@@ -254,8 +262,8 @@ class _Run:
         saved = {"columns": sorted(state["measured"]), **state.get("settings", {"seed": state.get("seed")})}
         here = {"columns": sorted(self.measured), **self.settings}
         _check_optimizer(self.optimizer, state["optimizer"])
-        check_same_settings(folder, saved, here)
-        check_same_rates(folder, self.schedule, state["columns"]["rate"].tolist())
+        _check_same_settings(folder, saved, here)
+        _check_same_rates(folder, self.schedule, state["columns"]["rate"].tolist())
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -269,10 +277,9 @@ class _Run:
         self.ended, self.stopped = state["ended"]
 
     def trace(self, seed: int, final: float | None, seconds: float) -> Trace:
+        columns: dict[str, Any] = {name: tuple(column) for name, column in self.columns.items()}
         return Trace(
-            loss=tuple(self.columns["loss"]),
-            rate=tuple(self.columns["rate"]),
-            epoch=tuple(self.columns["epoch"]),
+            **columns,
             measured={name: tuple(column) for name, column in self.measured.items()},
             final_loss=final,
             stopped=self.stopped,
@@ -298,16 +305,11 @@ def _with_checkpoints(run: _Run, steps: Iterator[None], folder: Path, every: int
 @contextmanager
 def _training(model: nn.Module, seed: int) -> Iterator[None]:
     """Train mode and a random state of its own; both are given back."""
-    modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+    with torch.random.fork_rng(devices=devices), torch.enable_grad(), modes_kept(model):
         torch.manual_seed(seed)
         model.train()
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
+        yield
 
 
 class RandomState:
@@ -335,6 +337,63 @@ def _with_gaps(column: list[float | None]) -> list[Tensor]:
 
 def _without_gaps(values: Tensor, present: Tensor) -> list[float | None]:
     return [value if here else None for value, here in zip(values.tolist(), present.tolist(), strict=True)]
+
+
+# What a training that goes on must have in common with the run that its folder holds
+
+
+def _refuse_existing(folder: Path) -> None:
+    """Raise if a folder holds a run."""
+    if (folder / NAME).exists():
+        raise FileExistsError(
+            f"{folder} already holds a training run. Go on with it by resume=True, give another folder, or remove {NAME} there."
+        )
+
+
+def _optimizer_settings(optimizer: Optimizer, schedule: Any) -> dict[str, Any]:
+    """What an optimizer was given: settings by name, one value for each parameter group."""
+    groups = [{k: v for k, v in group.items() if k not in _NO_SETTINGS} for group in optimizer.param_groups]
+    found = {name: [_plain(group.get(name)) for group in groups] for name in groups[0] if name != "lr"}
+    rates: Any = [_plain(group.get("lr")) for group in optimizer.param_groups]
+    if isinstance(schedule, LRScheduler):  # may turn other settings too; the rates it began with stand beside today's
+        found, rates = {}, [_plain(group.get("initial_lr")) for group in optimizer.param_groups]
+    elif schedule is not None:
+        rates = "of a schedule"
+    return {"optimizer": type(optimizer).__name__, "learning rate": rates, **found}
+
+
+def _plain(value: Any) -> Any:
+    """As it is read back from a checkpoint."""
+    value = value.tolist() if isinstance(value, Tensor) else value
+    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
+
+
+def _check_same_settings(folder: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise where a setting is not the one that the run in the folder began with."""
+    others = [f"{name} {_shown(saved[name])}, not {_shown(here.get(name))}" for name in saved if saved[name] != here.get(name)]
+    if others:
+        raise ValueError(f"The run in {folder} was made with {'; '.join(others)}. {_REMEDY}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and len(value) == 1:  # of the only parameter group
+        return _shown(value[0])
+    return value if isinstance(value, str) else repr(value)
+
+
+def _check_same_rates(folder: Path, schedule: Schedule | None, rates: Sequence[float]) -> None:
+    """Raise where a schedule, which is a function of the step, gives other rates than those of the steps taken.
+
+    Objects that drive the rate and keep a state of their own are not asked about steps that are over.
+    """
+    if not isinstance(schedule, FunctionType) or not rates:
+        return
+    for step in sorted({0, len(rates) // 2, len(rates) - 1}):
+        if not math.isclose(rate := float(schedule(step)), rates[step]):
+            raise ValueError(
+                f"The run in {folder} took step {step} with learning rate {rates[step]:g}; the schedule has {rate:g} there. "
+                f"{_REMEDY}"
+            )
 
 
 def _check_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -24,8 +24,7 @@ from torch.optim import Optimizer
 
 from theodolite.monitors.monitor import Monitor
 from theodolite.monitors.watching.recorder import norm_of, trained
-from theodolite.monitors.watching.step_loss import StepLoss, loss_of
-from theodolite.monitors.watching.watched_model import quiet_training_mode
+from theodolite.monitors.watching.watched_model import StepLoss, loss_of, quiet_training_mode
 from theodolite.problem import Problem
 
 #: Relative difference from which two losses of one batch are not the same.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from theodolite.monitors.monitor import Monitor
-from theodolite.monitors.watching.step_loss import StepLoss, loss_of
+from theodolite.monitors.watching.watched_model import StepLoss, loss_of
 from theodolite.problem.state_guard import attributes_kept, being_measured
 
 

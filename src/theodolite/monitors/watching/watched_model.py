@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -27,12 +27,15 @@ from theodolite.monitors.watching.recorder import (
     second_moment,
     trained,
 )
-from theodolite.monitors.watching.step_loss import StepLoss
 from theodolite.problem import Problem
+from theodolite.problem.activations import Call, recorded_calls
 from theodolite.problem.batches import Batch, BatchParser
 from theodolite.problem.calling import ModelCall, main_output, unwrap
+from theodolite.problem.state_guard import modes_kept
 from theodolite.problem.tensors import map_tensors
 
+#: `(model, batch) -> loss`, the trainer's own way: class weights, smoothed labels, penalties and all.
+ComputeLoss = Callable[[nn.Module, dict[str, Any]], Tensor]
 #: Samples of the probe where the user gives none: as many as the first batch has, within these limits.
 FEWEST, MOST = 32, 128
 #: Batches it is gathered from at most.
@@ -94,6 +97,46 @@ class ProbeSet:
     def usual_ratio(self) -> float:
         """How much harder than the probe a batch usually is; at least 1, for a stretch of easy batches makes no other one bad."""
         return max(1.0, median(self.ratios)) if self.ratios else 1.0
+
+
+class StepLoss(nn.Module):
+    """`compute(model, batch)` as the loss of a batch, with the output it was computed from; `observe` takes it as the model.
+
+    >>> mean = StepLoss(nn.Identity(), lambda model, batch: model(batch["x"]).mean())
+    >>> float(mean(x=Tensor([1.0, 3.0]))["loss"])
+    2.0
+    """
+
+    def __init__(self, model: nn.Module, compute: ComputeLoss) -> None:
+        super().__init__()
+        self.model, self.compute = model, compute
+
+    def forward(self, *args: Any, **batch: Any) -> dict[str, Tensor]:
+        if args:  # a probe of the user's, which came as a pair
+            batch = {"batch": (*args, *batch.values())}
+        with recorded_calls(dict(self.model.named_modules())) as calls:
+            loss = self.compute(self.model, batch)
+        return {"loss": loss, "logits": _output(self.model, calls, loss)}
+
+
+def _output(model: nn.Module, calls: list[Call], loss: Tensor) -> Tensor:
+    """What the loss seems to be a function of: the model's one output, else what the last of its parts returned.
+
+    Whether it is one, the Gauss-Newton matrix finds out; where nothing comes into question, a number that no loss depends on.
+    """
+    whole = [call.output for call in calls if call.module is model]
+    if len(whole) == 1 and isinstance(whole[0], Tensor | tuple | list | Mapping):
+        return main_output(whole[0])
+    parts = [call.output for call in calls if isinstance(call.output, Tensor)]
+    found = [t for t in parts if t.is_floating_point() and t.ndim > 0]
+    return found[-1] if found else loss.new_zeros(1).requires_grad_()
+
+
+def loss_of(found: Any) -> Any:
+    """The loss in what a training step returns: itself, or under its name, or first."""
+    if isinstance(found, Mapping):
+        return found.get("loss")
+    return found[0] if isinstance(found, tuple) and found else found
 
 
 class TokenLoss(nn.Module):
@@ -242,10 +285,6 @@ class WatchedModel:
 
     # Problems
 
-    @property
-    def has_probe(self) -> bool:
-        return self.probe.data is not None
-
     def problem(self, batches: Any, *, before: bool = False) -> Problem:
         """The loss of batches as a function of the weights that the optimizer moves, now or `before` the last step."""
         if isinstance(batches, list):
@@ -312,14 +351,10 @@ class WatchedModel:
 @contextmanager
 def quiet_training_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode, but normalisation over the batch as it is trained: the loss of training without the noise of dropout."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, training in modes:
-            module.training = training and isinstance(module, nn.modules.batchnorm._BatchNorm)
+    with modes_kept(model):
+        for module in model.modules():
+            module.training = module.training and isinstance(module, nn.modules.batchnorm._BatchNorm)
         yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _embedding(model: nn.Module, problem: Problem) -> str | None:
