@@ -17,7 +17,7 @@ from theodolite.cli.loading.checkpoints import load_checkpoint
 from theodolite.cli.loading.datasets import Part
 from theodolite.cli.loading.hugging_face import as_one_tensor
 from theodolite.cli.loading.module_attribute import load_attribute, names_code
-from theodolite.cli.loading.optimizers import WORDS, make_optimizer
+from theodolite.cli.loading.optimizers import make_optimizer
 from theodolite.cli.loading.subject import Subject, load_subject, load_test_part, own_model
 from theodolite.errors import NotRepeatableError
 from theodolite.measures.mode_connectivity import POINTS, LinearPath
@@ -34,6 +34,7 @@ from theodolite.measures.stability.study import (
     with_length,
 )
 from theodolite.measures.stability.training_pairs import Bench, Recipe, Swap, compare_pairs, draw_swaps, null_swap, read_pool
+from theodolite.problem.optimizers import NAMES
 from theodolite.results import Cost, Outcome, Result, Row, fields_of
 
 MODEL, DATA, MOMENTUM = "F-48^2", "digits", 0.9  # the embedded example
@@ -265,7 +266,7 @@ def _kind(text: str) -> str:
 
 
 def _is_known(word: str | None) -> bool:
-    return word is None or _kind(word) in WORDS
+    return word is None or _kind(word) in NAMES
 
 
 def _optimizer(options: StudyOptions, subject: Subject) -> tuple[Any, dict[str, Any]]:

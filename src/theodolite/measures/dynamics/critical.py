@@ -150,7 +150,7 @@ def critical_learning_rate(
     optimizer = as_optimizer(plain_optimizer(optimizer), problem.parameters)
     if clip is not None and (trial or not positive("clip", clip) <= 1.0):
         raise ValueError(f"clip is a factor above 0 and up to 1, and goes without trial=True: trials do not clip. Got {clip!r}.")
-    if trial and not has_law(optimizer):
+    if trial and optimizer is not None and not has_law(optimizer):
         return _by_trial(problem, by, optimizer, seed, began)
     law = stability_law(optimizer, problem).clipped(clip)
     op, rule = _edge(problem, by, law, operator)
