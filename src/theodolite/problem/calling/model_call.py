@@ -94,7 +94,7 @@ class ModelCall:
         return raw if self._raw_output else main_output(raw)
 
     def _forward(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
-        places = _by_place(self.model, tensors)
+        places = _by_place(self.model, tensors) if tensors else {}
         arguments = (self.model, places, batch.args, {**batch.kwargs, **self._extra})
         with _plain_errors("model", batch, index):
             if self._holds_tensors is False or not tensors:
