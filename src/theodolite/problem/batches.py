@@ -7,7 +7,7 @@ pass, and every pass is compared with the first.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, replace
 from typing import Any
@@ -58,7 +58,7 @@ class Batch:
         """All batches as one, where their shapes allow it."""
         every = (self, *others)
         columns = zip(*((b.args, b.kwargs, b.target) for b in every), strict=True)
-        args, kwargs, target = (join_trees(*trees) for trees in columns)
+        args, kwargs, target = (join_trees(*trees, sizes=[b.size for b in every]) for trees in columns)
         return Batch(args, kwargs, target, sum(b.size for b in every))
 
     def part(self, rows: slice | Tensor) -> Batch:
@@ -71,10 +71,18 @@ class Batch:
         return Batch(map_tensors(cut, self.args), map_tensors(cut, self.kwargs), map_tensors(cut, self.target), size)
 
 
-def join_trees(*trees: Any) -> Any:
-    """Nested structures of one form with their tensors joined along the first dimension."""
+def join_trees(*trees: Any, sizes: Sequence[int] = ()) -> Any:
+    """Nested structures of one form with their tensors joined along the first dimension.
+
+    With the `sizes` of the batches that they come from, tensors that are not per sample are taken once, as `part` shares them.
+    """
     columns = zip(*([t for _, t in named_tensors(tree)] for tree in trees), strict=True)
-    joined = (torch.cat(tensors) if tensors[0].ndim else tensors[0] for tensors in columns)
+
+    def join(tensors: tuple[Tensor, ...]) -> Tensor:
+        own = all(t.ndim and (not sizes or t.shape[0] % size == 0) for t, size in zip(tensors, sizes or tensors, strict=True))
+        return torch.cat(tensors) if own else tensors[0]
+
+    joined = map(join, columns)
     return map_tensors(lambda _: next(joined), trees[0])
 
 
@@ -164,7 +172,7 @@ def _size(inputs: Any, target: Any) -> int:
     """How many samples a batch has: the first size of its inputs; where they disagree (nodes and edges) that of the targets."""
     sizes = [t.shape[0] for _, t in named_tensors(inputs) if t.ndim]
     targets = target.shape[0] if isinstance(target, Tensor) and target.ndim else None
-    if not sizes or (targets and len(set(sizes)) > 1 and targets not in sizes):
+    if not sizes or (targets and len(set(sizes)) > 1):
         return targets or 1
     return sizes[0]
 

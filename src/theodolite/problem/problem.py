@@ -114,8 +114,6 @@ class Problem:
             self._compare_gradient(full=check == "full")
             if check == "full":
                 self.check_products(full=True)
-            if isinstance(self.loss_function, LossOfParameters) and not self.loss_function.used:
-                self._set_loss(self.loss_function.loss)
 
     # Facts
 
@@ -341,7 +339,8 @@ class Problem:
         other = self._copy()
         other.model = unwrap(model)
         other.elsewhere = self.elsewhere if other.model is self.model else {}
-        other._set_loss(loss or self.loss_function)
+        own = self.loss_function
+        other._set_loss(loss or own, self._call.for_model(other.model, own) if loss is None else ModelCall(other.model, loss))
         other._set_precision()
         return other
 
@@ -361,20 +360,22 @@ class Problem:
         """The same problem, ready for other batches or another model: what was found out about these is left behind."""
         other = copy.copy(self)
         other._weighting, other._constant = None, set()
+        other._call = self._call.for_model(self.model, self.loss_function)
         return other
 
     def in_float64(self, batches: list[Batch] | None = None) -> Problem:
         """The same problem on a float64 copy of the model and the data, or of some batches."""
-        loss = self.loss_function
-        wide = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else None
-        double = self.with_model(self._copied_model().double(), wide)
+        double, loss = self.with_model(self._copied_model().double()), self.loss_function
+        if isinstance(loss, LossOfParameters | nn.Module):
+            wide = loss.widened() if isinstance(loss, LossOfParameters) else copy.deepcopy(loss).double()
+            double._set_loss(wide, self._call.for_model(double.model, wide))
         double.data = Data([batch.in_float64() for batch in batches or self.data], None, self._parse)
         return double
 
     # Inner parts
 
-    def _set_loss(self, loss: Loss) -> None:
-        self.loss_function, self._call = loss, ModelCall(self.model, loss)
+    def _set_loss(self, loss: Loss, call: ModelCall) -> None:
+        self.loss_function, self._call = loss, call
 
     def _set_precision(self) -> None:
         measured = {p.dtype for p in self.parameters}
@@ -396,6 +397,6 @@ class Problem:
         return devices.pop()
 
     def __repr__(self) -> str:
-        loss = type(self.loss_function).__name__ if self.loss_function is not None else "own loss"
+        loss = type(users_own(self.loss_function)).__name__ if self.loss_function is not None else "own loss"
         facts = f"{type(self.model).__name__}, {self.size} parameters, {loss}, {len(self.data)} batches"
         return f"<Problem: {facts}, mode={self.mode!r}>"

@@ -45,7 +45,7 @@ def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
                 for name in now.keys() - kept.keys():
                     del now[name]
         for book, before in hooks:
-            if len(book) != len(before):
+            if book.keys() != before.keys():
                 book.clear()
                 book.update(before)
         for container, held in contents.values():

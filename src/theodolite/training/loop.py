@@ -358,7 +358,8 @@ def _optimizer_settings(optimizer: Optimizer, schedule: Any) -> dict[str, Any]:
     if isinstance(schedule, LRScheduler):  # may turn other settings too; the rates it began with stand beside today's
         found, rates = {}, [_plain(group.get("initial_lr")) for group in optimizer.param_groups]
     elif schedule is not None:
-        rates = "of a schedule"
+        ratios = [f"{rate / rates[0]:.6g}" if rates[0] else "1" for rate in rates]
+        rates = "of a schedule" if len(set(ratios)) == 1 else f"of a schedule, groups as {' : '.join(ratios)}"
     return {"optimizer": type(optimizer).__name__, "learning rate": rates, **found}
 
 

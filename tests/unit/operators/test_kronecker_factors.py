@@ -297,3 +297,14 @@ def test_a_single_position_is_shared_either_way():
     torch.testing.assert_close(either_way[0].output, either_way[2].output)
     with pytest.raises(ValueError, match="mode='ggn'"):
         kronecker_factors(problem, sharing="reduce", mode="exact")
+
+
+def test_sharing_is_judged_by_a_batch_that_counts():
+    torch.manual_seed(0)
+    x = torch.randn(11, 20, 4, generator=torch.Generator().manual_seed(1)).double() + 1.0
+    labels = torch.arange(8) % 3
+    good, ignored = (x[:8], labels), (x[8:], torch.full((3,), -100))
+    model = MeanPooled()
+    found = [kronecker_factors(th.Problem(model, LOSS, data))["b"] for data in ([good, ignored], [ignored, good])]
+    assert {factors.sharing for factors in found} == {"reduce"}
+    torch.testing.assert_close(found[0].output, found[1].output)

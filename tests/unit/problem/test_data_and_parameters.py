@@ -227,3 +227,22 @@ def test_non_finite_parameters_and_losses_are_named():
         th.Problem(model, LOSS, (X, Y))
     with pytest.raises(NonFiniteError, match="although the output is finite"):
         th.Problem(network(), lambda z, y: z.sum() * float("inf"), (X, Y))
+
+
+def test_inputs_that_all_samples_share_are_shared_by_parts_too():
+    class WithTable(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3).double()
+
+        def forward(self, x, table):
+            return self.linear(x) + table.sum()
+
+    table = torch.arange(5).double()
+    problem = th.Problem(WithTable(), LOSS, [((X, table), Y)])
+    plain = th.Problem(nn.Linear(4, 3).double(), LOSS, (X, Y))
+    assert problem.samples == len(X)
+    assert problem.sampling_error(lambda part: part.loss()) < 1.0
+    assert plain.sampling_error(lambda part: part.loss()) > 0
+    first = th.Problem(WithTable(), LOSS, [((torch.ones(1, 3).double(), X), Y)], check=False, params="linear*")
+    assert first.samples == len(X)

@@ -141,3 +141,15 @@ def test_the_row_that_an_embedding_pads_with_does_not_train():
     found = th.Problem(model, nn.CrossEntropyLoss(), (tokens, torch.arange(8) % 3), check="full")
     assert found.notes == ()
     assert not (th.hessian(found) @ torch.ones(found.size).double())[:4].any()
+
+
+def test_a_parameter_with_a_domain_is_left_in_it():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.scale = nn.Linear(3, 2).double(), nn.Parameter(torch.full((), 1e-6).double())
+
+        def forward(self, x):
+            return torch.distributions.Normal(self.linear(x), self.scale).mean
+
+    assert th.Problem(Scaled(), nn.MSELoss(), (torch.ones(4, 3).double(), torch.ones(4, 2).double())).notes == ()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import theodolite as th
+from theodolite.problem.calling.stand_ins import users_own
 from theodolite.testing.dense import dense_hessian
 
 
@@ -161,5 +162,67 @@ def test_a_loss_without_parameters_is_kept_as_it_is():
         return nn.functional.cross_entropy(output, target)
 
     problem = th.Problem(network(), loss, samples())
-    assert problem.loss_function is loss
+    assert users_own(problem.loss_function) is loss
     assert problem.notes == ()
+    assert repr(problem).count("function") == 1
+
+
+def test_only_what_trains_is_penalised():
+    model = network()
+    model[0].bias.requires_grad_(False)
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output, target) + penalty(p for p in model.parameters() if p.requires_grad)
+
+    problem = th.Problem(model, loss, samples(), params="3.*")
+    truth = loss(model.eval()(samples()[0]), samples()[1]).item()
+    assert problem.loss() == pytest.approx(truth)
+    assert problem.loss_and_gradient()[0] == pytest.approx(truth)
+
+
+def test_a_penalty_that_only_some_batches_have():
+    model = network()
+
+    def loss(output, target):
+        extra = penalty(model.parameters()) if bool((target > 0).any()) else 0.0
+        return nn.functional.cross_entropy(output, target) + extra
+
+    x, y = samples()
+    batches = [(x[y == 0], y[y == 0]), (x[y == 1], y[y == 1])]
+    weights = {"batch_weight": lambda batch: batch.size}
+    gradient = th.Problem(model, loss, batches, **weights).gradient()
+    bare = th.Problem(model, nn.CrossEntropyLoss(), batches).gradient()
+    torch.testing.assert_close(gradient - bare, 5 * th.Problem(model, loss, batches, **weights).vector)
+
+
+def test_parameters_that_were_replaced_afterwards():
+    model = network()
+    problem = th.Problem(model, of_the_model(model), samples())
+    model.load_state_dict({name: 2 * t.clone() for name, t in model.state_dict().items()}, assign=True)
+    bare = th.Problem(model, nn.CrossEntropyLoss(), samples())
+    torch.testing.assert_close(problem.gradient() - bare.gradient(), 10 * bare.vector)
+
+
+def test_a_float64_copy_has_the_same_objective():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            return self.inner(x), self.inner(x).tanh()
+
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.full((2,), 3.0))
+
+        def forward(self, output, target):
+            return (self.scale * (output[0] - target)).square().mean() + (output[1] @ model.weight).square().mean()
+
+    problem = th.Problem(Pair(), Weighted(), (torch.randn(6, 3), torch.randn(6, 2)))
+    assert problem.in_float64().loss() == pytest.approx(problem.loss(), rel=1e-5)
+    assert problem.in_float64().loss_takes_structure

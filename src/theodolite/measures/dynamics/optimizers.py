@@ -304,7 +304,8 @@ def _second_moment(optimizer: Optimizer, problem: Problem, ready: float | None, 
             raise ValueError("The optimizer has stepped some parameters and not others; take one more step with all of them.")
         moment = state[kind.key].double() if kind.key in state else torch.zeros_like(p, dtype=torch.float64)
         if gradient is not None:
-            moment, steps = kind.update(group, moment, gradient.double()), steps + 1.0
+            pull = 0.0 if decoupled(optimizer) else float(group.get("weight_decay", 0.0))  # what it squares has the decay in it
+            moment, steps = kind.update(group, moment, gradient.double() + pull * p.detach().double()), steps + 1.0
         if group.get("amsgrad") and "max_exp_avg_sq" in state:
             moment = torch.maximum(moment, state["max_exp_avg_sq"].double())
         return kind.root(group, moment, steps)

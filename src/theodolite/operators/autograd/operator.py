@@ -64,7 +64,8 @@ class BlockRoute:
         except RuntimeError:  # no batching rule, or no room: the single product above has shown that the model itself is sound
             return False
         tolerance = 1e-8 if rows.dtype == torch.float64 else 1e-3
-        return float((got - expected).norm()) <= tolerance * float(expected.norm())
+        size = float(expected.norm())
+        return size > 0.0 and float((got - expected).norm()) <= tolerance * size
 
 
 def asymmetric_elsewhere(problem: Problem, make: Callable[[Problem], LinearOperator], x: Tensor, ax: Tensor) -> bool:

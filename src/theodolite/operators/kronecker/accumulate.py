@@ -121,7 +121,8 @@ class _Stream:
 
     def add(self, one: LayerPass) -> None:
         for name in one.uses:
-            self.sums[name].add_inputs(one.inputs(name), one.fraction, last=one.is_last(name))
+            derived = one.loss is not None
+            self.sums[name].add_inputs(one.inputs(name), one.fraction, last=one.is_last(name), derived=derived)
         if one.loss is None or not one.uses:
             return
         if self.mode == "exact":
@@ -181,14 +182,12 @@ class Shared:
     def __init__(self, recipe: AffineLayer, both: bool) -> None:
         self.expanded, self.reduced = Sums(recipe), Sums(recipe) if both and recipe.groups == 1 else None
         self._few = torch.zeros(())  # inputs (B, P, n) of the first samples
-        self._traces = torch.zeros(3, dtype=torch.float64)  # of the block there: true, from ‖g‖²/P, from ‖Σ g‖²
+        self._traces: Tensor | None = None  # of the block there: true, from ‖g‖²/P, from ‖Σ g‖²
 
-    def add_inputs(self, x: Tensor, fraction: float, *, last: bool) -> None:
-        """Inputs (B, P, n) of a batch that holds `fraction` of all samples."""
-        if not self.expanded.samples:
-            self._few = x[:COMPARED].double()
-            if x.shape[1] == 1:
-                self.reduced = None
+    def add_inputs(self, x: Tensor, fraction: float, *, last: bool, derived: bool) -> None:
+        """Inputs (B, P, n) of a batch that holds `fraction` of all samples; `derived`: whether its derivatives follow."""
+        if self.reduced is not None and self._traces is None and derived and x.shape[1] > 1:
+            self._few, self._traces = x[:COMPARED].double(), torch.zeros(3, dtype=torch.float64, device=x.device)
         self.expanded.add_inputs(x, fraction, last=last)
         if self.reduced is not None:
             self.reduced.add_inputs(x.mean(1, keepdim=True), fraction, last=last)
@@ -200,7 +199,7 @@ class Shared:
             return
         together = n.sum(1, keepdim=True)
         self.reduced.add_root(together, share, drawn=drawn)
-        if self._few.ndim:
+        if self._few.ndim and self._traces is not None:
             g = n[:COMPARED].double()
             block = torch.einsum("bpm,bpn->bmn", g, self._few)
             apart = g.square().sum() / g.shape[1], together[:COMPARED].double().square().sum()
@@ -210,15 +209,17 @@ class Shared:
         for sums in (self.expanded, self.reduced):
             if sums is not None:
                 sums.end_batch()
-        if self._few.ndim:  # one batch is enough
+        if self._few.ndim and self._traces is not None:  # one batch is enough
             inputs = self._few.square().sum((1, 2)).mean(), self._few.mean(1).square().sum(1).mean()
             self._traces[1:] *= torch.stack(inputs)
             self._few = torch.zeros(())
 
     def result(self, sharing: Sharing, kind: str, mode: str, seed: int, cost: Cost) -> KroneckerFactors:
-        true, expanded, reduced = self._traces.clamp(min=1e-300).log().tolist()
-        far = abs(expanded - true) > math.log(MISSES) and abs(reduced - true) < abs(expanded - true)
-        together = self.reduced is not None and (sharing == "reduce" or far)
+        far = False
+        if self._traces is not None:
+            true, expanded, reduced = self._traces.clamp(min=1e-300).log().tolist()
+            far = abs(expanded - true) > math.log(MISSES) and abs(reduced - true) < abs(expanded - true)
+        together = self.expanded.positions > 1 and self.reduced is not None and (sharing == "reduce" or far)
         found = (self.reduced if together and self.reduced is not None else self.expanded).result(kind, mode, seed, cost)
         return replace(found, sharing="reduce", positions=self.expanded.positions) if together else found
 

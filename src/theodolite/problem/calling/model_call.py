@@ -58,7 +58,8 @@ class ModelCall:
         self.model, self.loss = model, loss
         self._raw_output: bool | None = False if isinstance(loss, nn.modules.loss._Loss) else None
         self._extra = _quiet_arguments(model) if loss is None else {}
-        self._holds_tensors: bool | None = None  # whether the model reads its parameters by other ways than its modules'
+        self._holds_tensors = False  # whether the model reads its parameters by other ways than its modules'
+        self._seen: set[int] = set()  # batches that were looked at for that
         self.note: str | None = None  # which of several outputs the loss is given
 
     def __call__(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Evaluation:
@@ -90,37 +91,47 @@ class ModelCall:
         """What the loss function is given: the model's output as it is, or its main tensor."""
         raw = self._forward(tensors, batch, index)
         if self.loss is not None and self._raw_output is None:
-            self._raw_output = self._wants_raw(raw, batch.target)
+            self._raw_output = self._wants_raw(raw, batch.target, tensors)
         return raw if self._raw_output else main_output(raw)
 
     def _forward(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
         places = _by_place(self.model, tensors) if tensors else {}
         arguments = (self.model, places, batch.args, {**batch.kwargs, **self._extra})
         with _plain_errors("model", batch, index):
-            if self._holds_tensors is False or not tensors:
+            if (index in self._seen and not self._holds_tensors) or not tensors:
                 return functional_call(*arguments, tie_weights=False)
             with StandIns(tensors_of(self.model), tensors) as mode:
                 raw = functional_call(*arguments, tie_weights=False)
-        self._holds_tensors = bool(self._holds_tensors) or mode.used
+        self._seen.add(index)
+        self._holds_tensors |= mode.used
         return raw
 
     def _apply_loss(self, raw: Any, output: Tensor, target: Any, tensors: Mapping[str, Tensor]) -> Tensor:
         assert self.loss is not None
         if self._raw_output is None:
-            self._raw_output = self._wants_raw(raw, target)
-        given = raw if self._raw_output else output
+            self._raw_output = self._wants_raw(raw, target, tensors)
         with _NoAccidentalBroadcast():
-            if isinstance(self.loss, LossOfParameters):
-                return self.loss.at(tensors or dict(tensors_of(self.model)), given, target)
-            return self.loss(given, target)
+            return self._loss_of(raw if self._raw_output else output, target, tensors)
 
-    def _wants_raw(self, raw: Any, target: Any) -> bool:
+    def _loss_of(self, given: Any, target: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+        assert self.loss is not None
+        if isinstance(self.loss, LossOfParameters):
+            return self.loss.at(tensors or dict(tensors_of(self.model)), given, target)
+        return self.loss(given, target)
+
+    def for_model(self, model: nn.Module, loss: Loss) -> ModelCall:
+        """The same for another model of this kind: which output the loss takes is known already."""
+        other = ModelCall(model, loss)
+        other._raw_output, other.note = self._raw_output, self.note
+        return other
+
+    def _wants_raw(self, raw: Any, target: Any, tensors: Mapping[str, Tensor]) -> bool:
         """Whether a loss function wants the model's tuple or `ModelOutput` itself, found out by trying."""
         assert self.loss is not None
         if isinstance(raw, Tensor):
             return False
         try:
-            self.loss(raw, target)
+            self._loss_of(raw, target, tensors)
         except (TypeError, AttributeError, KeyError, IndexError, ValueError, RuntimeError):
             return False
         return True

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import BatchCoupledError, NotRepeatableError
-from theodolite.problem.batches import Batch, merge
+from theodolite.problem.batches import Batch
 from theodolite.problem.calling import Evaluation
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import named_tensors
@@ -185,16 +185,17 @@ def _shaken(p: Tensor, generator: torch.Generator) -> Tensor:
 
 def jackknife_error(problem: Problem, quantity: Callable[[Problem], float], *, groups: int, population: int | None) -> float:
     """Delete-a-group jackknife: the spread of the quantity when each group of samples is left out in turn."""
-    singles = [b.part(slice(i, i + 1)) for b in problem.data for i in range(b.size)]
-    if not 2 <= groups <= len(singles):
-        raise ValueError(f"groups must be between 2 and the number of samples, {len(singles)}. Got {groups}.")
+    samples = problem.samples
+    if not 2 <= groups <= samples:
+        raise ValueError(f"groups must be between 2 and the number of samples, {samples}. Got {groups}.")
     # Groups at random: data that is sorted, or goes through the classes in turn, must not make them unlike or alike.
-    order = torch.randperm(len(singles), generator=torch.Generator().manual_seed(0)).tolist()
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
+    places = (order.argsort() % groups).split([batch.size for batch in problem.data])
     values = []
     for group in range(groups):
-        kept = [singles[place] for i, place in enumerate(order) if i % groups != group]
-        values.append(float(quantity(problem.with_batches(merge(kept)))))
+        parts = [batch.part((place != group).nonzero().flatten()) for batch, place in zip(problem.data, places, strict=True)]
+        values.append(float(quantity(problem.with_batches([part for part in parts if part.size]))))
     spread = torch.tensor(values, dtype=torch.float64)
     variance = (groups - 1) / groups * float((spread - spread.mean()).square().sum())
-    finite = 1.0 if population is None else max(0.0, 1.0 - len(singles) / population)
+    finite = 1.0 if population is None else max(0.0, 1.0 - samples / population)
     return math.sqrt(variance * finite)

@@ -7,6 +7,7 @@ derivative. Here each operation on such a tensor is given its stand-in instead.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ class StandIns(TorchFunctionMode):
         self.used = False
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func in _FACTS:  # the user's own tensor is asked whether it trains, and not what stands in for it
+            return func(*args, **(kwargs or {}))
         return func(*map(self._swapped, args), **{name: self._swapped(value) for name, value in (kwargs or {}).items()})
 
     def _swapped(self, value: Any) -> Any:
@@ -43,6 +46,9 @@ class StandIns(TorchFunctionMode):
         return value
 
 
+_FACTS = [getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad", "grad_fn")]
+
+
 def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     """A model's own parameters and buffers by name."""
     return [*model.named_parameters(), *model.named_buffers()]
@@ -51,26 +57,34 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 class LossOfParameters:
     """A loss that reads the parameters of `model` besides the output, told what stands in for them.
 
-    It is called and asked for its attributes like the loss inside. It knows the tensors by name, so that it can also be the
-    loss of a copy of the model.
+    It is called and asked for its attributes like the loss inside. It knows the user's model, whose tensors it reads, and theirs
+    by name, so that it can also be the loss of a copy. `used` tells whether it has ever read one.
     """
 
     def __init__(self, loss: Callable[[Any, Any], Tensor], model: nn.Module) -> None:
-        self.loss, self._own = loss, tensors_of(model)
+        self.loss, self.model = loss, model
+        self.__name__ = getattr(loss, "__name__", type(loss).__name__)
         self.used = False
+
+    def widened(self) -> LossOfParameters:
+        """With its own buffers in float64, where it has any; the model that it may hold stays the user's."""
+        wide = LossOfParameters(self.loss, self.model)
+        if isinstance(self.loss, nn.Module) and self.model not in self.loss.modules():
+            wide.loss = copy.deepcopy(self.loss).double()
+        return wide
 
     def __call__(self, output: Any, target: Any) -> Tensor:
         return self.loss(output, target)
 
     def at(self, tensors: Mapping[str, Tensor], output: Any, target: Any) -> Tensor:
         """The loss where the model's parameters are these."""
-        with StandIns(self._own, tensors) as mode:
+        with StandIns(tensors_of(self.model), tensors) as mode:
             value = self.loss(output, target)
         self.used |= mode.used
         return value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "loss":
+        if name.startswith("__") or name in ("loss", "model"):
             raise AttributeError(name)
         return getattr(self.loss, name)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import DerivativeError, NonFiniteError, TheodoliteError
+from theodolite.errors import DerivativeError, TheodoliteError
 from theodolite.problem.batches import Batch
 from theodolite.problem.weighting import counts, ignored_label
 
@@ -88,7 +88,7 @@ def _confirmed(problem: Problem, look: Look, *, full: bool) -> Gap | None:
             found = [look(problem, batch, index, seed, distance, shaken=False) for seed in seeds]
             suspect = any(gap.wrong(tolerance) for gap in found)
             again = _second_look(problem, look, batch, index) if suspect else None
-        except NonFiniteError:  # the loss ends beside these parameters: no difference can be taken
+        except (TheodoliteError, RuntimeError, ValueError):  # neither loss nor model need be there beside these parameters
             continue
         if again is not None:
             return again
