@@ -25,6 +25,7 @@ from theodolite.cli import main
 from theodolite.cli.terminal import printable_warnings
 from theodolite.data import readers
 from theodolite.data.base import DamagedDataError
+from theodolite.files import json_check_sum
 from theodolite.models.pretrained import refuse_code
 
 FIGURE = "checks/kronecker-identity"
@@ -72,7 +73,8 @@ def edit_manifest(folder, **changes):
     target = changes.pop("target", None)
     if target is not None:
         manifest["settings"]["target"] = target
-    path.write_text(json.dumps({**manifest, **changes}))
+    manifest = {name: value for name, value in {**manifest, **changes}.items() if name != "crc"}
+    path.write_text(json.dumps({**manifest, "crc": json_check_sum(manifest)}))  # as a stranger would who means it
 
 
 @pytest.mark.parametrize(

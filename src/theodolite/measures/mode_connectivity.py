@@ -245,11 +245,11 @@ class LinearPath(Result):
         border = ""
         if train.error and abs(train.value - ALLOWED_DROP) < 2 * train.error:
             border = f" The border of {100 * ALLOWED_DROP:g} points lies within two standard errors."
+        if self.connected and self.chance is not None and min(self._ends(accuracy)) <= self.chance + ALLOWED_DROP:
+            most = 100 * self.chance
+            return f"No verdict ({ends}): always giving the most frequent answer is right on {most:.1f} %, so nothing could fall."
         if self.connected and self._unseen:
             return f"No verdict ({ends}): {self._unseen}"
-        if self.connected and not self.conclusive:
-            most = 100 * (self.chance or 0.0)
-            return f"No verdict ({ends}): always giving the most frequent answer is right on {most:.1f} %, so nothing could fall."
         if not self.connected:
             where = f"A barrier of {_points(train)} of train accuracy at alpha {train.alpha:.2f}"
             return f"{where} ({ends}{beside}): do not average these two.{border}"

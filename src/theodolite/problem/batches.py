@@ -79,8 +79,8 @@ def join_trees(*trees: Any, sizes: Sequence[int] = ()) -> Any:
     columns = zip(*([t for _, t in named_tensors(tree)] for tree in trees), strict=True)
 
     def join(tensors: tuple[Tensor, ...]) -> Tensor:
-        own = all(t.ndim and (not sizes or t.shape[0] % size == 0) for t, size in zip(tensors, sizes or tensors, strict=True))
-        return torch.cat(tensors) if own else tensors[0]
+        per_sample = not sizes or all(t.ndim and t.shape[0] % size == 0 for t, size in zip(tensors, sizes, strict=True))
+        return torch.cat(tensors) if tensors[0].ndim and per_sample else tensors[0]
 
     joined = map(join, columns)
     return map_tensors(lambda _: next(joined), trees[0])

@@ -211,6 +211,8 @@ def _made(folder: Path | None) -> dict[str, str]:
 
 
 def _is_run(path: Path) -> bool:
+    if not path.is_file():  # a pipe of that name would be waited for
+        return False
     if path.with_name("rows.jsonl").exists():
         return True  # also where the manifest is damaged: such a run is listed, not hidden
     try:

@@ -206,6 +206,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run folder."""
     path = folder / "manifest.json"
     remedy = "Remove this file and run again with --resume: jobs that finished are kept."
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no plain file.")
     try:
         manifest = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -66,9 +66,9 @@ def result(rows: list[dict], **more) -> StabilityResult:
 
 def line(lowest: float) -> LinearPath:
     """A path whose accuracy falls from 0.9 to `lowest` between its ends."""
-    accuracy = torch.tensor([0.9, lowest, 0.9], dtype=torch.float64)
+    accuracy = torch.tensor([0.9, 0.9, 0.9, lowest, 0.9, 0.9, 0.9], dtype=torch.float64)
     return LinearPath(
-        alphas=torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64), train_loss=1 - accuracy, train_accuracy=accuracy,
+        alphas=torch.linspace(0.0, 1.0, 7, dtype=torch.float64), train_loss=1 - accuracy, train_accuracy=accuracy,
         test_loss=1 - accuracy, test_accuracy=accuracy, train_samples=100, test_samples=100, barrier_train_error=0.01,
         barrier_test_error=0.01, batchnorm="none in the model", forward_passes=6, chance=0.1, outcome=Outcome.FINISHED,
     )  # fmt: skip

@@ -116,7 +116,9 @@ class NegativeCurvature(SpectrumEnd):
             sure = "" if result.converged else " as far as the search went"
             text = f"No direction curves downwards{sure}: the smallest eigenvalue is {number(low, error)}."
             return [self.found(Severity.GOOD, text, "no negative curvature", *measured)]
-        share = f"{abs(low) / result.scale:.2g} of the sharpest"
+        top = context.results.get("curvature")
+        upwards = float(top.values[0]) if isinstance(top, Eigenpairs) else 0.0
+        share = f"{abs(low) / (upwards if upwards > 0 else result.scale):.2g} of the sharpest"
         if -low < result.tol * result.scale:
             text = f"The loss curves downwards very slightly: smallest eigenvalue {number(low, error)}, {share}."
             return [self.found(Severity.NOTE, text, "negative curvature", *measured)]

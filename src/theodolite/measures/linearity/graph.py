@@ -6,6 +6,7 @@ the layering, not in the in-degree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -402,13 +403,14 @@ def _of_graph(name: str, graph: Graph) -> list[Layer]:
 
 def _of_layer(module: nn.Module) -> tuple[int | None, str]:
     """In-degree of a layer's units, None where it has none, and a remark."""
-    weight = getattr(module, "weight", None)
-    shape = tuple(getattr(weight, "shape", ()))
+    made: Any = getattr(module, "parametrizations", {})  # to ask such a module for its weight computes it, and may change it
+    parts = list(made["weight"].parameters(recurse=False)) if "weight" in made else [getattr(module, "weight", None)]
+    shape = max((tuple(getattr(part, "shape", ())) for part in parts), key=math.prod)
     for kinds, note in _WITHOUT.items():
         if isinstance(module, kinds):
             return None, note
     if getattr(module, "in_features", None) is not None and len(shape) == 2:
         return shape[1], ""
     if "conv" in type(module).__name__.lower() and len(shape) >= 3:
-        return int(weight[0].numel()), "channels × filter entries / groups"  # type: ignore[index]
+        return math.prod(shape[1:]), "channels × filter entries / groups"
     return None, "unknown kind of layer; " + _MEASURE

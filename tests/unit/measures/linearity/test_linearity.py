@@ -413,3 +413,14 @@ def test_convolutions_are_their_networks():
             for layer, weight in zip(network.layers, ensemble.matrices(ensemble.weights), strict=True):
                 layer.weight.copy_(weight[i].reshape(-1))
         assert torch.allclose(ensemble(ensemble.weights, x)[i], network(x[i]), rtol=0, atol=1e-12)
+
+
+def test_a_spectral_norm_in_train_mode_is_left_as_found():
+    from torch.nn.utils.parametrizations import spectral_norm
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), spectral_norm(nn.Linear(6, 2))).train()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    data = torch.randn(12, 4), torch.arange(12) % 2
+    th.linearity(th.Problem(model, nn.CrossEntropyLoss(), data), output=0, progress=False)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
