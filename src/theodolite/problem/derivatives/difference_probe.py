@@ -1,15 +1,15 @@
 """The difference probe: what autograd returns is compared with differences of the loss and of its gradient.
 
 A straight-through estimator, a reversed or stopped gradient, or a custom function with a wrong backward are seen by no other
-probe. One random direction and a few samples tell: a right derivative agrees with the difference at every place. The first look
-is in the model's own precision; what looks wrong there may be rounding or a kink (ReLU, max-pooling), so it is looked at again
-in float64, beside the current parameters, in several directions and at several distances, and believed only if it is wrong in
-all of them.
+probe. One random direction and a few samples tell: a right derivative agrees with the difference at every place. What
+looks wrong there may be rounding or a kink (ReLU, max-pooling), so it is looked at again in float64, beside the current
+parameters, in several directions and at several distances, and believed only if it is wrong in all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -30,6 +30,8 @@ SAMPLES, ENTRIES = 4, 2**18
 DISTANCES = {torch.float32: (3e-3, 1e-3), torch.float64: (1e-5, 1e-6)}
 #: How far derivative and difference may lie apart, as a share of the larger one.
 TOLERANCE = {torch.float32: 0.05, torch.float64: 1e-3}
+#: Parameters up to which the first look is in float64.
+SMALL = 5_000_000
 #: Directions of a second look, and of a full check.
 DIRECTIONS = 3
 
@@ -80,19 +82,29 @@ def refuse_wrong_products(problem: Problem, *, full: bool = False) -> None:
 
 def _confirmed(problem: Problem, look: Look, *, full: bool) -> Gap | None:
     """A gap that is no rounding and no kink."""
-    tolerance = TOLERANCE[problem.dtype]
     for index, batch in _parts(problem, every=full):
-        seeds = range(DIRECTIONS if full else 1)
-        distance = DISTANCES[problem.dtype][0]
         try:
-            found = [look(problem, batch, index, seed, distance, shaken=False) for seed in seeds]
-            suspect = any(gap.wrong(tolerance) for gap in found)
+            suspect = any(_suspect(problem, look, batch, index, seed) for seed in range(DIRECTIONS if full else 1))
             again = _second_look(problem, look, batch, index) if suspect else None
         except (TheodoliteError, RuntimeError, ValueError):  # neither loss nor model need be there beside these parameters
             continue
         if again is not None:
             return again
     return None
+
+
+def _suspect(problem: Problem, look: Look, batch: Batch, index: int, seed: int) -> bool:
+    """The first look: in float64 where a copy is small, since its short steps meet few kinks, else as the model computes."""
+    if problem.dtype != torch.float64 and problem.size <= SMALL:
+        with suppress(TheodoliteError, RuntimeError, ValueError):  # it may compute in float32 only
+            wide = problem.in_float64(batches=[batch])
+            return _wrong(wide, look, batch.in_float64(), index, seed)
+    return _wrong(problem, look, batch, index, seed)
+
+
+def _wrong(problem: Problem, look: Look, batch: Batch, index: int, seed: int) -> bool:
+    gap = look(problem, batch, index, seed, DISTANCES[problem.dtype][0], shaken=False)
+    return gap.wrong(TOLERANCE[problem.dtype])
 
 
 def _second_look(problem: Problem, look: Look, batch: Batch, index: int) -> Gap | None:
