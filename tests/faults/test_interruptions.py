@@ -122,11 +122,31 @@ def strike_often(measure, times, seed):
     return traces, struck
 
 
+class Interrupted(Network):
+    """Ctrl-C during its call number `at`."""
+
+    at = 0
+
+    def forward(self, x):
+        type(self).at -= 1
+        if type(self).at == 0:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
 @pytest.mark.parametrize("name", MEASURES)
-def test_nothing_is_left_behind(name):
-    traces, struck = strike_often(MEASURES[name], 8, seed=0)
-    assert not traces
-    assert struck > 0
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_call_that_is_broken_off_leaves_nothing_behind(name, call, monkeypatch):
+    torch.manual_seed(0)
+    model = Interrupted().train()
+    monkeypatch.setattr(Interrupted, "at", 0)
+    MEASURES[name](model)
+    before = state_of(model)
+    monkeypatch.setattr(Interrupted, "at", call)
+    with pytest.raises(KeyboardInterrupt):
+        MEASURES[name](model)
+    after = state_of(model)
+    assert [part for part in before if before[part] != after[part]] == []
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 _CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
@@ -139,6 +140,7 @@ _SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
     (lambda: _compiler()._stance, lambda stance: setattr(_compiler(), "_stance", stance)),
+    (lambda: vars(torch.utils.checkpoint).copy(), lambda names: vars(torch.utils.checkpoint).update(names)),
     (torch._C._len_torch_function_stack, lambda depth: _drop_function_modes(depth)),
 ]
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.overrides import TorchFunctionMode
+
+from theodolite.problem.function_mode import FunctionMode
 
 Geometry = tuple[list[int], list[int], list[int], bool, list[int], int]
 
@@ -17,7 +18,7 @@ _convolve: Any = torch.ops.aten.convolution
 _convolve_backward: Any = torch.ops.aten.convolution_backward
 
 
-class ExactDerivatives(TorchFunctionMode):
+class ExactDerivatives(FunctionMode):
     """Swaps functions whose own double backward is slow (convolutions, ReLU, GELU, SiLU) or wrong (`_weight_norm`)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
