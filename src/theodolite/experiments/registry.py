@@ -41,18 +41,16 @@ def names(pattern: str = "*") -> list[str]:
 
 def get(name: str) -> Figure:
     """The experiment with this id; `"module:Class"` names one that is not registered, and is imported."""
-    return _made(name, _registered(name) or _imported(name, name))
+    return _made(name, otherwise=name)
 
 
 def registered(name: str) -> Figure:
     """The registered experiment with this id. Nothing else is imported, whatever the name: it may come from a stranger's file."""
-    found = _registered(name)
-    if found is None:
-        raise _unknown(name)
-    return _made(name, found)
+    return _made(name, otherwise="")
 
 
-def _made(name: str, found: type[Figure]) -> Figure:
+def _made(name: str, otherwise: str) -> Figure:
+    found = _class_of(name, otherwise)
     try:
         return found()
     except Exception as error:  # of somebody else's class
@@ -99,26 +97,18 @@ def figures_of(chapter: str) -> dict[str, type[Figure]]:
     return found
 
 
-def _registered(name: str) -> type[Figure] | None:
+def _class_of(name: str, otherwise: str) -> type[Figure]:
+    """The class that is registered by this name, here or as an entry point, or else the one that `otherwise` names."""
     if name in _REGISTERED:
         return _REGISTERED[name]
     for chapter in chapters():
         package = importlib.import_module(f"theodolite.experiments.{chapter}")
         if name.startswith(getattr(package, "CHAPTER", chapter).replace("_", "-") + "/") and name in figures_of(chapter):
             return figures_of(chapter)[name]
-    target = _third_party().get(name)
-    return None if target is None else _imported(name, target)
-
-
-def _unknown(name: str) -> UnknownExperimentError:
-    near = ", ".join(nearest(name, names(), 3))
-    return UnknownExperimentError(f"There is no experiment {name!r}. The nearest are: {near}. `theodolite list` shows all.")
-
-
-def _imported(name: str, target: str) -> type[Figure]:
-    """The class that `module:Class` names: an entry point's, or one that the user named."""
+    target = _third_party().get(name, otherwise)
     if ":" not in target:
-        raise _unknown(name)
+        near = ", ".join(nearest(name, names(), 3))
+        raise UnknownExperimentError(f"There is no experiment {name!r}. The nearest are: {near}. `theodolite list` shows all.")
     module, _, attribute = target.partition(":")
     try:
         found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
