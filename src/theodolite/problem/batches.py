@@ -63,12 +63,14 @@ class Batch:
 
     def part(self, rows: slice | Tensor) -> Batch:
         """Some samples of the batch, by slice or indices; tensors whose first size is not the batch's are shared."""
-
-        def cut(t: Tensor) -> Tensor:
-            return t[rows] if t.ndim and t.shape[0] == self.size else t
-
         size = len(range(*rows.indices(self.size))) if isinstance(rows, slice) else len(rows)
-        return Batch(map_tensors(cut, self.args), map_tensors(cut, self.kwargs), map_tensors(cut, self.target), size)
+        args, kwargs, target = (rows_of(part, rows, self.size) for part in (self.args, self.kwargs, self.target))
+        return Batch(args, kwargs, target, size)
+
+
+def rows_of(tree: Any, rows: slice | Tensor, size: int) -> Any:
+    """A structure with some rows of those of its tensors that have `size` of them."""
+    return map_tensors(lambda t: t[rows] if t.ndim and t.shape[0] == size else t, tree)
 
 
 def join_trees(*trees: Any, sizes: Sequence[int] = ()) -> Any:
@@ -88,7 +90,10 @@ def join_trees(*trees: Any, sizes: Sequence[int] = ()) -> Any:
 
 @dataclass(eq=False, kw_only=True)
 class BatchParser:
-    """Turns one raw batch (a pair or a mapping) into a `Batch`; `check` looks for NaN and infinity in it."""
+    """Turns one raw batch (a pair or a mapping) into a `Batch`; `check` looks for NaN and infinity in it.
+
+    A mapping of inputs becomes keyword arguments of `forward`, or its one argument where it takes no such keywords.
+    """
 
     own_loss: bool
     target_key: str
@@ -102,7 +107,9 @@ class BatchParser:
 
     def __call__(self, raw: Any, index: int) -> Batch:
         raw = self._as_tensors(raw)
-        if isinstance(raw, Mapping):
+        if isinstance(raw, Batch):
+            batch = raw
+        elif isinstance(raw, Mapping):
             batch = self._from_mapping(raw, index)
         elif isinstance(raw, tuple | list) and len(raw) >= 2:
             batch = self._from_pair(raw)
@@ -133,7 +140,8 @@ class BatchParser:
     def _from_mapping(self, raw: Mapping[str, Any], index: int) -> Batch:
         fields = dict(raw)
         if self.own_loss:
-            return Batch((), fields, fields.get(self.target_key), _size(fields, fields.get(self.target_key)))
+            target = fields.get(self.target_key)
+            return Batch(*self._called_with(fields), target, _size(fields, target))
         if self.target_key not in fields:
             raise ValueError(
                 f"Batch {index} has no {self.target_key!r}: its keys are {', '.join(map(repr, fields))}. "
@@ -144,8 +152,8 @@ class BatchParser:
         return Batch(args, kwargs, target, _size(fields, target))
 
     def _called_with(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A mapping as keyword arguments, or as the one argument of a model that takes no such keywords."""
-        if self.signature is not None:
+        """A mapping as keyword arguments, or as the one argument of a model that needs one and takes no such keywords."""
+        if self.signature is not None and self._needs_one:
             with suppress(TypeError):
                 self.signature.bind(**fields)
                 return (), fields
@@ -153,6 +161,15 @@ class BatchParser:
                 self.signature.bind(fields)
                 return (fields,), {}
         return (), fields
+
+    @property
+    def _needs_one(self) -> bool:
+        """Whether the model cannot be called without an argument and can with one."""
+        assert self.signature is not None
+        kinds = inspect.Parameter
+        places = [p for p in self.signature.parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+        required = [p for p in places if p.default is kinds.empty]
+        return len(required) == 1 or len(places) <= 1
 
     def _from_pair(self, raw: tuple[Any, ...] | list[Any]) -> Batch:
         *inputs, target = raw
@@ -241,7 +258,7 @@ def fingerprint(batch: Batch) -> float:
 
 def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) -> Data:
     """Accept `(inputs, targets)`, a mapping, a list of batches, or anything that yields batches."""
-    if _is_one_batch(data, parse.own_loss) and not (parse.own_loss and isinstance(data, list)):
+    if _is_one_batch(data, parse) and not (parse.own_loss and isinstance(data, list)):
         return Data(_not_empty([parse(data, 0)]), None, parse)
     if not isinstance(data, Iterable):
         raise ValueError(
@@ -286,14 +303,16 @@ def has_length(data: Any) -> bool:
         return False
 
 
-def _is_one_batch(data: Any, own_loss: bool) -> bool:
+def _is_one_batch(data: Any, parse: BatchParser) -> bool:
     if isinstance(data, Mapping):
         return True
     if not isinstance(data, tuple | list) or len(data) < 2:
         return False
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Mapping) for part in data):
+        return not parse.own_loss and parse.target_key not in data[0]  # inputs and targets, each by name
     # (X, y), (inputs mapping, y), (x1, x2, y), (X, (y1, y2)): the last item or the first is a bare tensor. A list of batches
     # begins and ends with a pair or mapping, except that a model with its own loss may take bare tensors.
-    return _is_bare(data[-1]) or (_is_bare(data[0]) and not own_loss)
+    return _is_bare(data[-1]) or (_is_bare(data[0]) and not parse.own_loss)
 
 
 def _is_bare(item: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from theodolite.arguments import choice, instance, whole
 from theodolite.errors import DerivativeWarning, NonFiniteError
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
-from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
+from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, OutputChoice, copy_model, probe, unwrap
 from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
 from theodolite.problem.calling.stand_ins import LossOfParameters, bound, users_own
 from theodolite.problem.derivatives.difference_probe import NOT_THE_GRADIENT, gradient_gap, refuse_wrong_products
@@ -40,10 +40,12 @@ class Problem:
     the sum. The model is left as found, always.
 
     Args:
-        model: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper. Of several tensors that it returns,
-            `.logits` or else the first floating one is its output, unless the loss accepts the whole structure.
-        loss: `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face).
-        data: `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping.
+        model: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper. It may return nested tuples, mappings and
+            dataclasses. What the loss reads of them is the output that is measured, several tensors as one.
+        loss: `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face). It is given all that the model
+            returns where it takes that, else the `.logits` or the first floating tensor.
+        data: `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping. Inputs in a
+            mapping become keywords of the model, or its one argument where it takes a mapping.
         params: None (all that require grad), a glob or list of globs on names, parameters of the model, or a predicate `(name,
             parameter) -> bool`.
         mode: `"eval"`, `"train"` or None (as found), entered for each computation.
@@ -136,10 +138,13 @@ class Problem:
     def samples(self) -> int:
         return sum(batch.size for batch in self.data)
 
-    @property
-    def loss_takes_structure(self) -> bool:
-        """Whether the loss is a function of all that the model returns (a tuple, a mapping) and not of one tensor."""
-        return self._call.takes_structure
+    def output_choice(self) -> OutputChoice:
+        """Which of the tensors that the model returns are measured; to be asked before anything listens to its calls."""
+        if not self._call.settled:
+            with self.session(second=False):
+                batch = self.placed(next(iter(self.data)))
+                self._call.output(self.tensors(self.leaves(grad=False)), batch, 0)
+        return self._call.choice.copy()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -318,7 +323,8 @@ class Problem:
 
     def batch_of(self, inputs: Any) -> Batch:
         """Inputs without targets as a batch: a tensor, a tuple of arguments or a mapping."""
-        return BatchParser(own_loss=False, target_key="")((inputs, None), 0)
+        parse = BatchParser(own_loss=False, target_key="", dtype=self.dtype, forward=self.model.forward)
+        return parse((inputs, None), 0)
 
     def with_batches(self, batches: list[Batch]) -> Problem:
         """The same problem on other batches."""

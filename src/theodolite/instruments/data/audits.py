@@ -151,7 +151,6 @@ class Inputs(Instrument):
 
 class Parameters(Instrument):
     name = "parameters"
-    of_one_output = True
     order = 30
     title = "Parameters that cannot train"
     question = "Which units are dead, which repeat another, which parameters are tied, frozen or never used?"

@@ -107,7 +107,6 @@ def input_shape(problem: Problem) -> InputShape:
 
 class Features(OnSubset):
     name = "features"
-    of_one_output = True
     order = 150
     title = "What the model looks at"
     question = "On which directions and coordinates of the input do the outputs depend, and have features been learned?"

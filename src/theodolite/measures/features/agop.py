@@ -86,6 +86,7 @@ class Point:
     """Where the gradient is taken: the floating inputs of a batch, or what the submodule `at` returns."""
 
     def __init__(self, problem: Problem, at: str | None) -> None:
+        problem.output_choice()
         self.problem, self.at = problem, at
         self.module = None if at is None else _submodule(problem.model, at)
 
@@ -133,13 +134,15 @@ class Point:
 def refuse_coupling(flat: Tensor, alone: Tensor) -> None:
     """Raise if the first of n samples has other outputs in its batch, `flat` (n, k), than alone, (1, k)."""
     flat, alone = flat.detach(), alone.detach()
-    gap = float((flat[:1] - alone).abs().max()) if alone.shape[1] == flat.shape[1] else float("inf")
+    n, alike = len(flat), alone.shape[1] == flat.shape[1]
+    gap = float((flat[:1] - alone).abs().max()) if alike else float("inf")
     if gap > COUPLING * float(flat.abs().max()):
-        n = len(flat)
+        differ = f"they differ by {gap:.2e}" if alike else f"{alone.shape[1]} against {flat.shape[1]}"
         raise BatchCoupledError(
-            f"{QUANTITY} is taken sample by sample, but the first sample has other outputs alone than in a batch of {n} (they "
-            f"differ by {gap:.2e}): (a) an output depends on the other samples; (b) an input whose first size happens to be {n} "
-            "is not per sample: take another number of samples."
+            f"{QUANTITY} is taken sample by sample, but the first sample has other outputs alone than in a batch of {n} "
+            f"({differ}): (a) an output depends on the other samples, as in-batch contrast does: give a model whose outputs "
+            f"belong to one sample each (one tower of two); (b) an input whose first size happens to be {n} is not per sample: "
+            "take another number of samples."
         )
 
 

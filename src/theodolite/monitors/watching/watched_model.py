@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -29,7 +29,7 @@ from theodolite.monitors.watching.recorder import (
 )
 from theodolite.problem import Problem
 from theodolite.problem.activations import Call, recorded_calls
-from theodolite.problem.batches import Batch, BatchParser
+from theodolite.problem.batches import Batch, BatchParser, rows_of
 from theodolite.problem.calling import ModelCall, main_output, unwrap
 from theodolite.problem.state_guard import modes_kept
 from theodolite.problem.tensors import map_tensors
@@ -184,8 +184,8 @@ class WatchedModel:
         self._batches: list[Batch] = []
         self.pending: tuple[bool, float] | None = None  # critical rate exceeded at the step before, loss of the probe there
         self._call = ModelCall(self.inner, self.loss)
-        self._parse = BatchParser(own_loss=loss is None, target_key=target)
-        self._parse_unchecked = BatchParser(own_loss=loss is None, target_key=target, check=False)
+        self._parse = BatchParser(own_loss=loss is None, target_key=target, forward=self.inner.forward)
+        self._parse_unchecked = replace(self._parse, check=False, forward=self.inner.forward)
         self._target = target
 
     # Recording
@@ -276,9 +276,9 @@ class WatchedModel:
             return math.nan if recorded is None else recorded
         with torch.no_grad():
             if raw is not None and len(batches) == 1:
-                return float(self._call._apply_loss(raw, main_output(raw), batches[0].target, {}))
-            with self.measuring():
-                problem = self.problem(batches)
+                return float(self._call._apply_loss(raw, batches[0].target, {}))
+            problem = self.problem(batches)
+            with self.measuring(), problem.session(second=False), torch.no_grad():
                 tensors = problem.tensors(problem.leaves(grad=False))
                 values = [problem.raw_loss(tensors, batch) for batch in batches]
         return sum(values) / len(values)
@@ -287,9 +287,6 @@ class WatchedModel:
 
     def problem(self, batches: Any, *, before: bool = False) -> Problem:
         """The loss of batches as a function of the weights that the optimizer moves, now or `before` the last step."""
-        if isinstance(batches, list):
-            own = self.loss is None
-            batches = [_raw(b, self._target, own_loss=own) if isinstance(b, Batch) else b for b in batches]
         found = Problem(
             self.inner, self.loss, batches, params=lambda name, p: name in self.named, mode=None, target=self._target, check=False
         )
@@ -324,9 +321,9 @@ class WatchedModel:
         if self.loss is None:  # the model computes its own loss, for one part after the other
             yield from (self._call(tensors, batch.part(cut), 0).loss for cut in cuts)
             return
-        output = self._call.output(tensors, batch, 0)  # once: normalisation sees the whole batch
+        output = self._call.loss_input(tensors, batch, 0)  # once: normalisation sees the whole batch
         for cut in cuts:
-            yield self.loss(output[cut], batch.part(cut).target)
+            yield self.loss(rows_of(output, cut, batch.size), batch.part(cut).target)
 
     def feature_alignment(self) -> tuple[float | None, str]:
         """How much the average gradient outer product on the probe still agrees with that at the first measurement.
@@ -364,12 +361,3 @@ def _embedding(model: nn.Module, problem: Problem) -> str | None:
     if floats:
         return None
     return next((name for name, m in model.named_modules() if isinstance(m, nn.Embedding)), None)
-
-
-def _raw(batch: Batch, target: str, *, own_loss: bool) -> Any:
-    """A parsed batch in the form a user would give it."""
-    if own_loss:
-        return dict(batch.kwargs) if not batch.args else (batch.args[0] if len(batch.args) == 1 else (*batch.args, batch.target))
-    if batch.kwargs and not batch.args:
-        return {**batch.kwargs, target: batch.target}
-    return (*batch.args, batch.target)

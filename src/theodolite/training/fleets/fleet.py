@@ -403,8 +403,8 @@ class Fleet:
         return self._random
 
     def _feed(self, data: Any, replicas: int, *, order_seeds: Sequence[int] = (0,), **options: Any) -> FleetFeed:
-        own: dict[str, Any] = {"own_loss": self.loss is None, "target": self.target, "device": self._replicas.state.device}
-        return FleetFeed(data, replicas, order_seeds=order_seeds, **own, **options)
+        own: dict[str, Any] = {"own_loss": self.loss is None, "target": self.target, "forward": self.module.forward}
+        return FleetFeed(data, replicas, order_seeds=order_seeds, device=self._replicas.state.device, **own, **options)
 
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:
         if seeds is None:
