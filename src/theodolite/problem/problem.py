@@ -138,6 +138,12 @@ class Problem:
     def samples(self) -> int:
         return sum(batch.size for batch in self.data)
 
+    @property
+    def loss_takes_structure(self) -> bool:
+        """Whether the loss is given all that the model returns (a tuple, a mapping) and not one tensor."""
+        self.output_choice()
+        return self._call.takes_structure
+
     def output_choice(self) -> OutputChoice:
         """Which of the tensors that the model returns are measured; to be asked before anything listens to its calls."""
         if not self._call.settled:

@@ -219,7 +219,7 @@ class Parameters(Instrument):
         if rows:
             yield self.found(Severity.WARNING, text, "duplicated units", "duplicated units", float(count), advice=advice)
         if result.unreached:
-            text = f"The output does not depend on {listed(result.unreached, 4)} at all."
+            text = f"The loss does not depend on {listed(result.unreached, 4)} at all."
             advice = "Remove them or connect them; distributed training stumbles over such parameters."
             yield self.found(Severity.WARNING, text, "unused parameters", "", float(len(result.unreached)), advice=advice)
 

@@ -342,5 +342,5 @@ def _plain(context: SurveyContext) -> bool:
 
 
 def _squared(context: SurveyContext) -> bool:
-    """Whether the loss is a squared one, by a look at a few samples."""
-    return squared_loss_curvature(subset(context.problem, 8)) is not None
+    """Whether the loss is a squared one of one tensor, by a look at a few samples."""
+    return not context.problem.loss_takes_structure and squared_loss_curvature(subset(context.problem, 8)) is not None

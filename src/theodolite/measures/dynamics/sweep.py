@@ -131,10 +131,10 @@ def catapult_sweep(
     unknown = [kind for kind in models if kind not in _TWINS]
     if unknown or not models:
         raise ValueError(f"models must be some of {quoted(_TWINS)}. Got {unknown or list(models)!r}.")
-    if problem.loss_function is None and set(models) != {"network"}:
+    if set(models) != {"network"} and (problem.loss_function is None or problem.loss_takes_structure):
         raise ValueError(
-            "The twins of a model that returns its own loss expand its outputs and return no loss. Give the Problem a loss "
-            "function of outputs and targets, or sweep models=['network']."
+            "The twins expand the outputs that a loss reads, as one tensor: they return no loss of the model's own and no "
+            "structure. Give the Problem a loss function of one tensor and the targets, or sweep models=['network']."
         )
     began = time.perf_counter()
     absolute, relative = [] if rates is None else rate_list("rates", rates), rate_list("ratios", ratios)
@@ -470,7 +470,7 @@ def joined_data(problem: Problem) -> Any:
             "Give the data as one batch, or pad its inputs to one shape."
         ) from error
     if problem.loss_function is None:
-        return joined.kwargs
+        return joined.kwargs or joined.args[0]
     inputs: Any = joined.kwargs or (joined.args[0] if len(joined.args) == 1 else joined.args)
     return inputs, joined.target
 

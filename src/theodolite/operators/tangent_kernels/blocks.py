@@ -17,7 +17,7 @@ from theodolite.operators.autograd.graphs import backward
 from theodolite.operators.tangent_kernels.features import Features, Form, Rows, Use, guesses
 from theodolite.problem import Batch, Problem, join_like
 from theodolite.problem.activations import Capture, capturing
-from theodolite.problem.derivatives.second_order import functional_transforms
+from theodolite.problem.derivatives.second_order import functional_transforms, quiet_vmap
 from theodolite.problem.tensors import map_tensors, named_tensors
 
 #: How well a guessed form must give the gradient of plain backward.
@@ -289,7 +289,7 @@ def vectorised_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[
 
     size = sum(fixed[i].numel() for i in which) * len(chosen)
     dims = {name: 0 if name in own else None for name in fields}
-    with functional_transforms():
+    with functional_transforms(), quiet_vmap():
         found: Tensor = vmap(rows, in_dims=(dims,), chunk_size=max(1, AT_ONCE // size))(fields)
     return found.detach()
 

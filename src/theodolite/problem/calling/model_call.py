@@ -119,6 +119,11 @@ class ModelCall:
 
         return Evaluation(loss.reshape(()), choose, None if self.loss is None else loss_of)
 
+    @property
+    def takes_structure(self) -> bool:
+        """Whether the loss is given the model's tuple or mapping as it is; known once it was called."""
+        return bool(self._raw_output)
+
     def output(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Tensor:
         """What the loss reads of the model's output; the loss itself is not called where that is known."""
         return self._measured(self._forward(tensors, batch, index), None, tensors, batch, index).tensor

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from theodolite.arguments import also_called, either, integer
 from theodolite.problem.calling import Loss
+from theodolite.problem.derivatives.second_order import quiet_vmap
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
 from theodolite.training.fleets.data import FleetFeed, Shared
@@ -30,7 +31,7 @@ from theodolite.training.fleets.recorder import (
     finite_or_inf,
     full_loss,
 )
-from theodolite.training.fleets.route_selection import Choice, RouteName, choose_route, quiet_vmap
+from theodolite.training.fleets.route_selection import Choice, RouteName, choose_route
 from theodolite.training.fleets.routes import Gradient, LoopRoute, Route
 from theodolite.training.fleets.run import FleetRun, ReplicaStack, Rules, Stop
 from theodolite.training.fleets.state import Factory, Stack, stack_replicas
