@@ -69,23 +69,50 @@ class Batch:
 
 
 def rows_of(tree: Any, rows: slice | Tensor, size: int) -> Any:
-    """A structure with some rows of those of its tensors that have `size` of them."""
-    return map_tensors(lambda t: t[rows] if t.ndim and t.shape[0] == size else t, tree)
+    """Some samples of a structure: rows of the tensors that have `size` of them, places of lists that hold a sample each."""
+    if isinstance(tree, Tensor):
+        return tree[rows] if tree.ndim and tree.shape[0] == size else tree
+    if holds_samples(tree, size):
+        return [tree[i] for i in torch.arange(size)[rows].tolist()]
+    return _by_part(lambda part: rows_of(part, rows, size), tree)
 
 
-def join_trees(*trees: Any, sizes: Sequence[int] = ()) -> Any:
-    """Nested structures of one form with their tensors joined along the first dimension.
+def holds_samples(tree: Any, size: int) -> bool:
+    """Whether this is a list with one sample in each of its `size` places, and not one of tensors that hold them all."""
+    if not isinstance(tree, list) or len(tree) != size:
+        return False
+    return any(t.ndim == 0 or t.shape[0] != size for _, t in named_tensors(tree))
 
-    With the `sizes` of the batches that they come from, tensors that are not per sample are taken once, as `part` shares them.
+
+def join_trees(*trees: Any, sizes: Sequence[int], shared: bool = True) -> Any:
+    """Nested structures of one form, of batches of these `sizes`, with their samples one after the other.
+
+    Tensors that are not per sample are taken once, as `rows_of` leaves them, unless none is to be `shared`.
     """
-    columns = zip(*([t for _, t in named_tensors(tree)] for tree in trees), strict=True)
+    first = trees[0]
+    if isinstance(first, Tensor):
+        per_sample = not shared or all(t.ndim and t.shape[0] % size == 0 for t, size in zip(trees, sizes, strict=True))
+        return torch.cat(trees) if first.ndim and per_sample else first
+    if all(holds_samples(tree, size) for tree, size in zip(trees, sizes, strict=True)):
+        return [sample for tree in trees for sample in tree]
+    columns = zip(*(_parts(tree) for tree in trees), strict=True)
+    return _by_part(lambda _: join_trees(*next(columns), sizes=sizes, shared=shared), first)
 
-    def join(tensors: tuple[Tensor, ...]) -> Tensor:
-        per_sample = not sizes or all(t.ndim and t.shape[0] % size == 0 for t, size in zip(tensors, sizes, strict=True))
-        return torch.cat(tensors) if tensors[0].ndim and per_sample else tensors[0]
 
-    joined = map(join, columns)
-    return map_tensors(lambda _: next(joined), trees[0])
+def _parts(tree: Any) -> list[Any]:
+    """What `_by_part` visits, in its order."""
+    found: list[Any] = []
+    _by_part(found.append, tree)
+    return found
+
+
+def _by_part(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same structure with each part that is a structure itself changed."""
+    if type(tree) in (tuple, list):
+        return type(tree)(change(part) for part in tree)
+    if type(tree) is dict:
+        return {key: change(part) for key, part in tree.items()}
+    return map_tensors(change, tree)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -162,6 +189,15 @@ class BatchParser:
                 return (fields,), {}
         return (), fields
 
+    def _takes_list(self, inputs: tuple[Any, ...] | list[Any]) -> bool:
+        """Whether a list of inputs is the one argument of the model (images of different sizes) and not several."""
+        if self.signature is None or not isinstance(inputs, list):
+            return False
+        with suppress(TypeError):
+            self.signature.bind(*inputs)
+            return False
+        return self._needs_one
+
     @property
     def _needs_one(self) -> bool:
         """Whether the model cannot be called without an argument and can with one."""
@@ -178,7 +214,7 @@ class BatchParser:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             found, kwargs = self._called_with(dict(inputs[0]))
             inputs = [*found]
-        elif len(inputs) == 1 and isinstance(inputs[0], tuple | list):
+        elif len(inputs) == 1 and isinstance(inputs[0], tuple | list) and not self._takes_list(inputs[0]):
             inputs = list(inputs[0])
         if self.own_loss:
             kwargs[self.target_key] = target
@@ -186,7 +222,13 @@ class BatchParser:
 
 
 def _size(inputs: Any, target: Any) -> int:
-    """How many samples a batch has: the first size of its inputs; where they disagree (nodes and edges) that of the targets."""
+    """How many samples a batch has: the first size of its inputs; where they disagree (nodes and edges) that of the targets.
+
+    Lists of equal length, as detectors take them, hold one sample in each place.
+    """
+    lists = [inputs, *inputs] if isinstance(inputs, tuple | list) else [*inputs.values()] if isinstance(inputs, Mapping) else []
+    if isinstance(target, list) and any(isinstance(part, list) and len(part) == len(target) for part in lists):
+        return len(target)
     sizes = [t.shape[0] for _, t in named_tensors(inputs) if t.ndim]
     targets = target.shape[0] if isinstance(target, Tensor) and target.ndim else None
     if not sizes or (targets and len(set(sizes)) > 1):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import choice, instance, whole
-from theodolite.errors import DerivativeWarning, NonFiniteError
+from theodolite.errors import BatchCoupledError, DerivativeWarning, NonFiniteError
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, OutputChoice, copy_model, probe, unwrap
 from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
@@ -26,7 +26,7 @@ from theodolite.problem.derivatives.second_order import (
 )
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.state_guard import left_as_found, random_states_kept
-from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
+from theodolite.problem.weighting import BatchWeight, Weighting, coupling, establish_weighting
 
 Mode = Literal["eval", "train"] | None
 _HALF = (torch.bfloat16, torch.float16)
@@ -104,6 +104,7 @@ class Problem:
         )
         self._parse, self._batch_weight = parse, batch_weight
         self._weighting: Weighting | None = None
+        self._coupled: str | None = None
         self._constant: set[int] = set()  # batches that were shown to be constant in the measured parameters
         self.elsewhere: dict[str, Tensor] = {}  # values that stand in for parameters of the model, by name; see `at`
         with random_states_kept(generators=generators_of(data)):
@@ -255,7 +256,8 @@ class Problem:
         """The loss function on the outputs of two batches, joined and alone."""
         assert self.loss_function is not None
         targets = [self.placed(b).target for b in batches]
-        pairs = [(joint, join_trees(*targets)), *zip(alone, targets, strict=True)]
+        whole = join_trees(*targets, sizes=[b.size for b in batches], shared=False)
+        pairs = [(joint, whole), *zip(alone, targets, strict=True)]
         return [float(self.loss_function(output, target).detach()) for output, target in pairs]
 
     @contextmanager
@@ -320,11 +322,33 @@ class Problem:
         """Raise if outputs of one sample depend on the others (BatchNorm in train mode)."""
         probe.refuse_batch_coupling(self, quantity)
 
+    @property
+    def coupled(self) -> str:
+        """Why the batches must not be cut into parts (samples that belong together); empty where they may. Found out once."""
+        if self._coupled is None:
+            quiet = self._copy()
+            quiet.mode = "eval"
+            self._coupled = coupling(quiet, self._batch_weight)
+        return self._coupled
+
+    def refuse_cutting(self, quantity: str) -> None:
+        """Raise if batches must not be cut into parts."""
+        if self.coupled:
+            raise BatchCoupledError(
+                f"{quantity} takes parts of the batches, but {self.coupled}. Remedy: give the data in the batches of training."
+            )
+
+    def few(self, count: int) -> Batch:
+        """The first samples of the first batch, or all of it where it must not be cut."""
+        batch = next(iter(self.data))
+        return batch.part(slice(0, count)) if batch.size > count and not self.coupled else batch
+
     def sampling_error(self, quantity: Callable[[Problem], float], *, groups: int = 5, population: int | None = None) -> float:
         """Standard error of `quantity(problem)` from the data being a sample, by the delete-a-group jackknife.
 
         `population` is the size of the whole data set, if this is a subset of a finite one.
         """
+        self.refuse_cutting("The error by leaving samples out")
         return jackknife_error(self, quantity, groups=groups, population=population)
 
     def batch_of(self, inputs: Any) -> Batch:

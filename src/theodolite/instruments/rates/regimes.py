@@ -332,9 +332,9 @@ def _gap(result: RegimeDiagram, ratio: float) -> float | None:
 
 
 def _samples(context: SurveyContext, most: int) -> int:
-    """A sum over a part of the data has another scale, so it is taken whole."""
+    """A sum over a part of the data has another scale, so it is taken whole, as are samples that belong together."""
     total = context.problem.samples
-    return total if context.problem.weighting.rule == "sum" else min(total, most)
+    return total if context.problem.weighting.rule == "sum" or context.problem.coupled else min(total, most)
 
 
 def _plain(context: SurveyContext) -> bool:

@@ -33,6 +33,7 @@ from theodolite.operators import tangent_kernel_operator
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_problem
+from theodolite.problem.batches import holds_samples
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.text import quoted
@@ -184,7 +185,7 @@ def _once_a_seed(make: Factory, twin: Callable[[nn.Module], nn.Module], problem:
     def factory(seed: int) -> nn.Module:
         model = twin(make(seed))
         if isinstance(model, TaylorTwin):  # it learns its cheapest form before the fleet calls it inside a transform
-            batch = problem.placed(next(iter(problem.data))).part(slice(0, 8))
+            batch = problem.placed(problem.few(8))
             model.prepare(*batch.args, **batch.kwargs)
         return model
 
@@ -462,6 +463,8 @@ def whole_data(problem: Problem) -> Any:
 def joined_data(problem: Problem) -> Any:
     """All batches of a problem joined into one, as a fleet takes it: (inputs, target)."""
     batches = [batch for batch in problem.data if batch.size]
+    if any(holds_samples(part, b.size) for b in batches for part in (*b.args, *b.kwargs.values(), b.target)):
+        raise ValueError("The samples of the problem lie in a list, and many runs train on tensors: stack them into one.")
     try:
         joined = reduce(Batch.joined, batches[1:], batches[0])
     except RuntimeError as error:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.errors import OutputLossError
 from theodolite.problem.calling import Output
 
 #: Up to so many backward passes a batch is treated exactly by default.
@@ -256,7 +257,7 @@ class Recogniser:
                 f"The loss is neither a softmax cross-entropy nor elementwise, and the roots of its curvature would take "
                 f"{smallest / 2**30:.1f} GiB a batch. Use smaller batches."
             )
-        raise ValueError(
+        raise OutputLossError(
             "The loss mixes samples (a contrastive or ranking loss), or the entries of a sample beyond its rows: it is no sum "
             "over samples, so there is no output Hessian of a sample. theodolite.hessian measures it."
         )
@@ -278,4 +279,4 @@ def _root_bytes(layout: RowLayout) -> int:
 
 def _refuse_negative(values: Tensor) -> None:
     if float(values.min()) < -1e-5 * float(values.abs().max()):
-        raise ValueError(NOT_CONVEX)
+        raise OutputLossError(NOT_CONVEX)

@@ -158,13 +158,18 @@ class BlockMaker:
             self.vectorised = False
         rows = looped_rows(self.problem, leaves, rest, batch, chosen)
         if rows is None or fitted_factor(Rows(rows).summed(cotangent), true, noise, exactly=True) is None:
-            raise BatchCoupledError(
-                "The gradients of samples taken one by one do not add up to those of the batch, so there is no tangent kernel: "
-                "(a) an output depends on other samples (in-batch contrast, a mean over the batch, nodes of one graph): "
-                "theodolite.tangent_kernel_operator takes each batch as a whole; (b) an input whose first size happens to be the "
-                f"number of samples, {batch.size}, is not per sample (a mask, a table): take another number of samples."
-            )
+            raise BatchCoupledError(not_of_samples(batch.size))
         return rows
+
+
+def not_of_samples(count: int) -> str:
+    """What to say where the outputs of a batch do not belong to its samples one by one."""
+    return (
+        "The gradients of samples taken one by one do not add up to those of the batch, so there is no tangent kernel: "
+        "(a) an output depends on other samples (in-batch contrast, a mean over the batch, nodes of one graph): "
+        "theodolite.tangent_kernel_operator takes each batch as a whole; (b) an input whose first size happens to be the "
+        f"number of samples, {count}, is not per sample (a mask, a table): take another number of samples."
+    )
 
 
 def _wanted(outputs: Iterable[int] | int | None) -> list[int] | None:

@@ -323,7 +323,7 @@ def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
             raise
         text = text.rstrip(".")
         hint = ""
-        if "out of bounds" in text and isinstance(target, Tensor) and target.numel():
+        if who == "loss" and "out of bounds" in text and isinstance(target, Tensor) and target.numel():
             hint = f" The targets run from {int(target.min())} to {int(target.max())}: class labels must lie in 0 .. classes-1."
         raise ValueError(f"The {who} refused batch {index} ({shapes}): {text}.{hint}") from error
 

@@ -15,11 +15,15 @@ import torch
 from torch import Tensor
 
 from theodolite.problem.tensors import map_tensors, named_tensors
+from theodolite.text import listed
 
 
 @dataclass(frozen=True)
 class Output:
     """The tensors that the loss of a batch is a function of, as they stand in the graph, and all of them as one.
+
+    Several are put side by side along the samples, their first size. Where the model returns a list with one of `samples` in each
+    place, they are put one after the other.
 
     >>> found = Output((torch.zeros(4, 2, 3), torch.ones(4, 5)))
     >>> found.tensor.shape, [part.shape for part in found.split(found.tensor)]
@@ -27,17 +31,18 @@ class Output:
     """
 
     parts: tuple[Tensor, ...]
+    samples: int = 0
 
     @cached_property
     def tensor(self) -> Tensor:
         return self.join(self.parts)
 
     @cached_property
-    def samples(self) -> int:
+    def rows(self) -> int:
         """The size along which several tensors are put side by side; 0 where they have none in common."""
         sizes = [part.shape[0] if part.ndim else 0 for part in self.parts]
         fewest = min(sizes)
-        return fewest if fewest and not any(size % fewest for size in sizes) else 0
+        return fewest if fewest and not self.samples and not any(size % fewest for size in sizes) else 0
 
     def join(self, values: Sequence[Tensor | None]) -> Tensor:
         """Values of the parts' shapes, (*lead, *shape), as one of the output's; None is zero."""
@@ -48,8 +53,9 @@ class Output:
         filled = [p.new_zeros(*lead, *p.shape) if v is None else v for v, p in zip(values, self.parts, strict=True)]
         if len(filled) == 1:
             return filled[0]
-        inner = (self.samples, -1) if self.samples else (-1,)
-        return torch.cat([v.reshape(*lead, *inner) for v in filled], dim=-1)
+        inner = (self.rows, -1) if self.rows else (-1,)
+        joined = torch.cat([v.reshape(*lead, *inner) for v in filled], dim=-1)
+        return joined.reshape(*lead, self.samples, -1) if self.samples else joined
 
     @cached_property
     def moving(self) -> list[Tensor]:
@@ -74,7 +80,8 @@ class Output:
         """The inverse of `join`."""
         if len(self.parts) == 1:
             return [value]
-        widths = [part.numel() // (self.samples or 1) for part in self.parts]
+        widths = [part.numel() // (self.rows or 1) for part in self.parts]
+        value = value.reshape(-1) if self.samples else value
         return [v.reshape(part.shape) for v, part in zip(value.split(widths, dim=-1), self.parts, strict=True)]
 
 
@@ -100,7 +107,8 @@ class OutputChoice:
         names = self._known.get(form) if len(found) > 1 else form
         if names is None:
             names = self._find(found, read)
-        return Output(tuple(found[name] for name in names))
+        parts = tuple(found[name] for name in names)
+        return Output(parts, _listed_samples(raw, names, parts))
 
     def _find(self, found: dict[str, Tensor], read: Callable[[dict[str, Tensor]], Iterable[str] | None]) -> tuple[str, ...]:
         names = read(found)
@@ -116,7 +124,17 @@ class OutputChoice:
         several = next((names for names in self._known.values() if len(names) > 1), ())
         if not several:
             return None
-        return f"the loss reads {len(several)} of the model's outputs ({', '.join(several)}): they are measured as one"
+        return f"the loss reads {len(several)} of the model's outputs ({listed(several, 4)}): they are measured as one"
+
+
+def _listed_samples(raw: Any, names: Sequence[str], parts: Sequence[Tensor]) -> int:
+    """How many samples a list holds, one in each place with as many numbers in it; 0 where it is none."""
+    if not isinstance(raw, list) or len(names) < 2 or all(t.ndim and t.shape[0] == parts[0].shape[0] == len(raw) for t in parts):
+        return 0
+    numbers = dict.fromkeys((f"[{i}]" for i in range(len(raw))), 0)
+    for name, part in zip(names, parts, strict=True):
+        numbers[name[: name.index("]") + 1]] += part.numel()
+    return len(raw) if len(set(numbers.values())) == 1 else 0
 
 
 def main_output(raw: Any) -> Tensor:
