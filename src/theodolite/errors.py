@@ -36,7 +36,7 @@ class DerivativeError(TheodoliteError, ArithmeticError):
 
 
 class OutputLossError(TheodoliteError, ValueError):
-    """A quantity of a model's output and a loss of it was asked where the loss depends on more than that output."""
+    """A quantity of a model's output and a loss of it was asked of a loss that has none: it depends on more, or mixes samples."""
 
 
 class ParameterSelectionError(TheodoliteError, ValueError):

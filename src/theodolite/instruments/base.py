@@ -129,7 +129,6 @@ class Instrument(ABC):
     efforts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     work: ClassVar[Work]
     columns: ClassVar[Mapping[str, str]] = {}
-    of_one_output: ClassVar[bool] = False  # it looks at the model's main output tensor, and a loss of several says more
     first: ClassVar[bool] = False  # runs before anything is timed; if it finds something critical, nothing else runs
 
     def concerns(self, context: SurveyContext) -> bool:

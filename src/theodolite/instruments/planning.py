@@ -10,7 +10,6 @@ from theodolite.instruments.base import Instrument, SurveyContext
 from theodolite.instruments.timings import Work
 from theodolite.results import Result, Row
 
-ONE_OUTPUT = "the loss takes all that the model returns, and this looks at one tensor of it"
 NO_PRICE, NO_PRODUCTS, NEEDS = "its price could not be found", "there are no Hessian products here", "it needs"
 #: How the reasons begin for which an instrument that concerns a problem cannot be asked.
 IMPOSSIBLE = (NO_PRICE, NO_PRODUCTS, NEEDS)
@@ -84,8 +83,7 @@ def price_steps(context: SurveyContext, instruments: Sequence[Instrument]) -> li
         works: list[tuple[Mapping[str, Any], Work]] = []
         lost = [name for name in instrument.needs if name in missing]
         try:
-            partial = instrument.of_one_output and context.problem.loss_takes_structure
-            reason = ONE_OUTPUT if partial else instrument.applies(context)
+            reason = instrument.applies(context)
             if not reason and lost:
                 reason = f"{NEEDS} {lost[0]}, which will not run"
             if not reason:

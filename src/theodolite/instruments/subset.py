@@ -15,9 +15,12 @@ from theodolite.problem import Batch, Problem
 
 
 def subset(problem: Problem, most: int) -> Problem:
-    """The problem on at most so many samples, spread evenly over its data, as one batch where shapes allow."""
+    """The problem on at most so many samples, spread evenly over its data, as one batch where shapes allow.
+
+    Whole where samples of a batch belong together.
+    """
     total = problem.samples
-    if total <= most:
+    if total <= most or problem.coupled:
         return problem
     keep = torch.linspace(0, total - 1, most).round().long()
     parts: list[Batch] = []

@@ -113,9 +113,8 @@ def columns_for(op: LinearOperator, count: int, generator: torch.Generator) -> T
 
 def _part(problem: Problem) -> tuple[Problem, float]:
     """The problem, or a few samples of it where a gradient over all would take long; and their share of the data."""
-    first = next(iter(problem.data))
-    few = first.part(slice(0, 32))
-    if few.size >= problem.samples:
+    first, few = next(iter(problem.data)), problem.few(32)
+    if few.size >= problem.samples or few is first:
         return problem, 1.0
     try:
         small = problem.with_batches([few])

@@ -16,7 +16,7 @@ from theodolite.arguments import checked
 from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_problem
-from theodolite.problem.parameters import Layer, clean_names
+from theodolite.problem.parameters import Layer, clean_names, padding_rows
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import IGNORED
 from theodolite.results import Cost, Outcome, Result, Row
@@ -312,7 +312,7 @@ class ParameterAudit(Result):
     (`silent_inputs`), rows of embeddings that the data never asks for (`unused_rows`).
 
     `dead_layers` are those without any effect, `tied` groups of names for one tensor, `frozen` names that require no
-    gradient, `unreached` measured parameters that the output does not depend on at all. `waiting` layers move nothing only
+    gradient, `unreached` measured parameters that the loss does not depend on at all. `waiting` layers move nothing only
     because the parameters `waiting_for` are still zero: they begin to train after the first step, and are not counted as dead.
     """
 
@@ -392,7 +392,7 @@ def _is_dead(problem: Problem, row: Row, reach: list[Tensor | None]) -> bool:
 
 
 def _reach(problem: Problem, shaken: Mapping[int, Tensor | None] | None = None) -> list[Tensor | None]:
-    """For each measured parameter, which of its entries move an output; None where the output does not depend on it.
+    """For each measured parameter, which of its entries move an output; None where the loss does not depend on it.
 
     The marked entries of the parameters `shaken` are given small random values first (in stand-ins; the model is not touched).
     """
@@ -405,9 +405,15 @@ def _reach(problem: Problem, shaken: Mapping[int, Tensor | None] | None = None) 
             leaves[i] = (noise if entries is None else noise * entries).requires_grad_()
         tensors = problem.tensors(leaves)
         for i, _, batch in problem.iterate():
-            output = problem.evaluate(tensors, batch, i).output
-            mix = torch.randn(output.shape, generator=generator, dtype=torch.float32).to(output)
-            for place, g in enumerate(torch.autograd.grad((output * mix).sum(), leaves, allow_unused=True)):
+            found = problem.evaluate(tensors, batch, i)
+            mix = torch.randn(found.output.shape, generator=generator, dtype=torch.float32).to(found.output)
+            grads = list(torch.autograd.grad((found.output * mix).sum(), leaves, retain_graph=True, allow_unused=True))
+            # By other ways than the output: a part of the model's own loss that it does not return.
+            missing = [place for place, g in enumerate(grads) if g is None and touched[place] is None]
+            if missing and found.loss.requires_grad:
+                direct = torch.autograd.grad(found.loss, [leaves[place] for place in missing], allow_unused=True)
+                grads = [g if place not in missing else direct[missing.index(place)] for place, g in enumerate(grads)]
+            for place, g in enumerate(grads):
                 if g is not None:
                     moved, before = g != 0, touched[place]
                     touched[place] = moved if before is None else before | moved
@@ -434,7 +440,10 @@ def _layer_row(problem: Problem, layer: Layer, reach: list[Tensor | None]) -> Ro
     seen = reach[matrices[0]]
     seen = torch.zeros(weight.shape, dtype=torch.bool) if seen is None else seen
     if "Embedding" in layer.kind:
-        return {**row, "units": 1, "dead": int(not bool(seen.any())), "unused_rows": int((~seen.flatten(1).any(1)).sum())}
+        unused = ~seen.flatten(1).any(1)
+        padding = padding_rows(problem.model).get(id(weight))
+        unused = unused if padding is None else unused & (torch.arange(len(unused), device=unused.device) != padding)
+        return {**row, "units": 1, "dead": int(not bool(seen.any())), "unused_rows": int(unused.sum())}
     if layer.kind == "Conv1D" or layer.kind.startswith("ConvTranspose"):  # stored with the inputs first
         weight, seen = weight.transpose(0, 1), seen.transpose(0, 1)
         if any(parameters[i].ndim == 1 and len(parameters[i]) != len(weight) for i in layer.biases):

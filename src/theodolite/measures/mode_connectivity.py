@@ -477,7 +477,7 @@ def problem_of(model: nn.Module, loss: Loss, data: Any, batch_size: int, name: s
 
 def in_parts(problem: Problem, batch_size: int) -> Problem:
     """The problem in batches of at most `batch_size`, where they are held in memory."""
-    if not problem.data.held or all(batch.size <= batch_size for batch in problem.data):
+    if not problem.data.held or all(batch.size <= batch_size for batch in problem.data) or problem.coupled:
         return problem
     return problem.with_batches([part for batch in problem.data for part in _parts(batch, batch_size)])
 

@@ -143,7 +143,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         index, known, diagnosis = len(self.steps) - 1, len(self._measure.samples), Diagnosis()
         with self._measure.guarded():
             self._measure.settle(watched)
-            watched.probe.gather(record.batches)
+            watched.gather(record.batches)
             state = self._detector.update(index, record.stats.loss)  # calm, or a spike
             diagnosis = self._tracker.update(Situation(state, record, self.steps, watched, self._measure))  # why
             self._detector.correct(diagnosis.correction, index, record.stats.loss)

@@ -16,16 +16,21 @@ from theodolite.operators.autograd.operator import AutogradOperator
 from theodolite.operators.base import rows_of
 from theodolite.problem import Batch, Problem, join_like, split_like
 from theodolite.problem.arguments import a_problem
+from theodolite.problem.calling import Output
 
 
 @dataclass(frozen=True)
 class OutputGraph:
     """One batch: its output, `Jᵀu` as a function of u, and the loss gradient at the output with its graph."""
 
-    output: Tensor
+    measured: Output
     cotangent: Tensor
     pulled: tuple[Tensor | None, ...]
     loss_gradient: Tensor | None
+
+    @property
+    def output(self) -> Tensor:
+        return self.measured.tensor
 
     def push(self, tangents: list[Tensor], *, batched: bool) -> Tensor:
         """J v: the derivative of `v · Jᵀu` with respect to u."""
@@ -39,27 +44,34 @@ class OutputGraph:
 
     def loss_curvature(self, t: Tensor, *, batched: bool) -> Tensor:
         """(∇²_z loss) t."""
-        out = backward([self.loss_gradient], [self.output], [t], batched=batched)[0]
-        return torch.zeros_like(t) if out is None else out
+        found = self.measured.join_moving(backward([self.loss_gradient], self.measured.moving, [t], batched=batched))
+        return torch.zeros_like(t) if found is None else found
 
 
-def output_graph(leaves: list[Tensor], output: Tensor, loss: Tensor | None) -> OutputGraph:
+def output_graph(leaves: list[Tensor], measured: Output, loss: Tensor | None) -> OutputGraph:
     """Build the pieces from an evaluated batch; `loss=None` where only the Jacobian is wanted."""
+    output = measured.tensor
     if not output.requires_grad:
         raise ValueError("The model's output does not depend on the measured parameters.")
-    gradient = None if loss is None else output_gradient(loss, output, "gauss_newton: the loss")
+    gradient = None if loss is None else output_gradient(loss, measured, "gauss_newton: the loss")
     cotangent = torch.zeros_like(output, requires_grad=True)
     pulled = torch.autograd.grad(output, leaves, cotangent, create_graph=True, allow_unused=True)
-    return OutputGraph(output, cotangent, pulled, gradient)
+    return OutputGraph(measured, cotangent, pulled, gradient)
 
 
-def output_gradient(loss: Tensor, output: Tensor, the_loss: str = "The loss") -> Tensor:
+def output_gradient(loss: Tensor, measured: Output, the_loss: str = "The loss") -> Tensor:
     """The loss gradient at the output, with its graph; `the_loss` begins the sentence that says that there is none."""
-    gradient = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)[0]
+    if measured.entangled:
+        raise OutputLossError(
+            f"{the_loss} reads several outputs of which one is computed from another (the logits and what an auxiliary loss of "
+            "the model's own is made of). Use theodolite.hessian, or pass the loss as a function of what the model returns."
+        )
+    found = torch.autograd.grad(loss, measured.moving, create_graph=True, allow_unused=True)
+    gradient = measured.join_moving(found)
     if gradient is None:
         raise ValueError(
-            f"{the_loss} does not depend on the model's output tensor. With a tuple output the first floating tensor (or "
-            ".logits) counts as the output; return the one the loss uses first."
+            f"{the_loss} reads none of the tensors that the model returns: it is computed from something else inside the model. "
+            "Return that too, or use theodolite.hessian."
         )
     return gradient
 
@@ -73,7 +85,7 @@ def refuse_other_ways(who: str, leaves: list[Tensor], output: Tensor, loss_gradi
     if gap > max(1e-3 * float(direct.norm()), floor):
         raise OutputLossError(
             f"{who}: the loss depends on the parameters by other ways than the model's output (an auxiliary loss, "
-            "weight decay inside the loss, a second output). Use theodolite.hessian, or a loss of the output alone."
+            "weight decay inside the loss, a tensor that is not returned). Use theodolite.hessian, or a loss of the output alone."
         )
 
 
@@ -104,16 +116,17 @@ class GaussNewtonOperator(OutputOperator):
 
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> OutputGraph:
         result = self.problem.evaluate(tensors, batch, index)
-        graph = output_graph(leaves, result.output, result.loss)
+        loss, measured = result.through_output()
+        graph = output_graph(leaves, measured, loss)
         if not self._checked:
             assert graph.loss_gradient is not None
-            if self.problem.loss_function is None and result.output.numel() == 1 and not graph.loss_gradient.requires_grad:
+            if self.problem.loss_function is None and graph.output.numel() == 1 and not graph.loss_gradient.requires_grad:
                 raise ValueError(
                     "gauss_newton splits the objective into a model's output and a loss of it, and this model returns only its "
                     "loss. Return the output too (as .logits, or in a dictionary beside 'loss'), or pass the loss as its own "
                     "argument: Problem(model, loss, data). theodolite.hessian works as it is."
                 )
-            refuse_other_ways("gauss_newton", leaves, graph.output, graph.loss_gradient.detach(), result.loss)
+            refuse_other_ways("gauss_newton", leaves, graph.output, graph.loss_gradient.detach(), loss)
             self._checked = True
         return graph
 
@@ -169,7 +182,7 @@ class JacobianOperator(OutputOperator):
         )
 
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> OutputGraph:
-        return output_graph(leaves, self.problem.evaluate(tensors, batch, index).output, None)
+        return output_graph(leaves, self.problem.evaluate(tensors, batch, index).measured, None)
 
     def _matmat(self, x: Tensor) -> Tensor:
         self.snapshot.check()

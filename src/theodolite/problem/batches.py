@@ -63,32 +63,64 @@ class Batch:
 
     def part(self, rows: slice | Tensor) -> Batch:
         """Some samples of the batch, by slice or indices; tensors whose first size is not the batch's are shared."""
-
-        def cut(t: Tensor) -> Tensor:
-            return t[rows] if t.ndim and t.shape[0] == self.size else t
-
         size = len(range(*rows.indices(self.size))) if isinstance(rows, slice) else len(rows)
-        return Batch(map_tensors(cut, self.args), map_tensors(cut, self.kwargs), map_tensors(cut, self.target), size)
+        args, kwargs, target = (rows_of(part, rows, self.size) for part in (self.args, self.kwargs, self.target))
+        return Batch(args, kwargs, target, size)
 
 
-def join_trees(*trees: Any, sizes: Sequence[int] = ()) -> Any:
-    """Nested structures of one form with their tensors joined along the first dimension.
+def rows_of(tree: Any, rows: slice | Tensor, size: int) -> Any:
+    """Some samples of a structure: rows of the tensors that have `size` of them, places of lists that hold a sample each."""
+    if isinstance(tree, Tensor):
+        return tree[rows] if tree.ndim and tree.shape[0] == size else tree
+    if holds_samples(tree, size):
+        return [tree[i] for i in torch.arange(size)[rows].tolist()]
+    return _by_part(lambda part: rows_of(part, rows, size), tree)
 
-    With the `sizes` of the batches that they come from, tensors that are not per sample are taken once, as `part` shares them.
+
+def holds_samples(tree: Any, size: int) -> bool:
+    """Whether this is a list with one sample in each of its `size` places, and not one of tensors that hold them all."""
+    if not isinstance(tree, list) or len(tree) != size:
+        return False
+    return any(t.ndim == 0 or t.shape[0] != size for _, t in named_tensors(tree))
+
+
+def join_trees(*trees: Any, sizes: Sequence[int], shared: bool = True) -> Any:
+    """Nested structures of one form, of batches of these `sizes`, with their samples one after the other.
+
+    Tensors that are not per sample are taken once, as `rows_of` leaves them, unless none is to be `shared`.
     """
-    columns = zip(*([t for _, t in named_tensors(tree)] for tree in trees), strict=True)
+    first = trees[0]
+    if isinstance(first, Tensor):
+        per_sample = not shared or all(t.ndim and t.shape[0] % size == 0 for t, size in zip(trees, sizes, strict=True))
+        return torch.cat(trees) if first.ndim and per_sample else first
+    if all(holds_samples(tree, size) for tree, size in zip(trees, sizes, strict=True)):
+        return [sample for tree in trees for sample in tree]
+    columns = zip(*(_parts(tree) for tree in trees), strict=True)
+    return _by_part(lambda _: join_trees(*next(columns), sizes=sizes, shared=shared), first)
 
-    def join(tensors: tuple[Tensor, ...]) -> Tensor:
-        per_sample = not sizes or all(t.ndim and t.shape[0] % size == 0 for t, size in zip(tensors, sizes, strict=True))
-        return torch.cat(tensors) if tensors[0].ndim and per_sample else tensors[0]
 
-    joined = map(join, columns)
-    return map_tensors(lambda _: next(joined), trees[0])
+def _parts(tree: Any) -> list[Any]:
+    """What `_by_part` visits, in its order."""
+    found: list[Any] = []
+    _by_part(found.append, tree)
+    return found
+
+
+def _by_part(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same structure with each part that is a structure itself changed."""
+    if type(tree) in (tuple, list):
+        return type(tree)(change(part) for part in tree)
+    if type(tree) is dict:
+        return {key: change(part) for key, part in tree.items()}
+    return map_tensors(change, tree)
 
 
 @dataclass(eq=False, kw_only=True)
 class BatchParser:
-    """Turns one raw batch (a pair or a mapping) into a `Batch`; `check` looks for NaN and infinity in it."""
+    """Turns one raw batch (a pair or a mapping) into a `Batch`; `check` looks for NaN and infinity in it.
+
+    A mapping of inputs becomes keyword arguments of `forward`, or its one argument where it takes no such keywords.
+    """
 
     own_loss: bool
     target_key: str
@@ -102,7 +134,9 @@ class BatchParser:
 
     def __call__(self, raw: Any, index: int) -> Batch:
         raw = self._as_tensors(raw)
-        if isinstance(raw, Mapping):
+        if isinstance(raw, Batch):
+            batch = raw
+        elif isinstance(raw, Mapping):
             batch = self._from_mapping(raw, index)
         elif isinstance(raw, tuple | list) and len(raw) >= 2:
             batch = self._from_pair(raw)
@@ -133,7 +167,8 @@ class BatchParser:
     def _from_mapping(self, raw: Mapping[str, Any], index: int) -> Batch:
         fields = dict(raw)
         if self.own_loss:
-            return Batch((), fields, fields.get(self.target_key), _size(fields, fields.get(self.target_key)))
+            target = fields.get(self.target_key)
+            return Batch(*self._called_with(fields), target, _size(fields, target))
         if self.target_key not in fields:
             raise ValueError(
                 f"Batch {index} has no {self.target_key!r}: its keys are {', '.join(map(repr, fields))}. "
@@ -144,8 +179,8 @@ class BatchParser:
         return Batch(args, kwargs, target, _size(fields, target))
 
     def _called_with(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A mapping as keyword arguments, or as the one argument of a model that takes no such keywords."""
-        if self.signature is not None:
+        """A mapping as keyword arguments, or as the one argument of a model that needs one and takes no such keywords."""
+        if self.signature is not None and self._needs_one:
             with suppress(TypeError):
                 self.signature.bind(**fields)
                 return (), fields
@@ -154,6 +189,24 @@ class BatchParser:
                 return (fields,), {}
         return (), fields
 
+    def _takes_list(self, inputs: tuple[Any, ...] | list[Any]) -> bool:
+        """Whether a list of inputs is the one argument of the model (images of different sizes) and not several."""
+        if self.signature is None or not isinstance(inputs, list):
+            return False
+        with suppress(TypeError):
+            self.signature.bind(*inputs)
+            return False
+        return self._needs_one
+
+    @property
+    def _needs_one(self) -> bool:
+        """Whether the model cannot be called without an argument and can with one."""
+        assert self.signature is not None
+        kinds = inspect.Parameter
+        places = [p for p in self.signature.parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+        required = [p for p in places if p.default is kinds.empty]
+        return len(required) == 1 or len(places) <= 1
+
     def _from_pair(self, raw: tuple[Any, ...] | list[Any]) -> Batch:
         *inputs, target = raw
         size = _size(inputs, target)
@@ -161,7 +214,7 @@ class BatchParser:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             found, kwargs = self._called_with(dict(inputs[0]))
             inputs = [*found]
-        elif len(inputs) == 1 and isinstance(inputs[0], tuple | list):
+        elif len(inputs) == 1 and isinstance(inputs[0], tuple | list) and not self._takes_list(inputs[0]):
             inputs = list(inputs[0])
         if self.own_loss:
             kwargs[self.target_key] = target
@@ -169,7 +222,13 @@ class BatchParser:
 
 
 def _size(inputs: Any, target: Any) -> int:
-    """How many samples a batch has: the first size of its inputs; where they disagree (nodes and edges) that of the targets."""
+    """How many samples a batch has: the first size of its inputs; where they disagree (nodes and edges) that of the targets.
+
+    Lists of equal length, as detectors take them, hold one sample in each place.
+    """
+    lists = [inputs, *inputs] if isinstance(inputs, tuple | list) else [*inputs.values()] if isinstance(inputs, Mapping) else []
+    if isinstance(target, list) and any(isinstance(part, list) and len(part) == len(target) for part in lists):
+        return len(target)
     sizes = [t.shape[0] for _, t in named_tensors(inputs) if t.ndim]
     targets = target.shape[0] if isinstance(target, Tensor) and target.ndim else None
     if not sizes or (targets and len(set(sizes)) > 1):
@@ -241,7 +300,7 @@ def fingerprint(batch: Batch) -> float:
 
 def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) -> Data:
     """Accept `(inputs, targets)`, a mapping, a list of batches, or anything that yields batches."""
-    if _is_one_batch(data, parse.own_loss) and not (parse.own_loss and isinstance(data, list)):
+    if _is_one_batch(data, parse) and not (parse.own_loss and isinstance(data, list)):
         return Data(_not_empty([parse(data, 0)]), None, parse)
     if not isinstance(data, Iterable):
         raise ValueError(
@@ -286,14 +345,16 @@ def has_length(data: Any) -> bool:
         return False
 
 
-def _is_one_batch(data: Any, own_loss: bool) -> bool:
+def _is_one_batch(data: Any, parse: BatchParser) -> bool:
     if isinstance(data, Mapping):
         return True
     if not isinstance(data, tuple | list) or len(data) < 2:
         return False
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Mapping) for part in data):
+        return not parse.own_loss and parse.target_key not in data[0]  # inputs and targets, each by name
     # (X, y), (inputs mapping, y), (x1, x2, y), (X, (y1, y2)): the last item or the first is a bare tensor. A list of batches
     # begins and ends with a pair or mapping, except that a model with its own loss may take bare tensors.
-    return _is_bare(data[-1]) or (_is_bare(data[0]) and not own_loss)
+    return _is_bare(data[-1]) or (_is_bare(data[0]) and not parse.own_loss)
 
 
 def _is_bare(item: Any) -> bool:

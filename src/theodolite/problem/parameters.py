@@ -55,6 +55,12 @@ class Selection:
         return torch.cat([torch.arange(offsets[i], offsets[i + 1]) for i in members])
 
 
+def padding_rows(model: nn.Module) -> dict[int, int]:
+    """Rows that embeddings pad with, by the id of their weight: whatever the loss makes of them, they never train."""
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
+    return {id(m.weight): int(m.padding_idx) for m in embeddings if m.padding_idx is not None}
+
+
 def split_like(x: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """A flat vector (n,), or rows of them (k, n), as tensors of the shapes and dtypes of `like`."""
     lead = x.shape[:-1]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import choice, instance, whole
-from theodolite.errors import DerivativeWarning, NonFiniteError
+from theodolite.errors import BatchCoupledError, DerivativeWarning, NonFiniteError
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
-from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
+from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, OutputChoice, copy_model, probe, unwrap
 from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
 from theodolite.problem.calling.stand_ins import LossOfParameters, bound, users_own
 from theodolite.problem.derivatives.difference_probe import NOT_THE_GRADIENT, gradient_gap, refuse_wrong_products
@@ -26,7 +26,7 @@ from theodolite.problem.derivatives.second_order import (
 )
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.state_guard import left_as_found, random_states_kept
-from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
+from theodolite.problem.weighting import BatchWeight, Weighting, coupling, establish_weighting
 
 Mode = Literal["eval", "train"] | None
 _HALF = (torch.bfloat16, torch.float16)
@@ -40,10 +40,12 @@ class Problem:
     the sum. The model is left as found, always.
 
     Args:
-        model: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper. Of several tensors that it returns,
-            `.logits` or else the first floating one is its output, unless the loss accepts the whole structure.
-        loss: `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face).
-        data: `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping.
+        model: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper. It may return nested tuples, mappings and
+            dataclasses. What the loss reads of them is the output that is measured, several tensors as one.
+        loss: `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face). It is given all that the model
+            returns where it takes that, else the `.logits` or the first floating tensor.
+        data: `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping. Inputs in a
+            mapping become keywords of the model, or its one argument where it takes a mapping.
         params: None (all that require grad), a glob or list of globs on names, parameters of the model, or a predicate `(name,
             parameter) -> bool`.
         mode: `"eval"`, `"train"` or None (as found), entered for each computation.
@@ -102,6 +104,7 @@ class Problem:
         )
         self._parse, self._batch_weight = parse, batch_weight
         self._weighting: Weighting | None = None
+        self._coupled: str | None = None
         self._constant: set[int] = set()  # batches that were shown to be constant in the measured parameters
         self.elsewhere: dict[str, Tensor] = {}  # values that stand in for parameters of the model, by name; see `at`
         with random_states_kept(generators=generators_of(data)):
@@ -138,8 +141,17 @@ class Problem:
 
     @property
     def loss_takes_structure(self) -> bool:
-        """Whether the loss is a function of all that the model returns (a tuple, a mapping) and not of one tensor."""
+        """Whether the loss is given all that the model returns (a tuple, a mapping) and not one tensor."""
+        self.output_choice()
         return self._call.takes_structure
+
+    def output_choice(self) -> OutputChoice:
+        """Which of the tensors that the model returns are measured; to be asked before anything listens to its calls."""
+        if not self._call.settled:
+            with self.session(second=False):
+                batch = self.placed(next(iter(self.data)))
+                self._call.output(self.tensors(self.leaves(grad=False)), batch, 0)
+        return self._call.choice.copy()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -244,7 +256,8 @@ class Problem:
         """The loss function on the outputs of two batches, joined and alone."""
         assert self.loss_function is not None
         targets = [self.placed(b).target for b in batches]
-        pairs = [(joint, join_trees(*targets)), *zip(alone, targets, strict=True)]
+        whole = join_trees(*targets, sizes=[b.size for b in batches], shared=False)
+        pairs = [(joint, whole), *zip(alone, targets, strict=True)]
         return [float(self.loss_function(output, target).detach()) for output, target in pairs]
 
     @contextmanager
@@ -309,16 +322,39 @@ class Problem:
         """Raise if outputs of one sample depend on the others (BatchNorm in train mode)."""
         probe.refuse_batch_coupling(self, quantity)
 
+    @property
+    def coupled(self) -> str:
+        """Why the batches must not be cut into parts (samples that belong together); empty where they may. Found out once."""
+        if self._coupled is None:
+            quiet = self._copy()
+            quiet.mode = "eval"
+            self._coupled = coupling(quiet, self._batch_weight)
+        return self._coupled
+
+    def refuse_cutting(self, quantity: str) -> None:
+        """Raise if batches must not be cut into parts."""
+        if self.coupled:
+            raise BatchCoupledError(
+                f"{quantity} takes parts of the batches, but {self.coupled}. Remedy: give the data in the batches of training."
+            )
+
+    def few(self, count: int) -> Batch:
+        """The first samples of the first batch, or all of it where it must not be cut."""
+        batch = next(iter(self.data))
+        return batch.part(slice(0, count)) if batch.size > count and not self.coupled else batch
+
     def sampling_error(self, quantity: Callable[[Problem], float], *, groups: int = 5, population: int | None = None) -> float:
         """Standard error of `quantity(problem)` from the data being a sample, by the delete-a-group jackknife.
 
         `population` is the size of the whole data set, if this is a subset of a finite one.
         """
+        self.refuse_cutting("The error by leaving samples out")
         return jackknife_error(self, quantity, groups=groups, population=population)
 
     def batch_of(self, inputs: Any) -> Batch:
         """Inputs without targets as a batch: a tensor, a tuple of arguments or a mapping."""
-        return BatchParser(own_loss=False, target_key="")((inputs, None), 0)
+        parse = BatchParser(own_loss=False, target_key="", dtype=self.dtype, forward=self.model.forward)
+        return parse((inputs, None), 0)
 
     def with_batches(self, batches: list[Batch]) -> Problem:
         """The same problem on other batches."""

@@ -1,7 +1,8 @@
-"""Walking over the tensors in nested tuples, lists and mappings."""
+"""Walking over the tensors in nested tuples, lists, mappings and dataclasses."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,13 +10,24 @@ from torch import Tensor
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """The same structure with `function` applied to every tensor."""
+    """The same structure, of the same types, with `function` applied to every tensor.
+
+    >>> map_tensors(Tensor.item, {"a": (Tensor([1.0]), [Tensor([2.0])])})
+    {'a': (1.0, [2.0])}
+    """
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
-        return {key: map_tensors(function, value) for key, value in tree.items()}
+        items = {key: map_tensors(function, value) for key, value in tree.items()}
+        return items if type(tree) is dict else _refilled_mapping(tree, items)
     if isinstance(tree, tuple | list):
-        return tuple(map_tensors(function, value) for value in tree)
+        values = [map_tensors(function, value) for value in tree]
+        return type(tree)._make(values) if hasattr(type(tree), "_make") else type(tree)(values)
+    fields = _fields(tree)
+    if fields:
+        tree = copy.copy(tree)
+    for name in fields:
+        object.__setattr__(tree, name, map_tensors(function, getattr(tree, name)))
     return tree
 
 
@@ -26,11 +38,31 @@ def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from named_tensors(value, f"{name}[{key!r}]" if name else str(key))
-    elif isinstance(tree, tuple | list):
+    elif isinstance(tree, tuple | list) and not hasattr(type(tree), "_fields"):
         for i, value in enumerate(tree):
             yield from named_tensors(value, f"{name}[{i}]")
+    else:
+        for field in _fields(tree):
+            yield from named_tensors(getattr(tree, field), f"{name}.{field}" if name else field)
 
 
 def bytes_of(tree: Any) -> int:
     """Memory of all tensors of a nested structure."""
     return sum(t.numel() * t.element_size() for _, t in named_tensors(tree))
+
+
+def _fields(tree: Any) -> list[str]:
+    """Names of what a dataclass or a named tuple holds; nothing of anything else."""
+    own = getattr(type(tree), "__dataclass_fields__", None) or getattr(type(tree), "_fields", ())
+    return [name for name in own if hasattr(tree, name)]
+
+
+def _refilled_mapping(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the same kind with other values (a `ModelOutput` has them as attributes too); a dictionary where it is fixed."""
+    try:
+        found: Any = copy.copy(tree)
+        for key, value in items.items():
+            found[key] = value
+    except (TypeError, AttributeError, NotImplementedError):
+        return items
+    return found

@@ -256,6 +256,45 @@ def _refuse_non_finite_losses(problem: Problem, ignored: int) -> None:
                     raise NonFiniteError(f"{error} If the loss ignores every label of this batch, {remedy}.") from None
 
 
+def coupling(problem: Problem, batch_weight: BatchWeight) -> str:
+    """Why batches must not be cut into parts, empty where they may: the loss of one is then the weighted mean of its parts'.
+
+    In eval mode: that normalisation over the batch and dropout see other samples is another matter, told by other probes.
+    """
+    ignored = ignored_label(problem.loss_function)
+    batch = next((b for b in problem.data if b.size > 1 and counts(b, ignored)), None)
+    parts = None if batch is None else _halves(batch)
+    if batch is None or parts is None:
+        return ""
+    with problem.session(second=False), torch.no_grad():
+        tensors = problem.tensors(problem.leaves(grad=False))
+        losses: list[float] = []
+        for one in (batch, *parts):
+            try:
+                losses.append(problem.raw_loss(tensors, one))
+            except (ValueError, RuntimeError, LookupError, TypeError) as error:
+                return UNCUT.format(error=str(error.__cause__ or error).splitlines()[0]) if losses else ""
+    if not math.isfinite(losses[0]):
+        return ""
+    known = known_weigher(problem.loss_function)
+    rules = candidates(batch, own_loss=problem.loss_function is None, causal=False, ignored=ignored)
+    rules = dict([known]) if known is not None else rules
+    if callable(batch_weight):
+        rules["given"] = lambda part: _number(batch_weight(part))
+    first, second = (x if math.isfinite(x) else 0.0 for x in losses[1:])  # the mean over nothing is NaN, and weighs nothing
+    tolerance = 1e-7 if problem.dtype == torch.float64 else 1e-4
+    return "" if judge(rules, losses[0], (first, second), parts, tolerance) else BELONG_TOGETHER
+
+
+BELONG_TOGETHER = (
+    "the samples of a batch belong together: its loss is not the mean over its parts (in-batch contrast, nodes of one graph, a "
+    "balancing term, a score of the whole batch)"
+)
+UNCUT = (
+    "a part of a batch cannot be evaluated without the rest (nodes of one graph with their edges, a fixed batch size): {error}"
+)
+
+
 def _shares(weights: tuple[float, ...]) -> tuple[float, ...]:
     total = sum(weights) or 1.0
     return tuple(round(w / total, 12) for w in weights)
@@ -298,7 +337,8 @@ def _joint_losses(problem: Problem, tensors: dict[str, Tensor], parts: tuple[Bat
             else:
                 # Made-up outputs that differ strongly: near an initialisation all losses are alike and tell nothing.
                 outputs = [shake(problem.raw_output(tensors, part), seed) for seed, part in enumerate(parts)]
-                losses = problem.losses_of(join_trees(*outputs), outputs, parts)
+                joint = join_trees(*outputs, sizes=[part.size for part in parts], shared=False)
+                losses = problem.losses_of(joint, outputs, parts)
         except (ValueError, RuntimeError, IndexError):
             continue
         if math.isfinite(losses[0]):

@@ -26,8 +26,8 @@ class Feed:
     shuffling follows torch's random state, which `train` seeds and saves).
     """
 
-    def __init__(self, data: Any, *, batch_size: int | None, shuffle: bool, own_loss: bool, target: str, seed: int) -> None:
-        self._parse = BatchParser(own_loss=own_loss, target_key=target)
+    def __init__(self, data: Any, parse: BatchParser, *, batch_size: int | None, shuffle: bool, seed: int) -> None:
+        self._parse = parse
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.generator: torch.Generator | None = getattr(data, "generator", None)  # a loader's own
         self._whole: Batch | None = None

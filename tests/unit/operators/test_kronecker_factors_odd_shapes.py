@@ -154,13 +154,26 @@ def test_a_loss_without_curvature_in_the_output_is_refused():
     assert all(close(plain[name].output, exact[name].output) for name in plain)
 
 
-def test_other_ways_from_the_parameters_to_the_loss_are_refused():
-    def heads(m: Net, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.relu(m.a(x))
-        return m.p(h), m.q(h)
+def two_heads(m: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.relu(m.a(x))
+    return m.p(h), m.q(h)
 
-    model = Net(heads, a=nn.Linear(6, 5), p=nn.Linear(5, 3), q=nn.Linear(5, 2))
-    problem = th.Problem(model, lambda o, t: LOSS(o[0], t) + LOSS(o[1], t % 2), data())
+
+def test_two_outputs_are_measured_as_one():
+    model = Net(two_heads, a=nn.Linear(6, 5), p=nn.Linear(5, 3), q=nn.Linear(5, 2))
+    x, y = data()
+    found = kronecker_factors(th.Problem(model, lambda o, t: LOSS(o[0], t) + 2 * LOSS(o[1], t % 2), (x, y)))
+    p, q = (curvature(z) for z in model(x))
+    assert close(found["p"].output, p.mean(0))
+    assert close(found["q"].output, 2 * q.mean(0))
+    below = (model.a(x) > 0).double()[:, :, None] * torch.cat([model.p.weight, model.q.weight]).T  # ∂ both / ∂ a
+    both = torch.stack([torch.block_diag(m, 2 * n) for m, n in zip(p, q, strict=True)])
+    assert close(found["a"].output, (below @ both @ below.mT).mean(0))
+
+
+def test_other_ways_from_the_parameters_to_the_loss_are_refused():
+    model = Net(two_heads, a=nn.Linear(6, 5), p=nn.Linear(5, 3), q=nn.Linear(5, 2))
+    problem = th.Problem(model, lambda o, t: LOSS(o[0], t) + LOSS(o[1], t % 2) + model.a.weight.square().sum(), data())
     with pytest.raises(ValueError, match=r"kronecker_factors: the loss depends .* other ways"):
         kronecker_factors(problem)
     with pytest.raises(ValueError, match="gauss_newton: the loss depends"):

@@ -151,7 +151,6 @@ class Inputs(Instrument):
 
 class Parameters(Instrument):
     name = "parameters"
-    of_one_output = True
     order = 30
     title = "Parameters that cannot train"
     question = "Which units are dead, which repeat another, which parameters are tied, frozen or never used?"
@@ -220,7 +219,7 @@ class Parameters(Instrument):
         if rows:
             yield self.found(Severity.WARNING, text, "duplicated units", "duplicated units", float(count), advice=advice)
         if result.unreached:
-            text = f"The output does not depend on {listed(result.unreached, 4)} at all."
+            text = f"The loss does not depend on {listed(result.unreached, 4)} at all."
             advice = "Remove them or connect them; distributed training stumbles over such parameters."
             yield self.found(Severity.WARNING, text, "unused parameters", "", float(len(result.unreached)), advice=advice)
 

@@ -87,8 +87,7 @@ class InputShape:
 
 def input_shape(problem: Problem) -> InputShape:
     """The inputs where they are numbers; else the embedding that turns tokens into numbers."""
-    batch = next(iter(problem.data))
-    first = problem.placed(batch.part(slice(0, 2)) if batch.size > 2 else batch)
+    first = problem.placed(problem.few(2))
     embeddings = {name: m for name, m in problem.model.named_modules() if isinstance(m, nn.Embedding) and name}
     with recorded_calls(embeddings) as calls, problem.session(second=False), torch.no_grad():
         outputs = problem.output(problem.tensors(problem.leaves(grad=False)), first, 0).numel() // first.size
@@ -107,7 +106,6 @@ def input_shape(problem: Problem) -> InputShape:
 
 class Features(OnSubset):
     name = "features"
-    of_one_output = True
     order = 150
     title = "What the model looks at"
     question = "On which directions and coordinates of the input do the outputs depend, and have features been learned?"

@@ -171,7 +171,6 @@ def _rate_of_outputs(part: Problem, op: LinearOperator, *, squared: bool, seed: 
 
 class Kernel(OnSubset):
     name = "kernel"
-    of_one_output = True
     order = 160
     title = "The tangent kernel"
     question = "Which outputs move together, how fast can they be fitted, and does the kernel set the edge of stability?"

@@ -25,7 +25,6 @@ LEAST_FALL = 0.01
 
 class Linearity(OnSubset):
     name = "linearity"
-    of_one_output = True
     order = 180
     title = "Linear in its weights?"
     question = "Up to which radius does the linear twin hold, and does training stay in the kernel regime or learn features?"

@@ -34,7 +34,9 @@ class Noise(Instrument):
     efforts = ({"groups": 32}, {"groups": 8})
 
     def applies(self, context: SurveyContext) -> str:
-        return "" if context.problem.samples > 1 or len(context.problem.data) > 1 else "there is only one sample"
+        if len(context.problem.data) > 1:
+            return ""
+        return "there is only one sample" if context.problem.samples < 2 else _uncut(context)
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         small = 1e-3 * effort["groups"]  # small groups use the machine badly
@@ -138,7 +140,7 @@ class Spikes(Instrument):
             return "no learning rate was given to compare with (lr=, --lr, or an optimizer)"
         if context.problem.samples < 2:
             return "there is one sample only, so every step sees all the data"
-        return context.no_law
+        return context.no_law or ("" if len(context.problem.data) > 1 else _uncut(context))
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         samples, size = context.problem.samples, _size(context)
@@ -193,6 +195,12 @@ class Spikes(Instrument):
         ylabel = "share of batches below"
         axes = th.plots.curves(rows, x="critical rate", y="batches", markers=False, ylabel=ylabel, title="Batches")
         return th.plots.reference(axes, x=result.rate, label="your rate")
+
+
+def _uncut(context: SurveyContext) -> str:
+    """Why one batch of data cannot stand for many of training."""
+    why = context.problem.coupled
+    return f"the data is one batch, and {why}. Give it in the batches of training" if why else ""
 
 
 def _size(context: SurveyContext) -> int | None:

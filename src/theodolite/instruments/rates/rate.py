@@ -50,7 +50,7 @@ class Rate(Instrument):
 
     @staticmethod
     def _sampling(context: SurveyContext, effort: Mapping[str, Any]) -> bool:
-        return context.population is not None and effort["steps"] == 60
+        return context.population is not None and effort["steps"] == 60 and not context.problem.coupled
 
     def run(self, context: SurveyContext, **effort: Any) -> CriticalRate | Regime:
         pairs = context.results.get("curvature")

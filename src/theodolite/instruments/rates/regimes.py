@@ -332,9 +332,9 @@ def _gap(result: RegimeDiagram, ratio: float) -> float | None:
 
 
 def _samples(context: SurveyContext, most: int) -> int:
-    """A sum over a part of the data has another scale, so it is taken whole."""
+    """A sum over a part of the data has another scale, so it is taken whole, as are samples that belong together."""
     total = context.problem.samples
-    return total if context.problem.weighting.rule == "sum" else min(total, most)
+    return total if context.problem.weighting.rule == "sum" or context.problem.coupled else min(total, most)
 
 
 def _plain(context: SurveyContext) -> bool:
@@ -342,5 +342,5 @@ def _plain(context: SurveyContext) -> bool:
 
 
 def _squared(context: SurveyContext) -> bool:
-    """Whether the loss is a squared one, by a look at a few samples."""
-    return squared_loss_curvature(subset(context.problem, 8)) is not None
+    """Whether the loss is a squared one of one tensor, by a look at a few samples."""
+    return not context.problem.loss_takes_structure and squared_loss_curvature(subset(context.problem, 8)) is not None

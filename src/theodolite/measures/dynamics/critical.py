@@ -456,6 +456,7 @@ def batch_critical_rates(
         largest, by = _each(problem, [[batch] for batch in chosen], law, by)
         route = "each batch alone"
     else:
+        problem.refuse_cutting("The critical rate of random batches")
         size = _batch_size(problem, batch_size)
         largest, by, route = _drawn(problem, random_batches(problem.samples, size, batches, seed), law, by)
     floor = 1e-12 * float(largest.abs().max())

@@ -140,6 +140,7 @@ def _parts(problem: Problem, groups: int, seed: int) -> Problem:
         return problem
     try:
         problem.refuse_batch_coupling("The gradient noise")
+        problem.refuse_cutting("The gradient noise")
         return problem.with_batches(_random_groups(list(problem.data), min(groups, problem.samples), seed))
     except (BatchCoupledError, ValueError):  # coupled samples, or weights given batch by batch
         return problem

@@ -33,6 +33,7 @@ from theodolite.operators import tangent_kernel_operator
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_problem
+from theodolite.problem.batches import holds_samples
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.text import quoted
@@ -131,10 +132,10 @@ def catapult_sweep(
     unknown = [kind for kind in models if kind not in _TWINS]
     if unknown or not models:
         raise ValueError(f"models must be some of {quoted(_TWINS)}. Got {unknown or list(models)!r}.")
-    if problem.loss_function is None and set(models) != {"network"}:
+    if set(models) != {"network"} and (problem.loss_function is None or problem.loss_takes_structure):
         raise ValueError(
-            "The twins of a model that returns its own loss expand its outputs and return no loss. Give the Problem a loss "
-            "function of outputs and targets, or sweep models=['network']."
+            "The twins expand the outputs that a loss reads, as one tensor: they return no loss of the model's own and no "
+            "structure. Give the Problem a loss function of one tensor and the targets, or sweep models=['network']."
         )
     began = time.perf_counter()
     absolute, relative = [] if rates is None else rate_list("rates", rates), rate_list("ratios", ratios)
@@ -184,7 +185,7 @@ def _once_a_seed(make: Factory, twin: Callable[[nn.Module], nn.Module], problem:
     def factory(seed: int) -> nn.Module:
         model = twin(make(seed))
         if isinstance(model, TaylorTwin):  # it learns its cheapest form before the fleet calls it inside a transform
-            batch = problem.placed(next(iter(problem.data))).part(slice(0, 8))
+            batch = problem.placed(problem.few(8))
             model.prepare(*batch.args, **batch.kwargs)
         return model
 
@@ -462,6 +463,8 @@ def whole_data(problem: Problem) -> Any:
 def joined_data(problem: Problem) -> Any:
     """All batches of a problem joined into one, as a fleet takes it: (inputs, target)."""
     batches = [batch for batch in problem.data if batch.size]
+    if any(holds_samples(part, b.size) for b in batches for part in (*b.args, *b.kwargs.values(), b.target)):
+        raise ValueError("The samples of the problem lie in a list, and many runs train on tensors: stack them into one.")
     try:
         joined = reduce(Batch.joined, batches[1:], batches[0])
     except RuntimeError as error:
@@ -470,7 +473,7 @@ def joined_data(problem: Problem) -> Any:
             "Give the data as one batch, or pad its inputs to one shape."
         ) from error
     if problem.loss_function is None:
-        return joined.kwargs
+        return joined.kwargs or joined.args[0]
     inputs: Any = joined.kwargs or (joined.args[0] if len(joined.args) == 1 else joined.args)
     return inputs, joined.target
 

@@ -64,8 +64,7 @@ def as_source(model_or_problem: Any, inputs: Any, *, check: bool = True) -> Prob
         check=False,
     )
     if check:
-        batch = next(iter(problem.data))
-        problem.with_batches([batch.part(slice(0, CHECKED))] if batch.size > CHECKED else [batch]).check_repeatable()
+        problem.with_batches([problem.few(CHECKED)]).check_repeatable()
     return problem
 
 
@@ -86,6 +85,7 @@ class Point:
     """Where the gradient is taken: the floating inputs of a batch, or what the submodule `at` returns."""
 
     def __init__(self, problem: Problem, at: str | None) -> None:
+        problem.output_choice()
         self.problem, self.at = problem, at
         self.module = None if at is None else _submodule(problem.model, at)
 
@@ -133,14 +133,19 @@ class Point:
 def refuse_coupling(flat: Tensor, alone: Tensor) -> None:
     """Raise if the first of n samples has other outputs in its batch, `flat` (n, k), than alone, (1, k)."""
     flat, alone = flat.detach(), alone.detach()
-    gap = float((flat[:1] - alone).abs().max()) if alone.shape[1] == flat.shape[1] else float("inf")
+    alike = alone.shape[1] == flat.shape[1]
+    gap = float((flat[:1] - alone).abs().max()) if alike else float("inf")
     if gap > COUPLING * float(flat.abs().max()):
-        n = len(flat)
-        raise BatchCoupledError(
-            f"{QUANTITY} is taken sample by sample, but the first sample has other outputs alone than in a batch of {n} (they "
-            f"differ by {gap:.2e}): (a) an output depends on the other samples; (b) an input whose first size happens to be {n} "
-            "is not per sample: take another number of samples."
-        )
+        raise _coupled(len(flat), f"they differ by {gap:.2e}" if alike else f"{alone.shape[1]} against {flat.shape[1]}")
+
+
+def _coupled(n: int, how: str) -> BatchCoupledError:
+    return BatchCoupledError(
+        f"{QUANTITY} is taken sample by sample, but the first sample has other outputs alone than in a batch of {n} ({how}): (a) "
+        "an output depends on the other samples (in-batch contrast, nodes of one graph): give a model whose outputs belong to "
+        f"one sample each (one tower of two); (b) an input whose first size happens to be {n} is not per sample: take another "
+        "number of samples."
+    )
 
 
 def _own(t: Tensor) -> Tensor:
@@ -320,7 +325,12 @@ def _forward(point: Point, batch: Batch, index: int) -> tuple[Tensor, list[Tenso
 
 def _survey(point: Point, batch: Batch, settings: Settings) -> tuple[Tensor, int, int]:
     """The outputs of the first sample alone; how many samples to take at once, and how many passes."""
-    alone, places = _forward(point, batch.part(slice(0, 1)) if batch.size > 1 else batch, 0)
+    try:
+        alone, places = _forward(point, batch.part(slice(0, 1)) if batch.size > 1 else batch, 0)
+    except ValueError as error:
+        if batch.size == 1 or not str(error).startswith("The model refused"):
+            raise
+        raise _coupled(batch.size, "none") from error
     numbers, passes = sum(p.numel() for p in places), settings.passes(alone.shape[1])
     size = settings.batch_size or max(1, min(SAMPLES, NUMBERS // (max(passes, FEW) * numbers)))
     return alone.detach(), size, max(1, min(passes, NUMBERS // (min(size, batch.size) * numbers)))

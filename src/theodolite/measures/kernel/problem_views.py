@@ -194,30 +194,29 @@ def squared_loss_curvature(problem: Problem) -> float | None:
 
     Found by trial at made-up outputs: the gradient g must be c times the residual and the loss ‖g‖²/(2c).
     """
-    loss = problem.loss_function
-    if loss is None:
+    if problem.loss_function is None:
         return None
     found: list[float] = []
     generator = torch.Generator().manual_seed(0)
     with problem.session():
         tensors = problem.tensors(problem.leaves(grad=False))
         for i, share, batch in problem.iterate():
-            output = problem.evaluate(tensors, batch, i).output.detach()
-            if problem.loss_takes_structure:
-                return None
+            here = problem.evaluate(tensors, batch, i)
+            output, loss_of = here.output.detach(), here.loss_of
+            assert loss_of is not None
             for _ in range(2):
                 noise = torch.randn(output.shape, generator=generator, dtype=torch.float32).to(output)
-                found.append(_curvature_at(loss, output + noise, batch.target, share))
+                found.append(_curvature_at(loss_of, output + noise, share))
     tolerance = 1e-8 if problem.dtype == torch.float64 else 1e-4
     middle = sum(found) / len(found)
     agree = all(abs(c - middle) <= tolerance * abs(middle) for c in found)  # false for NaN
     return middle if agree and middle > 0 else None
 
 
-def _curvature_at(loss: object, output: Tensor, target: object, share: float) -> float:
+def _curvature_at(loss: Callable[[Tensor], Tensor], output: Tensor, share: float) -> float:
     """share · c at one place, NaN where the loss is not squared there."""
     output = output.clone().requires_grad_()
-    value: Tensor = loss(output, target)  # type: ignore[operator]
+    value = loss(output)
     if not value.requires_grad:
         return math.nan
     [gradient] = torch.autograd.grad(value, output, create_graph=True)

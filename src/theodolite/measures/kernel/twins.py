@@ -26,8 +26,8 @@ from theodolite.measures.kernel.problem_views import TRIAL_SEEDS, measured_copy,
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_model
 from theodolite.problem.calling import copy_model, main_output, unwrap
-from theodolite.problem.derivatives.exact_derivatives import inside_transform
 from theodolite.problem.derivatives.second_order import functional_transforms
+from theodolite.problem.function_mode import inside_transform
 from theodolite.problem.tensors import map_tensors, named_tensors
 
 Named = dict[str, Tensor]
@@ -140,8 +140,8 @@ class NetworkExpansion:
     are found out by `prepare`; until then nested forward mode is used, which is always right.
     """
 
-    def __init__(self, network: nn.Module, order: int, names: tuple[str, ...]) -> None:
-        self.network, self.order, self.names = network, order, names
+    def __init__(self, network: nn.Module, order: int, names: tuple[str, ...], output: Callable[[Any], Tensor]) -> None:
+        self.network, self.order, self.names, self.output = network, order, names, output
         self.gated = self.jets = False
         self._seen: set[Any] = set()
         # The fused recurrent layers of float32 have no forward mode; torch's own do.
@@ -184,8 +184,8 @@ class NetworkExpansion:
                 if any(isinstance(w, Jet) for w in weights.values()):
                     with jets_for(self.network, {**constants, **weights}):
                         found = self.network(*args, **kwargs)
-                        return found if isinstance(found, Jet) else main_output(found)
-                return main_output(functional_call(self.network, {**constants, **weights}, args, dict(kwargs)))
+                        return found if isinstance(found, Jet) else self.output(found)
+                return self.output(functional_call(self.network, {**constants, **weights}, args, dict(kwargs)))
 
         return function
 
@@ -306,15 +306,15 @@ class TaylorTwin(nn.Module):
 
     Parameters have the network's names and start at w₀, so weight decay, checkpoints and optimizer groups mean the same; what
     was frozen stays frozen. A checkpoint holds the weights, not w₀: load it into a twin made of the same network. The network
-    runs in eval mode. `taylor` is the expansion itself. Made by `theodolite.linearize` and `theodolite.quadratize`.
+    runs in eval mode; of all that it returns `output` is expanded. `taylor` is the expansion itself. Made by `theodolite.linearize` and `theodolite.quadratize`.
     """
 
     @checked(model=a_model, order=one_of(1, 2))
-    def __init__(self, model: nn.Module, order: int) -> None:
+    def __init__(self, model: nn.Module, order: int, output: Callable[[Any], Tensor] = main_output) -> None:
         super().__init__()
         names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
         self._refuse_names(model)
-        self.taylor = NetworkExpansion(copy_model(model).eval().requires_grad_(False), order, names)
+        self.taylor = NetworkExpansion(copy_model(model).eval().requires_grad_(False), order, names, output)
         for name, parameter in model.named_parameters():
             copied = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
             place, last = _place(self, name)
@@ -334,7 +334,7 @@ class TaylorTwin(nn.Module):
             home.register_buffer(str(i), model.get_parameter(name).detach().clone(), persistent=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The expansion at the current parameters: the network's main output."""
+        """The expansion at the current parameters: of the network's main output, or what the loss of a problem reads of it."""
         moved, call = self._by_name(self.taylor.names), (args, kwargs)
         transformed = inside_transform()
         if not transformed:
@@ -435,7 +435,7 @@ def linearize(model: nn.Module | Problem) -> TaylorTwin:
     >>> twin(torch.ones(1, 1).double()).item()                                             # 4 + 2 (1 + 1)
     8.0
     """
-    return TaylorTwin(_expandable(model, "linearize"), 1)
+    return TaylorTwin(_expandable(model, "linearize"), 1, _output(model))
 
 
 def quadratize(model: nn.Module | Problem) -> TaylorTwin:
@@ -453,7 +453,7 @@ def quadratize(model: nn.Module | Problem) -> TaylorTwin:
     >>> twin(torch.ones(1, 1).double()).item()                                             # exact here: 3 · 3
     9.0
     """
-    return TaylorTwin(_expandable(model, "quadratize"), 2)
+    return TaylorTwin(_expandable(model, "quadratize"), 2, _output(model))
 
 
 def _expandable(model: nn.Module | Problem, who: str) -> nn.Module:
@@ -478,6 +478,11 @@ def _expandable(model: nn.Module | Problem, who: str) -> nn.Module:
                 f"{who}: dropout is active in {name or type(module).__name__}. Remedy: model.eval(); twins run without dropout."
             )
     return network
+
+
+def _output(model: nn.Module | Problem) -> Callable[[Any], Tensor]:
+    """What is expanded of all that the network returns."""
+    return model.output_choice() if isinstance(model, Problem) else main_output
 
 
 def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:

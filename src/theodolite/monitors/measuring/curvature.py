@@ -243,9 +243,10 @@ def _loss_and_output_gradient(problem: Problem) -> tuple[float, Tensor]:
         tensors = problem.tensors(problem.leaves(grad=False))
         for i, share, batch in problem.iterate():
             with torch.no_grad():
-                output = problem.output(tensors, batch, i)
-            output = output.detach().requires_grad_()
-            loss = problem.loss_function(output, batch.target)  # type: ignore[misc]
+                found = problem.evaluate(tensors, batch, i)
+            output = found.output.detach().requires_grad_()
+            assert found.loss_of is not None  # it is a squared one
+            loss = found.loss_of(output)
             [pull] = torch.autograd.grad(loss, output)
             total += share * float(loss.detach().double())
             pulls.append(share * pull.reshape(-1))

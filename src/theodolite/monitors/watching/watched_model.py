@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.errors import NonFiniteError
+from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.features import InputGradients, agop_alignment, input_gradients
 from theodolite.monitors.watching.recorder import (
@@ -29,10 +29,10 @@ from theodolite.monitors.watching.recorder import (
 )
 from theodolite.problem import Problem
 from theodolite.problem.activations import Call, recorded_calls
-from theodolite.problem.batches import Batch, BatchParser
+from theodolite.problem.batches import Batch, BatchParser, rows_of
 from theodolite.problem.calling import ModelCall, main_output, unwrap
 from theodolite.problem.state_guard import modes_kept
-from theodolite.problem.tensors import map_tensors
+from theodolite.problem.tensors import map_tensors, named_tensors
 
 #: `(model, batch) -> loss`, the trainer's own way: class weights, smoothed labels, penalties and all.
 ComputeLoss = Callable[[nn.Module, dict[str, Any]], Tensor]
@@ -70,12 +70,17 @@ class ProbeSet:
         self.no_features = ""
         self._gathered: list[Batch] = []
 
-    def gather(self, batches: list[Batch]) -> None:
-        """Copy the first batches, where the user gave no data."""
+    def gather(self, batches: list[Batch], coupled: Callable[[], bool]) -> None:
+        """Copy the first batches, where the user gave no data; of samples that are `coupled` one batch, and that whole."""
         for batch in [] if self.complete else batches:
             have = sum(b.size for b in self._gathered)
             wanted = min(MOST, max(FEWEST, (self._gathered or [batch])[0].size))
             room = wanted - have
+            if (have or batch.size > room) and coupled():
+                wanted, room = batch.size, batch.size
+                self.complete = have > 0
+            if self.complete:
+                return
             part = batch.part(slice(0, room)) if batch.size > room else batch
             args, kwargs, target = (map_tensors(torch.clone, x) for x in (part.args, part.kwargs, part.target))
             self._gathered.append(Batch(args, kwargs, target, part.size))
@@ -183,9 +188,10 @@ class WatchedModel:
         self._norms: deque[float] = deque(maxlen=CLIPPED_WITHIN)
         self._batches: list[Batch] = []
         self.pending: tuple[bool, float] | None = None  # critical rate exceeded at the step before, loss of the probe there
+        self._coupled: bool | None = None  # whether samples of a batch belong together
         self._call = ModelCall(self.inner, self.loss)
-        self._parse = BatchParser(own_loss=loss is None, target_key=target)
-        self._parse_unchecked = BatchParser(own_loss=loss is None, target_key=target, check=False)
+        self._parse = BatchParser(own_loss=loss is None, target_key=target, forward=self.inner.forward)
+        self._parse_unchecked = replace(self._parse, check=False, forward=self.inner.forward)
         self._target = target
 
     # Recording
@@ -276,9 +282,9 @@ class WatchedModel:
             return math.nan if recorded is None else recorded
         with torch.no_grad():
             if raw is not None and len(batches) == 1:
-                return float(self._call._apply_loss(raw, main_output(raw), batches[0].target, {}))
-            with self.measuring():
-                problem = self.problem(batches)
+                return float(self._call._apply_loss(raw, batches[0].target, {}))
+            problem = self._problem(batches)
+            with self.measuring(), problem.session(second=False), torch.no_grad():
                 tensors = problem.tensors(problem.leaves(grad=False))
                 values = [problem.raw_loss(tensors, batch) for batch in batches]
         return sum(values) / len(values)
@@ -286,14 +292,32 @@ class WatchedModel:
     # Problems
 
     def problem(self, batches: Any, *, before: bool = False) -> Problem:
-        """The loss of batches as a function of the weights that the optimizer moves, now or `before` the last step."""
-        if isinstance(batches, list):
-            own = self.loss is None
-            batches = [_raw(b, self._target, own_loss=own) if isinstance(b, Batch) else b for b in batches]
-        found = Problem(
-            self.inner, self.loss, batches, params=lambda name, p: name in self.named, mode=None, target=self._target, check=False
-        )
+        """The loss of batches as a function of the weights that the optimizer moves, now or `before` the last step.
+
+        Batches of which nobody knows what they weigh (in-batch contrast) weigh the same, as steps do.
+        """
+        found = self._problem(batches)
+        if len(found.data) > 1:
+            with suppress(WeightingError):
+                _ = found.weighting
+                return found.at(self.previous_weights.values) if before else found
+            found = self._problem(batches, batch_weight=lambda batch: 1.0)
         return found.at(self.previous_weights.values) if before else found
+
+    def _problem(self, batches: Any, **options: Any) -> Problem:
+        own: dict[str, Any] = {"mode": None, "target": self._target, "check": False}
+        return Problem(self.inner, self.loss, batches, params=lambda name, p: name in self.named, **own, **options)
+
+    def coupled(self, batches: list[Batch]) -> bool:
+        """Whether the samples of a batch belong together, so that it must not be cut."""
+        if self._coupled is None:
+            with self.measuring():
+                self._coupled = bool(self._problem(batches[:1]).coupled)
+        return self._coupled
+
+    def gather(self, batches: list[Batch]) -> None:
+        """Copy the first batches into the probe, where the user gave no data for it."""
+        self.probe.gather(batches, lambda: self.coupled(batches))
 
     def probe_problem(self, *, before: bool = False) -> Problem:
         """The same for the probe."""
@@ -316,6 +340,8 @@ class WatchedModel:
         with problem.session(second=False), torch.no_grad():
             tensors = problem.tensors(problem.leaves(grad=False))
             placed = [problem.placed(batch) for batch in batches]
+            if self.coupled(batches):
+                return median(problem.raw_loss(tensors, batch) for batch in placed)
             return median(float(loss) for batch in placed for loss in self._losses_of_parts(tensors, batch))
 
     def _losses_of_parts(self, tensors: dict[str, Tensor], batch: Batch) -> Iterator[Tensor]:
@@ -324,9 +350,9 @@ class WatchedModel:
         if self.loss is None:  # the model computes its own loss, for one part after the other
             yield from (self._call(tensors, batch.part(cut), 0).loss for cut in cuts)
             return
-        output = self._call.output(tensors, batch, 0)  # once: normalisation sees the whole batch
+        output = self._call.loss_input(tensors, batch, 0)  # once: normalisation sees the whole batch
         for cut in cuts:
-            yield self.loss(output[cut], batch.part(cut).target)
+            yield self.loss(rows_of(output, cut, batch.size), batch.part(cut).target)
 
     def feature_alignment(self) -> tuple[float | None, str]:
         """How much the average gradient outer product on the probe still agrees with that at the first measurement.
@@ -359,17 +385,10 @@ def quiet_training_mode(model: nn.Module) -> Iterator[None]:
 
 def _embedding(model: nn.Module, problem: Problem) -> str | None:
     """Where features begin for a model of whole numbers: what its first embedding returns."""
-    batch = next(iter(problem.data))
-    floats = [t for t in (*batch.args, *batch.kwargs.values()) if isinstance(t, Tensor) and t.is_floating_point()]
-    if floats:
+    batch = problem.placed(next(iter(problem.data)))
+    if any(t.is_floating_point() for _, t in named_tensors(batch.inputs)):
         return None
-    return next((name for name, m in model.named_modules() if isinstance(m, nn.Embedding)), None)
-
-
-def _raw(batch: Batch, target: str, *, own_loss: bool) -> Any:
-    """A parsed batch in the form a user would give it."""
-    if own_loss:
-        return dict(batch.kwargs) if not batch.args else (batch.args[0] if len(batch.args) == 1 else (*batch.args, batch.target))
-    if batch.kwargs and not batch.args:
-        return {**batch.kwargs, target: batch.target}
-    return (*batch.args, batch.target)
+    embeddings = {name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    with recorded_calls(embeddings) as calls, problem.session(second=False), torch.no_grad():
+        problem.output(problem.tensors(problem.leaves(grad=False)), batch, 0)
+    return next((call.name for call in calls), None)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from theodolite.arguments import checked, count, either, optional_integer, seed
+from theodolite.errors import OutputLossError
 from theodolite.operators.kronecker.affine import AffineLayer, affine_layers
 from theodolite.operators.kronecker.factors import KroneckerFactors
 from theodolite.operators.kronecker.loss_curvature import EXACT_PASSES, FLAT, derivative
@@ -88,7 +89,7 @@ def kronecker_factors(
         without |= visit_batches(problem, recipes, stream.add, who="kronecker_factors", split=mode == "ggn")
     found = {name: total for name, total in stream.sums.items() if name not in without}
     if mode == "ggn" and found and not stream.curved:
-        raise ValueError(FLAT)
+        raise OutputLossError(FLAT)
     cost = Cost(time.perf_counter() - began, f"{mode} factors, backward passes from the output", 0, problem.notes)
     results: dict[str, Result] = {
         n: total.result(sharing, problem.layers[n].kind, mode, seed, cost) for n, total in found.items()
@@ -170,7 +171,7 @@ def _refuse_mixing(rows: torch.Tensor, use: Use, size: int) -> None:
         return
     image = use.outputs(found, size)
     if float(image[~lit].norm()) > 1e-5 * float(image.norm()):
-        raise ValueError(
+        raise OutputLossError(
             "The loss mixes samples (a contrastive or ranking loss): it is no sum over samples, so there is no output "
             "Hessian of a sample. theodolite.hessian measures it."
         )

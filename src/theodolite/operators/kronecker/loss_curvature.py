@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.errors import OutputLossError
+from theodolite.problem.calling import Output
+
 #: Up to so many backward passes a batch is treated exactly by default.
 EXACT_PASSES = 128
 
@@ -188,8 +191,9 @@ def signs(shape: torch.Size, generator: torch.Generator) -> Tensor:
 class Recogniser:
     """Finds the form of the curvature of one batch's loss, given the gradient at the output with its graph."""
 
-    def __init__(self, output: Tensor, gradient: Tensor, samples: int) -> None:
-        self.output, self.gradient = output, gradient
+    def __init__(self, measured: Output, gradient: Tensor, samples: int) -> None:
+        self.measured, self.gradient = measured, gradient
+        self.output = output = measured.tensor
         self.layouts = row_layouts(output.shape, samples)
         self.layout = self.layouts[0]
         self.tolerance = 1e-8 if output.dtype == torch.float64 else 3e-5
@@ -198,7 +202,10 @@ class Recogniser:
 
     def product(self, v: Tensor) -> Tensor:
         """`∇²loss v`, both in the output's shape."""
-        found = derivative((self.gradient * v).sum(), self.output)
+        if not self.gradient.requires_grad:
+            return torch.zeros_like(self.output)
+        value, parts = (self.gradient * v).sum(), self.measured.moving
+        found = self.measured.join_moving(torch.autograd.grad(value, parts, retain_graph=True, allow_unused=True))
         return torch.zeros_like(self.output) if found is None else found.detach()
 
     def curvature(self) -> LossCurvature:
@@ -250,7 +257,7 @@ class Recogniser:
                 f"The loss is neither a softmax cross-entropy nor elementwise, and the roots of its curvature would take "
                 f"{smallest / 2**30:.1f} GiB a batch. Use smaller batches."
             )
-        raise ValueError(
+        raise OutputLossError(
             "The loss mixes samples (a contrastive or ranking loss), or the entries of a sample beyond its rows: it is no sum "
             "over samples, so there is no output Hessian of a sample. theodolite.hessian measures it."
         )
@@ -272,4 +279,4 @@ def _root_bytes(layout: RowLayout) -> int:
 
 def _refuse_negative(values: Tensor) -> None:
     if float(values.min()) < -1e-5 * float(values.abs().max()):
-        raise ValueError(NOT_CONVEX)
+        raise OutputLossError(NOT_CONVEX)

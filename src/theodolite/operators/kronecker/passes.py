@@ -20,6 +20,7 @@ from theodolite.operators.kronecker.affine import AffineLayer
 from theodolite.operators.kronecker.loss_curvature import LossCurvature, Recogniser, row_layouts
 from theodolite.problem import Batch, Problem
 from theodolite.problem.activations import Capture, capturing
+from theodolite.problem.calling import Output
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,12 @@ class LayerPass:
     batch: Batch
     share: float
     fraction: float
-    output: Tensor
+    measured: Output
     loss: Tensor | None
+
+    @property
+    def output(self) -> Tensor:
+        return self.measured.tensor
 
     def inputs(self, name: str) -> Tensor:
         """A layer's inputs (B, P, n), several uses side by side as positions."""
@@ -128,11 +133,11 @@ class LayerPass:
     def gradient(self) -> Tensor:
         """The loss gradient at the output, with its graph."""
         assert self.loss is not None
-        return output_gradient(self.loss, self.output)
+        return output_gradient(self.loss, self.measured)
 
     @cached_property
     def recogniser(self) -> Recogniser:
-        return Recogniser(self.output, self.gradient, self.batch.size)
+        return Recogniser(self.measured, self.gradient, self.batch.size)
 
     @cached_property
     def curvature(self) -> LossCurvature:
@@ -163,6 +168,7 @@ def visit_batches(
     `split`: what is measured takes the loss to be a function of the output alone, which is checked on the first batch.
     A layer found out late has taken part in the batches before: its numbers are to be thrown away.
     """
+    problem.output_choice()
     refused: dict[str, str] = {}
     absent: dict[str, str] = {}  # layers that some batch does not call, which is no harm if another does
     called: set[str] = set()
@@ -175,10 +181,10 @@ def visit_batches(
             batch = problem.placed(raw)
             with capturing({key: part.module for key, part in parts.items()}) as seen:
                 if share > 0:
-                    evaluation = problem.evaluate(tensors, batch, i)
-                    output, loss = evaluation.output, evaluation.loss
+                    loss, measured = problem.evaluate(tensors, batch, i).through_output()
                 else:
-                    output, loss = problem.output(tensors, batch, i), None
+                    loss, measured = None, Output((problem.output(tensors, batch, i),))
+                output = measured.tensor
             if not output.requires_grad:
                 raise ValueError("The model's output does not depend on the measured parameters.")
             uses, faults, missing = _uses(problem, recipes, parts, seen, output, leaves, batch)
@@ -186,7 +192,7 @@ def visit_batches(
             absent |= missing
             called |= uses.keys()
             mine = {name: found for name, found in uses.items() if name not in refused}
-            one = LayerPass(mine, batch, share, batch.size / samples, output, loss)
+            one = LayerPass(mine, batch, share, batch.size / samples, measured, loss)
             if split and loss is not None:
                 refuse_other_ways(who, leaves, output, one.gradient.detach(), loss)
                 split = False

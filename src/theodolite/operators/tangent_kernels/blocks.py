@@ -17,11 +17,13 @@ from theodolite.operators.autograd.graphs import backward
 from theodolite.operators.tangent_kernels.features import Features, Form, Rows, Use, guesses
 from theodolite.problem import Batch, Problem, join_like
 from theodolite.problem.activations import Capture, capturing
-from theodolite.problem.derivatives.second_order import functional_transforms
+from theodolite.problem.derivatives.second_order import functional_transforms, quiet_vmap
 from theodolite.problem.tensors import map_tensors, named_tensors
 
 #: How well a guessed form must give the gradient of plain backward.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+#: What a form raises that was made for another kind of module.
+MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 #: What a gradient may lose to rounding, in units of the last place of the whole gradient.
 ROUNDING = 64
 
@@ -53,6 +55,7 @@ class BlockMaker:
     """Makes blocks of one problem; which form fits which parameter is found out on the first and kept for the others."""
 
     def __init__(self, problem: Problem, outputs: Iterable[int] | int | None) -> None:
+        problem.output_choice()
         self.problem = problem
         self.wanted = _wanted(outputs)
         self.vectorised = True
@@ -150,17 +153,23 @@ class BlockMaker:
                 rows = vectorised_rows(self.problem, leaves, rest, batch, chosen)
                 if fitted_factor(Rows(rows).summed(cotangent), true, noise, exactly=True) is not None:
                     return rows
-            except (RuntimeError, NotImplementedError, ValueError):
+            except (RuntimeError, NotImplementedError, ValueError, IndexError):
                 pass  # no vectorised form: a recurrent layer, a branch on data
             self.vectorised = False
         rows = looped_rows(self.problem, leaves, rest, batch, chosen)
-        if fitted_factor(Rows(rows).summed(cotangent), true, noise, exactly=True) is None:
-            raise BatchCoupledError(
-                "The gradients of samples taken one by one do not add up to those of the batch, so there is no tangent kernel: "
-                "(a) an output depends on other samples (a mean over the batch); (b) an input whose first size happens to be the "
-                f"number of samples, {batch.size}, is not per sample (a mask, a table): take another number of samples."
-            )
+        if rows is None or fitted_factor(Rows(rows).summed(cotangent), true, noise, exactly=True) is None:
+            raise BatchCoupledError(not_of_samples(batch.size))
         return rows
+
+
+def not_of_samples(count: int) -> str:
+    """What to say where the outputs of a batch do not belong to its samples one by one."""
+    return (
+        "The gradients of samples taken one by one do not add up to those of the batch, so there is no tangent kernel: "
+        "(a) an output depends on other samples (in-batch contrast, a mean over the batch, nodes of one graph): "
+        "theodolite.tangent_kernel_operator takes each batch as a whole; (b) an input whose first size happens to be the "
+        f"number of samples, {count}, is not per sample (a mask, a table): take another number of samples."
+    )
 
 
 def _wanted(outputs: Iterable[int] | int | None) -> list[int] | None:
@@ -175,7 +184,7 @@ def _wanted(outputs: Iterable[int] | int | None) -> list[int] | None:
 def _safely(forms: Iterator[Form]) -> list[Form]:
     """The guesses that can be made at all: a module may be called in ways that no recipe foresees."""
     found: list[Form] = []
-    with suppress(RuntimeError, ValueError, IndexError, TypeError):
+    with suppress(*MISFITS):
         found.extend(forms)
     return found
 
@@ -195,7 +204,7 @@ class _Gathered:
             return
         try:
             features = self.form(pulled)
-        except (RuntimeError, ValueError, IndexError, TypeError):
+        except MISFITS:
             self.failed = True
             return
         if not isinstance(features, Rows):
@@ -217,11 +226,12 @@ class _Gathered:
 def _first_fit(candidates: Iterable[_Gathered], true: Tensor, cotangent: Tensor, noise: float) -> Features | None:
     """The first form that gives the gradient of plain backward up to a factor."""
     for gathered in candidates:
-        features = gathered.joined()
-        factor = None if features is None else fitted_factor(features.summed(cotangent.to(true.dtype)), true, noise)
-        if features is not None and factor is not None:
-            features.factor = factor
-            return features
+        with suppress(*MISFITS):  # what goes into a module need not be what its weight acts on (tokens, say)
+            features = gathered.joined()
+            factor = None if features is None else fitted_factor(features.summed(cotangent.to(true.dtype)), true, noise)
+            if features is not None and factor is not None:
+                features.factor = factor
+                return features
     return None
 
 
@@ -284,17 +294,22 @@ def vectorised_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[
 
     size = sum(fixed[i].numel() for i in which) * len(chosen)
     dims = {name: 0 if name in own else None for name in fields}
-    with functional_transforms():
+    with functional_transforms(), quiet_vmap():
         found: Tensor = vmap(rows, in_dims=(dims,), chunk_size=max(1, AT_ONCE // size))(fields)
     return found.detach()
 
 
-def looped_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[int], batch: Batch, chosen: Tensor) -> Tensor:
-    """The same sample by sample, for models that cannot be vectorised."""
+def looped_rows(
+    problem: Problem, leaves: Sequence[Tensor], which: Sequence[int], batch: Batch, chosen: Tensor
+) -> Tensor | None:
+    """The same sample by sample, for models that cannot be vectorised; None where a sample alone has other outputs, or none."""
     targets = [leaves[i] for i in which]
     samples = []
     for i in range(batch.size):
-        out = problem.output(problem.tensors(leaves), batch.part(slice(i, i + 1)), i).reshape(-1)[chosen]
+        try:
+            out = problem.output(problem.tensors(leaves), batch.part(slice(i, i + 1)), i).reshape(-1)[chosen]
+        except (IndexError, ValueError):
+            return None
         rows = [torch.autograd.grad(value, targets, retain_graph=True, allow_unused=True) for value in out]
         samples.append(torch.stack([join_like(row, targets) for row in rows]))
     return torch.stack(samples)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import checked, instance, integer, one_or_each, whole
+from theodolite.errors import BatchCoupledError
 from theodolite.operators.autograd.graphs import Keep, available_bytes
 from theodolite.operators.base import LinearOperator
 from theodolite.operators.gauss_newton import JacobianOperator, jacobian
-from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker
+from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker, not_of_samples
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_model, of_dimensions
 from theodolite.problem.tensors import bytes_of
@@ -69,7 +70,12 @@ def _block_size(maker: BlockMaker, batch: Batch, budget: int) -> int:
     """Samples whose gradients fit twice into the budget; judged by one sample, unless even written out they would fit."""
     first, problem = maker.problem.placed(batch.part(slice(0, 1))), maker.problem
     with problem.session(second=False), torch.no_grad():
-        outputs = problem.output(problem.tensors(problem.leaves(grad=False)), first, 0)
+        try:
+            outputs = problem.output(problem.tensors(problem.leaves(grad=False)), first, 0)
+        except ValueError as error:
+            if batch.size == 1:
+                raise
+            raise BatchCoupledError(not_of_samples(batch.size)) from error
     most = min(SAMPLES, batch.size) * outputs.numel() * (problem.size + bytes_of(first.args) // 4) * outputs.element_size()
     if 2 * most <= budget or batch.size == 1:
         return SAMPLES
@@ -173,8 +179,7 @@ def as_problem(model_or_problem: nn.Module | Problem, inputs: Any) -> Problem:
     if inputs is None:
         raise ValueError("inputs is missing: a bare module needs the inputs at which its kernel is taken.")
     problem = _without_loss(model_or_problem, inputs, check=False)
-    batch = next(iter(problem.data))
-    problem.with_batches([batch.part(slice(0, CHECKED))] if batch.size > CHECKED else [batch]).check_repeatable()
+    problem.with_batches([problem.few(CHECKED)]).check_repeatable()
     return problem
 
 

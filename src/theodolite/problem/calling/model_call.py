@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from torch.nn import functional
 
 from theodolite.errors import TheodoliteError
 from theodolite.problem.batches import Batch
+from theodolite.problem.calling.outputs import Output, OutputChoice, main_output, possible_outputs, read_by_loss, read_in_graph
 from theodolite.problem.calling.stand_ins import LossOfParameters, StandIns, tensors_of
-from theodolite.problem.function_mode import FunctionMode
-from theodolite.problem.tensors import named_tensors
+from theodolite.problem.derivatives.exact_derivatives import GROUPED, grouped_matmul
+from theodolite.problem.function_mode import FunctionMode, inside_transform
+from theodolite.problem.tensors import map_tensors, named_tensors
 from theodolite.problem.weighting import ELEMENTWISE
 
 Loss = Callable[[Any, Any], Tensor] | None
@@ -26,10 +29,37 @@ Loss = Callable[[Any, Any], Tensor] | None
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One batch through the model: the loss as the user's function reduces it, and what it was computed from."""
+    """One batch through the model: the loss as the user's function reduces it, and what it was computed from.
+
+    `loss_of` is the loss at another value of the output; None for models that return their own.
+    """
 
     loss: Tensor
-    output: Tensor
+    _choose: Callable[[], Output]
+    loss_of: Callable[[Tensor], Tensor] | None
+
+    @cached_property
+    def measured(self) -> Output:
+        """The tensors that the loss reads."""
+        return self._choose()
+
+    @property
+    def output(self) -> Tensor:
+        """All of them as one."""
+        return self.measured.tensor
+
+    @property
+    def with_output(self) -> tuple[Tensor, Tensor]:
+        return self.loss, self.output
+
+    def through_output(self) -> tuple[Tensor, Output]:
+        """The loss, and the output as it stands in the loss's graph.
+
+        Of several tensors one may be computed from another. The loss function is then called once more, on all of them as one.
+        """
+        if self.loss_of is None or len(self.measured.parts) == 1:
+            return self.loss, self.measured
+        return self.loss_of(self.output).reshape(()), Output((self.output,))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -60,23 +90,34 @@ class ModelCall:
         self._extra = _quiet_arguments(model) if loss is None else {}
         self._holds_tensors = False  # whether the model reads its parameters by other ways than its modules'
         self._seen: set[int] = set()  # batches that were looked at for that
-        self.note: str | None = None  # which of several outputs the loss is given
+        self.choice = OutputChoice()
+        self.settled = False  # whether it was asked for
+        self._given: str | None = None  # which of several outputs the loss is given
+
+    @property
+    def note(self) -> str | None:
+        """What to tell the reader about which of several outputs is measured."""
+        return self._given or self.choice.note
 
     def __call__(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Evaluation:
         raw = self._forward(tensors, batch, index)
-        output = main_output(raw)
         if self.loss is None:
             loss = _own_loss(raw, self.model)
         else:
-            _check_elementwise(self.loss, output, batch.target, index)
+            _check_elementwise(self.loss, raw, batch.target, index)
             with _plain_errors("loss", batch, index):
-                loss = self._apply_loss(raw, output, batch.target, tensors)
-            if not self._raw_output and self.note is None:
-                self.note = _chosen_output(raw, output)
+                loss = self._apply_loss(raw, batch.target, tensors)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss must return one number for a batch. Got {shape}; use reduction='mean' or 'sum'.")
-        return Evaluation(loss.reshape(()), output)
+
+        def choose() -> Output:
+            return self._measured(raw, loss, tensors, batch, index)
+
+        def loss_of(output: Tensor) -> Tensor:
+            return self._loss_elsewhere(raw, choose(), output, batch.target, tensors)
+
+        return Evaluation(loss.reshape(()), choose, None if self.loss is None else loss_of)
 
     @property
     def takes_structure(self) -> bool:
@@ -84,15 +125,58 @@ class ModelCall:
         return bool(self._raw_output)
 
     def output(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Tensor:
-        """The model's main output; the loss is not called."""
-        return main_output(self._forward(tensors, batch, index))
+        """What the loss reads of the model's output; the loss itself is not called where that is known."""
+        return self._measured(self._forward(tensors, batch, index), None, tensors, batch, index).tensor
 
     def loss_input(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
         """What the loss function is given: the model's output as it is, or its main tensor."""
         raw = self._forward(tensors, batch, index)
-        if self.loss is not None and self._raw_output is None:
-            self._raw_output = self._wants_raw(raw, batch.target, tensors)
-        return raw if self._raw_output else main_output(raw)
+        return raw if self._takes_raw(raw, batch.target, tensors) else main_output(raw)
+
+    def _measured(self, raw: Any, loss: Tensor | None, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Output:
+        """The tensors of `raw` that the loss reads."""
+        self.settled = True
+        if isinstance(raw, Tensor):
+            return Output((raw,))
+
+        def read(found: dict[str, Tensor]) -> list[str] | None:
+            if inside_transform():
+                return None
+            if self.loss is None:
+                return self._read_by_own_loss(loss, found, tensors, batch, index)
+            if self._takes_raw(raw, batch.target, tensors):
+                return read_by_loss(lambda given: self._loss_of(given, batch.target, tensors), raw)
+            self._given = _chosen_output(found)
+            return []
+
+        return self.choice.of(raw, read)
+
+    def _read_by_own_loss(
+        self, loss: Tensor | None, found: dict[str, Tensor], tensors: Mapping[str, Tensor], batch: Batch, index: int
+    ) -> list[str] | None:
+        """What the model's own loss reads, from its graph; it is called again where that does not lead to the parameters."""
+        own = {name for name, _ in self.model.named_parameters()}
+        if loss is None or not loss.requires_grad or not any(t.requires_grad for name, t in tensors.items() if name in own):
+            leaves = {
+                name: t.detach().requires_grad_(t.is_floating_point()) if name in own else t.clone() for name, t in tensors.items()
+            }
+            with torch.enable_grad():
+                raw = self._forward(leaves, batch, index)
+                found = possible_outputs(raw)
+                try:
+                    loss = _own_loss(raw, self.model)
+                except ValueError:  # there are no labels
+                    return None
+        return read_in_graph(loss, found)
+
+    def _loss_elsewhere(
+        self, raw: Any, measured: Output, output: Tensor, target: Any, tensors: Mapping[str, Tensor]
+    ) -> Tensor:
+        """The loss function where the measured tensors have other values."""
+        if not self._takes_raw(raw, target, tensors):
+            return self._loss_of(output, target, tensors)
+        instead = {id(t): value for t, value in zip(measured.parts, measured.split(output), strict=True)}
+        return self._loss_of(map_tensors(lambda t: instead.get(id(t), t), raw), target, tensors)
 
     def _forward(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
         places = _by_place(self.model, tensors) if tensors else {}
@@ -106,12 +190,15 @@ class ModelCall:
         self._holds_tensors |= mode.used
         return raw
 
-    def _apply_loss(self, raw: Any, output: Tensor, target: Any, tensors: Mapping[str, Tensor]) -> Tensor:
-        assert self.loss is not None
-        if self._raw_output is None:
-            self._raw_output = self._wants_raw(raw, target, tensors)
+    def _apply_loss(self, raw: Any, target: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+        given = raw if self._takes_raw(raw, target, tensors) else main_output(raw)
         with _NoAccidentalBroadcast():
-            return self._loss_of(raw if self._raw_output else output, target, tensors)
+            return self._loss_of(given, target, tensors)
+
+    def _takes_raw(self, raw: Any, target: Any, tensors: Mapping[str, Tensor]) -> bool:
+        if self.loss is not None and self._raw_output is None:
+            self._raw_output = self._wants_raw(raw, target, tensors)
+        return bool(self._raw_output)
 
     def _loss_of(self, given: Any, target: Any, tensors: Mapping[str, Tensor]) -> Tensor:
         assert self.loss is not None
@@ -122,7 +209,8 @@ class ModelCall:
     def for_model(self, model: nn.Module, loss: Loss) -> ModelCall:
         """The same for another model of this kind: which output the loss takes is known already."""
         other = ModelCall(model, loss)
-        other._raw_output, other.note = self._raw_output, self.note
+        other._raw_output, other._given = self._raw_output, self._given
+        other.choice, other.settled = self.choice.copy(), self.settled
         return other
 
     def _wants_raw(self, raw: Any, target: Any, tensors: Mapping[str, Tensor]) -> bool:
@@ -153,40 +241,21 @@ def _by_place(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return found
 
 
-def main_output(raw: Any) -> Tensor:
-    """The tensor that the loss is a function of: the output, its `.logits`, or the first floating tensor."""
-    if isinstance(raw, Tensor):
-        return raw
-    found = _possible_outputs(raw)
-    if not found:
-        raise ValueError(f"The model must return a tensor, a tuple or a mapping with one. Got {type(raw).__name__}.")
-    return found[0]
-
-
-def _possible_outputs(raw: Any) -> list[Tensor]:
-    """What could be the main output of a structure, the most likely first: `.logits` alone where there are any."""
-    logits = raw.get("logits") if isinstance(raw, Mapping) else getattr(raw, "logits", None)
-    if isinstance(logits, Tensor):
-        return [logits]
-    found = [t for _, t in named_tensors(raw) if t.is_floating_point()]
-    return [t for t in found if t.ndim > 0] or found
-
-
-def _chosen_output(raw: Any, output: Tensor) -> str | None:
+def _chosen_output(found: Mapping[str, Tensor]) -> str | None:
     """What to tell the reader where the model returned several tensors and the loss is given one."""
-    found = [] if isinstance(raw, Tensor) else _possible_outputs(raw)
-    if len(found) < 2:
+    if len(found) < 2 or "logits" in found:
         return None
+    first = next(iter(found.values()))
     return (
-        f"the model returns {len(found)} tensors and the loss is given the first, of shape {tuple(output.shape)}: "
+        f"the model returns {len(found)} tensors and the loss is given the first, of shape {tuple(first.shape)}: "
         "return another one first, or write a loss of the whole output"
     )
 
 
-def _check_elementwise(loss: Any, output: Tensor, target: Any, index: int) -> None:
+def _check_elementwise(loss: Any, raw: Any, target: Any, index: int) -> None:
     """Squared error and the like broadcast silently: (B, 1) against (B,) becomes B × B."""
     known = type(loss) in ELEMENTWISE or loss in _BROADCASTING
-    if known and isinstance(target, Tensor) and output.shape != target.shape:
+    if known and isinstance(target, Tensor) and (output := main_output(raw)).shape != target.shape:
         name = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
             f"{name} compares element by element, but the output of batch {index} has shape {tuple(output.shape)} "
@@ -254,13 +323,13 @@ def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
             raise
         text = text.rstrip(".")
         hint = ""
-        if "out of bounds" in text and isinstance(target, Tensor) and target.numel():
+        if who == "loss" and "out of bounds" in text and isinstance(target, Tensor) and target.numel():
             hint = f" The targets run from {int(target.min())} to {int(target.max())}: class labels must lie in 0 .. classes-1."
         raise ValueError(f"The {who} refused batch {index} ({shapes}): {text}.{hint}") from error
 
 
 class KeepFloat64(FunctionMode):
-    """Ignores casts of float64 tensors to float32.
+    """Ignores casts of float64 tensors to float32, and does in float64 what torch has in float32 only.
 
     >>> with KeepFloat64():
     ...     torch.zeros(1, dtype=torch.float64).float().dtype
@@ -272,6 +341,8 @@ class KeepFloat64(FunctionMode):
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             if func is Tensor.float:
                 return args[0]
+            if func is GROUPED:
+                return grouped_matmul(*args, **kwargs)
             if func is Tensor.to:
                 args = (args[0], *(torch.float64 if a is torch.float32 else a for a in args[1:]))
             if kwargs.get("dtype") is torch.float32:

@@ -15,10 +15,11 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from theodolite.errors import DerivativeError, TheodoliteError
 from theodolite.problem.batches import Batch
+from theodolite.problem.parameters import padding_rows
 from theodolite.problem.weighting import counts, ignored_label
 
 if TYPE_CHECKING:
@@ -145,13 +146,9 @@ def _runs(problem: Problem, batch: Batch, index: int) -> bool:
 
 
 def _direction(problem: Problem, like: Sequence[Tensor], seed: int) -> Iterator[Tensor]:
-    """A random direction, tensor by tensor, in which each moves by its own size; large ones in some entries only.
-
-    The row that an embedding pads with never trains, whatever the loss makes of it: it stays.
-    """
+    """A random direction, tensor by tensor, in which each moves by its own size; large ones in some entries, padding not."""
     generator = torch.Generator().manual_seed(seed)
-    embeddings = [m for m in problem.model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
-    padding = {id(m.weight): m.padding_idx for m in embeddings}
+    padding = padding_rows(problem.model)
     for own, p in zip(problem.parameters, like, strict=True):
         v = torch.zeros(p.numel(), dtype=p.dtype)
         width = min(p.numel(), ENTRIES)

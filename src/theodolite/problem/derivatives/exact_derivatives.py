@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from theodolite.problem.function_mode import FunctionMode
+from theodolite.problem.function_mode import FunctionMode, inside_transform
 
 Geometry = tuple[list[int], list[int], list[int], bool, list[int], int]
 
@@ -34,11 +34,6 @@ class ExactDerivatives(FunctionMode):
         elif func is torch._weight_norm:
             return weight_norm(*args, **kwargs)
         return func(*args, **kwargs)
-
-
-def inside_transform() -> bool:
-    """Whether a torch.func transform (vmap, grad, jvp) is under way: it takes no `autograd.Function` of the kind used here."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _traced(args: tuple[Any, ...]) -> bool:
@@ -147,6 +142,24 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """`g v / ‖v‖`; the fused kernel's double backward is wrong by tens of percent in torch 2.13."""
     others = [d for d in range(v.ndim) if d != dim % v.ndim] if dim != -1 else list(range(v.ndim))
     return v * (g / v.square().sum(dim=others, keepdim=True).sqrt())
+
+
+#: The product behind mixtures of experts: rows in groups, each with a matrix of its own. Absent from torch before 2.8.
+GROUPED: Any = getattr(torch, "_grouped_mm", None)
+
+
+def grouped_matmul(rows: Tensor, matrices: Tensor, offs: Tensor | None = None, *args: Any, **options: Any) -> Tensor:
+    """`rows[i] @ matrices[g]` for the rows up to `offs[g]`: what the fused kernel gives, also in float64 and forward mode.
+
+    >>> grouped_matmul(torch.ones(3, 1), torch.tensor([[[2.0]], [[5.0]]]), torch.tensor([1, 3])).flatten()
+    tensor([2., 5., 5.])
+    """
+    if offs is None or rows.ndim != 2 or matrices.ndim != 3 or args or any(v is not None for v in options.values()):
+        found: Tensor = GROUPED(rows, matrices, offs, *args, **options)
+        return found
+    ends = offs.tolist()
+    groups = [rows[start:end] @ matrices[g] for g, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
+    return torch.cat([*groups, rows.new_zeros(len(rows) - ends[-1], matrices.shape[-1])])
 
 
 def derivatives(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor, Tensor]:

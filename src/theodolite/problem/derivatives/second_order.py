@@ -5,6 +5,7 @@ Entered around the calls of the user's model; nothing of the model is changed.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,6 +39,14 @@ def second_order() -> Iterator[None]:
 def functional_transforms() -> Iterator[None]:
     """For `torch.func` transforms of a model: layers in a form that they differentiate rightly, also twice."""
     with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), UnfusedLayers():
+        yield
+
+
+@contextmanager
+def quiet_vmap() -> Iterator[None]:
+    """Without torch's warnings that an operation is slow under vmap."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from theodolite.problem.derivatives.exact_derivatives import weight_norm
+from theodolite.problem.derivatives.exact_derivatives import GROUPED, grouped_matmul, weight_norm
 from theodolite.problem.function_mode import FunctionMode
 
 
@@ -128,6 +128,12 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
     return first * torch.sigmoid(second)
 
 
+def assign_data(tensor: Tensor, value: Tensor) -> None:
+    """`tensor.data = value`, as `Module.to` does in a forward pass; on a tensor inside a transform torch would crash."""
+    if value is not tensor:
+        raise RuntimeError("The model replaces the data of its weights while it is called, which a transform cannot follow.")
+
+
 def _statistics_first(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same with its arguments as `torch.nn.functional` orders them: running statistics before weight and bias."""
 
@@ -158,6 +164,8 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
     torch.instance_norm: instance_norm,
     F.instance_norm: _statistics_first(instance_norm),
     torch._weight_norm: weight_norm,
+    GROUPED: grouped_matmul,
+    Tensor.data.__set__: assign_data,  # type: ignore[attr-defined]
     F.silu: silu,
     F.mish: mish,
     F.glu: glu,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -136,11 +136,12 @@ class FleetFeed:
         batch_size: int | None = None,
         index: Any = None,
         drop_last: bool = False,
+        forward: Callable[..., Any] | None = None,
     ) -> None:
         optional_integer("batch_size", batch_size, least=1, wanted="a positive integer or None for all data")
         if index is not None and shared is not True:
             raise ValueError(f"index chooses samples of data that all share: leave shared at True. Got shared={shared!r}.")
-        parse = BatchParser(own_loss=own_loss, target_key=target)
+        parse = BatchParser(own_loss=own_loss, target_key=target, forward=forward)
         self.leaves, self.kinds, self.spec, self.size = read_data(data, replicas, shared, parse)
         self.leaves = [leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         self.index: Tensor | None = read_index(index, replicas, self.size)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from theodolite.arguments import also_called, either, integer
 from theodolite.problem.calling import Loss
+from theodolite.problem.derivatives.second_order import quiet_vmap
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
 from theodolite.training.fleets.data import FleetFeed, Shared
@@ -30,7 +31,7 @@ from theodolite.training.fleets.recorder import (
     finite_or_inf,
     full_loss,
 )
-from theodolite.training.fleets.route_selection import Choice, RouteName, choose_route, quiet_vmap
+from theodolite.training.fleets.route_selection import Choice, RouteName, choose_route
 from theodolite.training.fleets.routes import Gradient, LoopRoute, Route
 from theodolite.training.fleets.run import FleetRun, ReplicaStack, Rules, Stop
 from theodolite.training.fleets.state import Factory, Stack, stack_replicas
@@ -403,8 +404,8 @@ class Fleet:
         return self._random
 
     def _feed(self, data: Any, replicas: int, *, order_seeds: Sequence[int] = (0,), **options: Any) -> FleetFeed:
-        own: dict[str, Any] = {"own_loss": self.loss is None, "target": self.target, "device": self._replicas.state.device}
-        return FleetFeed(data, replicas, order_seeds=order_seeds, **own, **options)
+        own: dict[str, Any] = {"own_loss": self.loss is None, "target": self.target, "forward": self.module.forward}
+        return FleetFeed(data, replicas, order_seeds=order_seeds, device=self._replicas.state.device, **own, **options)
 
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:
         if seeds is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from theodolite.arguments import either
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.calling import Loss
+from theodolite.problem.derivatives.second_order import quiet_vmap
 from theodolite.problem.tensors import bytes_of
 from theodolite.training.fleets.data import FleetBatch
 from theodolite.training.fleets.routes import Gradient, Gradients, LoopRoute, Route, VmapRoute
@@ -162,11 +162,3 @@ def _distance(a: Tensor, b: Tensor, floor: float) -> float:
     if not bool(torch.isfinite(b).all()):
         return 0.0  # this replica diverges at once; nothing to compare
     return float((a - b).norm() / b.norm().clamp_min(floor))
-
-
-@contextmanager
-def quiet_vmap() -> Iterator[None]:
-    """Without torch's warnings that an operation is slow under vmap."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        yield

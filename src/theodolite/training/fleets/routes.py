@@ -170,8 +170,8 @@ class VmapRoute(Route):
     def _forward(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         """Losses and outputs."""
         if not has_short_cut(self.loss):
-            found = self._map(lambda p, b, one: vars(self.call({**p, **b}, one, 0)), state, batch)
-            return found["loss"], found["output"]
+            losses, outputs = self._map(lambda p, b, one: self.call({**p, **b}, one, 0).with_output, state, batch)
+            return losses, outputs
         outputs = self._map(lambda p, b, one: main_output(self.call.loss_input({**p, **b}, one, 0)), state, batch)
         (*_, targets), (*_, dim) = batch.leaves, batch.dims
         quick = stacked_loss(self.loss, outputs, targets, shared=dim is None)
