@@ -1,0 +1,160 @@
+"""Which values make sense where: a range for every argument that is a number, by what it means and not by what is accepted.
+
+`docs/guide/python.rst` states the ranges of the common names; where a function means something else by a name, its docstring says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_list_of(holds: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(holds, value))
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_meta
+
+
+def is_finite_tensor(value: Any) -> bool:
+    return is_tensor(value) and bool(torch.isfinite(value).all())
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values with their words. `bounded`: there is a largest one, by what the other arguments hold."""
+
+    words: str
+    holds: Callable[[Any], bool]
+    names: str
+    bounded: bool = False
+
+
+#: Arguments as `argument` or, where a function or a method differs, as `function.argument` or `Class.method.argument`.
+RANGES: tuple[Range, ...] = (
+    # Whole numbers
+    Range("1, 2, 3, ...", lambda v: is_whole(v) and v >= 1,
+        "steps epochs every checkpoint_every batch_size draws max_passes matvecs max_matvecs max_iter points copies "
+        "batches anchors context stride max_positions chunk n_components n_init masks score_masks n m "
+        "angles population patience settle spike_events.window segments pairs pool projections workers threads classes channels "
+        "inputs width depth heads kv_heads hidden vocabulary dim length neurons in_degree conv1 conv2 fc1 fc2 patch "
+        "residuals contexts words bulk_words label_words side size columns count bins limit samples batch outputs eval_size "
+        "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms omp_threshold.atoms "
+        "omp_success_bound.atoms omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel"),
+    Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
+        "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
+    Range("0, 1, 2, ...", lambda v: is_whole(v) and v >= 0,
+        "memory_budget hold_bytes directions drop_first rounds rows expansions resamples paths check_steps best_step step "
+        "first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
+        "SparseCodes.dense.atoms anchor_clusters.top compare_prompts.top "
+        # 0 takes no step
+        "expected_regime.steps visiting_steps.steps class_orbit.steps descend.steps one_example.steps pure_quadratic.steps "
+        "unit_sigma.steps raises"),
+    Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
+        "n_train n_test transfer_certificate.top", bounded=True),
+    Range("2, 3, ...", lambda v: is_whole(v) and v >= 2,
+        "period groups outlier_count.classes hessian_structure.classes ntk_cnn.depth"),
+    Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),
+    Range("a place: 0, 1, ... below what there is", lambda v: is_whole(v) and 0 <= v < 1000,
+        "output index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
+        "linearity_deviation.sample StabilityResult.explains.trial StabilityResult.fit.trial StabilityResult.values.trial "
+        "StabilityResult.explains.step StabilityResult.fit.step StabilityResult.values.step FleetTrace.state.step "
+        "AnchorProbe.histogram.top AnchorProbe.vector.top plot_log_partitions.top", bounded=True),
+    Range("a seed of torch: from -2^63 to 2^64 - 1", is_whole, "seed init_seed order_seed pair_seed train.seed"),
+    Range("a seed of NumPy: from 0 to 2^32 - 1", lambda v: is_whole(v) and v >= 0,
+        "random_state rng order_seeds Fleet.train.order_seeds anchor_clusters.seed"),
+    # Real numbers
+    Range("above 0 and finite", lambda v: is_finite(v) and v > 0,
+        "bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
+        "largest_test_input memory budget rotary_base eps mlp_ratio floor own multiple penalty norm fv_bound.c "
+        "silencing_shift.slack finite_difference_product.step density.width scaled.std schedule oracle_risks.scale "
+        "planted_samples.scale train.clip step_decay.factor beta"),
+    Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
+        "slack tolerance eta until spread ridge noise gamma weight_decay scale std within offset kernel_fall final rms "
+        "classify_run.rise coherence Adam.eps cyclical_rate.low number.error with_error.error half_sum_rate.rate "
+        "overfitting_dictionary.radius Fleet.train.schedule Fleet.rate stability.rate"),
+    Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
+        "tol level hidden_fraction threshold train_share safe_share settled choose_dictionary.held_out dag_width.beta "
+        "in_degree_report.beta"),
+    Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "Monitor.observe.clip transfer_certificate.mu"),
+    Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out"),
+    Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
+        "quantile share probability mean_cos class_frac label_noise dampening"),
+    Range("above 1 and finite", lambda v: is_finite(v) and v > 1, "ratio rise"),
+    Range("1 or more and finite", lambda v: is_finite(v) and v >= 1, "recovered"),
+    Range("finite", is_finite,
+        "shift train_shift strength center margin mean bound reference.x value exact_anchor_world.level displacement.c "
+        "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate reduced_step.w "
+        "experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v bilinear_problem.target "
+        "number.value with_error.value scaled.mean"),
+    Range("a number, NaN where it has blown up", lambda v: isinstance(v, float | int), "Monitor.observe.value"),
+    Range("finite, also as tensors that broadcast", lambda v: is_finite(v) or is_finite_tensor(v),
+        "class_orbit.rate descend.rate top_direction.rate rare_word_kl.strength shift_logits.shift shift_log_linear.shift "
+        "one_example.g one_example.kernel one_example.rate one_example.y one_example.c one_example_step.y one_example_step.c "
+        "one_example_step.rate pure_quadratic.g pure_quadratic.kernel pure_quadratic.rate pure_quadratic.gamma "
+        "pure_quadratic.norm unit_sigma.g unit_sigma.kernel unit_sigma.rate unit_sigma.y unit_sigma.c0 unit_sigma.gamma"),
+    Range("from 0 to 1, also as tensors", lambda v: is_finite(v) and 0 <= v <= 1, "rare_word_kl.probability"),
+    Range("0 or more, also as arrays", lambda v: is_finite(v) and v >= 0,
+        "fv_bound.beta hold.distance hold.stability convex_bounds.visits"),
+    Range("1 or more, also as arrays", lambda v: is_finite(v) and v >= 1, "fv_bound.m"),
+    Range("above 0 and below 1, also as arrays", lambda v: is_finite(v) and 0 < v < 1, "fv_bound.delta"),
+    # Several of them
+    Range("one or more of 1, 2, 3, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 1, v),
+        "widths sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks"),
+    Range("one of 1, 2, 3, ... or several", lambda v: is_whole(v) and v >= 1, "seeds trials ntk_cnn.width ntk_fcn.width"),
+    Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "top exclude labels bulk at order replicas"),
+    Range("steps, or none", lambda v: v == [] or is_whole(v) and v >= 1, "checkpoints"),
+    Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
+        "rates ratios eigenvalues power_law.x power_law.y panels.size log_log.window"),
+    Range("one or more of finite numbers", lambda v: is_list_of(is_finite, v),
+        "a b g nodes guides limits correlation_of.x correlation_of.y alphas span.x quantiles betas"),
+    Range("losses of a run, NaN where it has blown up", lambda v: isinstance(v, list) and len(v) > 0,
+        "trace losses classify_run.kernel spike_events.kernel"),
+    Range("lists of finite numbers", lambda v: False, "values_per_pair"),
+    Range("pairs of places", lambda v: v == [], "skips"),
+    Range("what stands for each, of any kind", lambda v: isinstance(v, list), "track_eigenpairs.labels"),
+    Range("true or false, or none", lambda v: v == [], "exceeded"),
+    # Tensors: of any shape, or of one that the other arguments set; of a run that may have blown up
+    Range("a tensor of finite numbers of any shape", is_finite_tensor,
+        "silencing_shift.logits silencing_shift.thresholds largest_norm.inputs largest_smoothness.inputs"),
+    Range("a tensor, NaN where a run has blown up", is_tensor,
+        "class_eigenvalues.u class_eigenvalues.v class_eigenvalues.u0 gated_kernel.u gated_kernel.v gated_kernel.gate "
+        "gated_kernel.x gated_output.u gated_output.v gated_output.gate gated_output.x quadratic_step.residual "
+        "quadratic_step.jacobian quadratic_step.curved reduced_step.u reduced_step.v one_example_step.g "
+        "one_example_step.kernel"),
+    # Not numbers
+    Range("a text", lambda v: isinstance(v, str),
+        "name title xlabel ylabel label target purpose prefix optimizer regime_diagram.optimizer facts text"),
+    Range("a function", callable, "batch_weight features product shifted_module.shift"),
+    Range("a model", lambda v: isinstance(v, nn.Module), "model"),
+)  # fmt: skip
+
+_BY_NAME = {name: place for place in RANGES for name in place.names.split()}
+
+#: Arguments for which None is a choice of its own, though it is not the default.
+OPTIONAL = set("mode accuracy masked_loss.visible objective_and_gradient.visible".split())
+
+
+def keys(name: str, argument: str) -> list[str]:
+    """The names under which an argument may stand, the most particular first."""
+    parts = name.split(".")
+    return [f"{'.'.join(parts[-2:])}.{argument}", f"{parts[-1]}.{argument}", argument]
+
+
+def range_of(name: str, argument: str) -> Range | None:
+    """The range of an argument of a public callable, if one is stated."""
+    return next((_BY_NAME[key] for key in keys(name, argument) if key in _BY_NAME), None)
