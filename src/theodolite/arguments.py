@@ -344,6 +344,13 @@ def a_mapping(name: str, value: Any) -> Any:
     return value
 
 
+def given(name: str, value: Any) -> Any:
+    """Anything but None."""
+    if value is None:
+        raise ValueError(f"{name} must be given. Got None.")
+    return value
+
+
 def optional(rule: Rule) -> Rule:
     """The rule, where None is accepted though it is not the default."""
     return lambda name, value: None if value is None else rule(name, value)

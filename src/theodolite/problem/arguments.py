@@ -1,17 +1,23 @@
-"""Rules for arguments that are problems, models, tensors or optimizers: what `theodolite.arguments.checked` calls."""
+"""Rules for arguments that are problems, models, losses, tensors, data or optimizers: what `arguments.checked` calls."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from theodolite.arguments import finite, shown
-from theodolite.problem.problem import Problem
+from theodolite.errors import ArgumentError, NonFiniteError
+from theodolite.problem.tensors import named_tensors
+
+if TYPE_CHECKING:
+    from theodolite.problem.problem import Problem
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,22 +25,97 @@ R = TypeVar("R")
 
 def a_problem(name: str, value: Any) -> Problem:
     """A `Problem`, which a bare model is not."""
+    from theodolite.problem.problem import Problem
+
     if not isinstance(value, Problem):
-        raise TypeError(
+        raise ArgumentError(
             f"{name} takes a theodolite.Problem, which holds model, loss and data: Problem(model, loss, data). "
-            f"Got {type(value).__name__}."
+            f"{_got(value)}"
         )
+    return value
+
+
+def a_module(name: str, value: Any) -> nn.Module:
+    """A module, whatever its weights are."""
+    if not isinstance(value, nn.Module):
+        raise ArgumentError(f"{name} must be a torch.nn.Module. {_got(value)}")
     return value
 
 
 def a_model(name: str, value: Any) -> nn.Module:
     """A module whose weights have values."""
-    if not isinstance(value, nn.Module):
-        raise TypeError(f"{name} must be a torch.nn.Module. Got {type(value).__name__}.")
-    empty = next((key for key, p in value.named_parameters() if p.is_meta), None)
+    empty = next((key for key, p in a_module(name, value).named_parameters() if p.is_meta), None)
     if empty is not None:
         raise ValueError(f"{name}: {empty} lies on the meta device and has no values: load the weights first.")
+    return value  # type: ignore[no-any-return]
+
+
+def a_model_or_problem(name: str, value: Any) -> Any:
+    """A module or a `Problem`."""
+    from theodolite.problem.problem import Problem
+
+    if not isinstance(value, Problem | nn.Module):
+        raise ArgumentError(f"{name} must be a torch.nn.Module or a theodolite.Problem. {_got(value)}")
+    return value if isinstance(value, Problem) else a_model(name, value)
+
+
+def a_loss(name: str, value: Any) -> Any:
+    """A function of output and target, or None for models that return their own loss."""
+    if isinstance(value, type):
+        raise ArgumentError(f"{name} is the class {value.__name__}: pass an instance of it, {value.__name__}().")
+    if value is not None and not callable(value):
+        raise ArgumentError(f"{name} must be a callable (output, target) -> scalar, or None. {_got(value)}")
     return value
+
+
+def a_plain_function(name: str, value: Any) -> Any:
+    """Something that can be called, and is no model."""
+    if not callable(value) or isinstance(value, nn.Module):
+        raise ArgumentError(f"{name} must be a function. {_got(value)}")
+    return value
+
+
+def a_factory(name: str, value: Any) -> Any:
+    """A function that makes models, or a class of them; a model itself makes none."""
+    if not callable(value) or isinstance(value, nn.Module):
+        raise ArgumentError(f"{name} must be a function that makes a model, such as lambda seed: nn.Linear(2, 1). {_got(value)}")
+    return value
+
+
+def an_optimizer(name: str, value: Any) -> Optimizer:
+    """A torch optimizer, which knows its parameters; a name or a class does not."""
+    if not isinstance(value, Optimizer):
+        raise ArgumentError(f"{name} must be a torch optimizer such as torch.optim.SGD(model.parameters(), lr=0.1). {_got(value)}")
+    return value
+
+
+def some_data(name: str, value: Any) -> Any:
+    """Data as `Problem` takes them; tensors at hand hold finite numbers, and loaders are not read."""
+    if isinstance(value, str | nn.Module | Tensor) or not isinstance(value, Iterable) or value == []:
+        raise ArgumentError(f"{name} must be (inputs, targets), a mapping, a list of batches or a DataLoader. {_got(value)}")
+    for part, t in named_tensors(value if isinstance(value, tuple | list | Mapping) else ()):
+        if t.is_meta:
+            raise ValueError(f"{name}: its tensor {part} lies on the meta device and has no values; load the data first.")
+        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+            raise NonFiniteError(f"{name}: its tensor {part} holds NaN or infinity; remove or impute such samples.")
+    return value
+
+
+def _got(value: Any) -> str:
+    """What came, and what is usually meant by it."""
+    from theodolite.problem.problem import Problem
+
+    if isinstance(value, Problem):
+        return "Got a Problem; its model is `problem.model`."
+    if isinstance(value, type):
+        return f"Got the class {value.__name__}; pass an instance of it."
+    if isinstance(value, nn.Module):
+        return f"Got {type(value).__name__}, a model."
+    if isinstance(value, str | os.PathLike):
+        return f"Got {shown(value)}, a text; build or load what it names first."
+    if isinstance(value, Mapping) and value and all(isinstance(t, Tensor) for t in value.values()):
+        return "Got a state dict; load it into the model with model.load_state_dict(state)."
+    return f"Got {type(value).__name__}."
 
 
 def a_tensor(name: str, value: Any) -> Tensor:
@@ -45,7 +126,7 @@ def a_tensor(name: str, value: Any) -> Tensor:
     ValueError: states must hold numbers. Got a Tensor of shape (2,) on the meta device.
     """
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor. Got {shown(value)}.")
+        raise ArgumentError(f"{name} must be a torch.Tensor. Got {shown(value)}.")
     if value.is_meta:
         raise ValueError(f"{name} must hold numbers. Got {shown(value)}.")
     return value

@@ -110,11 +110,11 @@ class BatchParser:
             batch = Batch((raw,), {}, None, _size(raw, None))
         else:
             raise ValueError(
-                f"A batch must be a pair (inputs, targets) or a mapping with the key {self.target_key!r}. "
+                f"data: a batch must be a pair (inputs, targets) or a mapping with the key {self.target_key!r}. "
                 f"Batch {index} is a {type(raw).__name__}."
             )
         if batch.size == 0 and not self.allow_empty:
-            raise ValueError(f"Batch {index} is empty: give at least one sample.")
+            raise ValueError(f"data: batch {index} is empty: give at least one sample.")
         if self.check:
             _check_batch(batch, index)
         return batch.mapped(lambda t: t.clone() if t.is_inference() else t)  # such tensors have no derivatives
@@ -136,7 +136,7 @@ class BatchParser:
             return Batch((), fields, fields.get(self.target_key), _size(fields, fields.get(self.target_key)))
         if self.target_key not in fields:
             raise ValueError(
-                f"Batch {index} has no {self.target_key!r}: its keys are {', '.join(map(repr, fields))}. "
+                f"data: batch {index} has no {self.target_key!r}: its keys are {', '.join(map(repr, fields))}. "
                 "Name the target with Problem(..., target='...')."
             )
         target = fields.pop(self.target_key)

@@ -256,7 +256,7 @@ def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
         hint = ""
         if "out of bounds" in text and isinstance(target, Tensor) and target.numel():
             hint = f" The targets run from {int(target.min())} to {int(target.max())}: class labels must lie in 0 .. classes-1."
-        raise ValueError(f"The {who} refused batch {index} ({shapes}): {text}.{hint}") from error
+        raise ValueError(f"The {who} refused batch {index} of the data (inputs: {shapes}): {text}.{hint}") from error
 
 
 class KeepFloat64(FunctionMode):
