@@ -72,7 +72,7 @@ RANGES: tuple[Range, ...] = (
     Range("a place: 0, 1, ... below what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "output index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
         "linearity_deviation.sample StabilityResult.explains.trial StabilityResult.fit.trial StabilityResult.values.trial "
-        "StabilityResult.explains.step StabilityResult.fit.step StabilityResult.values.step FleetTrace.state.step "
+        "tangent_kernel.outputs StabilityResult.explains.step StabilityResult.fit.step StabilityResult.values.step FleetTrace.state.step "
         "AnchorProbe.histogram.top AnchorProbe.vector.top plot_log_partitions.top", bounded=True),
     Range("a seed of torch: from -2^63 to 2^64 - 1", is_whole, "seed init_seed order_seed pair_seed train.seed"),
     Range("a seed of NumPy: from 0 to 2^32 - 1", lambda v: is_whole(v) and v >= 0,
@@ -82,22 +82,21 @@ RANGES: tuple[Range, ...] = (
         "bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
         "largest_test_input memory budget rotary_base eps mlp_ratio floor own multiple penalty norm fv_bound.c "
         "silencing_shift.slack finite_difference_product.step density.width scaled.std schedule oracle_risks.scale "
-        "planted_samples.scale train.clip step_decay.factor beta"),
+        "planted_samples.scale clip step_decay.factor"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
-        "slack tolerance eta until spread ridge noise gamma weight_decay scale std within offset kernel_fall final rms "
+        "slack tolerance eta until Fleet.train.until spread ridge noise gamma weight_decay scale std within offset kernel_fall final rms "
         "classify_run.rise coherence Adam.eps cyclical_rate.low number.error with_error.error half_sum_rate.rate "
         "overfitting_dictionary.radius Fleet.train.schedule Fleet.rate stability.rate"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
         "tol level hidden_fraction threshold train_share safe_share settled choose_dictionary.held_out dag_width.beta "
         "in_degree_report.beta"),
-    Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "Monitor.observe.clip transfer_certificate.mu"),
     Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
         "quantile share probability mean_cos class_frac label_noise dampening"),
     Range("above 1 and finite", lambda v: is_finite(v) and v > 1, "ratio rise"),
     Range("1 or more and finite", lambda v: is_finite(v) and v >= 1, "recovered"),
     Range("finite", is_finite,
-        "shift train_shift strength center margin mean bound reference.x value exact_anchor_world.level displacement.c "
+        "shift train.until train_shift strength center margin mean bound reference.x value exact_anchor_world.level displacement.c "
         "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate reduced_step.w "
         "experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v bilinear_problem.target "
         "number.value with_error.value scaled.mean"),
@@ -117,13 +116,17 @@ RANGES: tuple[Range, ...] = (
         "widths sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks"),
     Range("one of 1, 2, 3, ... or several", lambda v: is_whole(v) and v >= 1, "seeds trials ntk_cnn.width ntk_fcn.width"),
     Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "top exclude labels bulk at order replicas"),
-    Range("steps, or none", lambda v: v == [] or is_whole(v) and v >= 1, "checkpoints"),
+    Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
     Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
         "rates ratios eigenvalues power_law.x power_law.y panels.size log_log.window"),
     Range("one or more of finite numbers", lambda v: is_list_of(is_finite, v),
         "a b g nodes guides limits correlation_of.x correlation_of.y alphas span.x quantiles betas"),
     Range("losses of a run, NaN where it has blown up", lambda v: isinstance(v, list) and len(v) > 0,
         "trace losses classify_run.kernel spike_events.kernel"),
+    Range("a batch; one that holds NaN is diagnosed", lambda v: v == [] or (isinstance(v, tuple) and all(map(is_tensor, v))),
+        "Monitor.observe.batch"),
+    Range("data, which may not fit the model that is still to come", lambda v: isinstance(v, tuple) and all(map(is_finite_tensor, v)),
+        "Monitor.probe"),
     Range("lists of finite numbers", lambda v: False, "values_per_pair"),
     Range("pairs of places", lambda v: v == [], "skips"),
     Range("what stands for each, of any kind", lambda v: isinstance(v, list), "track_eigenpairs.labels"),
@@ -131,6 +134,7 @@ RANGES: tuple[Range, ...] = (
     # Tensors: of any shape, or of one that the other arguments set; of a run that may have blown up
     Range("a tensor of finite numbers of any shape", is_finite_tensor,
         "silencing_shift.logits silencing_shift.thresholds largest_norm.inputs largest_smoothness.inputs"),
+    Range("a tensor of any numbers, which are only arranged", is_tensor, "Problem.split.vector"),
     Range("a tensor, NaN where a run has blown up", is_tensor,
         "class_eigenvalues.u class_eigenvalues.v class_eigenvalues.u0 gated_kernel.u gated_kernel.v gated_kernel.gate "
         "gated_kernel.x gated_output.u gated_output.v gated_output.gate gated_output.x quadratic_step.residual "
@@ -139,14 +143,15 @@ RANGES: tuple[Range, ...] = (
     # Not numbers
     Range("a text", lambda v: isinstance(v, str),
         "name title xlabel ylabel label target purpose prefix optimizer regime_diagram.optimizer facts text"),
-    Range("a function", callable, "batch_weight features product shifted_module.shift"),
-    Range("a model", lambda v: isinstance(v, nn.Module), "model"),
+    Range("a function", callable, "batch_weight features product loss"),
+    Range("a function, or a finite number", lambda v: callable(v) or is_finite(v), "shifted_module.shift"),
+    Range("a model", lambda v: isinstance(v, nn.Module), "model model_or_problem"),
 )  # fmt: skip
 
 _BY_NAME = {name: place for place in RANGES for name in place.names.split()}
 
 #: Arguments for which None is a choice of its own, though it is not the default.
-OPTIONAL = set("mode accuracy masked_loss.visible objective_and_gradient.visible".split())
+OPTIONAL = set("mode loss accuracy masked_loss.visible objective_and_gradient.visible Monitor.budget".split())
 
 
 def keys(name: str, argument: str) -> list[str]:

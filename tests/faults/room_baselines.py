@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def fed_monitor(**given: Any) -> Any:
     """A monitor that has seen one step."""
     monitor = th.Monitor(nn.MSELoss(), budget=None)
     model = given["model"]
-    if isinstance(model, nn.Module) and next(model.parameters()).device.type != "meta":
+    with suppress(Exception):  # the user's own loop, with a model that may be none
         nn.functional.mse_loss(model(pairs_of_data()[0]), pairs_of_data()[1]).backward()
     try:
         monitor.observe(**given)
@@ -222,7 +223,6 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
     "measures.stability.StabilityResult.fit": lambda: {"quantity": "stab", "trial": 0, "step": 3},
     "measures.stability.StabilityResult.values": lambda: {"quantity": "stab", "trial": 0, "step": 3},
     "measures.quadratic_models.GeneralQuadratic.step": lambda: {"x": numbers(2, 3), "y": numbers(2), "rate": 0.1},
-    "problem.split_like": lambda: {"x": numbers(6), "like": [numbers(2), numbers(2, 2)]},
     "results.html_table": lambda: {"rows": [{"a": 1}], "limit": 5},
     "results.number": lambda: {"value": 0.5, "error": 0.1},
     # Models and graphs
@@ -397,7 +397,7 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "measures.anchors.OutputHead.restricted": head,
     "measures.dictionary.SparseCodes.dense": lambda: dictionary.pursue(numbers(4, 6), torch.eye(6).double(), 1),
     "measures.stability.ConvexBounds.hold": lambda: th.measures.stability.convex_bounds(
-        largest_input=2.0, largest_test_input=3.0, rate=0.1, batch=4, visits=5
+        largest_input=2.0, largest_test_input=3.0, rate=0.1, batch=4, visits=5, smoothness=1.0
     ),
     "measures.stability.StabilityResult.explains": stability_result,
     "measures.stability.StabilityResult.fit": stability_result,

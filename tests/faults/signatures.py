@@ -55,7 +55,7 @@ WITHOUT: dict[str, str] = {
     **dict.fromkeys(
         [f"testing.{name}Contract" for name in ("Operator", "Result", "Instrument", "Experiment")], "inherited, never called"
     ),
-    **dict.fromkeys(("problem.join_like", "problem.match_layers", "problem.Selection.positions"), _AUTHORS),
+    **dict.fromkeys(("problem.join_like", "problem.match_layers", "problem.split_like", "problem.Selection.positions"), _AUTHORS),
     **dict.fromkeys(("Problem.evaluate", "Problem.gradients_of", "Problem.output", "LinearOperator.suggest_start"), _AUTHORS),
     **dict.fromkeys([f"operators.{name}Operator.build" for name in ("Hessian", "GaussNewton", "Jacobian")], _AUTHORS),
     **dict.fromkeys(("operators.HessianOperator.build_graph", "testing.OperatorContract.close"), _AUTHORS),

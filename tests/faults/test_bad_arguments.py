@@ -130,16 +130,22 @@ def judge(case: Case) -> Judgement:
     """Call the function with one bad value and judge what happens."""
     arguments = BASELINES[case.name]()
     bad = arguments[case.argument] = BAD[case.bad](arguments[case.argument])
+    allowed = case.allowed(bad)
     try:
-        with warnings.catch_warnings(), patience(PATIENCE):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as warned, patience(PATIENCE):
+            warnings.simplefilter("always")
             found = resolve(case.name)(**arguments)
     except TimeoutError:
         return Judgement(case, "endless", "")
     except Exception as error:
-        kind = "clear" if is_clear(error, case.argument) else "cryptic"
+        # A value that is right by itself may not go with the others: then the line may speak of these.
+        kind = "allowed" if allowed and is_plain(error) else "clear" if is_clear(error, case.argument) else "cryptic"
         return Judgement(case, kind, f"{type(error).__name__}: {error}")
-    return Judgement(case, "allowed" if case.allowed(bad) else "accepted", said(found))
+    # A monitor ends no training: it says what is wrong, once.
+    told = next((str(w.message) for w in warned if str(w.message).startswith("theodolite.Monitor:")), None)
+    if told is not None and not allowed:
+        return Judgement(case, "clear" if names(case.argument, told) else "cryptic", told)
+    return Judgement(case, "allowed" if allowed else "accepted", said(found))
 
 
 def said(result: Any) -> str:
@@ -150,13 +156,21 @@ def said(result: Any) -> str:
         return f"a result that cannot say what it found: {error}"
 
 
-def is_clear(error: Exception, argument: str) -> bool:
-    """One line that names the argument and is raised by this package: not a text of torch or NumPy that passes through."""
+def is_plain(error: Exception) -> bool:
+    """One line that this package raises: not a text of torch or NumPy that passes through."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = last.filename.startswith(PACKAGE) and str(last.line).lstrip().startswith("raise ")
-    kind = isinstance(error, ValueError | TypeError | TheodoliteError | FileNotFoundError)
-    text = str(error)
-    return ours and kind and "\n" not in text and re.search(rf"\b{re.escape(argument)}\b", text) is not None
+    return ours and isinstance(error, ValueError | TypeError | TheodoliteError | FileNotFoundError) and "\n" not in str(error)
+
+
+def is_clear(error: Exception, argument: str) -> bool:
+    """The same, and it names the argument."""
+    return is_plain(error) and names(argument, str(error))
+
+
+def names(argument: str, text: str) -> bool:
+    """Whether the argument stands in the text; a matrix may be written with a capital letter."""
+    return re.search(rf"\b{re.escape(argument)}\b", text, re.IGNORECASE) is not None
 
 
 def report(found: list[Judgement]) -> str:

@@ -91,14 +91,36 @@ def an_optimizer(name: str, value: Any) -> Optimizer:
 
 def some_data(name: str, value: Any) -> Any:
     """Data as `Problem` takes them; tensors at hand hold finite numbers, and loaders are not read."""
-    if isinstance(value, str | nn.Module | Tensor) or not isinstance(value, Iterable) or value == []:
+    parts = value if isinstance(value, tuple | list) else ()
+    loose = value == [] or any(part is None or isinstance(part, str | int | float) for part in parts)
+    if loose or isinstance(value, str | nn.Module | Tensor) or not isinstance(value, Iterable):
         raise ArgumentError(f"{name} must be (inputs, targets), a mapping, a list of batches or a DataLoader. {_got(value)}")
-    for part, t in named_tensors(value if isinstance(value, tuple | list | Mapping) else ()):
-        if t.is_meta:
-            raise ValueError(f"{name}: its tensor {part} lies on the meta device and has no values; load the data first.")
-        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
-            raise NonFiniteError(f"{name}: its tensor {part} holds NaN or infinity; remove or impute such samples.")
+    _refuse_without_values(name, value)
     return value
+
+
+def some_inputs(name: str, value: Any) -> Any:
+    """What a model is called with: a tensor, a tuple of arguments or a mapping, with finite numbers in them."""
+    if isinstance(value, str | nn.Module) or not isinstance(value, Tensor | tuple | list | Mapping) and not hasattr(value, "__array__"):
+        raise ArgumentError(f"{name} must be a tensor, a tuple of arguments or a mapping. {_got(value)}")
+    if isinstance(value, tuple | list | Mapping) and not any(named_tensors(value)) and not _arrays(value):
+        raise ValueError(f"{name} must hold at least one tensor. Got {shown(value)}.")
+    _refuse_without_values(name, value)
+    return value
+
+
+def _arrays(value: Any) -> bool:
+    return any(hasattr(part, "__array__") for part in (value.values() if isinstance(value, Mapping) else value))
+
+
+def _refuse_without_values(name: str, tree: Any) -> None:
+    """Raise for a tensor that has no values, or none that are finite."""
+    for part, t in named_tensors(tree):
+        which = f"its tensor {part} " if part else ""
+        if t.is_meta:
+            raise ValueError(f"{name}: {which}lies on the meta device and has no values; load the data first.")
+        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+            raise NonFiniteError(f"{name}: {which}holds NaN or infinity; remove or impute such samples.")
 
 
 def _got(value: Any) -> str:

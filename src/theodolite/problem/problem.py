@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import a_function, a_text, about, checked, count, integer, one_of, whole
+from theodolite.arguments import a_text, about, checked, count, integer, one_of, whole
 from theodolite.errors import DerivativeWarning, NonFiniteError
-from theodolite.problem.arguments import a_loss, a_model, a_tensor
+from theodolite.problem.arguments import a_loss, a_model, a_plain_function, a_tensor
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
 from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
@@ -318,7 +318,7 @@ class Problem:
         """Raise if outputs of one sample depend on the others (BatchNorm in train mode)."""
         probe.refuse_batch_coupling(self, quantity)
 
-    @checked(quantity=a_function, groups=partial(integer, least=2), population=count)
+    @checked(quantity=a_plain_function, groups=partial(integer, least=2), population=count)
     def sampling_error(self, quantity: Callable[[Problem], float], *, groups: int = 5, population: int | None = None) -> float:
         """Standard error of `quantity(problem)` from the data being a sample, by the delete-a-group jackknife.
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, instance, integer, one_or_each, whole
+from theodolite.arguments import about, checked, instance, one_or_each, whole
 from theodolite.operators.autograd.graphs import Keep, available_bytes
 from theodolite.operators.base import LinearOperator
 from theodolite.operators.gauss_newton import JacobianOperator, jacobian
 from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker
 from theodolite.problem import Batch, Problem
-from theodolite.problem.arguments import a_model, of_dimensions
+from theodolite.problem.arguments import a_model_or_problem, of_dimensions, some_inputs
 from theodolite.problem.tensors import bytes_of
 from theodolite.results import Cost
 
@@ -26,7 +25,9 @@ SAMPLES = 256
 CHECKED = 8
 
 
-@checked(outputs=one_or_each(partial(integer, wanted="whole numbers")), memory_budget=whole)
+@checked(
+    model_or_problem=a_model_or_problem, inputs=some_inputs, other=some_inputs, outputs=one_or_each(whole), memory_budget=whole
+)
 def tangent_kernel(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,
@@ -61,7 +62,8 @@ def tangent_kernel(
     budget = available_bytes(problem.device) // 4 if memory_budget is None else memory_budget
     width = _block_size(maker, whole[0], budget)
     if other is not None:
-        return _between(maker, _cut(whole, width), _cut([problem.batch_of(other)], width), budget)
+        with about("other"):
+            return _between(maker, _cut(whole, width), _cut([problem.batch_of(other, "other")], width), budget)
     return _symmetric(maker, _cut(whole, width), budget)
 
 
@@ -141,7 +143,7 @@ class TangentKernelOperator(LinearOperator):
         return self.jacobian.cost()
 
 
-@checked(memory_budget=whole)
+@checked(model_or_problem=a_model_or_problem, inputs=some_inputs, memory_budget=whole)
 def tangent_kernel_operator(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,
@@ -169,7 +171,6 @@ def as_problem(model_or_problem: nn.Module | Problem, inputs: Any) -> Problem:
     """A problem as it is; a bare module on `inputs` in eval mode, with a loss that nobody looks at."""
     if isinstance(model_or_problem, Problem):
         return model_or_problem
-    a_model("model_or_problem", model_or_problem)
     if inputs is None:
         raise ValueError("inputs is missing: a bare module needs the inputs at which its kernel is taken.")
     problem = _without_loss(model_or_problem, inputs, check=False)

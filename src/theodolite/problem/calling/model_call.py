@@ -97,7 +97,7 @@ class ModelCall:
     def _forward(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
         places = _by_place(self.model, tensors) if tensors else {}
         arguments = (self.model, places, batch.args, {**batch.kwargs, **self._extra})
-        with _plain_errors("model", batch, index):
+        with _plain_errors("model", batch, index, "" if self.loss else " With loss=None the target goes to the model too."):
             if (index in self._seen and not self._holds_tensors) or not tensors:
                 return functional_call(*arguments, tie_weights=False)
             with StandIns(tensors_of(self.model), tensors) as mode:
@@ -236,7 +236,7 @@ def _quiet_arguments(model: nn.Module) -> dict[str, Any]:
 
 
 @contextmanager
-def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
+def _plain_errors(who: str, batch: Batch, index: int, hint: str = "") -> Iterator[None]:
     """Turn torch's shape and range errors into one sentence that names the batch and what came."""
     try:
         yield
@@ -253,7 +253,6 @@ def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "not implemented" in text:
             raise
         text = text.rstrip(".")
-        hint = ""
         if "out of bounds" in text and isinstance(target, Tensor) and target.numel():
             hint = f" The targets run from {int(target.min())} to {int(target.max())}: class labels must lie in 0 .. classes-1."
         raise ValueError(f"The {who} refused batch {index} of the data (inputs: {shapes}): {text}.{hint}") from error
