@@ -88,8 +88,8 @@ RANGES: tuple[Range, ...] = (
         "classify_run.rise coherence Adam.eps cyclical_rate.low number.error with_error.error half_sum_rate.rate "
         "overfitting_dictionary.radius Fleet.train.schedule Fleet.rate stability.rate"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
-        "tol level hidden_fraction threshold train_share safe_share settled choose_dictionary.held_out dag_width.beta "
-        "in_degree_report.beta"),
+        "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta"),
+    Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "safe_share settled"),
     Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
         "quantile share probability mean_cos class_frac label_noise dampening"),
@@ -113,7 +113,8 @@ RANGES: tuple[Range, ...] = (
     Range("above 0 and below 1, also as arrays", lambda v: is_finite(v) and 0 < v < 1, "fv_bound.delta"),
     # Several of them
     Range("one or more of 1, 2, 3, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 1, v),
-        "widths sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks"),
+        "sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks cnn.widths"),
+    Range("none of 1, 2, 3, ... or more", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 1, v), "widths"),
     Range("one of 1, 2, 3, ... or several", lambda v: is_whole(v) and v >= 1, "seeds trials ntk_cnn.width ntk_fcn.width"),
     Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "top exclude labels bulk at order replicas"),
     Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
@@ -151,7 +152,7 @@ RANGES: tuple[Range, ...] = (
 _BY_NAME = {name: place for place in RANGES for name in place.names.split()}
 
 #: Arguments for which None is a choice of its own, though it is not the default.
-OPTIONAL = set("mode loss accuracy masked_loss.visible objective_and_gradient.visible Monitor.budget".split())
+OPTIONAL = set("mode loss norm accuracy masked_loss.visible objective_and_gradient.visible Monitor.budget".split())
 
 
 def keys(name: str, argument: str) -> list[str]:
