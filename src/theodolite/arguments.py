@@ -316,6 +316,29 @@ def one_or_each(rule: Rule) -> Rule:
     )
 
 
+def series(name: str, value: Any) -> list[float]:
+    """Numbers in order as floats, NaN and infinity among them: what a run went through.
+
+    >>> series("losses", [1, float("inf"), "0.5"])
+    Traceback (most recent call last):
+    ValueError: losses[2] must be a number. Got '0.5'.
+    """
+    found: list[float] = []
+    for i, entry in enumerate(sequence(name, value)):
+        number = _number(entry)
+        if number is None:
+            raise ValueError(f"{name}[{i}] must be a number. Got {shown(entry)}.")
+        found.append(number)
+    return found
+
+
+def series_with_gaps(name: str, value: Any) -> list[float | None]:
+    """The same with None where nobody looked."""
+    entries = list(sequence(name, value))
+    known = iter(series(name, [entry for entry in entries if entry is not None]))
+    return [None if entry is None else next(known) for entry in entries]
+
+
 def a_function(name: str, value: Any) -> Any:
     """Something that can be called."""
     if not callable(value):
@@ -496,12 +519,18 @@ def _index(value: Any) -> int | None:
         return None
 
 
+def _number(value: Any) -> float | None:
+    """The value as a float, NaN and infinity too; None where it is no number."""
+    try:
+        return None if isinstance(value, str | bool | complex) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
 def _real(value: Any) -> float:
     """The value as a float, of whatever real type it is; NaN where it is no number."""
-    try:
-        return math.nan if isinstance(value, str | bool | complex) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return math.nan
+    found = _number(value)
+    return math.nan if found is None else found
 
 
 def _ndim(value: Any) -> int:

@@ -34,6 +34,13 @@ def is_finite_tensor(value: Any) -> bool:
     return is_tensor(value) and bool(torch.isfinite(value).all())
 
 
+def entries_of(value: Any) -> Tensor:
+    """The entries of a finite number or tensor; NaN, which lies in no range, for anything else."""
+    if is_finite_tensor(value):
+        return value  # type: ignore[no-any-return]
+    return torch.tensor(float(value) if is_finite(value) else math.nan, dtype=torch.float64)
+
+
 @dataclass(frozen=True)
 class Range:
     """Values with their words. `bounded`: there is a largest one, by what the other arguments hold."""
@@ -54,7 +61,7 @@ RANGES: tuple[Range, ...] = (
         "inputs width depth heads kv_heads hidden vocabulary dim length neurons in_degree conv1 conv2 fc1 fc2 patch "
         "residuals contexts words bulk_words label_words side size columns count bins limit samples batch outputs eval_size "
         "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms omp_threshold.atoms "
-        "omp_success_bound.atoms omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel"),
+        "omp_success_bound.atoms hessian_structure.k compare.k compare_layers.k track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
         "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
     Range("0, 1, 2, ...", lambda v: is_whole(v) and v >= 0,
@@ -67,7 +74,7 @@ RANGES: tuple[Range, ...] = (
     Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "n_train n_test transfer_certificate.top", bounded=True),
     Range("2, 3, ...", lambda v: is_whole(v) and v >= 2,
-        "period groups outlier_count.classes hessian_structure.classes ntk_cnn.depth"),
+        "period groups ntk_cnn.depth"),
     Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),
     Range("a place: 0, 1, ... below what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "output index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
@@ -80,9 +87,10 @@ RANGES: tuple[Range, ...] = (
     # Real numbers
     Range("above 0 and finite", lambda v: is_finite(v) and v > 0,
         "bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
-        "largest_test_input memory budget rotary_base eps mlp_ratio floor own multiple penalty norm fv_bound.c "
+        "largest_test_input memory budget rotary_base eps floor own multiple penalty norm fv_bound.c "
         "silencing_shift.slack finite_difference_product.step density.width scaled.std schedule oracle_risks.scale "
         "planted_samples.scale clip step_decay.factor"),
+    Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
         "slack tolerance eta until Fleet.train.until spread ridge noise gamma weight_decay scale std within offset kernel_fall final rms "
         "classify_run.rise coherence Adam.eps cyclical_rate.low number.error with_error.error half_sum_rate.rate "
@@ -106,10 +114,13 @@ RANGES: tuple[Range, ...] = (
         "one_example.g one_example.kernel one_example.rate one_example.y one_example.c one_example_step.y one_example_step.c "
         "one_example_step.rate pure_quadratic.g pure_quadratic.kernel pure_quadratic.rate pure_quadratic.gamma "
         "pure_quadratic.norm unit_sigma.g unit_sigma.kernel unit_sigma.rate unit_sigma.y unit_sigma.c0 unit_sigma.gamma"),
-    Range("from 0 to 1, also as tensors", lambda v: is_finite(v) and 0 <= v <= 1, "rare_word_kl.probability"),
-    Range("0 or more, also as arrays", lambda v: is_finite(v) and v >= 0,
-        "fv_bound.beta hold.distance hold.stability convex_bounds.visits"),
-    Range("1 or more, also as arrays", lambda v: is_finite(v) and v >= 1, "fv_bound.m"),
+    Range("from 0 to 1, also as tensors", lambda v: bool(((entries_of(v) >= 0) & (entries_of(v) <= 1)).all()), "rare_word_kl.probability"),
+    Range("0 or more, also as arrays", lambda v: bool((entries_of(v) >= 0).all()), "fv_bound.beta hold.distance hold.stability"),
+    Range("0 or more, what a float counts exactly", lambda v: bool(((entries_of(v) >= 0) & (entries_of(v) < 2**53)).all()),
+        "convex_bounds.visits"),
+    Range("1 or more, also as arrays", lambda v: bool((entries_of(v) >= 1).all()), "fv_bound.m"),
+    Range("above 0, also as arrays", lambda v: bool((entries_of(v) > 0).all()),
+        "convex_bounds.rate"),
     Range("above 0 and below 1, also as arrays", lambda v: is_finite(v) and 0 < v < 1, "fv_bound.delta"),
     # Several of them
     Range("one or more of 1, 2, 3, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 1, v),
@@ -135,7 +146,9 @@ RANGES: tuple[Range, ...] = (
     # Tensors: of any shape, or of one that the other arguments set; of a run that may have blown up
     Range("a tensor of finite numbers of any shape", is_finite_tensor,
         "silencing_shift.logits silencing_shift.thresholds largest_norm.inputs largest_smoothness.inputs"),
-    Range("a tensor of any numbers, which are only arranged", is_tensor, "Problem.split.vector"),
+    Range("a tensor of any numbers, which are only arranged or copied", is_tensor, "Problem.split.vector"),
+    Range("tensors of any numbers by name, which are only copied", lambda v: isinstance(v, dict) and all(map(is_tensor, v.values())),
+        "load_weights.weights"),
     Range("a tensor, NaN where a run has blown up", is_tensor,
         "class_eigenvalues.u class_eigenvalues.v class_eigenvalues.u0 gated_kernel.u gated_kernel.v gated_kernel.gate "
         "gated_kernel.x gated_output.u gated_output.v gated_output.gate gated_output.x quadratic_step.residual "

@@ -143,6 +143,8 @@ def _check(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     for name, value in weights.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"weights must map names to tensors; {name} is a {type(value).__name__} (torch.from_numpy helps).")
+        if value.is_meta:
+            raise ValueError(f"weights: {name} lies on the meta device and has no values.")
     given = {id(own[name]) for name in weights if name in own}
     missing = [name for name, value in own.items() if id(value) not in given and not name.endswith(_MAY_LACK)]
     unexpected = [name for name in weights if name not in own]

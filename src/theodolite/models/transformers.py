@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, positive, positive_integers
+from theodolite.arguments import checked, number_in, positive, positive_integers
 from theodolite.models.initialisation import LAYER_INITS, TOKEN_INITS, construct, image_sizes
 from theodolite.models.initialisation import activation as make_activation
 
@@ -241,7 +241,7 @@ class ViT(nn.Module):
         return self.head(self.norm(x[:, 0]))
 
 
-@checked(image=image_sizes, mlp_ratio=positive)
+@checked(image=image_sizes, mlp_ratio=number_in(above=0, most=1000))
 def vision_transformer(
     image: tuple[int, int, int] = (3, 32, 32),
     patch: int = 4,

@@ -8,11 +8,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import finite, shown
+from theodolite.arguments import finite, number_in, shown
 from theodolite.errors import ArgumentError, NonFiniteError
 from theodolite.problem.tensors import named_tensors
 
@@ -162,11 +163,6 @@ def a_finite_tensor(name: str, value: Any) -> Tensor:
     return tensor
 
 
-def finite_if_tensor(name: str, value: Any) -> Any:
-    """Anything, but of tensors only finite ones."""
-    return a_finite_tensor(name, value) if isinstance(value, Tensor) else value
-
-
 def of_dimensions(*counts: int, finite: bool = True) -> Callable[[str, Any], Tensor]:
     """A rule for tensors of so many dimensions, finite ones where nothing else is said.
 
@@ -204,6 +200,31 @@ def tensors_fit(function: Callable[P, R]) -> Callable[P, R]:
 def numbers(name: str, value: Any) -> Any:
     """A finite number, or a tensor of such."""
     return a_finite_tensor(name, value) if isinstance(value, Tensor) else finite(name, value)
+
+
+def numbers_in(**ends: float) -> Callable[[str, Any], Any]:
+    """A rule as `number_in` for a number, or for every entry of an array or a tensor, none of which is empty.
+
+    >>> numbers_in(least=1)("m", [100, 0])
+    Traceback (most recent call last):
+    ValueError: m must hold numbers of at least 1. Got [100, 0].
+    """
+    rule = number_in(**ends)
+
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor | np.ndarray | list | tuple) or not np.ndim(value):
+            return rule(name, value)
+        entries = torch.as_tensor(np.asarray(value, dtype=np.float64)) if not isinstance(value, Tensor) else a_tensor(name, value)
+        if not entries.numel():
+            raise ValueError(f"{name} must hold at least one number. Got {shown(value)}.")
+        for extreme in (entries.double().min(), entries.double().max()):  # both are NaN where an entry is
+            try:
+                rule(name, float(extreme))
+            except ValueError as error:
+                raise ValueError(f"{str(error).split('. Got')[0].replace('be a number', 'hold numbers')}. Got {shown(value)}.") from None
+        return value
+
+    return check
 
 
 def a_device(name: str, value: Any) -> torch.device:

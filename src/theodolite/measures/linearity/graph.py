@@ -71,8 +71,8 @@ class Graph:
             index = {name: i for i, name in enumerate(labels)}
             pairs, more = ([(index[u], index[v]) for u, v in part] for part in (pairs, more))
             vertices = len(labels)
-        edges = edges if isinstance(edges, Tensor) else _table(pairs)
-        skips = skips if isinstance(skips, Tensor) else _table(more)
+        edges = _whole_numbers("edges", edges) if isinstance(edges, Tensor) else _table(pairs)
+        skips = _whole_numbers("skips", skips) if isinstance(skips, Tensor) else _table(more)
         count = 1 + max((int(part.max()) for part in (edges, skips) if len(part)), default=-1)
         return cls(
             count if vertices is None else vertices,
@@ -88,7 +88,7 @@ class Graph:
     def __post_init__(self) -> None:
         """Refuse what no network can have."""
         for name, table in (("edges", self.edges), ("skips", self.skips)):
-            if table.ndim != 2 or table.shape[1] != 2 or table.dtype != torch.int64 or table.is_meta:
+            if _whole_numbers(name, table).ndim != 2 or table.shape[1] != 2:
                 raise ValueError(f"{name} must be pairs of whole numbers. Got {table.dtype} of shape {tuple(table.shape)}.")
             if not self._holds(table):
                 span = f"{int(table.min())} .. {int(table.max())}"
@@ -199,6 +199,12 @@ def layer_index(vertices: int, edges: Tensor) -> Tensor:
             return layers
         layers = further
     raise ValueError("The edges close a cycle: a feed-forward network needs a directed acyclic graph.")
+
+
+def _whole_numbers(name: str, table: Tensor) -> Tensor:
+    if table.dtype != torch.int64 or table.is_meta:
+        raise ValueError(f"{name} must be pairs of whole numbers. Got {table.dtype} numbers, {shown(table)}.")
+    return table
 
 
 def _pair(name: str, pair: Any) -> tuple[Any, Any]:
