@@ -60,14 +60,14 @@ RANGES: tuple[Range, ...] = (
         "angles population patience settle spike_events.window segments pairs pool projections workers threads classes channels "
         "inputs width depth heads kv_heads hidden vocabulary dim length neurons in_degree conv1 conv2 fc1 fc2 patch "
         "residuals contexts words bulk_words label_words side size columns count bins limit samples batch outputs eval_size "
-        "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms omp_threshold.atoms "
-        "omp_success_bound.atoms hessian_structure.k compare.k compare_layers.k track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel"),
+        "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms dense.atoms omp_threshold.atoms "
+        "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
         "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
     Range("0, 1, 2, ...", lambda v: is_whole(v) and v >= 0,
         "memory_budget hold_bytes directions drop_first rounds rows expansions resamples paths check_steps best_step step "
         "first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
-        "SparseCodes.dense.atoms anchor_clusters.top compare_prompts.top "
+        "anchor_clusters.top compare_prompts.top "
         # 0 takes no step
         "expected_regime.steps visiting_steps.steps class_orbit.steps descend.steps one_example.steps pure_quadratic.steps "
         "unit_sigma.steps raises"),
@@ -83,7 +83,7 @@ RANGES: tuple[Range, ...] = (
         "AnchorProbe.histogram.top AnchorProbe.vector.top plot_log_partitions.top", bounded=True),
     Range("a seed of torch: from -2^63 to 2^64 - 1", is_whole, "seed init_seed order_seed pair_seed train.seed"),
     Range("a seed of NumPy: from 0 to 2^32 - 1", lambda v: is_whole(v) and v >= 0,
-        "random_state rng order_seeds Fleet.train.order_seeds anchor_clusters.seed"),
+        "random_state rng order_seeds Fleet.train.order_seeds"),
     # Real numbers
     Range("above 0 and finite", lambda v: is_finite(v) and v > 0,
         "bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
@@ -92,25 +92,25 @@ RANGES: tuple[Range, ...] = (
         "planted_samples.scale clip step_decay.factor"),
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
-        "slack tolerance eta until Fleet.train.until spread ridge noise gamma weight_decay scale std within offset kernel_fall final rms "
-        "classify_run.rise coherence Adam.eps cyclical_rate.low number.error with_error.error half_sum_rate.rate "
+        "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma weight_decay scale std within offset kernel_fall final rms "
+        "classify_run.rise Adam.eps cyclical_rate.low number.error with_error.error half_sum_rate.rate "
         "overfitting_dictionary.radius Fleet.train.schedule Fleet.rate stability.rate"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
         "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta"),
     Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "safe_share settled"),
-    Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out"),
+    Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out quantile"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
-        "quantile share probability mean_cos class_frac label_noise dampening"),
+        "share coherence probability mean_cos class_frac label_noise dampening"),
     Range("above 1 and finite", lambda v: is_finite(v) and v > 1, "ratio rise"),
     Range("1 or more and finite", lambda v: is_finite(v) and v >= 1, "recovered"),
     Range("finite", is_finite,
-        "shift train.until train_shift strength center margin mean bound reference.x value exact_anchor_world.level displacement.c "
+        "shift train.until strength center margin mean bound reference.x value exact_anchor_world.level displacement.c "
         "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate reduced_step.w "
         "experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v bilinear_problem.target "
         "number.value with_error.value scaled.mean"),
     Range("a number, NaN where it has blown up", lambda v: isinstance(v, float | int), "Monitor.observe.value"),
     Range("finite, also as tensors that broadcast", lambda v: is_finite(v) or is_finite_tensor(v),
-        "class_orbit.rate descend.rate top_direction.rate rare_word_kl.strength shift_logits.shift shift_log_linear.shift "
+        "class_orbit.rate GeneralQuadratic.step.y descend.rate top_direction.rate rare_word_kl.strength shift_logits.shift shift_log_linear.shift "
         "one_example.g one_example.kernel one_example.rate one_example.y one_example.c one_example_step.y one_example_step.c "
         "one_example_step.rate pure_quadratic.g pure_quadratic.kernel pure_quadratic.rate pure_quadratic.gamma "
         "pure_quadratic.norm unit_sigma.g unit_sigma.kernel unit_sigma.rate unit_sigma.y unit_sigma.c0 unit_sigma.gamma"),
@@ -127,7 +127,8 @@ RANGES: tuple[Range, ...] = (
         "sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks cnn.widths"),
     Range("none of 1, 2, 3, ... or more", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 1, v), "widths"),
     Range("one of 1, 2, 3, ... or several", lambda v: is_whole(v) and v >= 1, "seeds trials ntk_cnn.width ntk_fcn.width"),
-    Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "top exclude labels bulk at order replicas"),
+    Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "top labels bulk at order replicas"),
+    Range("one of 0, 1, 2, ... or several, or none", lambda v: v == [] or (is_whole(v) and v >= 0), "exclude"),
     Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
     Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
         "rates ratios eigenvalues power_law.x power_law.y panels.size log_log.window"),
@@ -144,8 +145,10 @@ RANGES: tuple[Range, ...] = (
     Range("what stands for each, of any kind", lambda v: isinstance(v, list), "track_eigenpairs.labels"),
     Range("true or false, or none", lambda v: v == [], "exceeded"),
     # Tensors: of any shape, or of one that the other arguments set; of a run that may have blown up
+    Range("logits of any shape, −inf for words that are never said", lambda v: is_tensor(v) and not bool(torch.isnan(v).any()),
+        "rare_word_logits.logits shift_logits.logits"),
     Range("a tensor of finite numbers of any shape", is_finite_tensor,
-        "silencing_shift.logits silencing_shift.thresholds largest_norm.inputs largest_smoothness.inputs"),
+        "class_orbit.v silencing_shift.logits silencing_shift.thresholds largest_norm.inputs largest_smoothness.inputs"),
     Range("a tensor of any numbers, which are only arranged or copied", is_tensor, "Problem.split.vector"),
     Range("tensors of any numbers by name, which are only copied", lambda v: isinstance(v, dict) and all(map(is_tensor, v.values())),
         "load_weights.weights"),
@@ -153,7 +156,7 @@ RANGES: tuple[Range, ...] = (
         "class_eigenvalues.u class_eigenvalues.v class_eigenvalues.u0 gated_kernel.u gated_kernel.v gated_kernel.gate "
         "gated_kernel.x gated_output.u gated_output.v gated_output.gate gated_output.x quadratic_step.residual "
         "quadratic_step.jacobian quadratic_step.curved reduced_step.u reduced_step.v one_example_step.g "
-        "one_example_step.kernel"),
+        "one_example_step.kernel top_direction.next_kernel top_direction.residual top_direction.next_residual"),
     # Not numbers
     Range("a text", lambda v: isinstance(v, str),
         "name title xlabel ylabel label target purpose prefix optimizer regime_diagram.optimizer facts text"),
@@ -165,7 +168,7 @@ RANGES: tuple[Range, ...] = (
 _BY_NAME = {name: place for place in RANGES for name in place.names.split()}
 
 #: Arguments for which None is a choice of its own, though it is not the default.
-OPTIONAL = set("mode loss norm accuracy masked_loss.visible objective_and_gradient.visible Monitor.budget".split())
+OPTIONAL = set("mode loss norm restricted.words accuracy masked_loss.visible objective_and_gradient.visible Monitor.budget".split())
 
 
 def keys(name: str, argument: str) -> list[str]:

@@ -155,6 +155,23 @@ def a_tensor(name: str, value: Any) -> Tensor:
     return value
 
 
+def without_nan(name: str, value: Any) -> Tensor:
+    """A tensor that may hold infinity, such as the logits of words that are never said, and no NaN."""
+    tensor = a_tensor(name, value)
+    if bool(torch.isnan(tensor).any()):
+        raise ValueError(f"{name} must hold numbers. Got {shown(tensor)} with NaN in it.")
+    return tensor
+
+
+def as_finite_tensor(name: str, value: Any) -> Tensor:
+    """A tensor, an array or nested lists of finite numbers, as a tensor."""
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ArgumentError(f"{name} must be a tensor or an array. Got {shown(value)}.") from None
+    return a_finite_tensor(name, tensor)
+
+
 def a_finite_tensor(name: str, value: Any) -> Tensor:
     """A tensor that holds finite numbers."""
     tensor = a_tensor(name, value)
