@@ -59,7 +59,7 @@ RANGES: tuple[Range, ...] = (
         "batches anchors context stride max_positions chunk n_components n_init masks score_masks n m "
         "angles population patience settle spike_events.window segments pairs pool projections workers threads classes channels "
         "inputs width depth heads kv_heads hidden vocabulary dim length neurons in_degree conv1 conv2 fc1 fc2 patch "
-        "residuals contexts words bulk_words label_words side size columns count bins limit samples batch outputs eval_size "
+        "residuals contexts words bulk_words label_words size columns count bins limit samples batch outputs eval_size per_class "
         "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms dense.atoms omp_threshold.atoms "
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
@@ -74,7 +74,7 @@ RANGES: tuple[Range, ...] = (
     Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "n_train n_test transfer_certificate.top", bounded=True),
     Range("2, 3, ...", lambda v: is_whole(v) and v >= 2,
-        "period groups ntk_cnn.depth"),
+        "period groups side exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim ntk_cnn.depth"),
     Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),
     Range("a place: 0, 1, ... below what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "output index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
@@ -93,8 +93,8 @@ RANGES: tuple[Range, ...] = (
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
         "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma weight_decay scale std within offset kernel_fall final rms "
-        "classify_run.rise Adam.eps cyclical_rate.low number.error with_error.error half_sum_rate.rate "
-        "overfitting_dictionary.radius Fleet.train.schedule Fleet.rate stability.rate"),
+        "classify_run.rise Adam.eps cyclical_rate.low with_error.error half_sum_rate.rate "
+        "overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule Fleet.rate stability.rate"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
         "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta"),
     Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "safe_share settled"),
@@ -107,7 +107,7 @@ RANGES: tuple[Range, ...] = (
         "shift train.until strength center margin mean bound reference.x value exact_anchor_world.level displacement.c "
         "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate reduced_step.w "
         "experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v bilinear_problem.target "
-        "number.value with_error.value scaled.mean"),
+        "with_error.value scaled.mean"),
     Range("a number, NaN where it has blown up", lambda v: isinstance(v, float | int), "Monitor.observe.value"),
     Range("finite, also as tensors that broadcast", lambda v: is_finite(v) or is_finite_tensor(v),
         "class_orbit.rate GeneralQuadratic.step.y descend.rate top_direction.rate rare_word_kl.strength shift_logits.shift shift_log_linear.shift "
@@ -131,7 +131,8 @@ RANGES: tuple[Range, ...] = (
     Range("one of 0, 1, 2, ... or several, or none", lambda v: v == [] or (is_whole(v) and v >= 0), "exclude"),
     Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
     Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
-        "rates ratios eigenvalues power_law.x power_law.y panels.size log_log.window"),
+        "rates ratios power_law.x power_law.y panels.size log_log.window"),
+    Range("one or more of 0 or more", lambda v: is_list_of(lambda w: is_finite(w) and w >= 0, v), "eigenvalues"),
     Range("one or more of finite numbers", lambda v: is_list_of(is_finite, v),
         "a b g nodes guides limits correlation_of.x correlation_of.y alphas span.x quantiles betas"),
     Range("losses of a run, NaN where it has blown up", lambda v: isinstance(v, list) and len(v) > 0,
@@ -140,6 +141,9 @@ RANGES: tuple[Range, ...] = (
         "Monitor.observe.batch"),
     Range("data, which may not fit the model that is still to come", lambda v: isinstance(v, tuple) and all(map(is_finite_tensor, v)),
         "Monitor.probe"),
+    Range("jobs, or none", lambda v: v == [], "run_all.jobs finish_all.jobs"),
+    Range("rows, or none", lambda v: v == [], "html_table.rows"),
+    Range("a path", lambda v: isinstance(v, str), "folder path"),
     Range("lists of finite numbers", lambda v: False, "values_per_pair"),
     Range("pairs of places", lambda v: v == [], "skips"),
     Range("what stands for each, of any kind", lambda v: isinstance(v, list), "track_eigenpairs.labels"),
@@ -160,7 +164,7 @@ RANGES: tuple[Range, ...] = (
     # Not numbers
     Range("a text", lambda v: isinstance(v, str),
         "name title xlabel ylabel label target purpose prefix optimizer regime_diagram.optimizer facts text"),
-    Range("a function", callable, "batch_weight features product loss"),
+    Range("a function", callable, "batch_weight features product loss task work"),
     Range("a function, or a finite number", lambda v: callable(v) or is_finite(v), "shifted_module.shift"),
     Range("a model", lambda v: isinstance(v, nn.Module), "model model_or_problem"),
 )  # fmt: skip
@@ -168,7 +172,7 @@ RANGES: tuple[Range, ...] = (
 _BY_NAME = {name: place for place in RANGES for name in place.names.split()}
 
 #: Arguments for which None is a choice of its own, though it is not the default.
-OPTIONAL = set("mode loss norm restricted.words accuracy masked_loss.visible objective_and_gradient.visible Monitor.budget".split())
+OPTIONAL = set("within.value relative.value mode loss norm restricted.words accuracy masked_loss.visible objective_and_gradient.visible Monitor.budget".split())
 
 
 def keys(name: str, argument: str) -> list[str]:

@@ -106,6 +106,18 @@ def choice_rows() -> list[dict[str, Any]]:
     return [one, {**one, "n_components": 20, "hidden_error": 0.4}]
 
 
+@functools.cache
+def pictures() -> Path:
+    """A folder with five small pictures of each of two classes."""
+    from matplotlib.image import imsave
+
+    for name in "ab":
+        (folder() / "pictures" / name).mkdir(parents=True, exist_ok=True)
+        for i in range(5):
+            imsave(folder() / "pictures" / name / f"{i}.png", numbers(4, 4).numpy())
+    return folder() / "pictures"
+
+
 def axes() -> Any:
     return plots.panels(1)[1][0]
 
@@ -224,7 +236,6 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
     "measures.stability.StabilityResult.values": lambda: {"quantity": "stab", "trial": 0, "step": 3},
     "measures.quadratic_models.GeneralQuadratic.step": lambda: {"x": numbers(2, 3), "y": numbers(2), "rate": 0.1},
     "results.html_table": lambda: {"rows": [{"a": 1}], "limit": 5},
-    "results.number": lambda: {"value": 0.5, "error": 0.1},
     # Models and graphs
     "models.cnn_graph": lambda: {"length": 4, "widths": [2], "outputs": 1, "channels": 1, "kernel": 3},
     "models.densenet_graph": lambda: {"inputs": 2, "widths": [2], "outputs": 1},
@@ -271,6 +282,7 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
     "data.Documents.bag_of_words": lambda: {"size": 3},
     "data.Text.vocabulary": lambda: {"size": 3},
     "data.load": lambda: {"name": "digits"},
+    "data.image_folder": lambda: {"folder": pictures(), "size": 4, "per_class": 1},
     "data.generators.exact_anchor_world": lambda: {"contexts": 3, "dim": 4, "label_words": 2, "bulk_words": 3, "level": -1.0,
         "scale": 1.0, "seed": 0},
     "data.generators.gaussian_classes": lambda: {"n": 4, "dim": 2, "margin": 1.2, "seed": 0},
