@@ -93,7 +93,7 @@ RANGES: tuple[Range, ...] = (
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
         "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma weight_decay scale std within offset kernel_fall final rms "
-        "classify_run.rise Adam.eps cyclical_rate.low with_error.error half_sum_rate.rate "
+        "classify_run.rise Adam.eps cyclical_rate.low half_sum_rate.rate "
         "overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule Fleet.rate stability.rate"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
         "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta"),
@@ -108,6 +108,7 @@ RANGES: tuple[Range, ...] = (
         "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate reduced_step.w "
         "experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v bilinear_problem.target "
         "with_error.value scaled.mean"),
+    Range("0 or more, NaN where there is none", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and not v < 0, "with_error.error"),
     Range("a number, NaN where it has blown up", lambda v: isinstance(v, float | int), "Monitor.observe.value"),
     Range("finite, also as tensors that broadcast", lambda v: is_finite(v) or is_finite_tensor(v),
         "class_orbit.rate GeneralQuadratic.step.y descend.rate top_direction.rate rare_word_kl.strength shift_logits.shift shift_log_linear.shift "
@@ -131,10 +132,14 @@ RANGES: tuple[Range, ...] = (
     Range("one of 0, 1, 2, ... or several, or none", lambda v: v == [] or (is_whole(v) and v >= 0), "exclude"),
     Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
     Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
-        "rates ratios power_law.x power_law.y panels.size log_log.window"),
+        "rates ratios panels.size"),
+    Range("two numbers, the smaller first; infinite ends reach the edge", lambda v: False, "limits quantiles log_log.window span.x"),
+    Range("numbers, some of which may be missing", lambda v: isinstance(v, list) and all(isinstance(w, float) for w in v),
+        "nodes correlation_of.x correlation_of.y power_law.x power_law.y"),
+    Range("slopes, or none", lambda v: v == [], "guides"),
     Range("one or more of 0 or more", lambda v: is_list_of(lambda w: is_finite(w) and w >= 0, v), "eigenvalues"),
     Range("one or more of finite numbers", lambda v: is_list_of(is_finite, v),
-        "a b g nodes guides limits correlation_of.x correlation_of.y alphas span.x quantiles betas"),
+        "a b g alphas betas"),
     Range("losses of a run, NaN where it has blown up", lambda v: isinstance(v, list) and len(v) > 0,
         "trace losses classify_run.kernel spike_events.kernel"),
     Range("a batch; one that holds NaN is diagnosed", lambda v: v == [] or (isinstance(v, tuple) and all(map(is_tensor, v))),
@@ -154,6 +159,9 @@ RANGES: tuple[Range, ...] = (
     Range("a tensor of finite numbers of any shape", is_finite_tensor,
         "class_orbit.v silencing_shift.logits silencing_shift.thresholds largest_norm.inputs largest_smoothness.inputs"),
     Range("a tensor of any numbers, which are only arranged or copied", is_tensor, "Problem.split.vector"),
+    Range("a matrix; entries that are not finite are shown as such", lambda v: all(map(is_tensor, v.values() if isinstance(v, dict) else [v])),
+        "matrix.values leading_blocks.matrices"),
+    Range("keys of any kind", lambda v: isinstance(v, list | Tensor), "looks.keys"),
     Range("tensors of any numbers by name, which are only copied", lambda v: isinstance(v, dict) and all(map(is_tensor, v.values())),
         "load_weights.weights"),
     Range("a tensor, NaN where a run has blown up", is_tensor,
@@ -162,17 +170,34 @@ RANGES: tuple[Range, ...] = (
         "quadratic_step.jacobian quadratic_step.curved reduced_step.u reduced_step.v one_example_step.g "
         "one_example_step.kernel top_direction.next_kernel top_direction.residual top_direction.next_residual"),
     # Not numbers
-    Range("a text", lambda v: isinstance(v, str),
-        "name title xlabel ylabel label target purpose prefix optimizer regime_diagram.optimizer facts text"),
+    Range("a text", lambda v: isinstance(v, str), "name target purpose prefix optimizer"),
     Range("a function", callable, "batch_weight features product loss task work"),
     Range("a function, or a finite number", lambda v: callable(v) or is_finite(v), "shifted_module.shift"),
     Range("a model", lambda v: isinstance(v, nn.Module), "model model_or_problem"),
 )  # fmt: skip
 
+#: Arguments that are shown as texts, whatever they are: no value is bad here.
+SHOWN = set(["title", "xlabel", "ylabel", "label", "ends", "regime_diagram.optimizer"])
+
 _BY_NAME = {name: place for place in RANGES for name in place.names.split()}
 
 #: Arguments for which None is a choice of its own, though it is not the default.
-OPTIONAL = set("within.value relative.value mode loss norm restricted.words accuracy masked_loss.visible objective_and_gradient.visible Monitor.budget".split())
+OPTIONAL = set(
+    [
+        "band",
+        "center",
+        "within.value",
+        "relative.value",
+        "mode",
+        "loss",
+        "norm",
+        "restricted.words",
+        "accuracy",
+        "masked_loss.visible",
+        "objective_and_gradient.visible",
+        "Monitor.budget",
+    ]
+)
 
 
 def keys(name: str, argument: str) -> list[str]:

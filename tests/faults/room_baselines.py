@@ -27,7 +27,6 @@ from tests.faults.baselines import (
     problem,
     sgd,
     stability_rows,
-    structure,
     symmetric,
 )
 from theodolite import plots
@@ -84,7 +83,9 @@ def opened_engine(**given: Any) -> Any:
 
 
 def rows() -> list[dict[str, Any]]:
-    return [{"x": x, "y": 2.0 * x, "low": x - 0.5, "high": x + 0.5, "error": 0.1, "of": of} for x in (1.0, 2.0, 3.0) for of in "ab"]
+    return [
+        {"x": x, "y": 2.0 * x, "low": x - 0.5, "high": x + 0.5, "error": 0.1, "of": of} for x in (1.0, 2.0, 3.0) for of in "ab"
+    ]
 
 
 def path_rows() -> list[dict[str, Any]]:

@@ -17,10 +17,23 @@ BASELINES: dict[str, Callable[[], Arguments]] = {**baselines.BASELINES, **room_b
 #: Names that stand for something done after the call.
 STAND_INS: dict[str, Callable[..., Any]] = {**baselines.STAND_INS, **room_baselines.STAND_INS}
 
-_MEASURES = ("hessian dynamics kernel linearity features anchors dictionary stability quadratic_models audit mode_connectivity")
+_MEASURES = "hessian dynamics kernel linearity features anchors dictionary stability quadratic_models audit mode_connectivity"
 _ROOMS = [
-    *"problem operators linalg training monitors plots models data data.generators runners experiments results".split(),
-    *"report instruments testing".split(),
+    *[
+        "problem",
+        "operators",
+        "linalg",
+        "training",
+        "monitors",
+        "plots",
+        "models",
+        "data",
+        "data.generators",
+        "runners",
+        "experiments",
+        "results",
+    ],
+    *["report", "instruments", "testing"],
     *(f"measures.{name}" for name in _MEASURES.split()),
 ]
 
@@ -91,7 +104,11 @@ def public_callables() -> set[str]:
         module = importlib.import_module(f"theodolite.{room}")
         for name in getattr(module, "__all__", None) or _own(module):
             thing = getattr(module, name)
-            if callable(thing) and getattr(thing, "__module__", "").startswith("theodolite") and getattr(thing, "__name__", name) == name:
+            if (
+                callable(thing)
+                and getattr(thing, "__module__", "").startswith("theodolite")
+                and getattr(thing, "__name__", name) == name
+            ):
                 found.setdefault(id(thing), f"{room}.{name}")
     named = {name: declared(name) for name in found.values()}
     methods = {name for owner, thing in named.items() if inspect.isclass(thing) for name in _methods(owner, thing)}
@@ -99,7 +116,9 @@ def public_callables() -> set[str]:
 
 
 def _own(module: Any) -> list[str]:
-    return [name for name, thing in vars(module).items() if name[0] != "_" and getattr(thing, "__module__", "") == module.__name__]
+    return [
+        name for name, thing in vars(module).items() if name[0] != "_" and getattr(thing, "__module__", "") == module.__name__
+    ]
 
 
 def _methods(owner: str, kind: type) -> Iterator[str]:

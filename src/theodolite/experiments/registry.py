@@ -112,7 +112,9 @@ def _registered(name: str) -> type[Figure] | None:
 
 def _unknown(name: str) -> UnknownExperimentError:
     near = ", ".join(nearest(name, names(), 3))
-    return UnknownExperimentError(f"There is no experiment of the id {name!r}. The nearest are: {near}. `theodolite list` shows all.")
+    return UnknownExperimentError(
+        f"There is no experiment of the id {name!r}. The nearest are: {near}. `theodolite list` shows all."
+    )
 
 
 def _imported(name: str, target: str) -> type[Figure]:

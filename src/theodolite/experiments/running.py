@@ -87,7 +87,9 @@ class ExperimentRun(Sequence[Verdict]):
 def _named(name: str, value: Any) -> Any:
     """An experiment by its id, or itself, or its class."""
     if not (isinstance(value, str | Figure) or (isinstance(value, type) and issubclass(value, Figure))):
-        raise TypeError(f"{name} must be the id of an experiment such as 'catapult/figure-3.3', or an Experiment. Got {shown(value)}.")
+        raise TypeError(
+            f"{name} must be the id of an experiment such as 'catapult/figure-3.3', or an Experiment. Got {shown(value)}."
+        )
     return value
 
 

@@ -30,8 +30,7 @@ def a_problem(name: str, value: Any) -> Problem:
 
     if not isinstance(value, Problem):
         raise ArgumentError(
-            f"{name} takes a theodolite.Problem, which holds model, loss and data: Problem(model, loss, data). "
-            f"{_got(value)}"
+            f"{name} takes a theodolite.Problem, which holds model, loss and data: Problem(model, loss, data). {_got(value)}"
         )
     return value
 
@@ -86,7 +85,9 @@ def a_factory(name: str, value: Any) -> Any:
 def an_optimizer(name: str, value: Any) -> Optimizer:
     """A torch optimizer, which knows its parameters; a name or a class does not."""
     if not isinstance(value, Optimizer):
-        raise ArgumentError(f"{name} must be a torch optimizer such as torch.optim.SGD(model.parameters(), lr=0.1). {_got(value)}")
+        raise ArgumentError(
+            f"{name} must be a torch optimizer such as torch.optim.SGD(model.parameters(), lr=0.1). {_got(value)}"
+        )
     return value
 
 
@@ -102,7 +103,9 @@ def some_data(name: str, value: Any) -> Any:
 
 def some_inputs(name: str, value: Any) -> Any:
     """What a model is called with: a tensor, a tuple of arguments or a mapping, with finite numbers in them."""
-    if isinstance(value, str | nn.Module) or not isinstance(value, Tensor | tuple | list | Mapping) and not hasattr(value, "__array__"):
+    if isinstance(value, str | nn.Module) or (
+        not isinstance(value, Tensor | tuple | list | Mapping) and not hasattr(value, "__array__")
+    ):
         raise ArgumentError(f"{name} must be a tensor, a tuple of arguments or a mapping. {_got(value)}")
     if isinstance(value, tuple | list | Mapping) and not any(named_tensors(value)) and not _arrays(value):
         raise ValueError(f"{name} must hold at least one tensor. Got {shown(value)}.")
@@ -238,7 +241,9 @@ def numbers_in(**ends: float) -> Callable[[str, Any], Any]:
             try:
                 rule(name, float(extreme))
             except ValueError as error:
-                raise ValueError(f"{str(error).split('. Got')[0].replace('be a number', 'hold numbers')}. Got {shown(value)}.") from None
+                raise ValueError(
+                    f"{str(error).split('. Got')[0].replace('be a number', 'hold numbers')}. Got {shown(value)}."
+                ) from None
         return value
 
     return check

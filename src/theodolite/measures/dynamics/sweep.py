@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import (
-    each,
     also_called,
     checked,
     count,
+    each,
     fraction,
     one_or_each,
     positive,

@@ -473,7 +473,9 @@ ROWS = 4096
 
 def a_gram(name: str, value: Any) -> Tensor | InputGradients:
     """An average gradient outer product, written out or as the gradients it is made of."""
-    if not isinstance(value, InputGradients) and (not isinstance(value, Tensor) or value.ndim != 2 or value.shape[0] != value.shape[1]):
+    if not isinstance(value, InputGradients) and (
+        not isinstance(value, Tensor) or value.ndim != 2 or value.shape[0] != value.shape[1]
+    ):
         raise ArgumentError(f"{name} must be a d × d tensor or InputGradients. Got {shown(value)}.")
     return value if isinstance(value, InputGradients) else a_finite_tensor(name, value)
 

@@ -253,4 +253,3 @@ def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
     beta, m, delta = (np.asarray(x, dtype=np.float64) for x in (beta, m, delta))
     bound = c * (beta * np.log(m) * np.log(m / delta) + np.sqrt(-np.log(delta)) / np.sqrt(m))
     return bound if bound.ndim else float(bound)
-

@@ -12,7 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import a_mapping, checked, choice, count, fraction, instance, nonnegative, sequence, series, shown, whole
+from theodolite.arguments import (
+    a_mapping,
+    checked,
+    choice,
+    count,
+    fraction,
+    instance,
+    nonnegative,
+    sequence,
+    series,
+    shown,
+    whole,
+)
 from theodolite.measures.fits import straight_line
 from theodolite.results import Outcome, Result, Row, fields_of
 from theodolite.text import nearest
@@ -537,7 +549,9 @@ def _table(rows: Any, *columns: str) -> list[Row]:
         missing = [row for row in table if name not in row]
         if missing:
             known = [str(column) for column in missing[0]]
-            raise ValueError(f"gap and stab must be columns of the rows. One has no {name!r}. Nearest: {', '.join(nearest(name, known))}.")
+            raise ValueError(
+                f"gap and stab must be columns of the rows. One has no {name!r}. Nearest: {', '.join(nearest(name, known))}."
+            )
     return table
 
 

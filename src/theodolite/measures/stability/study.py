@@ -82,7 +82,9 @@ class StabilityResult(Result):
     def values(self, quantity: str, *, trial: int | None = None, step: int | None = None) -> dict[int, list[float]]:
         """The pairs' values of a quantity by size; at the last checkpoint if no step is named."""
         if quantity not in self.table[0]:
-            raise ValueError(f"quantity: there is no column {quantity!r}; the nearest: {', '.join(nearest(quantity, self.table[0], 4))}.")
+            raise ValueError(
+                f"quantity: there is no column {quantity!r}; the nearest: {', '.join(nearest(quantity, self.table[0], 4))}."
+            )
         rows = of_one_checkpoint(self.rows(), trial, step)[0]
         return {m: [row[quantity] for row in rows if row["m"] == m] for m in self.sizes}
 

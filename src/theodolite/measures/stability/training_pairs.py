@@ -217,7 +217,9 @@ def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator 
 def check_size(m: Any, pool: int) -> None:
     """Refuse a training set larger than the pool."""
     if not isinstance(m, int | np.integer) or isinstance(m, bool) or not 1 <= m <= pool:
-        raise ValueError(f"A training set (sizes, or m) must hold 1 to {pool} examples, as many as the training pool has. Got {shown(m)}.")
+        raise ValueError(
+            f"A training set (sizes, or m) must hold 1 to {pool} examples, as many as the training pool has. Got {shown(m)}."
+        )
 
 
 # When an example is seen: the batches of the common order that hold a given place of the training set.
@@ -280,7 +282,9 @@ def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
         return _example_losses(loss, outputs.double(), targets.double() if targets.is_floating_point() else targets)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         text = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        raise ValueError(f"loss cannot be taken of outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {text}.") from error
+        raise ValueError(
+            f"loss cannot be taken of outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {text}."
+        ) from error
 
 
 def _example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:

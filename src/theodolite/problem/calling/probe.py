@@ -68,9 +68,7 @@ def _compare(problem: Problem, first: Evaluation, second: Evaluation) -> None:
     size = max(float(output.abs().max()), abs(loss), 1e-30)
     if gap > 1e-5 * size:
         cause = _cause(problem, _modules_that(problem, _drops))
-        raise NotRepeatableError(
-            f"Two identical evaluations differ by {gap:.2e} (the output is of size {size:.2g}). {cause}"
-        )
+        raise NotRepeatableError(f"Two identical evaluations differ by {gap:.2e} (the output is of size {size:.2g}). {cause}")
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -213,7 +213,9 @@ def atom_geometry(weight: Tensor, *, pairs: int = 100_000, seed: int = 0) -> Ato
         norms.append(rows.norm(dim=1))
     lengths = torch.cat(norms)
     if not bool(torch.isfinite(lengths).all()):
-        raise NonFiniteError(f"{int((~torch.isfinite(lengths)).sum())} of {len(lengths)} atoms, rows of weight, hold NaN or infinity.")
+        raise NonFiniteError(
+            f"{int((~torch.isfinite(lengths)).sum())} of {len(lengths)} atoms, rows of weight, hold NaN or infinity."
+        )
     values = torch.linalg.eigvalsh(gram, UPLO="U").flip(0).clamp_min(0).sqrt()
     cosines = _random_cosines(weight, lengths, pairs, seed)
     edges = torch.linspace(-1, 1, BINS + 1, dtype=torch.float64)

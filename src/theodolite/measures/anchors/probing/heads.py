@@ -91,7 +91,9 @@ def call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         if isinstance(error, torch.OutOfMemoryError | TheodoliteError) or not str(error):
             raise
         shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for _, t in named_tensors((args, kwargs)))
-        raise ValueError(f"The model refused its args of the data ({shapes}): {str(error).splitlines()[0].rstrip('.')}.") from error
+        raise ValueError(
+            f"The model refused its args of the data ({shapes}): {str(error).splitlines()[0].rstrip('.')}."
+        ) from error
 
 
 def states_of(model: nn.Module, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], number: int = 0) -> Tensor:
