@@ -1,6 +1,8 @@
 """Checks of arguments: each says what is accepted and what came.
 
-`wanted` are the words for what is accepted, where the usual ones do not say enough.
+A rule takes the name of an argument and its value, and returns the value as it is used; `checked` applies rules by name before a
+function runs. `wanted` are the words for what is accepted, where the usual ones do not say enough. What the common names mean, and
+so which numbers they take, is said in the guide (`docs/guide/python.rst`).
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sized
-from typing import Any, ParamSpec, TypeVar
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
+from theodolite.errors import TheodoliteError
 from theodolite.text import quoted
 
 T = TypeVar("T")
@@ -30,6 +35,9 @@ Rule = Callable[[str, Any], Any]
 def checked(**rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Check arguments by name before a function runs; None passes where it is the default.
 
+    Names that a function hands on (`**options`) are checked too, and where they are known (`options: Unpack[...]`, or a rule
+    `options=those_of(other)`) an unknown one is refused in the name of this function.
+
     >>> @checked(steps=count, rate=positive)
     ... def descend(rate=None, steps=1):
     ...     return rate, steps
@@ -43,13 +51,23 @@ def checked(**rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters
         places = [*parameters]
-        optional = {name for name in rules if name in parameters and parameters[name].default is None}
+        rest = next((name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD), "")
+        optional = {name for name in rules if name not in parameters or parameters[name].default is None}
+
+        @functools.cache
+        def handed_on() -> frozenset[str] | None:
+            """The names that `rest` takes; None where any goes."""
+            own = rules[rest]("", None) if rest in rules else _unpacked(function, rest)
+            return None if own is None else frozenset(own) | {*places}
 
         def check(name: str, value: Any) -> Any:
             return value if name not in rules or (value is None and name in optional) else rules[name](name, value)
 
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if rest and (known := handed_on()) is not None and (unknown := [name for name in kwargs if name not in known]):
+                near = _nearest(unknown[0], [*known])
+                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown[0]!r}{near}")
             given: Any = [check(places[min(i, len(places) - 1)], value) for i, value in enumerate(args)]
             named: Any = {name: check(name, value) for name, value in kwargs.items()}
             return function(*given, **named)
@@ -57,6 +75,43 @@ def checked(**rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return called
 
     return decorate
+
+
+def those_of(function: Callable[..., Any]) -> Rule:
+    """For `checked(options=those_of(other))`: the names that `**options` takes are the arguments of another function."""
+    return lambda name, value: inspect.signature(function).parameters
+
+
+def _unpacked(function: Callable[..., Any], rest: str) -> Iterable[str] | None:
+    """The keys of `**rest: Unpack[Keys]`, where it is written so."""
+    words = str(function.__annotations__.get(rest, ""))
+    if not words.startswith("Unpack["):
+        return None
+    return get_type_hints(function.__globals__[words.removeprefix("Unpack[").rstrip("]")], function.__globals__)
+
+
+def fields_checked(record: Any, **rules: Rule) -> None:
+    """The same for the fields of a frozen dataclass, from its `__post_init__`."""
+    for name, rule in rules.items():
+        object.__setattr__(record, name, rule(name, getattr(record, name)))
+
+
+@contextmanager
+def about(name: str) -> Iterator[None]:
+    """What is refused in here is said of the argument `name`, where the text does not name it itself.
+
+    >>> with about("train"):
+    ...     count("batch_size", 0)
+    Traceback (most recent call last):
+    ValueError: train: batch_size must be a positive integer. Got 0.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, TheodoliteError) as error:
+        text = str(error)
+        if text.startswith((f"{name}:", f"{name} ")):
+            raise
+        raise type(error)(f"{name}: {text}") from error
 
 
 def integer(name: str, value: Any, *, least: int | None = None, wanted: str | None = None) -> int:
@@ -68,10 +123,7 @@ def integer(name: str, value: Any, *, least: int | None = None, wanted: str | No
     Traceback (most recent call last):
     ValueError: steps must be a positive integer. Got 2.5.
     """
-    try:
-        found = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        found = None
+    found = _index(value)
     if found is not None and not -_LARGEST <= found <= _LARGEST:
         raise ValueError(f"{name} must be below 2^63, the largest number that indices and counts have. Got {shown(value)}.")
     if found is None or (least is not None and found < least):
@@ -102,10 +154,7 @@ def random_seed(value: Any, name: str = "seed") -> int:
     >>> random_seed(7)
     7
     """
-    try:
-        found = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        found = None
+    found = _index(value)
     if found is None:
         raise ValueError(f"{name} must be an integer. Got {shown(value)}.")
     if not -(2**63) <= found < 2**64:
@@ -183,6 +232,61 @@ def share(name: str, value: Any) -> float:
     return found
 
 
+def number_in(
+    *, above: float | None = None, least: float | None = None, below: float | None = None, most: float | None = None
+) -> Rule:
+    """A rule for finite numbers with ends, each of which is included (`least`, `most`) or not (`above`, `below`).
+
+    >>> number_in(least=0, below=1)("momentum", 1)
+    Traceback (most recent call last):
+    ValueError: momentum must be a number of at least 0 and below 1. Got 1.
+    """
+    ends = {"above {:g}": above, "of at least {:g}": least, "below {:g}": below, "at most {:g}": most}
+    words = " and ".join(text.format(end) for text, end in ends.items() if end is not None) or "that is finite"
+
+    def check(name: str, value: Any) -> float:
+        found = _real(value)
+        low = (above is None or found > above) and (least is None or found >= least)
+        if not (math.isfinite(found) and low and (below is None or found < below) and (most is None or found <= most)):
+            raise ValueError(f"{name} must be a number {words}. Got {shown(value)}.")
+        return found
+
+    return check
+
+
+def place(name: str, value: Any, there: int) -> int:
+    """The value as one of 0, 1, ... below `there`.
+
+    >>> place("layer", 3, 3)
+    Traceback (most recent call last):
+    ValueError: layer must be one of 0 .. 2. Got 3.
+    """
+    found = _index(value)
+    if found is None or not 0 <= found < there:
+        raise ValueError(f"{name} must be one of 0 .. {there - 1}. Got {shown(value)}.")
+    return found
+
+
+def up_to(name: str, value: Any, there: int, *, of: str) -> int:
+    """The value as one of 1, 2, ... up to `there`, the number `of` things.
+
+    >>> up_to("k", 4, 3, of="eigenpairs")
+    Traceback (most recent call last):
+    ValueError: k must be one of 1 .. 3, the number of eigenpairs. Got 4.
+    """
+    found = _index(value)
+    if found is None or not 1 <= found <= there:
+        raise ValueError(f"{name} must be one of 1 .. {there}, the number of {of}. Got {shown(value)}.")
+    return found
+
+
+def a_path(name: str, value: Any) -> str | os.PathLike[str]:
+    """A path, as a text or a `Path`."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be a path, as a text or a pathlib.Path. Got {shown(value)}.")
+    return value
+
+
 def each(rule: Rule) -> Rule:
     """A rule for sequences: at least one entry, each of which passes `rule`.
 
@@ -212,6 +316,29 @@ def one_or_each(rule: Rule) -> Rule:
     )
 
 
+def series(name: str, value: Any) -> list[float]:
+    """Numbers in order as floats, NaN and infinity among them: what a run went through.
+
+    >>> series("losses", [1, float("inf"), "0.5"])
+    Traceback (most recent call last):
+    ValueError: losses[2] must be a number. Got '0.5'.
+    """
+    found: list[float] = []
+    for i, entry in enumerate(sequence(name, value)):
+        number = _number(entry)
+        if number is None:
+            raise ValueError(f"{name}[{i}] must be a number. Got {shown(entry)}.")
+        found.append(number)
+    return found
+
+
+def series_with_gaps(name: str, value: Any) -> list[float | None]:
+    """The same with None where nobody looked."""
+    entries = list(sequence(name, value))
+    known = iter(series(name, [entry for entry in entries if entry is not None]))
+    return [None if entry is None else next(known) for entry in entries]
+
+
 def a_function(name: str, value: Any) -> Any:
     """Something that can be called."""
     if not callable(value):
@@ -223,6 +350,27 @@ def sequence(name: str, value: Any) -> Any:
     """A list, a tensor or another iterable of values, not a text."""
     if isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "is_meta", False):
         raise TypeError(f"{name} must be a sequence. Got {shown(value)}.")
+    return value
+
+
+def a_text(name: str, value: Any) -> str:
+    """A text, and not a number for one."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a text. Got {shown(value)}.")
+    return value
+
+
+def a_mapping(name: str, value: Any) -> Any:
+    """A dict or another mapping."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict. Got {shown(value)}.")
+    return value
+
+
+def given(name: str, value: Any) -> Any:
+    """Anything but None."""
+    if value is None:
+        raise ValueError(f"{name} must be given. Got None.")
     return value
 
 
@@ -363,12 +511,26 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, Sized) else "")
 
 
+def _index(value: Any) -> int | None:
+    """The value as an integer, of whatever integer type it is; None where it is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    """The value as a float, NaN and infinity too; None where it is no number."""
+    try:
+        return None if isinstance(value, str | bool | complex) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
 def _real(value: Any) -> float:
     """The value as a float, of whatever real type it is; NaN where it is no number."""
-    try:
-        return math.nan if isinstance(value, str | bool | complex) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return math.nan
+    found = _number(value)
+    return math.nan if found is None else found
 
 
 def _ndim(value: Any) -> int:

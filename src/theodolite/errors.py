@@ -7,6 +7,10 @@ class TheodoliteError(Exception):
     """Parent of every exception raised on purpose by this package."""
 
 
+class ArgumentError(TheodoliteError, TypeError, ValueError):
+    """An argument is of the wrong kind: a model where a problem is expected, a class, a text."""
+
+
 class NonFiniteError(TheodoliteError, ArithmeticError):
     """NaN or infinity in the data, the loss, a gradient or a product."""
 

@@ -1,13 +1,8 @@
-"""A valid call of every public function, on problems so small that each takes a moment: the table of `test_bad_arguments`.
-
-Values are made anew for each call, so no call sees what another one changed.
-"""
+"""Valid calls of measures, operators, algorithms and problems, so small that each takes a moment: the first part of the table of `signatures`."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -122,23 +117,6 @@ def on_line(**more: Any) -> Arguments:
     return {"g": 1.0, "kernel": 1.0, "rate": 0.5, "steps": 2, "until": 1e-6, **more}
 
 
-def trained_fleet(**given: Any) -> Any:
-    return th.Fleet(line, 2, loss=nn.CrossEntropyLoss(), rate=0.1).train(**given)
-
-
-def fed_monitor(**given: Any) -> Any:
-    """A monitor that has seen one step."""
-    monitor = th.Monitor(nn.MSELoss(), budget=None)
-    model = given["model"]
-    if isinstance(model, nn.Module) and next(model.parameters()).device.type != "meta":
-        nn.functional.mse_loss(model(pairs_of_data()[0]), pairs_of_data()[1]).backward()
-    try:
-        monitor.observe(**given)
-    finally:
-        monitor.close()
-    return monitor
-
-
 def fitted(**settings: Any) -> Any:
     """The estimator checks its settings when it is fitted and asked for its score, as scikit-learn has it."""
     signals = numbers(10, 6).numpy()
@@ -152,10 +130,6 @@ def measured_problem(**given: Any) -> float:
 
 #: Public callables by their place under `theodolite`, with the arguments of a valid call, all by name.
 BASELINES: dict[str, Callable[[], Arguments]] = {
-    "survey": lambda: {"problem": problem(), "lr": 0.1, "budget": 5.0, "only": ["parameters"], "name": "net",
-        "population": 100, "seed": 0},
-    "compare": lambda: {"problems": {"a": classification(), "b": classification()}, "k": 2, "tol": 1e-2, "path": False,
-        "seed": 0},
     "Problem": lambda: {"model": network(), "loss": nn.MSELoss(), "data": pairs_of_data(), "params": "*", "mode": "eval",
         "batch_weight": [1.0], "target": "labels", "check": True, "hold_bytes": 1000},
     "hessian": lambda: {"problem": problem(), "keep": "auto", "memory_budget": 10**6, "batched": True, "closed_form": True},
@@ -178,22 +152,9 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "find_max_learning_rate": lambda: {"problem": problem(), "low": 0.1, "high": 50.0, "tol": 0.5, "steps": 3, "blown_up": 1e3},
     "catapult_sweep": lambda: {"problem": problem(), "rates": [0.1], "models": ("network",), "steps": 3, "seeds": 1,
         "test": pairs_of_data(), "ratios": (0.5,), "batch_size": 3, "every": 1, "by": "hessian"},
-    "MultiCatapult": lambda: {"model": (model := network()), "loss": nn.MSELoss(), "data": pairs_of_data(),
-        "optimizer": sgd(model),
-        "raises": 2, "ratio": 1.6, "patience": 2, "by": "hessian", "settle": 5, "mode": "eval", "seed": 0},
-    "Monitor": lambda: {"loss": nn.MSELoss(), "probe": pairs_of_data(), "budget": 0.25, "by": "hessian", "top": 1,
-        "target": "labels",
-        "seed": 0},
-    "Monitor.observe": lambda: {"step": 0, "model": (model := network()), "batch": pairs_of_data(), "optimizer": sgd(model)},
     "classify_run": lambda: {"trace": [1.0, 0.5, 0.2], "kernel": [1.0, 1.0, 1.0], "blown_up": 10.0, "rise": 0.05,
         "settled": 0.5,
         "kernel_fall": 0.01, "slack": 1e-6},
-    "train": lambda: {"model": (model := network()), "loss": nn.MSELoss(), "data": pairs_of_data(), "optimizer": sgd(model),
-        "steps": 2, "batch_size": 3, "schedule": 0.1, "until": 0.0, "clip": 1.0, "every": 1, "checkpoint_every": 1, "seed": 0},
-    "Fleet": lambda: {"factory": line, "seeds": 2, "loss": nn.CrossEntropyLoss(), "optimizer": "sgd", "rate": 0.1,
-        "momentum": 0.5,
-        "dampening": 0.0, "weight_decay": 0.0, "mode": "train", "route": "auto", "memory": 1e6, "target": "labels"},
-    "Fleet.train": lambda: {"data": labelled(), "steps": 2, "batch_size": 4, "until": 1e-3, "every": 1},
     "tangent_kernel": lambda: {"model_or_problem": network(), "inputs": numbers(3, 2), "other": numbers(2, 2), "outputs": 0,
         "memory_budget": 10**6},
     "tangent_kernel_operator": lambda: {"model_or_problem": problem(), "metric": torch.ones(17).double(), "keep": "auto",
@@ -430,58 +391,4 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
 STAND_INS: dict[str, Callable[..., Any]] = {
     "Problem": measured_problem,
     "MaskedDictionaryLearning": fitted,
-    "Fleet.train": trained_fleet,
-    "Monitor.observe": fed_monitor,
 }
-
-_RECORD = "a record that functions of the package make and users read"
-#: Public callables without a baseline, and why.
-WITHOUT: dict[str, str] = {
-    "Finding": _RECORD,
-    "Result": _RECORD,
-    "load": "its one argument is a path, whose faults are files",
-    "measures.anchors.prompted_states": "needs a tokenizer and a language model; its numbers go through `probe_states`",
-    "LinearOperator": "abstract: what its subclasses are given is tested there",
-}
-
-
-def resolve(name: str) -> Callable[..., Any]:
-    """The public callable of this name."""
-    if name in STAND_INS:
-        return STAND_INS[name]
-    room, _, last = f"theodolite.{name}".rpartition(".")
-    found: Callable[..., Any] = getattr(importlib.import_module(room), last)
-    return found
-
-
-def public_callables() -> set[str]:
-    """Names of the package's stub that can be called, and those of the rooms of operators, linalg and measures."""
-    found = {name for name in th.__all__ if callable(getattr(th, name))}
-    known = {id(getattr(th, name)) for name in found}
-    rooms = ["operators", "linalg", *(f"measures.{name}" for name in _ROOMS)]
-    for room in rooms:
-        module = importlib.import_module(f"theodolite.{room}")
-        for name in module.__all__:
-            thing = getattr(module, name)
-            if callable(thing) and id(thing) not in known and not _is_record(thing):
-                found.add(f"{room}.{name}")
-    return found
-
-
-_ROOMS = [
-    "hessian",
-    "dynamics",
-    "kernel",
-    "linearity",
-    "features",
-    "anchors",
-    "dictionary",
-    "stability",
-    "quadratic_models",
-    "audit",
-    "mode_connectivity",
-]
-
-
-def _is_record(thing: Any) -> bool:
-    return inspect.isclass(thing) and (hasattr(thing, "__dataclass_fields__") or issubclass(thing, tuple))

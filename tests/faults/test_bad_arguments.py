@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from tests.faults.baselines import BASELINES, STAND_INS, WITHOUT, public_callables, resolve
+from tests.faults.ranges import OPTIONAL, SHOWN, keys, range_of
+from tests.faults.signatures import BASELINES, STAND_INS, WITHOUT, declared, public_callables, resolve
 from theodolite.errors import TheodoliteError
 from theodolite.problem.tensors import map_tensors, named_tensors
 
@@ -43,9 +44,14 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "inf": lambda good: float("inf"),
     "-inf": lambda good: -float("inf"),
     "-1": lambda good: -1,
+    "-1e-9": lambda good: -1e-9,
     "0": lambda good: 0,
+    "1": lambda good: 1,
+    "1.0": lambda good: 1.0,
     "2.5": lambda good: 2.5,
+    "beyond": lambda good: 10**6,
     "huge": lambda good: 10**30,
+    "true": lambda good: True,
     "text": lambda good: "text",
     "none": lambda good: None,
     "empty": lambda good: [],
@@ -56,59 +62,6 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "nan list": lambda good: [float("nan")],
 }
 
-#: Values that are bad elsewhere and right here: which, and of what arguments, by name or as function.argument.
-RANGES: tuple[tuple[str, str], ...] = (
-    ("-1, 0", "seed order_seed tangent_kernel.outputs"),
-    # Counts and places that may be none.
-    ("0", "memory_budget hold_bytes output samples sample directions probes top held_out drop_first random_state init_seed "
-     "order_seed "
-     "pair_seed paths check_steps best_step safe_share rows rounds quantile word coherence epochs resamples expansions rng "
-     "overfitting_dictionary.radius "
-     "expected_regime.steps visiting_steps.steps class_orbit.steps descend.steps one_example.steps pure_quadratic.steps "
-     "unit_sigma.steps"),
-    ("0, empty", "exclude"),
-    ("empty", "stability.checkpoints layers"),
-    # Positive numbers without a bound, and those that may be 0 too.
-    ("2.5, huge", "bandwidth low high blown_up settled radius lr learning_rate penalty rise scale largest_input "
-     "largest_test_input "
-     "smoothness enough c lambda_1 critical_learning_rate.rate linearity.rate expected_regime.rate weight_linearity.rate "
-     "pl_report.rate "
-     "convex_bounds.rate silencing_shift.slack"),
-    ("0, 2.5, huge", "slack classify_run.rise kernel_fall tolerance beta eta until spread ridge noise half_sum_rate.rate "
-     "stability.rate gamma"),
-    # Any finite number, and arrays of them in formulas that broadcast.
-    ("-1, 0, 2.5, huge", "shift train_shift strength GeneralQuadratic.gamma split_loss_by_curvature.loss displacement.c "
-     "quadratic_step.rate reduced_step.w"),
-    ("-1, 0, 2.5, huge, shape", "rare_word_kl.strength class_orbit.rate descend.rate top_direction.rate one_example.g "
-     "one_example.kernel "
-     "one_example.rate one_example.y one_example.c pure_quadratic.g pure_quadratic.kernel pure_quadratic.rate "
-     "pure_quadratic.gamma "
-     "pure_quadratic.norm unit_sigma.g unit_sigma.kernel unit_sigma.rate unit_sigma.y unit_sigma.c0 unit_sigma.gamma"),
-    ("0, shape", "rare_word_kl.probability silencing_shift.logits silencing_shift.thresholds largest_norm.inputs "
-     "class_orbit.v largest_smoothness.inputs"),
-    ("inf, 0, 2.5, huge, empty, shape", "fv_bound.beta fv_bound.m fv_bound.delta visits"),
-    # Formulas pass NaN on, and one step of a run that has blown up begins at NaN.
-    ("shape, nan tensor", "kl_divergence.teacher kl_divergence.student total_variation.teacher total_variation.student "
-     "log_bulk_partition.logits rare_word_logits.logits shift_logits.logits class_eigenvalues.u class_eigenvalues.v "
-     "class_eigenvalues.u0 "
-     "gated_kernel.u gated_kernel.v gated_kernel.gate gated_kernel.x gated_output.u gated_output.v gated_output.gate "
-     "gated_output.x "
-     "quadratic_step.residual quadratic_step.jacobian quadratic_step.curved reduced_step.u reduced_step.v "
-     "top_direction.next_kernel "
-     "top_direction.residual top_direction.next_residual one_example_step.g one_example_step.kernel example_losses.outputs "
-     "objective_and_gradient.components objective_and_gradient.signals"),
-    ("nan, inf, -inf, -1, 0, 2.5, huge, nan tensor", "one_example_step.y one_example_step.c one_example_step.rate"),
-    # A loss that is NaN has diverged; a label may be anything.
-    ("empty, nan list", "classify_run.trace classify_run.kernel track_eigenpairs.labels catapult_count.exceeded"),
-    ("nan tensor", "DagNetwork.graph"),
-    # Modules are models and functions; None is a choice of its own; a text is a name.
-    ("module", "linearize.model quadratize.model TaylorTwin.model in_degree_report.model batch_weight features product "
-     "shifted_module.shift"),
-    ("none", "mode accuracy linearity_deviation.sample masked_loss.visible objective_and_gradient.visible"),
-    ("text", "target AGOP.at"),
-)  # fmt: skip
-ALLOWED = {(name, value) for values, names in RANGES for name in names.split() for value in values.split(", ")}
-
 
 @dataclass(frozen=True)
 class Case:
@@ -118,10 +71,11 @@ class Case:
     argument: str
     bad: str
 
-    def allowed(self) -> bool:
-        """Whether the table says that the value is right here."""
-        function = self.name.rpartition(".")[2]
-        return (self.argument, self.bad) in ALLOWED or (f"{function}.{self.argument}", self.bad) in ALLOWED
+    def allowed(self, value: Any) -> bool:
+        """Whether the value lies in the range of the argument."""
+        found = range_of(self.name, self.argument)
+        optional = value is None and any(key in OPTIONAL for key in keys(self.name, self.argument))
+        return optional or (found is not None and bool(found.holds(value)))
 
 
 @dataclass(frozen=True)
@@ -133,24 +87,28 @@ class Judgement:
     message: str
 
 
-#: Rooms of training and monitors check their arguments in their own way, and are judged by their own tests so far.
-ELSEWHERE = {"train", "Fleet", "Fleet.train", "Monitor", "Monitor.observe", "MultiCatapult"}
-
-
 def all_cases() -> list[Case]:
-    """Every argument of every baseline with every bad value, apart from flags and from what is a default."""
+    """Every argument of every valid call with every bad value, apart from flags and from what is a default."""
     found = []
     for name, make in BASELINES.items():
-        if name in ELSEWHERE:
-            continue
-        function = getattr(th, name) if name in STAND_INS and "." not in name else resolve(name)
-        parameters = inspect.signature(function).parameters
+        parameters = inspect.signature(declared(name)).parameters
         for argument, good in make().items():
-            if isinstance(good, bool):
+            if isinstance(good, bool) or any(key in SHOWN for key in keys(name, argument)):
                 continue  # flags are true or false as Python has it
             default = parameters[argument].default if argument in parameters else None  # options: None is the default
-            found += [Case(name, argument, bad) for bad in BAD if bad != "none" or default is not None]
+            place = range_of(name, argument)
+            left_out = {"none"} if default is None else set()
+            left_out |= set() if place is not None and place.bounded else {"beyond"}
+            left_out |= set() if is_number(good) else {"true"}
+            found += [Case(name, argument, bad) for bad in BAD if bad not in left_out]
     return found
+
+
+def is_number(value: Any) -> bool:
+    """A number, or a list of such."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(is_number, value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @contextmanager
@@ -172,30 +130,48 @@ def patience(seconds: float) -> Iterator[None]:
 def judge(case: Case) -> Judgement:
     """Call the function with one bad value and judge what happens."""
     arguments = BASELINES[case.name]()
-    arguments[case.argument] = BAD[case.bad](arguments[case.argument])
+    bad = arguments[case.argument] = BAD[case.bad](arguments[case.argument])
+    allowed = case.allowed(bad)
     try:
-        with warnings.catch_warnings(), patience(PATIENCE):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as warned, patience(PATIENCE):
+            warnings.simplefilter("always")
             found = resolve(case.name)(**arguments)
     except TimeoutError:
         return Judgement(case, "endless", "")
     except Exception as error:
-        kind = "clear" if is_clear(error, case.argument) else "cryptic"
+        # A value that is right by itself may not go with the others: then the line may speak of these.
+        kind = "allowed" if allowed and is_plain(error) else "clear" if is_clear(error, case.argument) else "cryptic"
         return Judgement(case, kind, f"{type(error).__name__}: {error}")
-    sentence = getattr(found, "sentence", None)
-    said = sentence() if callable(sentence) else repr(found)[:200]
-    return Judgement(case, "allowed" if case.allowed() else "accepted", str(said))
+    # A monitor ends no training: it says what is wrong, once.
+    told = next((str(w.message) for w in warned if str(w.message).startswith("theodolite.Monitor:")), None)
+    if told is not None and not allowed:
+        return Judgement(case, "clear" if names(case.argument, told) else "cryptic", told)
+    return Judgement(case, "allowed" if allowed else "accepted", said(found))
+
+
+def said(result: Any) -> str:
+    """What a result says; for reports."""
+    try:
+        return str(result.sentence() if hasattr(result, "sentence") else repr(result)[:200])
+    except Exception as error:
+        return f"a result that cannot say what it found: {error}"
+
+
+def is_plain(error: Exception) -> bool:
+    """One line that this package raises: not a text of torch or NumPy that passes through."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ours = last.filename.startswith(PACKAGE) and str(last.line).lstrip().startswith("raise ")
+    return ours and isinstance(error, ValueError | TypeError | TheodoliteError | FileNotFoundError) and "\n" not in str(error)
 
 
 def is_clear(error: Exception, argument: str) -> bool:
-    """One line of this package that names the argument or says what is expected."""
-    last = traceback.extract_tb(error.__traceback__)[-1].filename
-    ours = isinstance(error, ValueError | TypeError | TheodoliteError | FileNotFoundError) and last.startswith(PACKAGE)
-    text = str(error)
-    words = (
-        rf"\b{re.escape(argument)}\b|\b(must|needs?|takes|accepts|[Ee]xpected|give|only|load|refused|NaN|empty|no submodule)\b"
-    )
-    return ours and "\n" not in text and bool(re.search(words, text))
+    """The same, and it names the argument."""
+    return is_plain(error) and names(argument, str(error))
+
+
+def names(argument: str, text: str) -> bool:
+    """Whether the argument stands in the text; a matrix may be written with a capital letter."""
+    return re.search(rf"\b{re.escape(argument)}\b", text, re.IGNORECASE) is not None
 
 
 def report(found: list[Judgement]) -> str:

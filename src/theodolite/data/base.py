@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from theodolite.arguments import finite, one_or_each, place, positive, random_seed, sequence, shown, whole
 from theodolite.errors import TheodoliteError
 from theodolite.text import nearest
 
@@ -85,6 +86,8 @@ class Dataset:
         dtype: torch.dtype = torch.float32,
     ) -> Dataset:
         """Values from 0 to 1, then `(x - mean) / std` with one number for all channels or one for each."""
+        mean = None if mean is None else one_or_each(finite)("mean", mean)
+        std = None if std is None else one_or_each(positive)("std", std)
 
         def per_channel(values: float | Sequence[float]) -> Tensor:
             vector = torch.as_tensor(values, dtype=dtype).reshape(-1)
@@ -108,10 +111,10 @@ class Dataset:
 
     def subset(self, n_train: int, n_test: int, seed: int | None = None) -> Dataset:
         """The first `n_train` and `n_test` examples, or with a seed a random choice without repetition."""
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        generator = None if seed is None else torch.Generator().manual_seed(random_seed(seed))
 
         def choose(y: Tensor, n: int, argument: str) -> Tensor:
-            if not 0 <= n <= len(y):
+            if whole(argument, n) > len(y):
                 raise ValueError(f"{argument} must lie in 0..{len(y)}, the size of {self.name or 'the data set'}. Got {n}.")
             return torch.arange(n) if generator is None else torch.randperm(len(y), generator=generator)[:n]
 
@@ -119,9 +122,9 @@ class Dataset:
 
     def classes_only(self, classes: Sequence[int | str]) -> Dataset:
         """Only these classes, by number or name, relabelled 0, 1, ... in the given order."""
-        numbers = [self._number(c) for c in classes]
+        numbers = [self._number(c) for c in sequence("classes", classes)]
         if not numbers or len(set(numbers)) != len(numbers):
-            raise ValueError(f"classes must be distinct and at least one. Got {tuple(classes)!r}.")
+            raise ValueError(f"classes must be distinct and at least one. Got {shown(tuple(classes))}.")
         label = torch.full((len(self.classes),), -1)
         label[numbers] = torch.arange(len(numbers))
         train, test = label[self.y_train], label[self.y_test]
@@ -136,10 +139,10 @@ class Dataset:
     def _number(self, wanted: int | str) -> int:
         if isinstance(wanted, str) and wanted in self.classes:
             return self.classes.index(wanted)
-        if not isinstance(wanted, str) and 0 <= wanted < len(self.classes):
-            return int(wanted)
-        close = ", ".join(nearest(str(wanted), self.classes))
-        raise ValueError(f"There is no class {wanted!r} among 0..{len(self.classes) - 1}. Nearest names: {close}.")
+        if not isinstance(wanted, str):
+            return place("classes", wanted, len(self.classes))
+        close = ", ".join(nearest(wanted, self.classes))
+        raise ValueError(f"classes: there is no {wanted!r} among 0..{len(self.classes) - 1}. Nearest names: {close}.")
 
     def _take(self, train: Tensor, test: Tensor) -> Dataset:
         return replace(

@@ -8,6 +8,7 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
+from theodolite.arguments import a_text
 from theodolite.data import readers
 from theodolite.data.base import DataError, UnknownDataError
 from theodolite.data.readers import read_arrays
@@ -72,12 +73,13 @@ def names() -> list[str]:
 
 def get(name: str) -> Entry:
     """The entry of that name."""
+    a_text("name", name)
     if name in _TABLE:
         return _TABLE[name]
     if name in _others():
         return _load(_others()[name])
     close = ", ".join(nearest(name, names()))
-    raise UnknownDataError(f"There is no data set {name!r}. Nearest names: {close}. All names: theodolite data list.")
+    raise UnknownDataError(f"There is no data set of the name {name!r}. Nearest names: {close}. All names: theodolite data list.")
 
 
 @cache

@@ -6,21 +6,38 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from theodolite.arguments import at_least, between, choice
+from theodolite.arguments import (
+    a_text,
+    at_least,
+    checked,
+    choice,
+    count,
+    finite,
+    integer,
+    nonnegative,
+    one_or_each,
+    positive,
+    random_seed,
+    share,
+)
+from theodolite.problem.arguments import of_dimensions
 
+_FROM_TWO = partial(integer, least=2)
 Law = Literal["gaussian", "rademacher", "exponential", "student"]
 Rank = Literal["rank-2", "rank-3", "rank-4", "full"]
 RadiusLaw = Literal["uniform", "two"]
 
 
+@checked(purpose=a_text)
 def stream(purpose: str, seed: int) -> torch.Generator:
     """A generator of its own for each purpose, so that equal seeds of two of them share no numbers."""
-    word = hashlib.blake2b(f"{purpose}:{int(seed)}".encode(), digest_size=8).digest()
+    word = hashlib.blake2b(f"{purpose}:{random_seed(seed)}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(word, "big") >> 1)
 
 
@@ -38,6 +55,9 @@ class TwoClassImages(NamedTuple):
     clean: Tensor
 
 
+@checked(
+    n=count, side=_FROM_TWO, channels=count, rms=nonnegative, mean_cos=share, class_frac=share, label_noise=share
+)  # fmt: skip
 def two_class_images(
     n: int,
     side: int,
@@ -56,10 +76,6 @@ def two_class_images(
     orthogonal to one another (z to t and s), so each image has exactly the given rms, and two images have the
     cosine ρ on average. `label_noise` is the share of labels flipped afterwards.
     """
-    at_least(1, n=n, channels=channels)
-    at_least(2, side=side)
-    between(0, 1, mean_cos=mean_cos, class_frac=class_frac, label_noise=label_noise)
-    between(0, math.inf, rms=rms)
     generator = stream("two_class_images", seed)
     t = _unit(_smooth(1, side, channels, generator))  # (1, d), also s
     s = _unit(_without(_smooth(1, side, channels, generator), t))
@@ -81,11 +97,11 @@ class TwoGaussians(NamedTuple):
     direction: Tensor
 
 
+@checked(n=count, dim=count, margin=finite)
 def gaussian_classes(
     n: int, dim: int = 50, *, margin: float = 1.2, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> TwoGaussians:
     """`x | y ~ N(margin · y · u, I)` with y = ±1 and a random unit vector u; the best error is Φ(-margin)."""
-    at_least(1, n=n, dim=dim)
     generator = stream("gaussian_classes", seed)
     direction = torch.randn(dim, generator=generator, dtype=torch.float64)
     direction /= direction.norm()
@@ -102,6 +118,7 @@ class GaussianMixture(NamedTuple):
     means: Tensor
 
 
+@checked(n=count, dim=count, classes=count, within=nonnegative)
 def gaussian_mixture(
     n: int, dim: int = 64, classes: int = 10, *, within: float = 2.4, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> GaussianMixture:
@@ -109,8 +126,6 @@ def gaussian_mixture(
 
     The default makes the best classifier, a linear one, right in 90 to 95 % of cases.
     """
-    at_least(1, n=n, dim=dim, classes=classes)
-    between(0, math.inf, within=within)
     generator = stream("gaussian_mixture", seed)
     means = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
     y = torch.arange(n) % classes
@@ -118,6 +133,7 @@ def gaussian_mixture(
     return GaussianMixture(x.to(dtype), y, means.to(dtype))
 
 
+@checked(n=count, center=finite, std=nonnegative)
 def mixture_1d(
     n: int = 128, *, center: float = 2.0, std: float = 1.0, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
@@ -127,8 +143,6 @@ def mixture_1d(
     >>> x[:, 0].tolist(), y.tolist()
     ([-2.0, 2.0, -2.0, 2.0], [-1.0, 1.0, -1.0, 1.0])
     """
-    at_least(1, n=n)
-    between(0, math.inf, std=std)
     y = _alternating(n)
     x = center * y + std * torch.randn(n, generator=stream("mixture_1d", seed), dtype=torch.float64)
     return x[:, None].to(dtype), y.to(dtype)
@@ -171,18 +185,19 @@ class PlantedSample:
     noise: Tensor
 
 
+@checked(atoms=count, dim=count)
 def planted_dictionary(atoms: int = 200, dim: int = 100, *, seed: int = 0) -> Tensor:
     """Independent Gaussian atoms of unit length, (atoms, dim).
 
     >>> planted_dictionary(3, 5).norm(dim=1)
     tensor([1., 1., 1.], dtype=torch.float64)
     """
-    at_least(1, atoms=atoms, dim=dim)
     return torch.nn.functional.normalize(
         torch.randn(atoms, dim, generator=stream("planted_dictionary", seed), dtype=torch.float64)
     )
 
 
+@checked(dictionary=of_dimensions(2), n=count, sparsity=count, noise=nonnegative, scale=positive)
 def planted_samples(
     dictionary: Tensor,
     n: int = 1000,
@@ -200,15 +215,11 @@ def planted_samples(
     Student t with 3 degrees of freedom (heavy tails). Then each code is brought to the length `scale`, or, with
     `normalize=False`, only multiplied by it. Without `noise` it is 1/√dim, as strong as a code of length 1.
     """
-    if dictionary.ndim != 2:
-        raise ValueError(f"dictionary must be (atoms, dim). Got shape {tuple(dictionary.shape)}.")
     choice("law", law, get_args(Law))
     atoms, dim = dictionary.shape
-    at_least(1, n=n, sparsity=sparsity)
     if sparsity > atoms:
         raise ValueError(f"sparsity must be at most {atoms}, the number of atoms. Got {sparsity}.")
     level = 1 / math.sqrt(dim) if noise is None else noise
-    between(0, math.inf, noise=level, scale=scale)
     generator = stream("planted_samples", seed)
     support = torch.rand(n, atoms, generator=generator, dtype=torch.float64).topk(sparsity).indices
     values = _entries(law, n, sparsity, generator)
@@ -264,6 +275,7 @@ class TargetSample:
     target: RankTarget
 
 
+@checked(dim=count)
 def rank_k_target(name: Rank, dim: int = 100) -> RankTarget:
     """`x₁x₂`, `x₁x₂(x₁+...+x₁₀)`, `x₁+x₁x₂+x₁x₂x₃+x₁x₂x₃x₄` or `‖x‖/√dim`, for rank-2, rank-3, rank-4 and full.
 
@@ -276,12 +288,11 @@ def rank_k_target(name: Rank, dim: int = 100) -> RankTarget:
     return RankTarget(name, function, egop(dim), variance(dim))
 
 
+@checked(n=count, dim=count, noise=nonnegative)
 def rank_k_targets(
     name: Rank, n: int, *, dim: int = 100, noise: float = 0.1, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> TargetSample:
     """`y = f(x) + noise · N(0, 1)` at n points x ~ N(0, I)."""
-    at_least(1, n=n)
-    between(0, math.inf, noise=noise)
     target, generator = rank_k_target(name, dim), stream("rank_k_targets", seed)
     x = torch.randn(n, dim, generator=generator, dtype=torch.float64)
     clean = target(x)
@@ -343,6 +354,9 @@ class WordModel:
     group: Tensor
 
 
+@checked(
+    contexts=count, dim=_FROM_TWO, label_words=count, bulk_words=count, level=finite, scale=nonnegative
+)  # fmt: skip
 def exact_anchor_world(
     contexts: int = 2000,
     dim: int = 16,
@@ -363,10 +377,6 @@ def exact_anchor_world(
     >>> bool((world.states @ world.anchor - bulk).abs().max() < 1e-12)
     True
     """
-    at_least(1, contexts=contexts, label_words=label_words, bulk_words=bulk_words)
-    at_least(2, dim=dim)
-    between(-math.inf, math.inf, level=level)
-    between(0, math.inf, scale=scale)
     generator = stream("exact_anchor_world", seed)
     states = torch.ones(contexts, dim, dtype=torch.float64)
     states[:, :-1] = torch.randn(contexts, dim - 1, generator=generator, dtype=torch.float64)
@@ -380,6 +390,7 @@ def exact_anchor_world(
     return WordModel(states, atoms, torch.arange(label_words), anchor, torch.zeros(contexts, dtype=torch.int64))
 
 
+@checked(words=count, dim=_FROM_TWO, contexts=count, radius=one_or_each(nonnegative), spread=nonnegative, offset=nonnegative)
 def gaussian_dictionary_world(
     words: int = 4000,
     dim: int = 32,
@@ -398,12 +409,11 @@ def gaussian_dictionary_world(
     norm. A pair as `radius` breaks that: drawn uniformly between the two (`law="uniform"`), or one of the two for the
     first and the other for the second half of the contexts (`law="two"`), where each half has an anchor of its own.
     """
-    at_least(1, words=words, contexts=contexts)
-    at_least(2, dim=dim)
     choice("law", law, get_args(RadiusLaw))
-    low, high = (radius, radius) if isinstance(radius, int | float) else radius
-    between(0, math.inf, radius=low, spread=spread, offset=offset)
-    between(low, math.inf, radius=high)
+    ends = [radius, radius] if isinstance(radius, int | float) else list(radius)
+    if len(ends) != 2 or ends[0] > ends[1]:
+        raise ValueError(f"radius must be a number, or two with the smaller first. Got {radius}.")
+    low, high = ends
     generator = stream("gaussian_dictionary_world", seed)
     mean = offset * torch.randn(dim, generator=generator, dtype=torch.float64)
     atoms = mean + spread * torch.randn(words, dim, generator=generator, dtype=torch.float64)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from theodolite.arguments import a_path, a_text, checked, count
 from theodolite.data.base import DamagedDataError, Dataset
 from theodolite.data.text import Documents, Text
 from theodolite.text import nearest
@@ -303,6 +304,7 @@ def read_picture(path: Path, size: int) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
+@checked(folder=a_path, size=count, per_class=count)
 def image_folder(folder: str | Path, *, size: int = 32, per_class: int | None = None) -> Dataset:
     """Pictures in a folder for each class, the folder's name being the class.
 
@@ -325,6 +327,7 @@ def image_folder(folder: str | Path, *, size: int = 32, per_class: int | None = 
     return _dataset(_in_turn(train), _in_turn(test_files), classes, size)
 
 
+@checked(size=count, per_class=count)
 def read_tree(train: Path, test: Path, *, size: int = 224, per_class: int | None = None) -> Dataset:
     """Two trees of pictures with the same class folders, such as ImageNet's `train` and `val`."""
     classes = _classes(train)
@@ -335,6 +338,7 @@ def read_tree(train: Path, test: Path, *, size: int = 224, per_class: int | None
     return _dataset(_in_turn(files[0]), _in_turn(files[1]), classes, size)
 
 
+@checked(attribute=a_text, size=count, limit=count)
 def read_celeba(
     attributes: Path, images: Path, *, attribute: str = "Smiling", size: int = 64, limit: int | None = None
 ) -> Dataset:
@@ -456,6 +460,7 @@ def read_recordings(folder: Path) -> list[Recording]:
     return sorted(found, key=lambda recording: (recording.take, recording.speaker, recording.digit))
 
 
+@checked(length=count)
 def read_fsdd(folder: Path, *, length: int = 8000) -> Dataset:
     """All recordings cut or filled with zeros to `length` samples, (N, 1, length); takes 0..4 are the test part."""
     if length < 1:

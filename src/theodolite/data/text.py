@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from theodolite.arguments import either
+from theodolite.arguments import either, integer, optional_integer
 from theodolite.data.base import Dataset
 
 Part = Literal["train", "valid", "test"]
@@ -82,7 +82,7 @@ class Text:
     def vocabulary(self, size: int | None = None) -> tuple[str, ...]:
         """`<unk>` and the most frequent words of the training part, `size` in all."""
         known = [w for w in most_frequent(words(self.train)) if w != UNKNOWN]
-        return (UNKNOWN, *known)[:size]
+        return (UNKNOWN, *known)[: optional_integer("size", size, least=1)]
 
     def characters(self, part: Part = "train") -> Tensor:
         """The part as positions in `alphabet()`."""
@@ -110,6 +110,7 @@ class Documents:
 
     def bag_of_words(self, size: int = 2000) -> Dataset:
         """How often each of the `size` most frequent training words (lower case letters and digits) occurs."""
+        size = integer("size", size, least=1)
         split = re.compile(r"[a-z0-9]+")
         train, test = ([split.findall(text.lower()) for text in part] for part in (self.x_train, self.x_test))
         index = {word: i for i, word in enumerate(most_frequent((w for text in train for w in text), size))}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
+from theodolite.arguments import checked, finite, nonnegative, optional
 from theodolite.experiments.query import Measured
 from theodolite.results import Row
 from theodolite.runners.store import plain
@@ -153,6 +154,7 @@ class Claim:
                 f"rule must be one of {', '.join(map(repr, RULES))}; the nearest is "
                 f"{nearest(str(self.rule), RULES, 1)[0]!r}. Got {self.rule!r}."
             )
+        nonnegative("tolerance", self.tolerance)
         if self.rule == "between" and not (isinstance(wanted, list | tuple) and len(wanted) == 2):
             raise ValueError(f"The rule 'between' needs a pair of numbers. Got {wanted!r}.")
         for size in (self.since, *self.fails, *self.undecided):
@@ -220,6 +222,7 @@ def _verb(rule: str | None, expected: Any, said: tuple[Any, ...], tolerance: flo
     return Claim(text, measure, rule, expected, tolerance, reported, **given)
 
 
+@checked(bound=finite)
 def at_least(bound: float, *said: Any, **given: Any) -> Claim:
     """The measured value is at least `bound`: `at_least(bound, text, measure)`, or without the text where a mapping has it.
 
@@ -230,13 +233,17 @@ def at_least(bound: float, *said: Any, **given: Any) -> Claim:
     return _verb("at least", bound, said, **given)
 
 
+@checked(bound=finite)
 def at_most(bound: float, *said: Any, **given: Any) -> Claim:
     """The measured value is at most `bound`."""
     return _verb("at most", bound, said, **given)
 
 
+@checked(low=finite, high=finite)
 def between(low: float, high: float, *said: Any, **given: Any) -> Claim:
     """The measured value lies between two bounds."""
+    if low > high:
+        raise ValueError(f"low must be at most high, {high:g}, or nothing lies between them. Got {low:g}.")
     return _verb("between", (low, high), said, **given)
 
 
@@ -245,11 +252,13 @@ def equal(value: Any, *said: Any, **given: Any) -> Claim:
     return _verb("equal", value, said, **given)
 
 
+@checked(tolerance=nonnegative, value=optional(finite))
 def within(tolerance: float, value: float | None, *said: Any, **given: Any) -> Claim:
     """The measured value is at most `tolerance` away from `value` (None: from the reported one)."""
     return _verb("within", value, said, tolerance, **given)
 
 
+@checked(tolerance=nonnegative, value=optional(finite))
 def relative(tolerance: float, value: float | None, *said: Any, **given: Any) -> Claim:
     """The measured value is at most `tolerance` times `value` (None: the reported one) away from it."""
     return _verb("relative", value, said, tolerance, **given)

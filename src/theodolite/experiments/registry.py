@@ -108,7 +108,9 @@ def _class_of(name: str, otherwise: str) -> type[Figure]:
     target = _third_party().get(name, otherwise)
     if ":" not in target:
         near = ", ".join(nearest(name, names(), 3))
-        raise UnknownExperimentError(f"There is no experiment {name!r}. The nearest are: {near}. `theodolite list` shows all.")
+        raise UnknownExperimentError(
+            f"There is no experiment of the id {name!r}. The nearest are: {near}. `theodolite list` shows all."
+        )
     module, _, attribute = target.partition(":")
     try:
         found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, overload
 
+from theodolite.arguments import a_path, checked, one_of, shown
 from theodolite.experiments.claims import SIZES, State, Verdict
 from theodolite.experiments.figure import Figure, check_declaration
 from theodolite.experiments.registry import UnknownExperimentError, get, names, registered
@@ -83,6 +84,16 @@ class ExperimentRun(Sequence[Verdict]):
         return f"<ExperimentRun: {self.sentence()}>"
 
 
+def _named(name: str, value: Any) -> Any:
+    """An experiment by its id, or itself, or its class."""
+    if not (isinstance(value, str | Figure) or (isinstance(value, type) and issubclass(value, Figure))):
+        raise TypeError(
+            f"{name} must be the id of an experiment such as 'catapult/figure-3.3', or an Experiment. Got {shown(value)}."
+        )
+    return value
+
+
+@checked(id=_named, size=one_of(*SIZES), out=a_path)
 def run(
     id: str | Figure | type[Figure],
     size: str = "tiny",

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from theodolite.arguments import checked, count, positive
+from theodolite.arguments import seed as a_seed
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.timings import Timings, Work, columns_for, measure_timings, quickest
 from theodolite.measures.dynamics.optimizers import stability_law
 from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
+from theodolite.problem.arguments import a_problem, an_optimizer
 from theodolite.results import Finding, Result, Row, Severity
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ class SurveyContext:
     take, in seconds; None where there is no budget.
     """
 
+    @checked(problem=a_problem, lr=positive, optimizer=an_optimizer, population=count, seed=a_seed)
     def __init__(
         self,
         problem: Problem,

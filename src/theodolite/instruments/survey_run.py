@@ -15,8 +15,15 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import A_NUMBER, checked, count, positive, seed
-from theodolite.errors import NonFiniteError, OutputLossError, ParameterSelectionError, SecondOrderError, WeightingError
+from theodolite.arguments import A_NUMBER, a_mapping, a_text, checked, count, each, positive, seed, shown
+from theodolite.errors import (
+    ArgumentError,
+    NonFiniteError,
+    OutputLossError,
+    ParameterSelectionError,
+    SecondOrderError,
+    WeightingError,
+)
 from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
 from theodolite.instruments.planning import IMPOSSIBLE, Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
@@ -81,7 +88,12 @@ class Survey(Result):
         return write_page(page_of(self), path)
 
 
-@checked(lr=partial(positive, wanted=A_NUMBER), population=count, seed=seed)
+def _instruments(name: str, value: Any) -> list[str]:
+    """Names of instruments, one or several."""
+    return [value] if isinstance(value, str) else each(a_text)(name, value)
+
+
+@checked(lr=partial(positive, wanted=A_NUMBER), population=count, only=_instruments, name=a_text, facts=a_mapping, seed=seed)
 def survey(
     problem: Problem | nn.Module,
     loss: Any = _NOT_GIVEN,
@@ -141,7 +153,7 @@ def survey(
     )
 
 
-@checked(lr=partial(positive, wanted=A_NUMBER), seed=seed)
+@checked(lr=partial(positive, wanted=A_NUMBER), only=_instruments, seed=seed)
 def plan_survey(
     problem: Problem | nn.Module,
     loss: Any = _NOT_GIVEN,
@@ -176,7 +188,7 @@ def seconds_of(budget: Budget) -> float | None:
     except (ValueError, KeyError):
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise ValueError(f"budget must be a positive time such as 60, '60s', '2m' or '1h'. Got {budget!r}.")
+        raise ValueError(f"budget must be a positive time such as 60, '60s', '2m' or '1h'. Got {shown(budget)}.")
     return seconds
 
 
@@ -191,19 +203,18 @@ def open_context(
     seed: int,
 ) -> SurveyContext | Finding:
     """The context of a survey, or the finding that stands in its way."""
-    if isinstance(optimizer, nn.Module):
-        raise ValueError(f"optimizer must be a torch optimizer, not a model. Got {type(optimizer).__name__}.")
     if isinstance(problem, Problem) and (loss is not _NOT_GIVEN or data is not None):
         raise ValueError("A Problem has its own loss and data: survey(problem) or survey(model, loss, data).")
     if not isinstance(problem, Problem):
         if loss is _NOT_GIVEN or data is None:
-            raise ValueError("survey takes a Problem, or a model with its loss and data: survey(model, loss, data).")
+            raise ArgumentError(
+                "problem must be a Problem, or a model with its loss and data: survey(model, loss, data). "
+                f"Got {type(problem).__name__} alone."
+            )
         try:
             problem = _build(problem, loss, data, optimizer)
         except NonFiniteError as error:
             return not_finite(str(error))
-    if callable(optimizer) and not isinstance(optimizer, Optimizer):
-        optimizer = optimizer(problem.parameters)
     optimizer = as_optimizer(optimizer, problem.parameters, lr=lr, needs_rate=True)
     return SurveyContext(problem, lr=lr, optimizer=optimizer, population=population, seed=seed)
 
@@ -244,6 +255,10 @@ def _build(model: nn.Module, loss: Any, data: Any, optimizer: Any) -> Problem:
             params = lambda name, p: id(p) in trained  # noqa: E731
     try:
         return Problem(model, loss, data, params=params)
+    except WeightingError:  # what needs no weights can still be measured, and the rest says why it cannot
+        problem = Problem(model, loss, data, params=params, check=False)
+        problem.check_derivatives()
+        return problem
     except ParameterSelectionError:
         if not any(p.is_floating_point() for p in model.parameters()):
             raise
@@ -256,12 +271,12 @@ def _chosen(only: Iterable[str] | None, context: SurveyContext) -> list[Instrume
         return [instrument for instrument in everything if instrument.concerns(context)]
     known = {instrument.name for instrument in everything}
     wanted = {i.name for i in everything if i.first}
-    pending = [only] if isinstance(only, str) else list(only)
+    pending = list(only)
     while pending:
         name = pending.pop()
         if name not in known:
             near = ", ".join(nearest(name, known, count=3))
-            raise ValueError(f"No instrument is called {name!r}. Nearest: {near}.")
+            raise ValueError(f"only: no instrument is called {name!r}. Nearest: {near}.")
         if name not in wanted:
             wanted.add(name)
             pending += get(name).needs

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from theodolite.arguments import choice, either, fraction, integer, optional_integer, random_seed
+from theodolite.arguments import choice, either, fraction, integer, optional_integer, random_seed, up_to
 from theodolite.linalg.eigensolver import EigenSolver, Neighbours, Solution
 from theodolite.linalg.lockstep import solve
 from theodolite.operators import LinearOperator, as_operator
@@ -58,6 +58,7 @@ class Eigenpairs(Result):
         >>> top_eigenpairs(torch.diag(torch.tensor([5.0, 3.0, 1.0]).double()), k=2).most_extreme(1).values.round().tolist()
         [5.0]
         """
+        k = up_to("k", k, len(self.values), of="pairs")
         part = slice(-k, None) if self.which == "smallest" else slice(k)
         return replace(self, values=self.values[part], vectors=self.vectors[:, part], residuals=self.residuals[part])
 
@@ -145,7 +146,7 @@ def top_eigenpairs(
     either("verify", verify, ("auto", "full"))
     settings = _Settings(k, which, tol, max_matvecs, verify == "full", seed)
     if not isinstance(op, Mapping):
-        op = as_operator(op)
+        op = as_operator(op, name="op")
         if k > op.shape[0]:
             raise ValueError(f"k must be at most the size of the operator, {op.shape[0]}. Got {k}.")
     starts = _starts(op, start) if isinstance(op, Mapping) else {"": start}

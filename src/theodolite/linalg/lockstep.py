@@ -57,7 +57,7 @@ def solve(
     """
     began = time.perf_counter()
     several = isinstance(op, Mapping)
-    ops = op if several else {"": as_operator(op)}
+    ops = op if several else {"": as_operator(op, name="op")}
     with counting(title, progress=progress, total=None if several else total(ops[""])) as count:
         found = run_all(ops, steps, count)
     cost = spent(op if several else ops[""], began)
@@ -73,8 +73,8 @@ def solve(
 def run_all(ops: Mapping[str, Any], make: Callable[[str, LinearOperator], Steps[Answer]], count: Advance) -> dict[str, Answer]:
     """Drive one algorithm per operator of a mapping, multiplying all pending blocks together."""
     if not ops:
-        raise ValueError("The mapping of operators is empty: there is nothing to measure.")
-    operators = {name: as_operator(op) for name, op in ops.items()}
+        raise ValueError("op: the mapping of operators is empty: there is nothing to measure.")
+    operators = {name: as_operator(op, name=f"op[{name!r}]" if name else "op") for name, op in ops.items()}
     together = ops.products if isinstance(ops, JointProducts) else None
     running = {name: make(name, op) for name, op in operators.items()}
     answers: dict[str, Answer] = {}

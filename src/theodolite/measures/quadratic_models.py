@@ -28,7 +28,7 @@ from theodolite.arguments import (
     shown,
     whole,
 )
-from theodolite.problem.arguments import a_finite_tensor, a_tensor, numbers, of_dimensions, tensors_fit
+from theodolite.problem.arguments import a_finite_tensor, a_plain_function, a_tensor, numbers, of_dimensions, tensors_fit
 
 __all__ = [
     "CONVENTIONS",
@@ -92,7 +92,7 @@ def critical_rate(lambda_1: float, convention: str, outputs: int) -> float:
     return 2.0 / (lambda_1 * half_sum_rate(1.0, convention, outputs))
 
 
-@checked(converges=a_function, low=positive, high=positive, tol=fraction, expansions=whole)
+@checked(converges=a_plain_function, low=positive, high=positive, tol=fraction, expansions=whole)
 def largest_rate(converges: Callable[[float], bool], low: float, high: float, *, tol: float = 0.01, expansions: int = 3) -> float:
     """The upper end of the rates that converge, to the share `tol`: the last one tried that did.
 
@@ -175,10 +175,17 @@ def _scalar_orbit(step: Step, g: Tensor, kernel: Tensor, y: Tensor, rate: Tensor
 
 
 @also_called(lr="rate")
+@checked(g=a_tensor, kernel=a_tensor, y=numbers, c=numbers, rate=numbers)
 @tensors_fit
-@checked(g=a_tensor, kernel=a_tensor)
 def one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Number) -> tuple[Tensor, Tensor]:
-    """Output and kernel of the gated network after one step, (3.11) and (3.12) without the division; c = ‖x‖²/(md)."""
+    """Output and kernel of the gated network after one step, (3.11) and (3.12) without the division; c = ‖x‖²/(md).
+
+    A run that has blown up goes on: NaN in the output or the kernel gives NaN.
+    """
+    return _one_example_step(g, kernel, y, c, rate)
+
+
+def _one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Number) -> tuple[Tensor, Tensor]:
     r = g - y
     mu = 1 - rate * kernel + c * rate**2 * r * g
     return y + mu * r, kernel - rate * c * r * (4 * g - rate * kernel * r)
@@ -196,7 +203,7 @@ def one_example(
     0.5
     """
     g, kernel, y, c, rate = _together(g, kernel, y, c, rate)
-    return _scalar_orbit(lambda g, kernel: one_example_step(g, kernel, y, c, rate), g, kernel, y, rate, steps, until)
+    return _scalar_orbit(lambda g, kernel: _one_example_step(g, kernel, y, c, rate), g, kernel, y, rate, steps, until)
 
 
 @checked(u=a_tensor, v=a_tensor, w=numbers)
@@ -492,6 +499,8 @@ class GeneralQuadratic(nn.Module):
             return self.features(x) + self.gamma * self.product(x, self.w)
 
     @also_called(lr="rate")
+    @checked(x=a_finite_tensor, y=numbers, rate=finite)
+    @tensors_fit
     def step(self, x: Tensor, y: Tensor, rate: float) -> QuadraticStep:
         """What one step of gradient descent on ½ Σ (g − y)² makes of residual and kernel."""
         with torch.no_grad():
@@ -512,7 +521,7 @@ class QuadraticStep(NamedTuple):
 def quadratic_step(residual: Tensor, jacobian: Tensor, curved: Tensor, rate: float) -> QuadraticStep:
     """One exact step of any quadratic model: (3.15), and (3.16) corrected.
 
-    `curved` (n, p) has the rows G_i = rᵀJ H_i with H_i the Hessian of output i. As J(t+1) = J − ηG, the kernel becomes
+    A run that has blown up goes on, NaN giving NaN. `curved` (n, p) has the rows G_i = rᵀJ H_i with H_i the Hessian of output i. As J(t+1) = J − ηG, the kernel becomes
     K − η(GJᵀ + JGᵀ) + η²GGᵀ; the source prints another form, which does not hold.
     """
     cross = curved @ jacobian.mT
@@ -541,7 +550,7 @@ class TopDirection(NamedTuple):
 
 
 @also_called(lr="rate")
-@checked(kernel=a_tensor, next_kernel=a_tensor, residual=a_tensor, next_residual=a_tensor, rate=numbers)
+@checked(kernel=a_finite_tensor, next_kernel=a_tensor, residual=a_tensor, next_residual=a_tensor, rate=numbers)
 @tensors_fit
 def top_direction(
     kernel: Tensor, next_kernel: Tensor, residual: Tensor, next_residual: Tensor, rate: Tensor | float
@@ -549,7 +558,7 @@ def top_direction(
     """Kernels (..., n, n) and residuals f − y (..., n) of consecutive steps of ½ Σ (f − y)² at `rate` (...).
 
     `rho_f = ⟨p, r'⟩/⟨p, r⟩ − 1 + ηλ₁` and `rho_K = λ₁ − p·K'p`; both are 0 for a linear model. `rho_f` is NaN where the
-    residual has no part along p to speak of.
+    residual has no part along p to speak of; where the run has blown up, NaN gives NaN.
 
     >>> K, r = torch.diag(torch.tensor([3.0, 1.0])), torch.tensor([1.0, 1.0])
     >>> found = top_direction(K, K, r, r - 0.5 * K @ r, 0.5)

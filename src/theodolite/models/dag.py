@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import each, optional, positive_integers, sequence
-from theodolite.arguments import seed as arguments_seed
+from theodolite.arguments import about, checked, count, instance, place, positive_integers, sequence, share
+from theodolite.arguments import seed as a_seed
 from theodolite.measures.linearity.graph import Graph, WidthReport, dag_width
 from theodolite.models.initialisation import activation as make_activation
 from theodolite.models.initialisation import named, seeded
@@ -60,6 +60,7 @@ def cnn_graph(length: int, widths: Sequence[int], outputs: int = 1, *, channels:
     (28, 14)
     """
     positive_integers(length=length, outputs=outputs, channels=channels, kernel=kernel)
+    sequence("widths", widths)
     if kernel % 2 == 0:
         raise ValueError(f"kernel must be odd. Got {kernel}.")
     positive_integers(**{f"widths[{i}]": w for i, w in enumerate(widths)})
@@ -78,6 +79,7 @@ def cnn_graph(length: int, widths: Sequence[int], outputs: int = 1, *, channels:
     return _graph(edges, layers, weight_of=torch.cat(weights), fan_in=fan_in)
 
 
+@checked(graph=instance(Graph), probability=share, seed=a_seed)
 def with_drops(graph: Graph, probability: float = 0.5, *, seed: int = 0) -> Graph:
     """Each edge removed once, independently, with this probability; neurons are normalised by what is left.
 
@@ -87,8 +89,6 @@ def with_drops(graph: Graph, probability: float = 0.5, *, seed: int = 0) -> Grap
     >>> with_drops(fcn_graph(4, [6, 6]), 1.0).in_degrees.min().item()  # inputs
     0
     """
-    if not 0.0 <= probability <= 1.0:
-        raise ValueError(f"probability must lie between 0 and 1. Got {probability!r}.")
     if graph.weight_of is not None:
         raise ValueError("Edges that share weights cannot be dropped one by one.")
     generator = torch.Generator().manual_seed(seed)
@@ -103,6 +103,7 @@ def with_drops(graph: Graph, probability: float = 0.5, *, seed: int = 0) -> Grap
     return graph.with_edges(graph.edges[keep])
 
 
+@checked(graph=instance(Graph), skips=sequence)
 def with_skips(graph: Graph, skips: Sequence[tuple[int, int]] | None = None) -> Graph:
     """The graph with skips (from, to) added.
 
@@ -113,7 +114,7 @@ def with_skips(graph: Graph, skips: Sequence[tuple[int, int]] | None = None) -> 
     [[2, 5], [3, 6], [4, 7]]
     """
     if skips is not None:
-        return graph.with_skips(torch.tensor(list(skips), dtype=torch.int64).reshape(-1, 2))
+        return graph.with_skips(Graph.of(graph.edges, vertices=graph.vertices, skips=skips).skips)
     pairs = []
     for layer in range(2, graph.depth):
         before, after = graph.layer(layer - 1), graph.layer(layer)
@@ -123,6 +124,7 @@ def with_skips(graph: Graph, skips: Sequence[tuple[int, int]] | None = None) -> 
     return graph.with_skips(torch.cat(pairs) if pairs else graph.skips[:0])
 
 
+@checked(graph=instance(Graph), neurons=count, in_degree=count, seed=a_seed)
 def with_bottlenecks(graph: Graph, layer: int, neurons: int, *, in_degree: int = 1, seed: int = 0) -> Graph:
     """The first `neurons` of a layer keep only `in_degree` of their edges, drawn at random for each.
 
@@ -130,10 +132,9 @@ def with_bottlenecks(graph: Graph, layer: int, neurons: int, *, in_degree: int =
     >>> graph.in_degrees[graph.layer(2)].tolist()
     [1, 1, 8, 8, 8, 8, 8, 8]
     """
-    chosen = graph.layer(layer)[:neurons]
+    chosen = graph.layer(place("layer", layer, graph.depth + 1))[:neurons]
     if len(chosen) < neurons:
-        raise ValueError(f"Layer {layer} has {len(chosen)} neurons. Got neurons={neurons}.")
-    positive_integers(neurons=neurons, in_degree=in_degree)
+        raise ValueError(f"neurons must be at most {len(chosen)}, those of layer {layer}. Got {neurons}.")
     luck = torch.rand(len(graph.edges), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     narrow = torch.isin(graph.edges[:, 1], chosen)
     order = torch.argsort(graph.edges[narrow, 1].double() + luck[narrow])  # by neuron, shuffled within
@@ -145,13 +146,14 @@ def with_bottlenecks(graph: Graph, layer: int, neurons: int, *, in_degree: int =
     return graph.with_edges(graph.edges[keep])
 
 
+@checked(graph=instance(Graph))
 def with_connections(graph: Graph, source: int, target: int) -> Graph:
     """All trainable edges from one layer to a later one added, those that are there already left.
 
     >>> with_connections(fcn_graph(2, [5, 2, 5]), source=1, target=3).in_degrees.tolist()[-6:]
     [7, 7, 7, 7, 7, 5]
     """
-    if not 0 <= source < target <= graph.depth:
+    if place("source", source, graph.depth + 1) >= place("target", target, graph.depth + 1):
         raise ValueError(f"source must be a layer before target, both in 0 .. {graph.depth}. Got {source} and {target}.")
     if graph.weight_of is not None:
         raise ValueError("Edges cannot be added to a graph whose weights are shared.")
@@ -161,7 +163,7 @@ def with_connections(graph: Graph, source: int, target: int) -> Graph:
 
 def _layers(inputs: int, widths: Sequence[int], outputs: int) -> list[Tensor]:
     """The vertices of each layer."""
-    positive_integers(inputs=inputs, outputs=outputs, **{f"widths[{i}]": w for i, w in enumerate(widths)})
+    positive_integers(inputs=inputs, outputs=outputs, **{f"widths[{i}]": w for i, w in enumerate(sequence("widths", widths))})
     sizes = [inputs, *widths, outputs]
     return list(torch.arange(sum(sizes)).split(sizes))
 
@@ -274,6 +276,7 @@ class DagNetwork(nn.Module):
     order: Tensor
     readout: Tensor
 
+    @checked(seed=a_seed)
     def __init__(
         self,
         graph: Graph | Iterable[Sequence[Any]],
@@ -284,8 +287,8 @@ class DagNetwork(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.graph = graph if isinstance(graph, Graph) else Graph.of(each(sequence)("graph", graph))
-        optional(arguments_seed)("seed", seed)
+        with about("graph"):
+            self.graph = graph if isinstance(graph, Graph) else Graph.of(graph)
         _check_network(self.graph)
         # Neurons stand in the order in which they are computed: inputs first, then layer by layer.
         order = torch.cat([self.graph.inputs, *(self.graph.layer(i) for i in range(1, self.graph.depth + 1))])

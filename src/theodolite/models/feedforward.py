@@ -10,9 +10,9 @@ from functools import partial
 
 from torch import nn
 
-from theodolite.arguments import positive_integers
+from theodolite.arguments import a_text, checked, positive_integers, sequence
 from theodolite.models.initialisation import activation as make_activation
-from theodolite.models.initialisation import construct
+from theodolite.models.initialisation import construct, image_sizes
 
 Modules = OrderedDict[str, nn.Module]
 Linear = Callable[[int, int], nn.Module]
@@ -22,6 +22,7 @@ Linear = Callable[[int, int], nn.Module]
 _PART = re.compile(r"(\d+)(?:\^(\d+))?")
 
 
+@checked(widths=sequence)
 def fcn(
     inputs: int,
     widths: Sequence[int],
@@ -85,6 +86,7 @@ def f_network(
     return fcn(inputs, widths, outputs, activation=activation, bias=bias, batchnorm=batchnorm, init=init, seed=seed)
 
 
+@checked(name=a_text)
 def hidden_widths(name: str) -> tuple[list[int], bool]:
     """The hidden widths in a name F-n^m, and whether it ends in -BN.
 
@@ -102,6 +104,7 @@ def hidden_widths(name: str) -> tuple[list[int], bool]:
 # Convolutions and one linear layer.
 
 
+@checked(widths=sequence)
 def cnn(
     widths: Sequence[int] = (16, 32),
     classes: int = 10,
@@ -211,7 +214,7 @@ def _network(
 ) -> nn.Sequential:
     """Convolutions given as (channels, kernel, pooling), then hidden linear layers, then the classifier."""
     modules: Modules = OrderedDict()
-    channels, height, width = image
+    channels, height, width = image_sizes("image", image)
     for i, (after, kernel, pool) in enumerate(convolutions, start=1):
         modules[f"conv{i}"] = nn.Conv2d(channels, after, kernel)
         modules[f"act{i}"] = make_activation(activation)

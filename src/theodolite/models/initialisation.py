@@ -28,7 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.arguments import choice, entry
+from theodolite.arguments import checked, choice, count, each, entry, random_seed, shown
+from theodolite.problem.arguments import a_module
 from theodolite.text import quoted
 
 # Named choices with errors that list what is accepted: activations, normalisations, sizes.
@@ -72,6 +73,13 @@ def normalisation(name: str | None, channels: int) -> nn.Module:
     }
     choice("norm", name, makers, wanted=f"one of {quoted(makers)} or None")
     return makers[name]()
+
+
+def image_sizes(name: str, value: Any) -> tuple[int, ...]:
+    """An image as (channels, height, width) or, in one dimension, (channels, length)."""
+    if not isinstance(value, tuple | list) or len(value) not in (2, 3):
+        raise ValueError(f"{name} must be (channels, height, width). Got {shown(value)}.")
+    return tuple(each(count)(name, value))
 
 
 # Layers in the NTK parameterisation: weights N(0, 1), the factor 1/√fan_in in the forward pass.
@@ -154,6 +162,7 @@ def ntk_layers(model: nn.Module) -> list[_NTKLayer]:
     return [m for m in model.modules() if isinstance(m, _NTKLayer)]
 
 
+@checked(model=a_module)
 def ntk_parameterise(model: nn.Module) -> nn.Module:
     """The model with every Linear and Conv replaced, in place, by its NTK form with fresh weights.
 
@@ -211,7 +220,7 @@ def seeded(seed: int | None) -> Iterator[None]:
         yield
         return
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU; no other device is touched
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(random_seed(seed))
         yield
 
 
@@ -223,6 +232,7 @@ def construct(make: Callable[[], M], init: str, seed: int | None, accepted: Sequ
         return named(model, init) if init == "torch" else initialise(model, init)
 
 
+@checked(model=a_module, residuals=count)
 def initialise(model: M, init: str, *, residuals: int | None = None) -> M:
     """Draw all Linear, Conv and Embedding weights anew by the named law, from the global generator.
 
@@ -257,6 +267,7 @@ def named(model: M, init: str) -> M:
     return model
 
 
+@checked(model=a_module)
 def count_parameters(model: nn.Module) -> int:
     """Numbers in the model's parameters, tied ones once.
 

@@ -27,9 +27,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from theodolite.arguments import entry, positive_integers
+from theodolite.arguments import checked, count, entry, one_or_each, positive_integers
 from theodolite.models.feedforward import fully_connected
-from theodolite.models.initialisation import NTKConv, NTKLinear, named, ntk_layers, seeded
+from theodolite.models.initialisation import ACTIVATIONS, NTKConv, NTKLinear, image_sizes, named, ntk_layers, seeded
 from theodolite.models.initialisation import activation as make_activation
 
 # Name -> standard deviation of the weights.
@@ -38,6 +38,7 @@ _STD = {"ntk": 1.0, "ntk_sign": 1.0, "ntk_small": 0.1}
 _BIASES = {"none": (False, False), "hidden": (True, False), "all": (True, True)}
 
 
+@checked(width=one_or_each(count), depth=count)
 def ntk_fcn(
     inputs: int,
     width: int | Sequence[int] = 1024,
@@ -58,12 +59,14 @@ def ntk_fcn(
     60
     """
     widths = _hidden(width, depth)
-    positive_integers(inputs=inputs, outputs=outputs, **{f"width[{i}]": w for i, w in enumerate(widths)})
+    positive_integers(inputs=inputs, outputs=outputs)
+    entry("activation", activation, ACTIVATIONS)
     hidden, last = (partial(NTKLinear, bias=there) for there in entry("bias", bias, _BIASES))
     sizes = [inputs, *widths, outputs]
     return _construct(lambda: fully_connected(OrderedDict(), sizes, activation, hidden, last), init, bias_init, seed)
 
 
+@checked(image=image_sizes, width=one_or_each(count), depth=count)
 def ntk_cnn(
     image: Sequence[int],
     width: int | Sequence[int] = 512,
@@ -86,9 +89,7 @@ def ntk_cnn(
     364
     """
     widths = _hidden(width, depth)
-    positive_integers(outputs=outputs, kernel=kernel, **{f"width[{i}]": w for i, w in enumerate(widths)})
-    if len(image) not in (2, 3):
-        raise ValueError(f"image must be (channels, height, width) or (channels, length). Got {tuple(image)!r}.")
+    positive_integers(outputs=outputs, kernel=kernel)
     if kernel % 2 == 0 or not widths:
         raise ValueError(f"kernel must be odd and depth at least 2. Got kernel {kernel}, depth {len(widths) + 1}.")
     hidden_bias, last_bias = entry("bias", bias, _BIASES)
@@ -108,9 +109,7 @@ def ntk_cnn(
 
 def _hidden(width: int | Sequence[int], depth: int | None) -> list[int]:
     if isinstance(width, int):
-        depth = 5 if depth is None else depth
-        positive_integers(depth=depth)
-        return [width] * (depth - 1)
+        return [width] * ((5 if depth is None else depth) - 1)
     if depth is not None and depth != len(width) + 1:
         raise ValueError(f"depth must be {len(width) + 1} for {len(width)} hidden widths. Got {depth}.")
     return list(width)

@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import a_mapping, checked
 from theodolite.models.initialisation import named
 from theodolite.models.resnet import CifarResNet, resnet20
 from theodolite.models.transformers import Llama, llama_from_config
+from theodolite.problem.arguments import a_module
 from theodolite.text import listed, nearest
 
 # Language models in GGUF files: read by transformers, which takes the weights out of their quantised form.
@@ -118,6 +120,7 @@ M = TypeVar("M", bound=nn.Module)
 _MAY_LACK = "num_batches_tracked"
 
 
+@checked(model=a_module, weights=a_mapping)
 def load_weights(model: M, weights: Mapping[str, Tensor]) -> M:
     """Copy `weights` into the model, by state-dict name, and return it; `model.initialisation` is then "loaded".
 
@@ -126,7 +129,7 @@ def load_weights(model: M, weights: Mapping[str, Tensor]) -> M:
 
     >>> load_weights(nn.Linear(2, 1), {"weight": torch.ones(1, 2), "bais": torch.zeros(1)})
     Traceback (most recent call last):
-    ValueError: The weights do not fit the model: missing bias; unexpected bais (nearest: bias).
+    ValueError: weights do not fit the model: missing bias; unexpected bais (nearest: bias).
     """
     own = model.state_dict(keep_vars=True)
     _check(own, weights)
@@ -140,6 +143,8 @@ def _check(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     for name, value in weights.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"weights must map names to tensors; {name} is a {type(value).__name__} (torch.from_numpy helps).")
+        if value.is_meta:
+            raise ValueError(f"weights: {name} lies on the meta device and has no values.")
     given = {id(own[name]) for name in weights if name in own}
     missing = [name for name, value in own.items() if id(value) not in given and not name.endswith(_MAY_LACK)]
     unexpected = [name for name in weights if name not in own]
@@ -153,7 +158,7 @@ def _check(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         faults.append(f"unexpected {listed(unexpected, 5)} (nearest: {', '.join(nearest(unexpected[0], own, count=1))})")
     faults += [f"wrong shapes: {listed(misfits, 5)}"] if misfits else []
     if faults:
-        raise ValueError(f"The weights do not fit the model: {'; '.join(faults)}.")
+        raise ValueError(f"weights do not fit the model: {'; '.join(faults)}.")
 
 
 def resnet20_from(weights: Mapping[str, Tensor]) -> CifarResNet:

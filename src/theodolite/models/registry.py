@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from theodolite import models
+from theodolite.arguments import shown
 from theodolite.text import nearest
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
     found = _find(name)
     if found is None:
         near = ", ".join(nearest(str(name), names(), count=3))
-        raise ValueError(f"No model is called {name!r}. Nearest names: {near}. theodolite.models.names() lists them all.")
+        raise ValueError(
+            f"name: no model is called {shown(name)}. Nearest names: {near}. theodolite.models.names() lists them all."
+        )
     family, match = found
     said, builder = family.arguments(match), getattr(models, family.builder)
     twice = [key for key in said if key in arguments]

@@ -7,7 +7,7 @@ import itertools
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.arguments import positive_integers
+from theodolite.arguments import integer, positive_integers
 from theodolite.models.initialisation import activation as make_activation
 from theodolite.models.initialisation import construct, normalisation
 
@@ -143,7 +143,7 @@ def cifar_resnet(
     269722
     """
     positive_integers(classes=classes, channels=channels, width=width)
-    if not isinstance(depth, int) or depth < 8 or (depth - 2) % 6:
+    if integer("depth", depth) < 8 or (depth - 2) % 6:
         raise ValueError(f"depth must be 6n + 2 (8, 14, 20, 26, 32, ...). Got {depth!r}.")
     return construct(lambda: CifarResNet((depth - 2) // 6, width, classes, channels, norm), init, seed)
 
@@ -237,6 +237,6 @@ def wrn(
     304394
     """
     positive_integers(k=k, classes=classes, channels=channels)
-    if not isinstance(depth, int) or depth < 10 or (depth - 4) % 6:
+    if integer("depth", depth) < 10 or (depth - 4) % 6:
         raise ValueError(f"depth must be 6n + 4 (10, 16, 22, 28, ...). Got {depth!r}.")
     return construct(lambda: WideResNet((depth - 4) // 6, k, classes, channels, norm, bias), init, seed)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.arguments import positive_integers
-from theodolite.models.initialisation import LAYER_INITS, TOKEN_INITS, construct
+from theodolite.arguments import checked, number_in, positive, positive_integers
+from theodolite.models.initialisation import LAYER_INITS, TOKEN_INITS, construct, image_sizes
 from theodolite.models.initialisation import activation as make_activation
 
 # The parts transformers are made of: attention, feed-forward, and the residual block of the two.
@@ -241,6 +241,7 @@ class ViT(nn.Module):
         return self.head(self.norm(x[:, 0]))
 
 
+@checked(image=image_sizes, mlp_ratio=number_in(above=0, most=1000))
 def vision_transformer(
     image: tuple[int, int, int] = (3, 32, 32),
     patch: int = 4,
@@ -260,9 +261,11 @@ def vision_transformer(
     52234
     """
     positive_integers(patch=patch, dim=dim, depth=depth, heads=heads, classes=classes)
+    if len(image) != 3:
+        raise ValueError(f"image must be (channels, height, width). Got {image}.")
     if image[1] % patch or image[2] % patch:
         raise ValueError(f"patch must divide the image. Got patch {patch} for {image[1]}×{image[2]} pixels.")
-    hidden = round(mlp_ratio * dim)
+    hidden = max(1, round(mlp_ratio * dim))
     return construct(lambda: ViT(image, patch, dim, depth, heads, hidden, classes), init, seed, (*LAYER_INITS, "normal_0.02"))
 
 
@@ -374,6 +377,7 @@ class Llama(nn.Module):
         return self.lm_head(self.model(ids))
 
 
+@checked(rotary_base=positive, eps=positive)
 def llama_decoder(
     vocabulary: int = 512,
     context: int = 512,

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from os import PathLike
 from typing import Any, Self
 
@@ -17,7 +18,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called
+from theodolite.arguments import a_text, also_called, checked, count, optional, positive, whole
+from theodolite.arguments import seed as a_seed
 from theodolite.measures.dynamics.optimizers import plain_optimizer
 from theodolite.monitors.log import LogWriter
 from theodolite.monitors.measuring.curvature import CurvatureProbe, CurvatureSample
@@ -29,6 +31,8 @@ from theodolite.monitors.spikes.tracker import Diagnosis, Situation, SpikeTracke
 from theodolite.monitors.watching.recorder import StepStats, trained
 from theodolite.monitors.watching.watched_model import StepLoss, WatchedModel
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
+from theodolite.problem import Problem
+from theodolite.problem.arguments import a_loss, a_module, an_optimizer, some_data
 
 #: What a log that cannot be written means; training and measurements go on.
 LOG_FAILS = "the log cannot be written, and records are kept in memory only"
@@ -69,6 +73,10 @@ class Monitor(AbstractContextManager["Monitor"]):
     """
 
     @also_called(matrix="by")
+    @checked(
+        loss=a_loss, budget=optional(partial(positive, wanted="a positive number, the share of the training time")), top=count, target=a_text, seed=a_seed,
+        probe=lambda name, value: value if isinstance(value, Problem) else some_data(name, value),
+    )  # fmt: skip
     def __init__(
         self,
         loss: Any,
@@ -82,10 +90,6 @@ class Monitor(AbstractContextManager["Monitor"]):
         writer: Any = None,
         seed: int = 0,
     ) -> None:
-        if loss is not None and not callable(loss):
-            raise ValueError(f"loss must be a callable (output, target) -> scalar, or None. Got {type(loss).__name__}.")
-        if budget is not None and not (isinstance(budget, int | float) and budget > 0):
-            raise ValueError(f"budget is a share of the training time, such as 0.25, or None for every step. Got {budget!r}.")
         check_matrix_or_none(by)
         self.loss, self.budget = loss, budget
         self._probe, self._target, self._writer = probe, target, writer
@@ -131,7 +135,7 @@ class Monitor(AbstractContextManager["Monitor"]):
             with self.quietly("a step was not observed"):
                 watched = self._watch(model, optimizer)
                 watched.clipping(clip, clipped)
-                self._observe(int(step), watched, batch, value)
+                self._observe(whole("step", step), watched, batch, value)
         finally:
             self._budget.leave()
 
@@ -168,7 +172,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         if id(optimizer) in self._attached:
             return self
         self._attached.add(id(optimizer))
-        state = {"step": first_step}
+        state = {"step": whole("first_step", first_step)}
 
         def before_step(hooked: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first is the optimizer itself
@@ -288,8 +292,6 @@ class Monitor(AbstractContextManager["Monitor"]):
 
 
 def _check_arguments(model: object, optimizer: object) -> None:
-    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-        raise ValueError(
-            "observe takes (step, model, batch, optimizer) with an nn.Module and a torch optimizer. "
-            f"Got {type(model).__name__} and {type(optimizer).__name__}."
-        )
+    """`observe` takes (step, model, batch, optimizer): two of them in each other's place are the usual mistake."""
+    a_module("model", model)
+    an_optimizer("optimizer", optimizer)

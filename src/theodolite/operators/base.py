@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import torch
 from torch import Tensor
 
+from theodolite.arguments import random_seed, shown
 from theodolite.errors import NonFiniteError, SymmetryError
 from theodolite.results import Cost
 
@@ -112,7 +113,7 @@ class LinearOperator(ABC):
         if not self._probe_pending:
             return
         self._check_derivatives()
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(random_seed(seed))
         x = torch.randn(3, self.shape[1], generator=generator, dtype=torch.float32).T  # columns lie in one piece
         x = x.to(device=self.device, dtype=self.dtype)
         # One by one: the probe must not decide how blocks are multiplied, nor triple the memory.
@@ -151,15 +152,17 @@ class LinearOperator(ABC):
         rows = self.shape[0 if transposed else 1]
         if not isinstance(x, Tensor):
             raise TypeError(
-                f"{type(self).__name__} multiplies torch tensors. Got {type(x).__name__}; use op.to_scipy() for NumPy."
+                f"x: {type(self).__name__} multiplies torch tensors. Got {type(x).__name__}; use op.to_scipy() for NumPy."
             )
         if x.ndim not in ((2,) if columns_only else (1, 2)) or x.shape[0] != rows or 0 in x.shape[1:]:
             matrix = f"a matrix ({rows}, k) with k of at least 1"
             accepted = matrix if columns_only else f"a vector ({rows},) or {matrix}"
-            raise ValueError(f"{type(self).__name__} has shape {self.shape}: expected {accepted}. Got {tuple(x.shape)}.")
+            raise ValueError(f"x: {type(self).__name__} has shape {self.shape} and expects {accepted}. Got {tuple(x.shape)}.")
+        if x.is_meta:
+            raise ValueError(f"x must hold numbers. Got {shown(x)}.")
         if not x.is_floating_point():
             raise ValueError(
-                f"{type(self).__name__} multiplies floating-point vectors. Got {x.dtype}; call .double() on it first."
+                f"x: {type(self).__name__} multiplies floating-point vectors. Got {x.dtype}; call .double() on it first."
             )
 
     def _product(self, matmat: Any, x: Tensor) -> Tensor:
@@ -174,7 +177,7 @@ class LinearOperator(ABC):
 
     def _nonfinite_message(self, columns: Tensor) -> str:
         if not bool(torch.isfinite(columns).all()):
-            return "The vector to be multiplied holds NaN or inf."
+            return "x, the vector to be multiplied, holds NaN or inf."
         return (
             f"{type(self).__name__} returned NaN or inf for a finite vector: (a) the loss has diverged at these parameters, "
             "(b) half or single precision overflowed, try a float64 model, (c) a batch holds bad values."

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from theodolite.arguments import about
 from theodolite.operators.algebra import DenseOperator
 from theodolite.operators.base import LinearOperator
 from theodolite.results import Cost
@@ -75,16 +76,19 @@ def _real_dtype(given: Any) -> np.dtype:
     return found
 
 
-def as_operator(source: Any, *, symmetric: bool | None = None) -> LinearOperator:
+def as_operator(source: Any, *, symmetric: bool | None = None, name: str = "source") -> LinearOperator:
     """Accept a `LinearOperator`, tensor, array, SciPy sparse matrix or operator, or curvlinops operator.
 
     Integers and booleans become float64, half precision is widened.
 
     `symmetric` says what the matrix is where it cannot be seen; a square operator of another library is
-    taken as symmetric and probed, since that is what eigen-solvers need.
+    taken as symmetric and probed, since that is what eigen-solvers need. `name` is the argument that errors speak of.
     """
-    if isinstance(source, LinearOperator):
-        return source
+    with about(name):
+        return source if isinstance(source, LinearOperator) else _as_operator(source, symmetric)
+
+
+def _as_operator(source: Any, symmetric: bool | None) -> LinearOperator:
     if isinstance(source, Tensor):
         return DenseOperator(source, symmetric=symmetric)
     if isinstance(source, np.ndarray):
@@ -94,6 +98,6 @@ def as_operator(source: Any, *, symmetric: bool | None = None) -> LinearOperator
         square = source.shape[0] == source.shape[1]
         return ForeignOperator(source, symmetric=square if symmetric is None else symmetric)
     raise TypeError(
-        "An operator must be a theodolite LinearOperator, a tensor, a NumPy array, a SciPy sparse matrix or LinearOperator, "
+        "an operator must be a theodolite LinearOperator, a tensor, a NumPy array, a SciPy sparse matrix or LinearOperator, "
         f"or a curvlinops operator. Got {type(source).__name__}."
     )

@@ -10,12 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from theodolite.arguments import checked, instance, whole
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry
 from theodolite.plots.axes_style import label_axes, legend, make_headroom, note, reference, span
-from theodolite.plots.chart import Grouping, Labels, chart
+from theodolite.plots.chart import Grouping, Labels, chart, drawing
 from theodolite.plots.figures import panels
 from theodolite.plots.spectra import draw_stairs, eigenvalues, histogram
-from theodolite.plots.style import GREY, PALETTE, look, looks, new_axes, style, write
+from theodolite.plots.style import GREY, PALETTE, a_figure, an_axes, look, looks, new_axes, style, write
 from theodolite.plots.tables import finite, groups, label_of, numbers, positive
 
 #: Curves of the error panel: column, name, whether it is a yardstick.
@@ -29,6 +30,7 @@ _ERRORS = (
 _ALIKE = 1e-9  # a fit with intercept that is nearer than this to the one without is not drawn
 
 
+@checked(probe=instance(AnchorProbe), figure=a_figure)
 def plot_anchor_probe(probe: AnchorProbe, *, title: str | None = None, figure: Figure | None = None) -> Figure:
     """Errors per number of words removed, histograms of the log partition functions, and the geometry of the atoms.
 
@@ -48,6 +50,7 @@ def plot_anchor_probe(probe: AnchorProbe, *, title: str | None = None, figure: F
     return figure
 
 
+@checked(geometry=instance(AtomGeometry), figure=a_figure)
 def plot_atom_geometry(geometry: AtomGeometry, *, title: str | None = None, figure: Figure | None = None) -> Figure:
     """Singular values, norms and cosines of the atoms, beside those of a uniform sphere."""
     figure, axes = panels(3, size=(3.9, 3.2), title=title, figure=figure)
@@ -60,6 +63,7 @@ def _draw_geometry(geometry: AtomGeometry, axes: Sequence[Axes]) -> None:
         plot(geometry, ax=ax)
 
 
+@drawing()
 def plot_anchor_errors(rows: Any, *, title: str | None = None, ax: Axes | None = None) -> Axes:
     """Mean square errors (rows of an `AnchorProbe`) against the number of words removed, which are evenly spaced.
 
@@ -90,12 +94,15 @@ def plot_anchor_errors(rows: Any, *, title: str | None = None, ax: Axes | None =
     return ax
 
 
+@checked(probe=instance(AnchorProbe), top=whole, ax=an_axes)
 def plot_log_partitions(probe: AnchorProbe, *, top: int | None = None, title: str | None = None, ax: Axes | None = None) -> Axes:
     """Histograms over positions of log Z and of the log bulk partition function without the `top` most probable words.
 
     By default it is the number that is nearest 0.2 % of the vocabulary.
     """
     chosen = probe.top[probe.spoken] if top is None else top
+    if chosen not in probe.top:
+        raise ValueError(f"top={chosen} was not measured. Measured: {', '.join(map(str, probe.top))}.")
     values = {"log Z, all words": probe.sampled_log_z}
     if chosen or probe.excluded:
         removed = [f"top {chosen}"] * bool(chosen) + [f"{probe.excluded} excluded"] * bool(probe.excluded)
@@ -165,6 +172,7 @@ def _sphere_density(cosines: Sequence[float] | np.ndarray, dim: int) -> np.ndarr
     return np.asarray(np.exp(constant + (dim - 3) / 2 * np.log1p(-(x**2))))
 
 
+@drawing("low", "high", "density", "by")
 def counted_histogram(
     rows: Any,
     *,
@@ -189,6 +197,7 @@ def counted_histogram(
     return drawn.ax
 
 
+@drawing("x", "y", "by", "mark")
 def grouped_bars(
     rows: Any,
     x: str,

@@ -12,8 +12,9 @@ from matplotlib.axis import Axis
 from matplotlib.text import Annotation
 from matplotlib.ticker import Formatter
 
-from theodolite.plots.style import GREY, Look, dots, style, write
-from theodolite.plots.tables import Array, By, Group, is_number, words
+from theodolite.arguments import checked, finite, shown
+from theodolite.plots.style import GREY, Look, a_colour, an_axes, dots, style, write
+from theodolite.plots.tables import Array, By, Group, ascending_pair, is_number, words
 
 _NOTE = "_note"  # as an artist label: hidden from legends, and unlike a gid never written into the SVG
 _ROOM = 20_000  # points up to which matplotlib may search the best place of a legend
@@ -24,8 +25,8 @@ BOX = {"boxstyle": "square,pad=0.12", "facecolor": "white", "edgecolor": "none",
 
 def check_log(log: str) -> None:
     """`log` is one of "", "x", "y", "xy"."""
-    if log not in ("", "x", "y", "xy"):
-        raise ValueError(f'log must be "", "x", "y" or "xy". Got {log!r}.')
+    if not isinstance(log, str) or log not in ("", "x", "y", "xy"):
+        raise ValueError(f'log must be "", "x", "y" or "xy". Got {shown(log)}.')
 
 
 class LogLabels(Formatter):
@@ -191,13 +192,12 @@ def mark_missing(ax: Axes, above: Array, below: Array, look: Look, row: int) -> 
             dots(ax, places, heights, look.colour, marker, markerfacecolor="white", label="_missing", **at_the_edge)
 
 
+@checked(ax=an_axes, x=finite, y=finite, colour=a_colour)
 def reference(ax: Axes, *, x: float | None = None, y: float | None = None, label: str = "", colour: str = GREY) -> Axes:
     """A dashed line at `x` or at `y`, with its name beside it. Call it after the data are drawn."""
     if (x is None) == (y is None):
         raise ValueError("A reference line stands either at x= or at y=.")
     place = float(x if x is not None else y)  # type: ignore[arg-type]
-    if not math.isfinite(place):
-        raise ValueError(f"A reference line needs a finite place. Got {place}.")
     with style():
         draw = ax.axvline if x is not None else ax.axhline
         draw(place, color=colour, linestyle=(0, (4, 2)), linewidth=1.1, zorder=1.8)
@@ -206,6 +206,7 @@ def reference(ax: Axes, *, x: float | None = None, y: float | None = None, label
     return ax
 
 
+@checked(ax=an_axes, x=ascending_pair, y=ascending_pair, colour=a_colour)
 def span(
     ax: Axes,
     *,
@@ -218,9 +219,7 @@ def span(
     if (x is None) == (y is None):
         raise ValueError("A span covers either x= or y=.")
     axis, draw = ("x", ax.axvspan) if x is not None else ("y", ax.axhspan)
-    low, high = map(float, x if x is not None else y)  # type: ignore[arg-type]
-    if math.isnan(low) or math.isnan(high) or not low < high:
-        raise ValueError(f"A span needs two places, the lower first. Got {low} and {high}.")
+    low, high = x if x is not None else y  # type: ignore[misc]
     left, right = ax.get_xlim() if axis == "x" else ax.get_ylim()
     low, high = (min(left, right) if math.isinf(low) else low), (max(left, right) if math.isinf(high) else high)
     with style():

@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from theodolite.arguments import Rule, checked, shown
 from theodolite.plots.axes_style import label_axes, labelled, legend, legend_title, note, note_left_out, set_scales
-from theodolite.plots.style import Look, looks, new_axes, style
-from theodolite.plots.tables import By, Group, groups, read
+from theodolite.plots.style import Look, a_figure, an_axes, looks, new_axes, style
+from theodolite.plots.tables import By, Group, groups, read, require_columns
 from theodolite.results import Row
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def drawing(*columns: str, **rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For drawings of rows: arguments are checked by `rules`, and those called `columns` must name columns of the rows."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        rest = next((name for name, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD), "")
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            bound = signature.bind(*args, **kwargs)
+            given: Any = bound.arguments
+            given["rows"] = table = read(given["rows"])
+            for name in columns:
+                place = given if name in signature.parameters else given.get(rest, {})
+                optional = name not in signature.parameters or signature.parameters[name].default is None
+                if name in place and not (place[name] is None and optional):
+                    require_columns(name, given_name(name, place[name]), table)
+            return function(*bound.args, **bound.kwargs)
+
+        return checked(ax=an_axes, figure=a_figure, order=some_keys, **rules)(called)
+
+    return decorate
+
+
+def some_keys(name: str, value: Any) -> list[Any]:
+    """Values of the column that tells groups apart, at least one."""
+    if isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) != 1 or not len(list(value)):
+        raise ValueError(f"{name} must list values of the column that tells groups apart. Got {shown(value)}.")
+    return list(value)
+
+
+def given_name(name: str, value: Any) -> Any:
+    """The name of a column, or several, but not None."""
+    if value is None:
+        raise TypeError(f"{name} must be the name of a column. Got None.")
+    return value
 
 
 class Labels(TypedDict, total=False):

@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from theodolite.arguments import choice, either
 from theodolite.plots.axes_style import check_log, label_ends, legend, mark_missing, note, note_not_positive, room_at_the_end
-from theodolite.plots.chart import Chart, Grouping, chart
+from theodolite.plots.chart import Chart, Grouping, chart, drawing
 from theodolite.plots.style import Look, dots
-from theodolite.plots.tables import Array, Band, Group, Summary, finite, numbers, on_axes, positive, summarise
+from theodolite.plots.tables import Array, Band, Group, Summary, finite, numbers, on_axes, positive, summarise, two_shares
 
 _FEW = 25  # points per line up to which each one gets a marker
 _NAMES = {
@@ -23,6 +24,7 @@ _NAMES = {
 }
 
 
+@drawing("x", "y", "lower", "upper", "error", "by", quantiles=two_shares)
 def curves(
     rows: Any,
     x: str,
@@ -49,8 +51,8 @@ def curves(
     ('step', [2.0, 1.0])
     """
     check_log(log)
-    if labels not in ("auto", "direct", "legend", "none"):
-        raise ValueError(f'labels must be "auto", "direct", "legend" or "none". Got {labels!r}.')
+    either("labels", labels, ("auto", "direct", "legend", "none"))
+    choice("band", band, ("stderr", "std", "quantiles", "range", None))
     if (lower is None) != (upper is None) or (lower is not None and error is not None):
         raise ValueError("A band by columns is either lower= and upper=, or error=.")
     by_columns = error is not None or lower is not None

@@ -11,13 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from theodolite.arguments import checked, each, sequence, whole
+from theodolite.arguments import count as positive_count
 from theodolite.plots.axes_style import label_axes, note
-from theodolite.plots.chart import Grouping, chart
+from theodolite.plots.chart import Grouping, chart, drawing
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
 from theodolite.plots.heatmaps import as_array
 from theodolite.plots.spectra import histogram
-from theodolite.plots.style import DIVERGING, GREY, PALETTE, Look, dots, new_axes, style
+from theodolite.plots.style import DIVERGING, GREY, PALETTE, Look, an_axes, dots, new_axes, style
 from theodolite.plots.tables import Group, finite, groups, numbers, read
 
 _IMAGES, _CURVES = 100, 12  # atoms shown at most, unless asked for more
@@ -25,6 +27,10 @@ _NAMED = 24  # coordinates up to which each gets its name
 _GAP = 1  # pixels between images
 
 
+@checked(
+    patch_shape=each(positive_count), order=each(whole), count=positive_count, columns=positive_count, feature_names=sequence,
+    ax=an_axes,
+)  # fmt: skip
 def plot_atoms(
     atoms: Any,
     patch_shape: Sequence[int] | None = None,
@@ -46,17 +52,19 @@ def plot_atoms(
     >>> len(plot_atoms(np.eye(4)).lines)
     4
     """
-    array = as_array(atoms)
-    shape = None if patch_shape is None else tuple(int(side) for side in patch_shape)
+    array = as_array(atoms, "atoms")
+    if not np.isfinite(array).all():
+        raise ValueError("atoms must hold finite numbers. Got NaN or infinity.")
+    shape = None if patch_shape is None else tuple(patch_shape)
     if shape is not None and (len(shape) not in (2, 3) or math.prod(shape) != array.shape[1] or shape[2:] not in ((), (3,))):
         wanted = "(height, width) or (height, width, 3)"
         raise ValueError(f"patch_shape must be {wanted} with {array.shape[1]} numbers in all. Got {shape}.")
-    if columns is not None and columns < 1:
-        raise ValueError(f"columns must be at least 1. Got {columns}.")
     chosen = list(range(len(array)) if order is None else order)
+    if any(i >= len(array) for i in chosen):
+        raise ValueError(f"order must name atoms 0 .. {len(array) - 1}. Got {max(chosen)}.")
+    if feature_names is not None and len(feature_names) != array.shape[1]:
+        raise ValueError(f"feature_names must hold {array.shape[1]} names. Got {len(feature_names)}.")
     chosen = chosen[: (_CURVES if shape is None else _IMAGES) if count is None else count]
-    if not chosen:
-        raise ValueError("There is no atom to show.")
     shown = array[chosen]
     with np.errstate(invalid="ignore"):
         shown = shown / np.maximum(np.nanmax(np.abs(shown), axis=1, keepdims=True), np.finfo(float).tiny)
@@ -112,6 +120,7 @@ def _short(name: str) -> str:
     return (name if len(name) <= 16 else name[:15] + "…").replace("$", r"\$")
 
 
+@drawing("by")
 def plot_learning_curve(rows: Any, *, by: str | None = None, title: str | None = None, ax: Axes | None = None) -> Axes:
     """The loss of each pass, `epoch` against `loss`, a line per value of `by`.
 
@@ -121,6 +130,7 @@ def plot_learning_curve(rows: Any, *, by: str | None = None, title: str | None =
     return curves(rows, "epoch", "loss", by=by, log="y", xlabel="pass over the data", ylabel="loss", title=title, ax=ax)
 
 
+@drawing()
 def plot_dictionary_choice(rows: Any, *, title: str | None = None, figure: Figure | None = None) -> Figure:
     """What `choose_dictionary` tried: error on hidden coordinates, with its standard error, beside that of reconstruction.
 
@@ -168,6 +178,7 @@ def _choice_line(ax: Axes, group: Group, look: Look, value: str, error: str | No
     )
 
 
+@drawing("by")
 def plot_atom_usage(rows: Any, *, by: str | None = None, title: str | None = None, ax: Axes | None = None) -> Axes:
     """How many atoms are used by how large a `share` of the signals, a histogram; says how many are used by none.
 

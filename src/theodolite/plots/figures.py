@@ -19,7 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from theodolite.plots.style import new_figure, style, write
+from theodolite.arguments import a_path, a_text, checked, number_in, shown, up_to
+from theodolite.arguments import count as positive_count
+from theodolite.plots.style import a_figure, new_figure, style, write
 
 # Letters are drawn as paths: a page with no network cannot bring its font, and in another font labels would be
 # clipped or overlap. The words are kept for screen readers in the <title>.
@@ -29,6 +31,22 @@ _PROLOG = '<?xml version="1.0" encoding="utf-8" standalone="no"?>\n'
 _ROOT = re.compile(r"<svg\b[^>]*>")
 
 
+def _two_sizes(name: str, value: Any) -> tuple[float, float]:
+    """Width and height of a panel in inches, at most a hundred."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"{name} must be (width, height) in inches. Got {shown(value)}.")
+    inches = number_in(above=0, most=100)
+    return inches(f"{name}[0]", value[0]), inches(f"{name}[1]", value[1])
+
+
+#: Panels of a figure at most.
+MOST = 1000
+
+
+@checked(
+    count=lambda name, value: up_to(name, value, MOST, of="panels a figure holds"), columns=positive_count, size=_two_sizes,
+    figure=a_figure,
+)  # fmt: skip
 def panels(
     count: int,
     *,
@@ -49,8 +67,6 @@ def panels(
     >>> [float(inches) for inches in figure.get_size_inches()]
     [7.2, 2.9]
     """
-    if count < 1 or (columns is not None and columns < 1):
-        raise ValueError(f"panels needs at least one panel and one column. Got {count} and {columns}.")
     if columns is None:
         columns = count if count <= 3 else 2 if count == 4 else 3
     columns = min(columns, count)
@@ -83,6 +99,7 @@ def _name(i: int) -> str:
     return (_name(i // 26 - 1) if i >= 26 else "") + ascii_lowercase[i % 26]
 
 
+@checked(prefix=a_text)
 def to_svg(figure: Figure | Axes, *, prefix: str | None = None, title: str | None = None) -> str:
     """The figure as an `<svg>` element to put inline into an HTML page.
 
@@ -95,15 +112,16 @@ def to_svg(figure: Figure | Axes, *, prefix: str | None = None, title: str | Non
         prefix = "t" + hashlib.sha256(text.encode()).hexdigest()[:10]
     elif not re.fullmatch(r"[A-Za-z][\w.-]*", prefix, re.ASCII):
         prefix = "t" + re.sub(r"[^\w-]", "-", prefix, flags=re.ASCII)
-    return _inline(text, prefix, _spoken(figure) if title is None else title)
+    return _inline(text, prefix, _spoken(figure) if title is None else str(title))
 
 
+@checked(path=a_path)
 def save(figure: Figure | Axes, path: str | PathLike[str]) -> Path:
     """Write the figure as .svg, .pdf or .png, without a date; folders are made."""
     figure, path = _root(figure), Path(path)
     kind = path.suffix.lower()
     if kind not in (".svg", ".pdf", ".png"):
-        raise ValueError(f"A figure is saved as .svg, .pdf or .png. Got {path.name!r}.")
+        raise ValueError(f"path must end in .svg, .pdf or .png. Got {path.name!r}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == ".svg":
         path.write_bytes((_PROLOG + _drawn(figure)).encode())
@@ -176,8 +194,9 @@ def _spoken(figure: Figure) -> str:
 
 
 def _root(figure: Any) -> Figure:
+    found = figure
     for _ in range(3):
-        if isinstance(figure, Figure):
-            return figure
-        figure = getattr(figure, "figure", None)
-    raise ValueError("Expected a matplotlib Figure or Axes.")
+        if isinstance(found, Figure):
+            return found
+        found = getattr(found, "figure", None)
+    raise ValueError(f"figure must be a matplotlib Figure or Axes. Got {shown(figure)}.")

@@ -13,17 +13,42 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from theodolite.arguments import at_least
+from theodolite.arguments import a_text, checked, count, each, optional, sequence, shown, those_of
+from theodolite.arguments import finite as finite_number
 from theodolite.plots.axes_style import label_axes, note, note_not_positive, set_log_labels
+from theodolite.plots.chart import drawing
 from theodolite.plots.figures import panels
-from theodolite.plots.style import DIVERGING, SEQUENTIAL, new_axes, style
-from theodolite.plots.tables import Array, finite, groups, is_number, label_of, numbers, positive, read, words
+from theodolite.plots.style import DIVERGING, SEQUENTIAL, an_axes, new_axes, style
+from theodolite.plots.tables import Array, ascending_pair, finite, groups, is_number, label_of, numbers, positive, read, words
 
 _TICKS = 12
 _MISSING = "#BDBDBD"
 _LETTER = 0.6  # width of a digit, in units of the font's size
 
 
+def _names(name: str, value: Any) -> list[Any]:
+    """Names of any kind, which are shown as texts."""
+    if getattr(value, "ndim", 1) != 1:
+        raise ValueError(f"{name} must be a list of names. Got {shown(value)}.")
+    return list(sequence(name, value))
+
+
+def _a_center(name: str, value: Any) -> Any:
+    return value if isinstance(value, str) and value == "auto" else finite_number(name, value)
+
+
+def _a_format(name: str, value: Any) -> str:
+    try:
+        format(0.5, a_text(name, value))
+    except ValueError:
+        raise ValueError(f"{name} must be a format of numbers, such as '.2g'. Got {value!r}.") from None
+    return value  # type: ignore[no-any-return]
+
+
+@checked(
+    row_names=_names, column_names=_names, center=optional(_a_center), limits=ascending_pair, number=_a_format,
+    blocks=each(count), block_names=_names, ax=an_axes,
+)  # fmt: skip
 def matrix(
     values: Any,
     *,
@@ -86,6 +111,8 @@ def matrix(
     return ax
 
 
+@checked(options=those_of(matrix))
+@drawing("x", "y", "value")
 def heatmap(
     rows: Any,
     x: str,
@@ -135,13 +162,16 @@ def _pivot(table: Any, x: str, y: str, value: str, across: list[Any], down: list
     return grid, max(map(len, cells.values()))
 
 
-def as_array(values: Any) -> Array:
+def as_array(values: Any, name: str = "values") -> Array:
     """A matrix as float64: from a tensor, an array or nested lists."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double()
-    array = np.asarray(np.ma.getdata(values), dtype=np.float64)
+    try:
+        array = np.asarray(
+            np.ma.getdata(values.detach().cpu().double() if hasattr(values, "detach") else values), dtype=np.float64
+        )
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name} must be a matrix of numbers. Got {shown(values)}.") from None
     if array.ndim != 2 or not array.size:
-        raise ValueError(f"A matrix with rows and columns is needed. Got shape {array.shape}.")
+        raise ValueError(f"{name} must be a matrix with rows and columns. Got shape {array.shape}.")
     return array
 
 
@@ -243,6 +273,7 @@ def _numbers(ax: Axes, array: Array, shown: NDArray[np.bool_], colours: Colormap
         ax.text(j, i, text, ha="center", va="center", fontsize=size, color="white" if dark else "black")
 
 
+@checked(size=count, columns=count)
 def leading_blocks(
     matrices: Mapping[str, Any] | Any,
     *,
@@ -261,13 +292,12 @@ def leading_blocks(
     >>> figure.axes[0].images[0].get_array().tolist()
     [[1.0, 0.0], [0.0, 0.5]]
     """
-    at_least(1, size=size)
     named = dict(matrices) if isinstance(matrices, Mapping) else {"": matrices}
     if not named:
-        raise ValueError("leading_blocks needs at least one matrix. Got an empty mapping.")
+        raise ValueError("matrices must hold at least one matrix. Got an empty mapping.")
     figure, axes = panels(len(named), columns=columns, letters=len(named) > 1, title=title)
     for ax, (name, values) in zip(axes, named.items(), strict=True):
-        block = _scaled(as_array(values), size)
+        block = _scaled(as_array(values, "matrices"), size)
         names = list(range(1, len(block) + 1))
         matrix(
             block,
@@ -284,7 +314,7 @@ def leading_blocks(
 
 def _scaled(array: Array, size: int) -> Array:
     if array.shape[0] != array.shape[1]:
-        raise ValueError(f"leading_blocks takes square matrices. Got shape {array.shape}.")
+        raise ValueError(f"matrices must be square. Got shape {array.shape}.")
     block: Array = array[:size, :size]
     low, high = block.min(), block.max()
     scaled: Array = (block - low) / (high - low) if high > low else 0.0 * block

@@ -9,8 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from theodolite.arguments import either, shown
 from theodolite.measures.mode_connectivity import Barrier, accuracy_barrier, loss_barrier
 from theodolite.plots.axes_style import BOX, note, reference, span
+from theodolite.plots.chart import drawing
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
 from theodolite.plots.style import GREY, look, new_axes, style, write
@@ -22,6 +24,13 @@ Quantity = Literal["accuracy", "loss"]
 _WIDE = 20.0  # largest loss over the smallest from which the axis is logarithmic
 
 
+def _two_names(name: str, value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"{name} must be the names of alpha = 1 and alpha = 0. Got {shown(value)}.")
+    return value[0], value[1]
+
+
+@drawing(ends=_two_names)
 def linear_path(
     rows: Any,
     y: Quantity | None = None,
@@ -41,9 +50,8 @@ def linear_path(
     'train barrier: 20 points'
     """
     table = read(rows, "alpha")
-    y = y or ("accuracy" if _sets(table, "accuracy") else "loss")
-    if y not in ("accuracy", "loss"):
-        raise ValueError(f'y must be "accuracy" or "loss". Got {y!r}.')
+    y = ("accuracy" if _sets(table, "accuracy") else "loss") if y is None else y
+    either("y", y, ("accuracy", "loss"))
     drawn = _sets(table, y)
     if not drawn:
         raise ValueError(f"The rows have no column train_{y} or test_{y} with numbers in it.")
@@ -74,6 +82,7 @@ def linear_path(
     return ax
 
 
+@drawing(ends=_two_names)
 def linear_path_panels(rows: Any, *, ends: tuple[str, str] = ("A", "B"), title: str | None = None) -> Figure:
     """Accuracy, where the rows have it, and loss side by side."""
     table = read(rows, "alpha")

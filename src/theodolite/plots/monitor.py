@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from theodolite.arguments import a_mapping, checked
 from theodolite.plots.axes_style import legend, note, reference
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
-from theodolite.plots.style import GREY, PALETTE, dots, style
+from theodolite.plots.style import GREY, PALETTE, a_figure, dots, style
 from theodolite.plots.tables import finite, label_of, numbers, positive
 from theodolite.results import Row
 
@@ -49,6 +50,7 @@ _PANELS: list[tuple[str, bool, list[tuple[str, str, str]]]] = [
 ]
 
 
+@checked(figure=a_figure)
 def plot_monitor(log: Any, *, title: str | None = None, figure: Figure | None = None) -> Figure:
     """The figures of a monitor's log: a `MonitorReport`, a `MonitorLog`, or its records as a list of dicts.
 
@@ -61,7 +63,7 @@ def plot_monitor(log: Any, *, title: str | None = None, figure: Figure | None = 
     """
     tables, spikes = _tables(log)
     if not any(tables.values()):
-        raise ValueError("The log holds no step and no look yet, so there is nothing to draw.")
+        raise ValueError("log holds no step and no look yet, so there is nothing to draw.")
     figure, axes = panels(len(_PANELS), columns=2, size=(4.7, 2.8), title=title, figure=figure)
     for ax, (name, log_axis, lines) in zip(axes, _PANELS, strict=True):
         _panel(ax, name, log_axis, [(_thinned(tables[table], column), column, label) for table, column, label in lines])
@@ -76,11 +78,11 @@ def _tables(log: Any) -> tuple[dict[str, list[Row]], list[Row]]:
         log = log.records()
     if all(hasattr(log, name) for name in ("steps", "looks", "spikes")):
         steps, looks, spikes = log.steps, log.looks, log.spikes
-    elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
-        records = list(log)
+    elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict) and not getattr(log, "is_meta", False):
+        records = [a_mapping(f"log[{i}]", record) for i, record in enumerate(log)]
         steps, looks, spikes = ([row for row in records if row.get("kind") == kind] for kind in ("step", "look", "spike"))
     else:
-        raise TypeError(f"plot_monitor draws a MonitorReport, a MonitorLog or a list of its records. Got {type(log).__name__}.")
+        raise TypeError(f"log must be a MonitorReport, a MonitorLog or a list of its records. Got {type(log).__name__}.")
     by_place = {on: _last([look for look in looks if look.get("on") == on], "step") for on in ("batch", "probe")}
     return {"steps": _last(steps, "step"), **by_place}, _last(spikes, "start")
 

@@ -10,9 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from theodolite.arguments import count, positive
 from theodolite.plots.axes_style import note, reference
+from theodolite.plots.chart import drawing
 from theodolite.plots.curves import curves
 from theodolite.plots.style import PALETTE, new_axes, style
+from theodolite.plots.tables import read
 from theodolite.results import Row
 
 #: Calm to wild, told apart in grey print by their lightness too.
@@ -28,6 +31,7 @@ COLOURS = {
 TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 
+@drawing(own=positive, steps=count)
 def regime_diagram(
     rows: Any,
     *,
@@ -47,9 +51,7 @@ def regime_diagram(
     >>> ax.get_xlabel()
     'learning rate over the critical one'
     """
-    table = [dict(row) for row in rows]
-    if not table:
-        raise ValueError("regime_diagram needs at least one row.")
+    table = read(rows, "model", "ratio", "regime", "final_loss", "peak_loss")
     end = "loss in the end" if steps is None else f"loss after {steps} steps"
     shown = [line for row in table for line in _lines(row, end)]
     with style():

@@ -10,13 +10,21 @@ from typing import Any, Literal, Unpack
 import numpy as np
 from matplotlib.axes import Axes
 
+from theodolite.arguments import checked, fraction, nonnegative, one_of, series
+from theodolite.arguments import finite as finite_number
 from theodolite.measures.fits import log_log_fit
 from theodolite.plots.axes_style import check_log, make_headroom, note
-from theodolite.plots.chart import Grouping, chart
+from theodolite.plots.chart import Grouping, chart, drawing
 from theodolite.plots.style import GREY, dots, write
-from theodolite.plots.tables import Array, finite, label_of, numbers, on_axes
+from theodolite.plots.tables import Array, ascending_pair, finite, label_of, numbers, on_axes
 
 
+def series_of_slopes(name: str, value: Any) -> list[float]:
+    """Slopes, or none."""
+    return [finite_number(f"{name}[{i}]", slope) for i, slope in enumerate(series(name, value))]
+
+
+@drawing("x", "y", "text", "by", correlation=one_of("pearson", "spearman"))
 def scatter(
     rows: Any,
     x: str,
@@ -62,15 +70,16 @@ def scatter(
     return drawn.ax
 
 
+@checked(x=series, y=series, kind=one_of("pearson", "spearman"))
 def correlation_of(x: Any, y: Any, kind: Literal["pearson", "spearman"] = "pearson") -> float:
     """The correlation coefficient; NaN if there are fewer than two points or one side is constant.
 
     >>> round(correlation_of([1, 2, 3], [1, 4, 9], "spearman"), 9)
     1.0
     """
-    if kind not in ("pearson", "spearman"):
-        raise ValueError(f'correlation must be "pearson" or "spearman". Got {kind!r}.')
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have the same length. Got {len(x)} and {len(y)}.")
     if kind == "spearman":
         from scipy.stats import rankdata
 
@@ -153,6 +162,7 @@ class PowerLaw:
         """Confidence interval of the exponent, by Student's t."""
         from scipy.stats import t
 
+        level = fraction("level", level)
         half = float(t.ppf(0.5 + level / 2, max(self.points - 2, 1))) * self.stderr
         return self.exponent - half, self.exponent + half
 
@@ -160,6 +170,7 @@ class PowerLaw:
         return f"slope {with_error(self.exponent, self.stderr)}"
 
 
+@checked(x=series, y=series)
 def power_law(x: Any, y: Any) -> PowerLaw:
     """Least squares in log-log; the error comes from the scatter about the line.
 
@@ -180,6 +191,7 @@ def power_law(x: Any, y: Any) -> PowerLaw:
     return PowerLaw(found.slope, found.stderr, prefactor, found.scatter, n, len(x) - n)
 
 
+@drawing("x", "y", "by", window=ascending_pair, guides=series_of_slopes)
 def log_log(
     rows: Any,
     x: str,
@@ -219,6 +231,13 @@ def log_log(
     return ax
 
 
+def _an_error(name: str, value: Any) -> float:
+    """A standard error, NaN where there is none."""
+    number = series(name, [value])[0]
+    return number if math.isnan(number) or number == math.inf else nonnegative(name, value)
+
+
+@checked(value=finite_number, error=_an_error)
 def with_error(value: float, error: float) -> str:
     """A number and its standard error, rounded to two digits of the error.
 

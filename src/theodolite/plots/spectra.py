@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
@@ -9,14 +10,28 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from theodolite.arguments import each, either, series, shown, up_to
+from theodolite.arguments import finite as finite_number
+from theodolite.arguments import positive as positive_number
 from theodolite.plots.axes_style import check_log, note, set_scales
-from theodolite.plots.chart import Grouping, chart
+from theodolite.plots.chart import Grouping, chart, drawing
 from theodolite.plots.style import GREY, Look, dots
 from theodolite.plots.tables import Array, finite, numbers, positive, read
 
 _BINS = 120  # no more, whatever the rule says: heavy tails would ask for millions
 
 
+def _some_bins(name: str, value: Any) -> int | list[float]:
+    """How many bins, at most a million, or their edges."""
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+        return up_to(name, value, 1_000_000, of="bins that a picture resolves")
+    edges = each(finite_number)(name, value)
+    if len(edges) < 2 or any(low >= high for low, high in itertools.pairwise(edges)):
+        raise ValueError(f"{name} must be a number or ascending edges. Got {shown(value)}.")
+    return edges
+
+
+@drawing("value", "index", "error", "by")
 def eigenvalues(
     rows: Any,
     *,
@@ -36,8 +51,7 @@ def eigenvalues(
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('rank', 'eigenvalue ± residual')
     """
-    if kind not in ("points", "stems"):
-        raise ValueError(f'kind must be "points" or "stems". Got {kind!r}.')
+    either("kind", kind, ("points", "stems"))
     with chart(rows, value, index, error, log="y" if log else "", **given) as drawn:
         if error is None and any("residual" in row for row in drawn.table):
             error = "residual"
@@ -60,6 +74,7 @@ def eigenvalues(
     return drawn.ax
 
 
+@drawing("x", "y", "error", "by", width=positive_number, nodes=series, floor=positive_number)
 def density(
     rows: Any,
     *,
@@ -108,6 +123,7 @@ def density(
     return ax
 
 
+@drawing("value", "by", bins=_some_bins)
 def histogram(
     rows: Any,
     value: str,
@@ -174,7 +190,7 @@ def draw_stairs(ax: Axes, heights: Array, edges: Array, look: Look, label: str) 
 def _rug(ax: Axes, nodes: Any) -> None:
     if nodes is None:
         return
-    places = np.asarray([float(node) for node in nodes], dtype=np.float64)
+    places = np.asarray(list(nodes), dtype=np.float64)
     good = finite(places)
     at_the_edge = {"transform": ax.get_xaxis_transform(), "clip_on": False}
     heights = np.full(int(good.sum()), 0.02)
@@ -186,11 +202,9 @@ def _rug(ax: Axes, nodes: Any) -> None:
 def _edges(sample: Array, bins: int | Sequence[float] | None, log: bool) -> Array:
     if bins is not None and not isinstance(bins, int):
         edges = np.asarray(bins, dtype=np.float64)
-        if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all() or (log and edges[0] <= 0):
+        if log and edges[0] <= 0:
             raise ValueError("bins must be a number or ascending edges, positive ones on a log axis.")
         return edges
-    if bins is not None and bins < 1:
-        raise ValueError(f"bins must be at least 1. Got {bins}.")
     if not len(sample):
         return np.array([1.0, 10.0]) if log else np.array([0.0, 1.0])
     sample = np.log10(sample) if log else sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from itertools import product
 from textwrap import fill
@@ -11,9 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from theodolite.arguments import checked, one_of, shown, whole
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law, of_one_checkpoint, signed, slope_windows
 from theodolite.plots.axes_style import make_headroom, note, span
-from theodolite.plots.chart import chart
+from theodolite.plots.chart import chart, drawing
 from theodolite.plots.figures import panels
 from theodolite.plots.style import PALETTE, dots
 from theodolite.plots.tables import finite, groups, numbers, positive, read, words
@@ -36,6 +38,8 @@ _REDUCED = {"max": "maximum", "mean": "mean", "median": "median"}
 _WIDTH = 58  # characters of a note that fit under a panel
 
 
+@checked(options=lambda name, value: inspect.signature(pairs_and_maxima).parameters)
+@drawing("quantities", "by")
 def stability_panels(
     rows: Any,
     quantities: Sequence[str] = ("gap_loss", "stab", "dist"),
@@ -58,8 +62,8 @@ def stability_panels(
     >>> figure.axes[0].get_ylabel()
     'stability'
     """
-    if not quantities:
-        raise ValueError("stability_panels needs at least one quantity, such as 'stab'.")
+    if isinstance(quantities, str) or not quantities:
+        raise ValueError(f"quantities must be a list of at least one column, such as ['stab']. Got {shown(quantities)}.")
     table = read(rows, "m", *quantities, by)
     trials, columns = groups(table, "trial"), groups(table, by)
     places = list(product(trials, quantities, columns))
@@ -75,6 +79,7 @@ def stability_panels(
     return figure
 
 
+@drawing("quantity", step=whole, resamples=whole, seed=whole, reduce=one_of("max", "mean", "median"))
 def pairs_and_maxima(
     rows: Any,
     quantity: str,

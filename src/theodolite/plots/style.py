@@ -12,10 +12,11 @@ import matplotlib.style
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
+from matplotlib.colors import is_color_like, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from theodolite.arguments import checked, sequence, shown, whole
 from theodolite.plots.tables import is_number
 
 #: Okabe and Ito's colours without the yellow (too pale for a line), the blackest one softened.
@@ -92,11 +93,13 @@ def style() -> Iterator[None]:
         yield
 
 
+@checked(i=whole)
 def look(i: int) -> Look:
     """The i-th look; colour, marker and line have different periods, so 280 looks differ."""
     return Look(PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)], LINES[i % len(LINES)])
 
 
+@checked(keys=sequence, start=whole)
 def looks(keys: Sequence[Any], start: int = 0) -> list[Look]:
     """One look per group; more than four numbers in order get a sequential colour map instead of separate hues."""
     plain = [look(start + i) for i in range(len(keys))]
@@ -104,6 +107,27 @@ def looks(keys: Sequence[Any], start: int = 0) -> list[Look]:
         return plain
     colours = matplotlib.colormaps[SEQUENTIAL]
     return [Look(to_hex(colours(0.88 * i / (len(keys) - 1))), p.marker, p.line) for i, p in enumerate(plain)]
+
+
+def an_axes(name: str, value: Any) -> Axes:
+    """Axes of matplotlib."""
+    if not isinstance(value, Axes):
+        raise TypeError(f"{name} must be matplotlib Axes, such as plots.panels(1)[1][0]. Got {shown(value)}.")
+    return value
+
+
+def a_figure(name: str, value: Any) -> Figure:
+    """A figure of matplotlib, to draw into."""
+    if not isinstance(value, Figure):
+        raise TypeError(f"{name} must be a matplotlib Figure, such as plt.figure(layout='constrained'). Got {shown(value)}.")
+    return value
+
+
+def a_colour(name: str, value: Any) -> Any:
+    """What matplotlib takes for a colour."""
+    if not is_color_like(value):
+        raise ValueError(f"{name} must be a colour, such as 'red' or '#595959'. Got {shown(value)}.")
+    return value
 
 
 def write(ax: Axes, text: str, at: tuple[Any, Any], offset: tuple[float, float], **look: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from theodolite.arguments import number_in, shown
 from theodolite.results import Result, Row
 from theodolite.text import nearest
 
@@ -58,19 +59,30 @@ def read(rows: Any, *columns: str | Sequence[str] | None) -> list[Row]:
         rows = rows.rows()
     elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):
         rows = rows.to_dict("records")
-    if isinstance(rows, (Mapping, str)) or not isinstance(rows, Iterable):
+    if isinstance(rows, (Mapping, str)) or not isinstance(rows, Iterable) or getattr(rows, "is_meta", False):
         raise ValueError(f"rows must be a list of dicts, a DataFrame or a Result. Got {type(rows).__name__}.")
     table = list(rows)
     for row in table:
         if not isinstance(row, Mapping):
-            raise ValueError(f"Each row must be a dict. Got {type(row).__name__}.")
+            raise ValueError(f"rows must be dicts. Got {type(row).__name__}.")
     if not table:
-        raise ValueError("There are no rows to draw.")
-    known = list(dict.fromkeys(name for row in table for name in row))
-    for name in (name for names in columns for name in _names(names)):
-        if name not in known:
-            raise ValueError(f"The rows have no column {name!r}. Nearest: {', '.join(nearest(name, map(str, known)))}.")
+        raise ValueError("rows is empty: there is nothing to draw.")
+    for names in columns:
+        require_columns("", names, table)
     return table
+
+
+def require_columns(argument: str, names: Any, table: Sequence[Mapping[str, Any]]) -> None:
+    """Raise unless an argument names columns that the rows have, one or several; None names none."""
+    given = [names] if isinstance(names, str) else [] if names is None else names
+    several = argument in ("", "by", "quantities") and isinstance(names, list | tuple)
+    if not (names is None or isinstance(names, str)) and not (several and names and all(isinstance(name, str) for name in names)):
+        raise TypeError(f"{argument} must be the name of a column{' or of several' if several else ''}. Got {shown(names)}.")
+    for name in given:
+        if not any(name in row for row in table):
+            known = dict.fromkeys(str(column) for row in table for column in row)
+            where = f"{argument}: the" if argument else "The"
+            raise ValueError(f"{where} rows have no column {name!r}. Nearest: {', '.join(nearest(name, known))}.")
 
 
 def numbers(rows: Sequence[Mapping[str, Any]], name: str) -> Array:
@@ -208,11 +220,25 @@ def _center(values: Array, band: Band | None, quantiles: tuple[float, float]) ->
     return mean, mean - spread, mean + spread
 
 
+def two_shares(name: str, value: Any) -> tuple[float, float]:
+    """Two numbers from 0 to 1, the smaller first."""
+    low, high = ascending_pair(name, value)
+    share = number_in(least=0, most=1)
+    return share(name, low), share(name, high)
+
+
+def ascending_pair(name: str, value: Any) -> tuple[float, float]:
+    """Two numbers, the smaller first; the ends may be infinite."""
+    ends = [float(end) for end in value] if isinstance(value, tuple | list) and all(map(is_number, value)) else []
+    if len(ends) != 2 or not ends[0] < ends[1]:
+        raise ValueError(f"{name} must be two numbers, the smaller first. Got {shown(value)}.")
+    return ends[0], ends[1]
+
+
 def _check_band(band: Any, quantiles: tuple[float, float]) -> None:
-    if band not in (None, "stderr", "std", "quantiles", "range"):
-        raise ValueError(f'band must be "stderr", "std", "quantiles", "range" or None. Got {band!r}.')
-    if not 0 <= quantiles[0] < quantiles[1] <= 1:
-        raise ValueError(f"quantiles must be two shares in [0, 1], the smaller first. Got {quantiles!r}.")
+    if not (band is None or isinstance(band, str)) or band not in (None, "stderr", "std", "quantiles", "range"):
+        raise ValueError(f'band must be "stderr", "std", "quantiles", "range" or None. Got {shown(band)}.')
+    two_shares("quantiles", quantiles)
 
 
 def _names(names: str | Sequence[str] | None) -> list[str]:

@@ -144,13 +144,12 @@ class BatchParser:
             batch = Batch((raw,), {}, None, _size(raw, None))
         else:
             raise ValueError(
-                f"A batch must be a pair (inputs, targets) or a mapping with the key {self.target_key!r}. "
+                f"data: a batch must be a pair (inputs, targets) or a mapping with the key {self.target_key!r}. "
                 f"Batch {index} is a {type(raw).__name__}."
             )
         if batch.size == 0 and not self.allow_empty:
-            raise ValueError(f"Batch {index} is empty: give at least one sample.")
-        if self.check:
-            _check_batch(batch, index)
+            raise ValueError(f"data: batch {index} is empty: give at least one sample.")
+        _check_batch(batch, index, finite=self.check)
         return batch.mapped(lambda t: t.clone() if t.is_inference() else t)  # such tensors have no derivatives
 
     def _as_tensors(self, raw: Any) -> Any:
@@ -171,7 +170,7 @@ class BatchParser:
             return Batch(*self._called_with(fields), target, _size(fields, target))
         if self.target_key not in fields:
             raise ValueError(
-                f"Batch {index} has no {self.target_key!r}: its keys are {', '.join(map(repr, fields))}. "
+                f"data: batch {index} has no {self.target_key!r}: its keys are {', '.join(map(repr, fields))}. "
                 "Name the target with Problem(..., target='...')."
             )
         target = fields.pop(self.target_key)
@@ -236,11 +235,11 @@ def _size(inputs: Any, target: Any) -> int:
     return sizes[0]
 
 
-def _check_batch(batch: Batch, index: int) -> None:
+def _check_batch(batch: Batch, index: int, *, finite: bool) -> None:
     for name, t in named_tensors({**batch.inputs, "target": batch.target}):
         if t.is_meta:
             raise ValueError(f"data: {name} of batch {index} lies on the meta device and has no values; load the data first.")
-        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+        if finite and t.is_floating_point() and not bool(torch.isfinite(t).all()):
             bad = int((~torch.isfinite(t)).sum())
             raise NonFiniteError(f"data: {name} of batch {index} holds {bad} NaN or inf values; remove or impute them.")
 

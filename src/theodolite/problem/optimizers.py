@@ -1,14 +1,15 @@
-"""Optimizers by name, where only their kind matters or a learning rate is given."""
+"""Optimizers as users give them: themselves, by a function of the parameters, or by name where a learning rate is given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from theodolite.arguments import shown
+from theodolite.errors import ArgumentError
 from theodolite.text import quoted
 
 #: Name -> class and settings it stands for.
@@ -24,21 +25,39 @@ SGD_RATE = 1e-2  # where no rate was given; torch's own default is smaller than 
 
 
 def as_optimizer(
-    value: Any, parameters: Iterable[nn.Parameter], *, lr: float | None = None, needs_rate: bool = False
+    value: Any, parameters: Iterable[nn.Parameter], *, lr: float | None = None, needs_rate: bool = False, rate: str = "lr=0.1"
 ) -> Optimizer | None:
-    """An optimizer as it is, None too; a name as a new one of that kind, which needs `lr` where its rate matters.
+    """An optimizer as it is, None too; one made by a function of the parameters; or a new one from its name or its class.
+
+    The last two need `lr` where the rate matters. `rate` names the argument that gives it.
 
     >>> as_optimizer("momentum", nn.Linear(1, 1).parameters(), lr=0.5).defaults["momentum"]
     0.9
     """
     if value is None or isinstance(value, Optimizer):
         return value
-    if not isinstance(value, str) or value not in NAMES:
-        raise ValueError(f"optimizer must be a torch optimizer or one of {quoted(NAMES)}. Got {shown(value)}.")
+    if isinstance(value, str) and value in NAMES:
+        kind, settings = NAMES[value]
+    elif isinstance(value, type) and issubclass(value, Optimizer):
+        kind, settings = value, {}
+    elif callable(value) and not isinstance(value, nn.Module | type):
+        return _made_by(value, list(parameters))
+    else:
+        raise ArgumentError(
+            f"optimizer must be a torch optimizer, a function of the parameters that makes one, or one of {quoted(NAMES)}. "
+            f"Got {shown(value)}."
+        )
     if needs_rate and lr is None:
         raise ValueError(
-            f"optimizer={value!r} is a name without a learning rate, which is compared here: pass the torch optimizer itself."
+            f"optimizer={value if isinstance(value, type) else repr(value)} has no learning rate: give {rate}, or the optimizer "
+            f"itself, torch.optim.{kind.__name__}(model.parameters(), lr=0.1)."
         )
-    kind, settings = NAMES[value]
     made: Any = kind
     return made(list(parameters), lr=SGD_RATE if lr is None else lr, **settings)  # type: ignore[no-any-return]
+
+
+def _made_by(function: Callable[[Any], Any], parameters: list[nn.Parameter]) -> Optimizer:
+    made = function(parameters)
+    if not isinstance(made, Optimizer):
+        raise ArgumentError(f"optimizer must make a torch optimizer from the parameters. It made {shown(made)}.")
+    return made

@@ -101,7 +101,7 @@ def select_parameters(model: nn.Module, params: Selector) -> Selection:
     names = clean_names(available)
     empty = [names[k] for k, p in available.items() if p.is_meta]
     if empty:
-        raise ParameterSelectionError(f"{empty[0]} lies on the meta device and has no values: load the weights first.")
+        raise ParameterSelectionError(f"model: {empty[0]} lies on the meta device and has no values: load the weights first.")
     made_there = [names[k] for k, p in available.items() if p.is_inference()]
     if made_there:
         raise ParameterSelectionError(
@@ -110,7 +110,7 @@ def select_parameters(model: nn.Module, params: Selector) -> Selection:
         )
     lazy = [names[k] for k, p in available.items() if isinstance(p, nn.parameter.UninitializedParameter)]
     if lazy:
-        raise ParameterSelectionError(f"{lazy[0]} has no shape yet: run the model once on a batch before measuring it.")
+        raise ParameterSelectionError(f"model: {lazy[0]} has no shape yet: run the model once on a batch before measuring it.")
     if params is None:
         chosen = [k for k, p in available.items() if p.requires_grad]
     elif callable(params) and not isinstance(params, nn.Module):

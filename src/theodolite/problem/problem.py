@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import choice, instance, whole
+from theodolite.arguments import a_text, about, checked, count, integer, one_of, whole
 from theodolite.errors import BatchCoupledError, DerivativeWarning, NonFiniteError
+from theodolite.problem.arguments import a_loss, a_model, a_plain_function, a_tensor
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, OutputChoice, copy_model, probe, unwrap
 from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
@@ -51,8 +53,9 @@ class Problem:
         mode: `"eval"`, `"train"` or None (as found), entered for each computation.
         batch_weight: overrides what a batch weighs: a function of the batch or one number per batch.
         target: key of the target in mapping batches.
-        check: probe before anything is measured that two evaluations agree and that autograd's derivatives are those of the loss:
-            on a few samples along one direction, or with `"full"` on every batch along several. False: measured as it is.
+        check: probe before anything is measured that two evaluations agree, that batches can be weighed against each other, and
+            that autograd's derivatives are those of the loss: on a few samples along one direction, or with `"full"` on every
+            batch along several. False: measured as it is.
         hold_bytes: data up to this size is read once and held.
 
     >>> import torch
@@ -62,6 +65,10 @@ class Problem:
     (1, ('weight',))
     """
 
+    @checked(
+        model=a_model, loss=a_loss, mode=one_of("eval", "train", None), target=a_text, check=one_of(True, False, "full"),
+        hold_bytes=whole,
+    )  # fmt: skip
     def __init__(
         self,
         model: nn.Module,
@@ -75,21 +82,10 @@ class Problem:
         check: bool | Literal["full"] = True,
         hold_bytes: int = HOLD_BYTES,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
         if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
             raise ValueError(
                 "model is compiled by torch.jit, which takes no other parameters. Pass the nn.Module it was made from."
             )
-        if loss is not None and not callable(loss):
-            raise ValueError(f"loss must be a callable (output, target) -> scalar, or None. Got {type(loss).__name__}.")
-        if isinstance(loss, type):
-            raise ValueError(f"loss is the class {loss.__name__}: pass an instance of it, {loss.__name__}().")
-        if check not in (True, False, "full"):
-            raise ValueError(f"check must be True, False or 'full'. Got {check!r}.")
-        choice("mode", mode, ("eval", "train", None), wanted="'eval', 'train' or None (as found)")
-        instance(str)("target", target)
-        whole("hold_bytes", hold_bytes)
         self.model = unwrap(model)
         probe.refuse_self_changing_layers(self.model)
         self.loss_function = bound(loss, self.model)
@@ -110,13 +106,11 @@ class Problem:
         with random_states_kept(generators=generators_of(data)):
             self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
         probe.refuse_all_ignored(self)
-        self._check_products = bool(check)
+        self._check_products = False
         self.gradient_note: str | None = None  # how autograd's gradient differs from the slope of the loss
         if check:
-            self.check_repeatable()
-            self._compare_gradient(full=check == "full")
-            if check == "full":
-                self.check_products(full=True)
+            self.check_derivatives(full=check == "full")
+            self._weigh_early()
 
     # Facts
 
@@ -172,6 +166,7 @@ class Problem:
         """The measured parameters as one flat vector (a copy)."""
         return torch.cat([leaf.to(self.dtype).reshape(-1) for leaf in self.leaves(grad=False)])
 
+    @checked(vector=a_tensor)
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A flat vector as named tensors of the parameters' shapes."""
         if vector.shape != (self.size,):
@@ -297,6 +292,20 @@ class Problem:
 
     # Probes
 
+    def check_derivatives(self, *, full: bool = False) -> None:
+        """The probes of the model and the loss that `check` asks for; products are looked at with the first one."""
+        self._check_products = True
+        self.check_repeatable()
+        self._compare_gradient(full=full)
+        if full:
+            self.check_products(full=True)
+
+    def _weigh_early(self) -> None:
+        """Find out what batches weigh, which every number needs, before the first of them; not from data that must be read again."""
+        if self.data.held:
+            with suppress(NonFiniteError):  # the number that meets it says where it is
+                self._weighting = establish_weighting(self, self._batch_weight)
+
     def check_repeatable(self) -> None:
         """Evaluate one batch twice; raise where the numbers differ."""
         probe.check_repeatable(self)
@@ -343,6 +352,7 @@ class Problem:
         batch = next(iter(self.data))
         return batch.part(slice(0, count)) if batch.size > count and not self.coupled else batch
 
+    @checked(quantity=a_plain_function, groups=partial(integer, least=2), population=count)
     def sampling_error(self, quantity: Callable[[Problem], float], *, groups: int = 5, population: int | None = None) -> float:
         """Standard error of `quantity(problem)` from the data being a sample, by the delete-a-group jackknife.
 
@@ -351,10 +361,11 @@ class Problem:
         self.refuse_cutting("The error by leaving samples out")
         return jackknife_error(self, quantity, groups=groups, population=population)
 
-    def batch_of(self, inputs: Any) -> Batch:
+    def batch_of(self, inputs: Any, name: str = "inputs") -> Batch:
         """Inputs without targets as a batch: a tensor, a tuple of arguments or a mapping."""
         parse = BatchParser(own_loss=False, target_key="", dtype=self.dtype, forward=self.model.forward)
-        return parse((inputs, None), 0)
+        with about(name):
+            return parse((inputs, None), 0)
 
     def with_batches(self, batches: list[Batch]) -> Problem:
         """The same problem on other batches."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import about, shown
 from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.problem.batches import Batch, join_trees
 from theodolite.problem.tensors import map_tensors
@@ -128,7 +129,7 @@ def reduction_of(loss: Any) -> str | None:
 
 def given_weights(batches: Iterable[Batch], count: int, batch_weight: BatchWeight) -> tuple[float, ...]:
     """Weights that the user gave: a number per batch, or a function of the batch."""
-    if callable(batch_weight):
+    if callable(batch_weight) and not isinstance(batch_weight, nn.Module):
         weights = tuple(_number(batch_weight(b)) for b in batches)
     elif isinstance(batch_weight, Iterable) and not isinstance(batch_weight, str | bytes | Mapping):
         weights = tuple(_number(w) for w in batch_weight)
@@ -136,7 +137,8 @@ def given_weights(batches: Iterable[Batch], count: int, batch_weight: BatchWeigh
         raise _no_weight(batch_weight)
     if len(weights) != count:
         raise ValueError(f"batch_weight must give one weight per batch, {count}. Got {len(weights)}.")
-    return check_weights(weights)
+    with about("batch_weight"):
+        return check_weights(weights)
 
 
 def _number(weight: Any) -> float:
@@ -149,7 +151,7 @@ def _number(weight: Any) -> float:
 def _no_weight(given: Any) -> ValueError:
     return ValueError(
         "batch_weight must be a function of the batch that returns a number, or one number per batch. "
-        f"Got {given!r}; for samples give lambda batch: batch.size."
+        f"Got {shown(given)}; for samples give lambda batch: batch.size."
     )
 
 

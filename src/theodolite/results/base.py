@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from theodolite.arguments import a_mapping, count, sequence
 from theodolite.results.provenance import Cost, Outcome, Provenance
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ class ResultMapping(Result, Mapping[str, Any]):
 
 def html_table(rows: list[Row], limit: int = 50) -> str:
     """Rows as an HTML table, every cell escaped."""
+    limit = count("limit", limit)
+    rows = [a_mapping(f"rows[{i}]", row) for i, row in enumerate(sequence("rows", rows))]
     if not rows:
         return ""
 

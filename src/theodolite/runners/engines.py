@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from theodolite.arguments import optional_integer
+from theodolite.arguments import a_function, a_mapping, a_text, checked, integer, optional_integer, sequence
 from theodolite.progress import counting
 from theodolite.results import Row
 from theodolite.text import nearest
@@ -71,6 +71,12 @@ class Engine:
         return found
 
 
+def some_jobs(name: str, value: Any) -> list[Job]:
+    """Jobs, each a mapping of its parameters."""
+    return [a_mapping(f"{name}[{i}]", job) for i, job in enumerate(sequence(name, value))]
+
+
+@checked(task=a_function, jobs=some_jobs)
 def run_all(
     task: Task,
     jobs: Iterable[Job],
@@ -99,6 +105,7 @@ def _failed_row(job: Job, failure: Failure) -> Row:
     return {**job, "outcome": "failed", **asdict(failure)}
 
 
+@checked(task=a_function, jobs=some_jobs)
 def finish_all(
     task: Task,
     jobs: Iterable[Job],
@@ -117,12 +124,12 @@ def finish_all(
 
 def check_engine(engine: Engine) -> None:
     """Raise unless an engine can be started so, before any work is done."""
-    if engine.name not in ENGINES:
+    if a_text("engine", engine.name) not in ENGINES:
         known = ", ".join(map(repr, ENGINES))
         near = nearest(engine.name, ENGINES, 1)[0]
         raise ValueError(f"engine must be one of {known}; the nearest is {near!r}. Got {engine.name!r}.")
-    for name, value in (("workers", engine.workers), ("threads", engine.threads)):
-        optional_integer(name, value, least=1)
+    optional_integer("workers", engine.workers, least=1)
+    integer("threads", engine.threads, least=1)
     if engine.name == "ray":
         from theodolite.runners.cluster import check_address, import_ray
 

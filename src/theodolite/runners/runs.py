@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from theodolite.arguments import a_function, a_path, a_text, checked
 from theodolite.results import Provenance, Row
 from theodolite.runners.code_version import code_version, git_state
-from theodolite.runners.engines import Engine, Failure, Finished, Job, Task, failure_of, finish_all, kept_open
+from theodolite.runners.engines import Engine, Failure, Finished, Job, Task, failure_of, finish_all, kept_open, some_jobs
 from theodolite.runners.store import Computations, Record, RunStore, job_key, plain, plain_row
 
 
@@ -46,6 +47,10 @@ class RunSummary:
     outdated: int = 0
 
 
+@checked(
+    work=lambda name, value: value if isinstance(value, Work) else a_function(name, value), jobs=some_jobs, name=a_text,
+    folder=a_path,
+)  # fmt: skip
 def run_stored(
     work: Work | Task,
     jobs: Iterable[Job],
@@ -76,7 +81,7 @@ def run_stored(
     work = work if isinstance(work, Work) else Work(name, work, owners or (work,))
     jobs = [plain(dict(job)) for job in jobs]
     if not jobs:
-        raise ValueError(f"{name}: there are no jobs to do.")
+        raise ValueError(f"jobs must hold at least one: {name} has nothing to do.")
     keys = [job_key(work.name, job) for job in jobs]
     if len(set(keys)) < len(keys):
         raise ValueError(f"{name}: two jobs are the same. Give each its own parameters or seed.")

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import checked, count, each, finite, nonnegative
+from theodolite.arguments import seed as a_seed
 from theodolite.problem import Problem
+from theodolite.problem.arguments import of_dimensions
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class KnownProblem:
     gauss_newton: Tensor
 
 
+@checked(eigenvalues=each(nonnegative))
 def quadratic_problem(eigenvalues: Sequence[float]) -> KnownProblem:
     """A linear model with squared loss whose Hessian is `diag(eigenvalues)` (all non-negative).
 
@@ -36,6 +40,7 @@ def quadratic_problem(eigenvalues: Sequence[float]) -> KnownProblem:
     return KnownProblem("quadratic", problem, torch.diag(spectrum), torch.diag(spectrum))
 
 
+@checked(samples=count, inputs=count, outputs=count, seed=a_seed)
 def squared_loss_problem(samples: int = 7, inputs: int = 3, outputs: int = 2, seed: int = 0) -> KnownProblem:
     """A linear layer with mean squared error: `H = 2/(outputs) · I ⊗ XᵀX / samples`."""
     generator = torch.Generator().manual_seed(seed)
@@ -46,6 +51,7 @@ def squared_loss_problem(samples: int = 7, inputs: int = 3, outputs: int = 2, se
     return KnownProblem("squared loss", problem, matrix, matrix)
 
 
+@checked(samples=count, inputs=count, classes=count, seed=a_seed)
 def softmax_problem(samples: int = 9, inputs: int = 3, classes: int = 4, seed: int = 0) -> KnownProblem:
     """Softmax regression at zero weights: `H = (I/c − 11ᵀ/c²) ⊗ XᵀX / samples`, whatever the labels."""
     generator = torch.Generator().manual_seed(seed)
@@ -72,6 +78,7 @@ class _Product(nn.Module):
         return self.u * self.v * x
 
 
+@checked(u=finite, v=finite, target=finite)
 def bilinear_problem(u: float = 2.0, v: float = 3.0, target: float = 1.0) -> KnownProblem:
     """`(u v − t)²`: `H = [[2v², 4uv − 2t], [4uv − 2t, 2u²]]`, indefinite near the saddle; G drops the residual part."""
     x, y = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1), target, dtype=torch.float64)
@@ -86,6 +93,7 @@ def known_problems() -> list[KnownProblem]:
     return [quadratic_problem([5.0, 3.0, 3.0, 0.5]), squared_loss_problem(), softmax_problem(), bilinear_problem()]
 
 
+@checked(eigenvalues=of_dimensions(1), seed=a_seed)
 def random_symmetric(eigenvalues: Tensor, seed: int = 0) -> Tensor:
     """A dense symmetric matrix with the given spectrum and random eigenvectors."""
     n = len(eigenvalues)

@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from theodolite.arguments import a_mapping, a_path, a_text, checked, count, finite, nonnegative, positive
+from theodolite.arguments import seed as a_seed
+from theodolite.errors import ArgumentError
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_loss, a_model, a_plain_function
 from theodolite.problem.batches import BatchParser
 from theodolite.problem.calling import Loss, ModelCall, unwrap
+from theodolite.problem.optimizers import as_optimizer
 from theodolite.problem.state_guard import modes_kept
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -38,11 +43,27 @@ _REMEDY = (
 )
 
 
+@checked(
+    model=a_model,
+    loss=a_loss,
+    steps=count,
+    epochs=count,
+    batch_size=count,
+    until=finite,
+    clip=positive,
+    measure=a_mapping,
+    every=count,
+    observe=a_plain_function,
+    checkpoint=a_path,
+    checkpoint_every=count,
+    target=a_text,
+    seed=a_seed,
+)
 def train(
     model: nn.Module,
     loss: Loss,
     data: Any,
-    optimizer: Optimizer | OptimizerFactory,
+    optimizer: Optimizer | OptimizerFactory | str,
     *,
     steps: int | None = None,
     epochs: int | None = None,
@@ -67,7 +88,7 @@ def train(
     Args:
         loss: `(output, target) -> scalar`, or None for models that return their own `.loss`.
         data: `(inputs, targets)` with `batch_size` (None: the whole data in every step), a list of batches or a DataLoader.
-        optimizer: a torch optimizer, or a function of the parameters that makes one.
+        optimizer: a torch optimizer, a function of the parameters that makes one, or, with a `schedule`, a name such as "sgd".
         steps, epochs: how long; give one of them. With `resume` they count from the very start.
         schedule: learning rate as a function of the step, a table `{first step: rate}`, a number, or a torch scheduler, which is
             stepped after every optimizer step. With several parameter groups the others keep their ratio to the first.
@@ -90,13 +111,10 @@ def train(
     >>> trace.loss                                     # w halves in every step
     (1.0, 0.25, 0.0625)
     """
-    check_length(steps, epochs, every=every, checkpoint_every=checkpoint_every)
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip must be positive. Got {clip!r}.")
+    check_length(steps, epochs)
     parse = BatchParser(own_loss=loss is None, target_key=target, forward=unwrap(model).forward)
     feed = Feed(data, parse, batch_size=batch_size, shuffle=shuffle, seed=seed)
-    if not isinstance(optimizer, Optimizer):
-        optimizer = optimizer([p for p in model.parameters() if p.requires_grad])
+    optimizer = _own_optimizer(optimizer, model, schedule)
     run = _Run(
         model, ModelCall(model, loss), optimizer, schedule, until, clip, dict(measure or {}), every, observe, feed.generator
     )
@@ -117,6 +135,16 @@ def train(
                 _with_checkpoints(run, run.steps(feed, steps, epochs), folder, checkpoint_every, count)
     final = Problem(model, loss, data, target=target, check=False).loss() if evaluate and not run.diverged else None
     return run.trace(seed, final, time.perf_counter() - began)
+
+
+def _own_optimizer(optimizer: Any, model: nn.Module, schedule: Any) -> Optimizer:
+    """The optimizer of the run; one without a learning rate of its own gets those of the schedule, step by step."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    first = schedule if isinstance(schedule, int | float) else None if schedule is None else 1.0
+    found = as_optimizer(optimizer, trained, lr=first, needs_rate=True, rate="schedule=0.1")
+    if found is None:
+        raise ArgumentError("optimizer is missing: give a torch optimizer such as torch.optim.SGD(model.parameters(), lr=0.1).")
+    return found
 
 
 class _Run:
@@ -195,7 +223,7 @@ class _Run:
         if self.device.type != "cpu":
             batch = batch.to(self.device, None)
         if self.schedule is not None:
-            rate = float(self.schedule(self.step))
+            rate = nonnegative(f"what schedule gives for step {self.step}", self.schedule(self.step))
             for group, share in zip(self.optimizer.param_groups, self.shares, strict=True):
                 group["lr"] = rate * share
         self._measure()
@@ -308,7 +336,7 @@ def _with_checkpoints(run: _Run, steps: Iterator[None], folder: Path, every: int
 def _training(model: nn.Module, seed: int) -> Iterator[None]:
     """Train mode and a random state of its own; both are given back."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), torch.enable_grad(), modes_kept(model):
+    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad(), modes_kept(model):
         torch.manual_seed(seed)
         model.train()
         yield

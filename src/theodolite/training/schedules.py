@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from theodolite.arguments import also_called, optional_integer
+from theodolite.arguments import also_called, checked, count, each, nonnegative, positive, shown, whole
 from theodolite.files import json_check_sum
 from theodolite.problem.batches import Batch, BatchParser
 from theodolite.problem.tensors import named_tensors
@@ -42,7 +42,6 @@ class Feed:
             self._parts = data
         else:
             raise ValueError(f"data must be (inputs, targets), a list of batches or a DataLoader. Got {type(data).__name__}.")
-        optional_integer("batch_size", batch_size, least=1)
 
     def identity(self) -> dict[str, Any]:
         """What tells this feed from others: sizes, and check sums of tensors at hand; nothing is drawn from a loader."""
@@ -87,12 +86,10 @@ def epoch_order(seed: int, epoch: int, size: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
 
-def check_length(steps: int | None, epochs: int | None, **others: int) -> None:
-    """Refuse a run whose length is given twice or not at all, and counts that are not positive."""
+def check_length(steps: int | None, epochs: int | None) -> None:
+    """Refuse a run whose length is given twice or not at all."""
     if (steps is None) == (epochs is None):
         raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
-    for name, value in {"steps": steps, "epochs": epochs, **others}.items():
-        optional_integer(name, value, least=1)
 
 
 # Learning rates over time, as functions of the step.
@@ -105,19 +102,21 @@ def as_schedule(schedule: Schedule | Mapping[int, float] | float | None) -> Sche
     >>> rate(0), rate(49), rate(50)
     (0.1, 0.1, 0.01)
     """
-    if schedule is None or callable(schedule):
+    if schedule is None or (callable(schedule) and not isinstance(schedule, nn.Module)):
         return schedule
     if isinstance(schedule, int | float):
-        return lambda step: float(schedule)
+        rate = positive("schedule", schedule)
+        return lambda step: rate
     if not isinstance(schedule, Mapping) or 0 not in schedule:
         raise ValueError(
-            f"schedule must be a function of the step, a number, or a table with an entry for step 0. Got {schedule!r}."
+            f"schedule must be a function of the step, a number, or a table with an entry for step 0. Got {shown(schedule)}."
         )
-    table = sorted(schedule.items())
+    table = sorted((whole("a step of the schedule", step), nonnegative(f"schedule[{step}]", v)) for step, v in schedule.items())
     return lambda step: [rate for first, rate in table if first <= step][-1]
 
 
 @also_called(lr="rate")
+@checked(rate=positive, factor=positive, at=each(whole))
 def step_decay(rate: float, factor: float, at: list[int]) -> Schedule:
     """`rate`, multiplied by `factor` at each step in `at`.
 
@@ -128,6 +127,7 @@ def step_decay(rate: float, factor: float, at: list[int]) -> Schedule:
 
 
 @also_called(lr="rate")
+@checked(rate=positive, steps=count, final=nonnegative)
 def cosine(rate: float, steps: int, *, final: float = 0.0) -> Schedule:
     """Half a cosine wave from `rate` to `final`.
 
@@ -137,6 +137,7 @@ def cosine(rate: float, steps: int, *, final: float = 0.0) -> Schedule:
     return lambda step: final + (rate - final) * 0.5 * (1.0 + math.cos(math.pi * min(step, steps) / steps))
 
 
+@checked(steps=count)
 def warmup(schedule: Schedule | float, steps: int) -> Schedule:
     """A linear rise over the first steps, then the schedule.
 
@@ -144,5 +145,6 @@ def warmup(schedule: Schedule | float, steps: int) -> Schedule:
     [0.1, 0.2, 0.4, 0.4]
     """
     rate = as_schedule(schedule)
-    assert rate is not None
+    if rate is None:
+        raise ValueError("schedule is missing: give a learning rate, or a function of the step.")
     return lambda step: rate(step) * min(1.0, (step + 1) / steps)

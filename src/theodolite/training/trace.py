@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from theodolite.arguments import place, whole
 from theodolite.results import Outcome, Result, Row
 
 Column = tuple[float | None, ...]
@@ -158,10 +159,10 @@ class FleetTrace(Result):
 
     def state(self, step: int, replica: int) -> dict[str, Tensor]:
         """Parameters and buffers of one replica after `step` steps, tied ones once; `Fleet.model` makes a module of them."""
-        if step not in self.checkpoints:
+        if whole("step", step) not in self.checkpoints:
             known = ", ".join(map(str, self.checkpoints)) or "none; ask with train(..., checkpoints=[...])"
-            raise ValueError(f"There is no checkpoint after {step} steps; there are: {known}.")
-        r = range(self.replicas)[replica]
+            raise ValueError(f"step must be one that has a checkpoint: {known}. Got {step}.")
+        r = place("replica", replica, self.replicas)
         return {name: t[r].clone() for name, t in self.checkpoints[step].items()}
 
     def _column(self, values: Tensor, length: int) -> tuple[float | None, ...]:

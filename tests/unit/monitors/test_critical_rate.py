@@ -171,7 +171,7 @@ def test_a_cycle_is_a_triangle():
     assert math.isclose(sum(values[:40]) / 40, 1.25)
 
 
-@pytest.mark.parametrize("wrong", [(1.0, 0.5, 10), (-1.0, 1.0, 10), (0.1, 1.0, 1)])
-def test_wrong_cycles_are_refused(wrong):
-    with pytest.raises(ValueError, match="A cycle needs"):
+@pytest.mark.parametrize(("wrong", "name"), [((1.0, 0.5, 10), "low"), ((-1.0, 1.0, 10), "low"), ((0.1, 1.0, 1), "period")])
+def test_wrong_cycles_are_refused(wrong, name):
+    with pytest.raises(ValueError, match=f"{name} must be"):
         cyclical_rate(*wrong)

@@ -194,9 +194,12 @@ def test_the_first_batch_that_counts_is_named_by_its_place():
     ],
 )
 def test_weights_that_are_no_weights_are_refused(weight, message):
-    problem = th.Problem(network(), nn.CrossEntropyLoss(), [(X, CLASSES), (X, CLASSES)], batch_weight=weight)
+    data = [(X, CLASSES), (X, CLASSES)]
     with pytest.raises(ValueError, match=message):
-        problem.loss()
+        th.Problem(network(), nn.CrossEntropyLoss(), data, batch_weight=weight)
+    unchecked = th.Problem(network(), nn.CrossEntropyLoss(), data, batch_weight=weight, check=False)
+    with pytest.raises(ValueError, match=message):
+        unchecked.loss()
 
 
 def test_a_loss_that_is_not_a_number_in_a_later_batch_is_named():

@@ -179,7 +179,7 @@ def test_replicas_are_modules_of_their_own():
         mine.data.zero_()
     assert bool((fleet.parameters["0.weight"][2] != 0).any())
     assert len(fleet) == 3
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match=r"replica must be one of 0 \.\. 2\. Got 3"):
         fleet.model(3)
 
 

@@ -108,7 +108,7 @@ def test_checkpoints_are_the_weights_of_a_shorter_run():
     model.load_state_dict(run.state(5, 3))
     assert_is(short, 3, model, tol=0)
     assert_is(whole, 3, _loaded(normed(0), run.state(8, 3)), tol=0)
-    with pytest.raises(ValueError, match=r"no checkpoint after 4 steps; there are: 0, 5, 8"):
+    with pytest.raises(ValueError, match=r"step must be one that has a checkpoint: 0, 5, 8\. Got 4"):
         run.state(4, 0)
 
 
@@ -185,8 +185,8 @@ WRONG = [
     ({"index": INDEX[:2]}, rf"one list of samples per replica: {R}\. Got 2"),
     ({"index": INDEX, "shared": False}, r"leave shared at True"),
     ({"schedule": [1.0, 0.5]}, rf"one per replica: {R}\. Got 2"),
-    ({"checkpoints": [9]}, r"checkpoints must list steps of the run, 0\.\.3\. Got 9"),
-    ({"every": [1.5]}, r"every must list steps"),
+    ({"checkpoints": [9]}, r"checkpoints\[\d\] must be one of 0 \.\. 3\. Got 9"),
+    ({"every": [1.5]}, r"every.* must be one of 0 \.\. 3"),
     ({"record": lambda step, fleet: {"wrong": torch.zeros(2)}}, rf"'wrong' must have one entry per replica, {R}"),
 ]
 
@@ -198,7 +198,7 @@ def test_wrong_arguments_are_named(options, message):
 
 
 def test_memory_must_be_positive():
-    with pytest.raises(ValueError, match=r"memory must be a positive number of bytes"):
+    with pytest.raises(ValueError, match="memory must be a positive number"):
         fleet_of(memory=0)
 
 

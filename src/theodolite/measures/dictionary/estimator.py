@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from theodolite.arguments import checked, count, each, either, fraction, integer, whole
+from theodolite.arguments import checked, count, each, either, fraction, integer, shown, whole
 from theodolite.measures.dictionary.arrays import without_missing
 from theodolite.measures.dictionary.decoding import Decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import HiddenError, Masks, check_hidden, hidden_count, hidden_error
@@ -183,7 +183,8 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
             array = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=finite)
         except ValueError as error:
             if self.missing == "error" and "NaN" in str(error):
-                raise ValueError(f"{error}\nmissing='mask' learns from the entries that are there.") from None
+                first = str(error).splitlines()[0]  # scikit-learn goes on with advice for other estimators
+                raise ValueError(f"{first} missing='mask' learns from the entries that are there.") from None
             raise
         return without_missing(array)
 
@@ -249,7 +250,7 @@ class MaskedDictionaryLearning(ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     def _hidden_error(self, signals: Tensor, observed: Tensor | None, atoms: Tensor, settings: LearningSettings) -> HiddenError:
         given = fields_of(self, "hidden_fraction decoder selection penalty")
-        masks, seed = self.score_masks, self._seeds[0]
+        masks, seed = count("score_masks", self.score_masks), self._seeds[0]
         return hidden_error(signals, atoms, settings.sparsity, masks=masks, observed=observed, seed=seed, **given)
 
 
@@ -298,9 +299,7 @@ def choose_dictionary(
     """
     if "random_state" in settings:
         raise TypeError("choose_dictionary takes seed=, a whole number, instead of random_state=.")
-    train, test = split_signals(np.asarray(X), held_out, seed)
-    if not len(n_components) or not len(sparsity):
-        raise ValueError("n_components and sparsity must each name at least one value.")
+    train, test = split_signals(_as_signals(X), held_out, seed)
     table: list[Row] = []
     with counting("choosing", progress=progress, total=len(n_components) * len(sparsity)) as advance:
         for atoms in n_components:
@@ -325,12 +324,20 @@ def choose_dictionary(
     )
 
 
+def _as_signals(X: Any) -> NDArray[Any]:
+    """X as an array of numbers; NaN is left to the estimator, which may take it for what is missing."""
+    if getattr(X, "is_meta", False):
+        raise ValueError(f"X must hold numbers. Got {shown(X)}.")
+    data = np.asarray(X)
+    if data.dtype.kind not in "fiub":
+        raise ValueError(f"X must hold numbers. Got {shown(X)}.")
+    return data
+
+
 def split_signals(data: NDArray[Any], held_out: float, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Signals to learn from and signals held out, drawn by the seed; at least one of each."""
     if data.ndim != 2 or len(data) < 2:
-        raise ValueError(f"A dictionary needs at least two signals, as rows (n, d). Got shape {data.shape}.")
-    if not 0 < held_out < 1:
-        raise ValueError(f"held_out must lie between 0 and 1. Got {held_out}.")
+        raise ValueError(f"X must hold at least two signals, as rows (n, d). Got shape {data.shape}.")
     order = np.random.default_rng((seed, 3)).permutation(len(data))
     cut = min(len(data) - 1, max(1, round((1 - held_out) * len(data))))
     return data[order[:cut]], data[order[cut:]]

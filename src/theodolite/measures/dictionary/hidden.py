@@ -94,8 +94,7 @@ class HiddenError(Result):
 def check_hidden(dim: int, atoms: int, sparsity: int, hidden_fraction: float, masks: int, decoder: str) -> int:
     """How many coordinates a score hides; refuses what cannot be scored."""
     hidden = hidden_count(dim, hidden_fraction)
-    if isinstance(masks, bool) or masks != int(masks) or masks < 1:
-        raise ValueError(f"The number of masks of a score must be a whole number from 1 on. Got {masks}.")
+    count("masks", masks)
     most = min(atoms, dim - hidden)
     if decoder == "omp" and not 1 <= sparsity <= most:
         raise ValueError(

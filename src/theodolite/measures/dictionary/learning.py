@@ -16,7 +16,20 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from theodolite.arguments import checked, choice, each, either, instance, integer, optional, positive, seed, whole
+from theodolite.arguments import (
+    checked,
+    choice,
+    each,
+    either,
+    fraction,
+    instance,
+    integer,
+    optional,
+    positive,
+    seed,
+    shown,
+    whole,
+)
 from theodolite.measures.dictionary.arrays import as_real, unit_rows
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import Masks, hidden_count, visible_masks
@@ -91,22 +104,26 @@ class LearningSettings:
     optimizer: Optimizer = "adam"
     shuffle: bool = True
 
-    def check(self, samples: int, dim: int, atoms: int) -> None:
-        """Refuse what cannot be learned with, saying why."""
+    def __post_init__(self) -> None:
         either("objective", self.objective, get_args(Objective))
         either("optimizer", self.optimizer, get_args(Optimizer))
-        visible = dim - hidden_count(dim, self.hidden_fraction) if self.objective == "masked" else dim
+        choice("masks", self.masks, get_args(Masks))
+        either("selection", self.selection, get_args(Selection))
+        check_decoder(self.decoder, self.penalty)
         integer("batch_size", self.batch_size, least=1, wanted=FROM_ONE)
         integer("sparsity", self.sparsity, least=1, wanted=FROM_ONE)
+        positive("learning_rate", self.learning_rate)
+        if self.objective == "masked":
+            fraction("hidden_fraction", self.hidden_fraction)
+
+    def check(self, samples: int, dim: int, atoms: int) -> None:
+        """Refuse what cannot be learned with from such data, saying why."""
+        visible = dim - hidden_count(dim, self.hidden_fraction) if self.objective == "masked" else dim
         if self.decoder == "omp" and self.sparsity > min(atoms, visible):
             raise ValueError(
                 f"sparsity must be at most {min(atoms, visible)}: there are {atoms} atoms and {visible} visible coordinates. "
                 f"Got {self.sparsity}."
             )
-        positive("learning_rate", self.learning_rate)
-        choice("masks", self.masks, get_args(Masks))
-        check_decoder(self.decoder, self.penalty)
-        either("selection", self.selection, get_args(Selection))
         if samples < 1:
             raise ValueError("There are no samples to learn from.")
         needed, there = _BYTES * atoms * dim, available_bytes(torch.device("cpu"))
@@ -190,6 +207,8 @@ def learn_dictionaries(
         raise ValueError(f"initial must be (runs, atoms, dim) unless learning is resumed. Got {got}.")
     else:
         state = LearnerState.begin(initial)
+    if len(seeds) != len(state.components):
+        raise ValueError(f"seeds must be one per run of initial. Got {len(seeds)} for {len(state.components)} runs.")
     live, Y, known = _prepared(state, signals, settings, seeds, observed)
     begun = time.perf_counter()
     losses: list[Tensor] = []
@@ -235,12 +254,19 @@ def learn_batch(
         return _step(live, Y, known, settings, seeds)
 
 
+def _mask(name: str, value: Any) -> Tensor:
+    """A tensor of true and false."""
+    if a_tensor(name, value).dtype != torch.bool:
+        raise ValueError(f"{name} must hold true and false. Got {value.dtype} numbers, {shown(value)}.")
+    return value  # type: ignore[no-any-return]
+
+
 @checked(
-    components=of_dimensions(3, finite=False),
-    signals=of_dimensions(3, finite=False),
+    components=of_dimensions(3),
+    signals=of_dimensions(3),
     settings=instance(LearningSettings),
-    visible=optional(a_tensor),
-    observed=a_tensor,
+    visible=optional(_mask),
+    observed=_mask,
 )
 @tensors_fit
 def objective_and_gradient(
@@ -251,6 +277,12 @@ def objective_and_gradient(
     Decoded from `visible` (bool, (runs, 1 or n, dim)) and charged on what is not visible; None decodes from, and charges on, all.
     Only the `observed` coordinates take part.
     """
+    return _objective_and_gradient(components, signals, settings, visible, observed)
+
+
+def _objective_and_gradient(
+    components: Tensor, signals: Tensor, settings: LearningSettings, visible: Tensor | None, observed: Tensor | None
+) -> tuple[Tensor, Tensor]:
     seen = observed if visible is None else visible if observed is None else visible & observed
     charged = observed if visible is None else ~visible if observed is None else ~visible & observed
     codes = decode(signals, components, settings.sparsity, seen, settings.decoder, settings.selection, settings.penalty)
@@ -279,7 +311,7 @@ def _step(
         hidden = hidden_count(Y.shape[2], settings.hidden_fraction)
         visible = visible_masks(Y.shape[2], hidden, masks=settings.masks, batch=Y.shape[1], step=state.step, seeds=seeds)
         visible = visible.to(Y.device)
-    loss, gradient = objective_and_gradient(state.components, Y, settings, visible, known)
+    loss, gradient = _objective_and_gradient(state.components, Y, settings, visible, known)
     t = state.step + 1
     if settings.optimizer == "adam":
         state.first.lerp_(gradient, 1 - _BETAS[0])

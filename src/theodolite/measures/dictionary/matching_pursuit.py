@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import checked, either, integer, nonnegative
+from theodolite.arguments import checked, either, integer, nonnegative, whole
 from theodolite.measures.dictionary.arrays import as_real, as_visible
 from theodolite.problem.arguments import a_tensor
 
@@ -36,6 +36,9 @@ class SparseCodes:
 
     def dense(self, atoms: int) -> Tensor:
         """The codes as (..., atoms)."""
+        least = 1 + int(self.support.max()) if self.support.numel() else 0
+        if whole("atoms", atoms) < least:
+            raise ValueError(f"atoms must be at least {least}, for these codes use atom {least - 1}. Got {atoms}.")
         empty = self.values.new_zeros(*self.support.shape[:-1], atoms)
         return empty.scatter_add_(-1, self.support.clamp(min=0), self.values)
 

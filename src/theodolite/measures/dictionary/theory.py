@@ -118,7 +118,8 @@ def omp_success_bound(k: int, atoms: int, eta: float = 0.0) -> float:
     For coefficients above `omp_threshold`; 0 where the bound says nothing.
     """
     _require_theory(k, atoms, eta)
-    return max(0.0, 1 - k / (math.pow(atoms, eta) * math.sqrt(2 * math.log(atoms))))
+    share = k / math.sqrt(2 * math.log(atoms)) * math.exp(-eta * math.log(atoms))  # the power itself may be too large to write
+    return max(0.0, 1 - share)
 
 
 @checked(n=count)

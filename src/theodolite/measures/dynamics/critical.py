@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from theodolite.arguments import also_called, checked, choice, count, fraction, positive, seed, shown
+from theodolite.arguments import also_called, checked, choice, count, fraction, number_in, positive, seed, shown
 from theodolite.errors import BatchCoupledError
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.optimizers import StabilityLaw, has_law, plain_optimizer, run_trial, stability_law
@@ -392,6 +392,7 @@ class BatchCriticalRates(Result):
 
     def quantile(self, share: float) -> float:
         """The critical rate that this share of the batches does not exceed."""
+        share = number_in(least=0, most=1)("share", share)
         return float(torch.quantile(self.rates, share, interpolation="lower"))  # infinite rates do not average
 
     @property

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from theodolite.arguments import checked, count, finite, instance, seed, sequence
+from theodolite.arguments import checked, count, each, finite, seed
 from theodolite.linalg import top_eigenpairs
 from theodolite.operators import LinearOperator
 from theodolite.problem.arguments import a_finite_tensor, of_dimensions
@@ -39,10 +40,15 @@ class LossSplit(Result):
         return f"Loss {self.total:.4g}: {shares} eigendirections of the {_MATRIX[self.by]}."
 
 
+def _matrix(name: str, value: Any) -> Any:
+    """A matrix that is written out, or an operator."""
+    return value if isinstance(value, LinearOperator) else of_dimensions(2)(name, value)
+
+
 _MATRIX = {"kernel": "tangent kernel", "curvature": "Gauss-Newton matrix"}
 
 
-@checked(kernel=instance(Tensor, LinearOperator), residual=a_finite_tensor, ranks=sequence, outputs=count, seed=seed)
+@checked(kernel=_matrix, residual=a_finite_tensor, ranks=each(count), outputs=count, seed=seed)
 def split_loss(
     kernel: Tensor | LinearOperator, residual: Tensor, ranks: Sequence[int] = (1, 5), *, outputs: int = 1, seed: int = 0
 ) -> LossSplit:
@@ -62,7 +68,7 @@ def split_loss(
     r = residual.detach().double().reshape(-1)
     if tuple(kernel.shape) != (r.numel(), r.numel()):
         raise ValueError(
-            f"The kernel of a residual of {r.numel()} numbers is {r.numel()} × {r.numel()}. Got {tuple(kernel.shape)}."
+            f"kernel: that of a residual of {r.numel()} numbers is {r.numel()} × {r.numel()}. Got {tuple(kernel.shape)}."
         )
     wanted = _ranks(ranks, outputs, r.numel())
     if isinstance(kernel, LinearOperator):
@@ -79,7 +85,7 @@ def split_loss(
     vectors=of_dimensions(2),
     gradient=of_dimensions(1),
     loss=finite,
-    ranks=sequence,
+    ranks=each(count),
     outputs=count,
 )
 def split_loss_by_curvature(
@@ -118,7 +124,7 @@ def split_loss_by_curvature(
 
 
 def _ranks(ranks: Sequence[int], outputs: int, size: int) -> list[int]:
-    found = sorted({int(s) for s in ranks})
+    found = sorted(set(ranks))
     if not found or found[0] < 1 or found[-1] * outputs > size:
         raise ValueError(
             f"ranks must be whole numbers from 1 to {size // max(1, outputs)}, for {size} directions and {outputs} outputs. "

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
-from theodolite.arguments import checked, count, seed
+from theodolite.arguments import checked, integer, seed
 from theodolite.errors import BatchCoupledError
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_problem, of_dimensions
@@ -53,7 +53,7 @@ class GradientNoise(Result):
         return f"Loss {number(self.loss, self.loss_error)}, gradient norm {number(self.norm, self.norm_error)}, {scale}."
 
 
-@checked(problem=a_problem, groups=count, gradient=of_dimensions(1), seed=seed)
+@checked(problem=a_problem, groups=partial(integer, least=2), gradient=of_dimensions(1), seed=seed)
 def gradient_noise(problem: Problem, *, groups: int = 32, gradient: Tensor | None = None, seed: int = 0) -> GradientNoise:
     """Loss, gradient norm and noise of the gradient, from one pass over the data in `groups` parts.
 

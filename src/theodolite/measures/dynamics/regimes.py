@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called, checked, nonnegative, positive, seed, sequence, whole
+from theodolite.arguments import also_called, checked, nonnegative, number_in, positive, seed, series, series_with_gaps, whole
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
 from theodolite.measures.dynamics.optimizers import BLOWN_UP, run_trial
 from theodolite.problem import Problem
@@ -30,10 +30,10 @@ KERNEL_COLUMNS = ("lambda_1", "kernel_norm")
 
 
 @checked(
-    kernel=sequence,
+    kernel=series_with_gaps,
     blown_up=positive,
     rise=nonnegative,
-    settled=positive,
+    settled=number_in(above=0, most=1),
     kernel_fall=nonnegative,
     slack=nonnegative,
 )
@@ -108,9 +108,9 @@ def _read(trace: Trace | Iterable[float], kernel: Iterable[float | None] | None)
         if column is None:
             column = next((trace.measured[name] for name in KERNEL_COLUMNS if name in trace.measured), None)
     else:
-        losses = [float(value) for value in sequence("trace", trace)]
+        losses = series("trace", trace)
     if not losses:
-        raise ValueError("classify_run needs at least one loss. Got none; train for at least one step.")
+        raise ValueError("trace must hold at least one loss. Got none; train for at least one step.")
     return losses, [float(value) for value in column if value is not None] if column is not None else []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.arguments import checked, count, nonnegative, positive, sequence, shown, whole
+from theodolite.arguments import checked, count, nonnegative, number_in, sequence, series, series_with_gaps, shown, whole
 from theodolite.results import Result, Row
 
 
@@ -40,12 +40,19 @@ class SpikeEvent:
 def _flags(name: str, value: Any) -> list[Any]:
     """Entries that are true, false or None, where nobody looked."""
     entries = list(sequence(name, value))
-    if any(not (entry is None or entry in (0, 1)) for entry in entries):
+    if any(not (entry is None or (getattr(entry, "ndim", 0) == 0 and entry in (0, 1))) for entry in entries):
         raise ValueError(f"{name} must hold True, False or None. Got {shown(value)}.")
     return entries
 
 
-@checked(losses=sequence, kernel=sequence, rise=positive, window=count, recovered=positive, slack=nonnegative)
+@checked(
+    losses=series,
+    kernel=series_with_gaps,
+    rise=number_in(above=1),
+    window=count,
+    recovered=number_in(least=1),
+    slack=nonnegative,
+)
 def spike_events(
     losses: Iterable[float],
     *,
@@ -69,32 +76,29 @@ def spike_events(
     >>> event.start, event.peak, event.end, round(event.height, 3), event.kernel_before, event.kernel_after
     (2, 2, 4, 4.444, 3.0, 1.5)
     """
-    if not rise > 1.0 or not 1.0 <= recovered <= rise or window < 1:
-        raise ValueError(
-            f"A spike needs rise > 1, 1 <= recovered <= rise and window >= 1. Got rise={rise}, recovered={recovered}, "
-            f"window={window}."
-        )
-    series = [x if math.isfinite(x) else math.inf for x in map(float, losses)]
+    if recovered > rise:
+        raise ValueError(f"recovered must be at most rise, {rise:g}. Got {recovered:g}.")
+    heights = [x if math.isfinite(x) else math.inf for x in losses]
     sampled = None if kernel is None else list(kernel)
-    if sampled is not None and len(sampled) != len(series):
-        raise ValueError(f"kernel must have one entry per loss, {len(series)} (None where not sampled). Got {len(sampled)}.")
-    floor = slack * abs(series[0]) if series and math.isfinite(series[0]) else 0.0
+    if sampled is not None and len(sampled) != len(heights):
+        raise ValueError(f"kernel and losses must be of one length. Got {len(sampled)} and {len(heights)}.")
+    floor = slack * abs(heights[0]) if heights and math.isfinite(heights[0]) else 0.0
     found: list[SpikeEvent] = []
     start: int | None = None
     before, settled = 0.0, False
-    for t in range(1, len(series)):
-        level = min(series[max(0, t - window) : t])
-        above = series[t] > rise * level and series[t] - level > floor
-        back = start is not None and series[t] <= recovered * before
+    for t in range(1, len(heights)):
+        level = min(heights[max(0, t - window) : t])
+        above = heights[t] > rise * level and heights[t] - level > floor
+        back = start is not None and heights[t] <= recovered * before
         if start is not None and (back or (settled and above)):
-            found.append(_event(series, sampled, start, t, before, closed=back))
+            found.append(_event(heights, sampled, start, t, before, closed=back))
             start = None
         if start is None and above and not back:
             start, before, settled = t, level, False
         else:
             settled = settled or not above
     if start is not None:
-        found.append(_event(series, sampled, start, len(series), before, closed=False))
+        found.append(_event(heights, sampled, start, len(heights), before, closed=False))
     return tuple(found)
 
 
@@ -200,7 +204,7 @@ class MatchTable(Result):
         )
 
 
-@checked(exceeded=_flags, losses=sequence, up=sequence, slack=nonnegative)
+@checked(exceeded=_flags, losses=series_with_gaps, up=_flags, slack=nonnegative)
 def match_table(
     exceeded: Sequence[bool | None],
     losses: Sequence[float | None] | None = None,
@@ -225,7 +229,7 @@ def match_table(
     if losses is not None:
         if len(losses) != len(exceeded) + 1:
             raise ValueError(
-                f"losses must hold the loss before every step and after the last, {len(exceeded) + 1} numbers for "
+                f"losses must hold the loss before every step of exceeded and after the last, {len(exceeded) + 1} numbers for "
                 f"{len(exceeded)} steps. Got {len(losses)}."
             )
         pairs_of_losses = itertools.pairwise(losses)

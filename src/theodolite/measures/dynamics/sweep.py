@@ -16,6 +16,7 @@ from theodolite.arguments import (
     also_called,
     checked,
     count,
+    each,
     fraction,
     one_or_each,
     positive,
@@ -83,6 +84,13 @@ class CatapultSweep(Result):
         return f"{len(self.runs)} runs of {self.steps} steps, rates in units of the critical one; " + "; ".join(parts) + "."
 
 
+def rate_list(name: str, rates: Any) -> list[float]:
+    """Positive rates in order."""
+    if isinstance(rates, int | float) or (isinstance(rates, Tensor) and rates.ndim != 1):
+        raise ValueError(f"{name} must be a list of positive numbers. Got {shown(rates)}; one rate is {name}=[...].")
+    return sorted(each(positive)(name, rates))
+
+
 @also_called(matrix="by")
 @checked(
     problem=a_problem,
@@ -91,6 +99,8 @@ class CatapultSweep(Result):
     seeds=one_or_each(whole),
     batch_size=count,
     every=count,
+    ratios=rate_list,
+    rates=rate_list,
 )
 def catapult_sweep(
     problem: Problem,
@@ -129,16 +139,16 @@ def catapult_sweep(
     >>> [row["regime"] for row in sweep.rows()]
     ['monotone', 'divergent']
     """
-    unknown = [kind for kind in models if kind not in _TWINS]
+    unknown = [kind for kind in models if not isinstance(kind, str) or kind not in _TWINS]
     if unknown or not models:
-        raise ValueError(f"models must be some of {quoted(_TWINS)}. Got {unknown or list(models)!r}.")
+        raise ValueError(f"models must be some of {quoted(_TWINS)}. Got {shown(unknown or list(models))}.")
     if set(models) != {"network"} and (problem.loss_function is None or problem.loss_takes_structure):
         raise ValueError(
             "The twins expand the outputs that a loss reads, as one tensor: they return no loss of the model's own and no "
             "structure. Give the Problem a loss function of one tensor and the targets, or sweep models=['network']."
         )
     began = time.perf_counter()
-    absolute, relative = [] if rates is None else rate_list("rates", rates), rate_list("ratios", ratios)
+    absolute, relative = list(rates or []), list(ratios)
     kinds = {**_TWINS, **(twins or {})}
     make = reseeded(problem) if factory is None else factory
     chosen = seed_list(seeds)
@@ -517,14 +527,3 @@ def seed_list(seeds: Any) -> list[int]:
     if not found or len(set(found)) != len(found):
         raise ValueError(f"seeds must be a positive number or different integers. Got {shown(seeds)}.")
     return found
-
-
-def rate_list(name: str, rates: Any) -> list[float]:
-    """Positive rates in order."""
-    if isinstance(rates, int | float) or (isinstance(rates, Tensor) and rates.ndim != 1):
-        raise ValueError(f"{name} must be a list of positive numbers. Got {shown(rates)}; one rate is {name}=[...].")
-    found = [float(rate) for rate in rates]
-    bad = [rate for rate in found if not rate > 0 or rate == float("inf")]
-    if bad or not found:
-        raise ValueError(f"{name} must be positive numbers. Got {bad or rates!r}.")
-    return sorted(found)

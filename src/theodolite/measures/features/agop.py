@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from theodolite.arguments import checked, choice, instance, optional_integer, random_seed
-from theodolite.errors import BatchCoupledError
+from theodolite.arguments import checked, choice, instance, optional_integer, random_seed, shown
+from theodolite.errors import ArgumentError, BatchCoupledError
 from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.operators.tangent_kernels.tangent_kernel import CHECKED
 from theodolite.problem import Batch, Problem
 from theodolite.problem.activations import Call, Hooks
-from theodolite.problem.arguments import finite_if_tensor
+from theodolite.problem.arguments import a_finite_tensor, a_model, some_inputs
 from theodolite.problem.derivatives.second_order import plain_second_order_errors, refuse_first_order_layers
 from theodolite.problem.tensors import map_tensors, named_tensors
 from theodolite.text import nearest
@@ -49,11 +49,11 @@ def as_source(model_or_problem: Any, inputs: Any, *, check: bool = True) -> Prob
     """A problem as it is; a module or function on `inputs`, in eval mode, with a loss that nobody looks at."""
     if isinstance(model_or_problem, Problem):
         return model_or_problem
-    if not callable(model_or_problem):
-        raise TypeError(
-            "model_or_problem must be a torch.nn.Module, a function of a batch or a Problem. "
-            f"Got {type(model_or_problem).__name__}."
-        )
+    if not callable(model_or_problem) or isinstance(model_or_problem, type):
+        kind = f"the class {model_or_problem.__name__}" if isinstance(model_or_problem, type) else type(model_or_problem).__name__
+        raise ArgumentError(f"model_or_problem must be a torch.nn.Module, a function of a batch or a Problem. Got {kind}.")
+    if isinstance(model_or_problem, nn.Module):
+        a_model("model_or_problem", model_or_problem)
     if inputs is None:
         raise ValueError("inputs is missing: only a Problem brings inputs of its own.")
     problem = Problem(
@@ -233,6 +233,7 @@ class Options(TypedDict, total=False):
     seed: int
 
 
+@checked(inputs=some_inputs)
 def input_gradients(model_or_problem: Any, inputs: Any = None, **options: Unpack[Options]) -> InputGradients:
     """The gradients behind `agop` (see there for the arguments), kept as rows instead of being summed to d × d.
 
@@ -367,6 +368,7 @@ def pulled_back(
 BLOCK = 512
 
 
+@checked(inputs=some_inputs)
 def agop(
     model_or_problem: Any,
     inputs: Any = None,
@@ -409,6 +411,7 @@ class AGOP:
         self.dtype = torch.float32
         self._updates = 0
 
+    @checked(inputs=some_inputs)
     def update(self, model_or_problem: Any, inputs: Any = None) -> AGOP:
         """Add the samples of one batch (for a Problem: of all its data)."""
         settings = replace(self.settings, seed=self.settings.seed + self._updates)
@@ -478,7 +481,16 @@ def _mirrored(matrix: Tensor) -> Tensor:
 ROWS = 4096
 
 
-@checked(a=finite_if_tensor, b=finite_if_tensor)
+def a_gram(name: str, value: Any) -> Tensor | InputGradients:
+    """An average gradient outer product, written out or as the gradients it is made of."""
+    if not isinstance(value, InputGradients) and (
+        not isinstance(value, Tensor) or value.ndim != 2 or value.shape[0] != value.shape[1]
+    ):
+        raise ArgumentError(f"{name} must be a d × d tensor or InputGradients. Got {shown(value)}.")
+    return value if isinstance(value, InputGradients) else a_finite_tensor(name, value)
+
+
+@checked(a=a_gram, b=a_gram)
 def agop_alignment(a: Tensor | InputGradients, b: Tensor | InputGradients) -> float:
     """`Tr(AᵀB) / (‖A‖ ‖B‖)`, in [0, 1] for average gradient outer products; 1 where they are alike up to scale.
 
@@ -524,16 +536,8 @@ def _smaller(a: Tensor | InputGradients) -> Tensor | InputGradients:
 
 
 def require_same_inputs(*matrices: Tensor | InputGradients) -> None:
-    """Raise unless both are d × d matrices, or gradients, over the same d coordinates."""
-    dims = []
-    for m in matrices:
-        if isinstance(m, InputGradients):
-            dims.append(m.dim)
-        elif isinstance(m, Tensor) and m.ndim == 2 and m.shape[0] == m.shape[1]:
-            dims.append(m.shape[0])
-        else:
-            got = f"shape {tuple(m.shape)}" if isinstance(m, Tensor) else type(m).__name__
-            raise ValueError(f"agop_alignment takes d × d tensors or InputGradients. Got {got}.")
+    """Raise unless both are over the same d coordinates."""
+    dims = [m.dim if isinstance(m, InputGradients) else m.shape[0] for m in matrices]
     if dims[0] != dims[1]:
         raise ValueError(f"Both must be over the same inputs. Got {dims[0]} and {dims[1]} coordinates.")
 
@@ -543,6 +547,7 @@ def require_same_inputs(*matrices: Tensor | InputGradients) -> None:
 Norm = Literal["frobenius", "trace", "nuclear", "spectral"]
 
 
+@checked(inputs=some_inputs)
 def agop_penalty(
     model_or_problem: Any,
     inputs: Any = None,

@@ -21,6 +21,7 @@ from theodolite.measures.features.agop import (
     InputGradients,
     Options,
     Settings,
+    a_gram,
     as_source,
     chunks,
     inner,
@@ -28,7 +29,7 @@ from theodolite.measures.features.agop import (
 )
 from theodolite.measures.kernel.problem_views import reset_of
 from theodolite.problem import Problem
-from theodolite.problem.arguments import finite_if_tensor
+from theodolite.problem.arguments import some_inputs
 from theodolite.problem.calling import copy_model
 from theodolite.results import Cost, Outcome, Result, Row, number
 
@@ -255,7 +256,7 @@ class FeatureReport(Result):
         return said + "."
 
 
-@checked(reference=finite_if_tensor)
+@checked(inputs=some_inputs, reference=a_gram)
 def feature_report(
     model_or_problem: Any, inputs: Any = None, reference: Matrix | None = None, **options: Unpack[Options]
 ) -> FeatureReport:
@@ -397,7 +398,7 @@ class FeatureMovement(Result):
         return f"The features {what} from those of a fresh network: {numbers}."
 
 
-@checked(copies=count)
+@checked(inputs=some_inputs, copies=count)
 def feature_movement(
     model_or_problem: Any, inputs: Any = None, *, copies: int = 16, **options: Unpack[Options]
 ) -> FeatureMovement:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from theodolite.arguments import checked, count, each, fraction, instance, seed
 from theodolite.linalg import Eigenpairs, overlap_curve, top_eigenpairs
-from theodolite.operators import KroneckerFactors, LinearOperator, kronecker_factors, layer_hessians
+from theodolite.operators import KroneckerFactors, LinearOperator, as_operator, kronecker_factors, layer_hessians
 from theodolite.operators.kronecker import FactorMode
 from theodolite.operators.layer_hessians import LayerHessians
 from theodolite.problem import Problem
@@ -192,6 +192,7 @@ def decoupling_error(
     >>> round(decoupling_error(DenseOperator(torch.eye(6).double() * 2), factors), 6)
     0.5
     """
+    block = as_operator(block, name="block")
     settings = {"which": "magnitude", "tol": tol, "seed": seed, "max_matvecs": max_matvecs, "progress": False}
     whole = top_eigenpairs(block, 1, **settings)  # type: ignore[call-overload]
     gap = top_eigenpairs(block - factors.operator(), 1, **settings)  # type: ignore[call-overload]

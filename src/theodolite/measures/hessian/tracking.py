@@ -58,7 +58,7 @@ def load(checkpoint: Any, into: Problem, home: Problem, label: Label) -> None:
     state = checkpoint.state_dict() if isinstance(checkpoint, nn.Module) else checkpoint
     if not isinstance(state, Mapping):
         accepted = "a module, a state dict or a flat vector"
-        raise ValueError(f"Checkpoint {label!r} must be {accepted}. Got {type(checkpoint).__name__}.")
+        raise ValueError(f"checkpoints: {label!r} must be {accepted}. Got {type(checkpoint).__name__}.")
     into.model.load_state_dict(_fitted(into.model, state, label))
 
 
@@ -75,7 +75,7 @@ def telling(label: Label) -> Iterator[None]:
 def _load_vector(vector: Tensor, into: Problem, home: Problem, label: Label) -> None:
     if vector.shape != (home.size,):
         raise ValueError(
-            f"Checkpoint {label!r} is a tensor of shape {tuple(vector.shape)}; "
+            f"checkpoints: {label!r} is a tensor of shape {tuple(vector.shape)}; "
             f"a flat vector of the measured parameters has shape ({home.size},)."
         )
     _check_finite({"the vector": vector}, label)
@@ -93,21 +93,27 @@ def _fitted(model: nn.Module, state: Mapping[str, Any], label: Label) -> dict[st
     unknown = [name for name in given if name not in keys]
     if unknown:
         near = ", ".join(nearest(unknown[0], keys, count=3))
-        raise ValueError(f"Checkpoint {label!r} holds {unknown[0]!r}, which the problem's model has not. Nearest names: {near}.")
+        raise ValueError(
+            f"checkpoints: {label!r} holds {unknown[0]!r}, which the problem's model has not. Nearest names: {near}."
+        )
     for name, key in keys.items():
         if name not in given:
-            raise ValueError(f"Checkpoint {label!r} lacks {name!r}. Save the whole state: model.state_dict().")
+            raise ValueError(f"checkpoints: {label!r} lacks {name!r}. Save the whole state: model.state_dict().")
         mine, shape = own[key], tuple(getattr(given[name], "shape", ()))
         if isinstance(mine, Tensor) and shape != tuple(mine.shape):
-            raise ValueError(f"Checkpoint {label!r}: {name} has shape {shape}; in the problem's model it is {tuple(mine.shape)}.")
+            raise ValueError(
+                f"checkpoints: {label!r}: {name} has shape {shape}; in the problem's model it is {tuple(mine.shape)}."
+            )
     _check_finite(given, label)
     return {keys[name]: value for name, value in given.items()}
 
 
 def _check_finite(tensors: Mapping[str, Any], label: Label) -> None:
     for name, value in tensors.items():
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ValueError(f"checkpoints: {label!r}: {name} lies on the meta device and has no values.")
         if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise NonFiniteError(f"Checkpoint {label!r}: {name} holds NaN or inf. The run has diverged there; leave it out.")
+            raise NonFiniteError(f"checkpoints: {label!r}: {name} holds NaN or inf. The run has diverged there; leave it out.")
 
 
 Which = Literal["largest", "smallest", "magnitude"]

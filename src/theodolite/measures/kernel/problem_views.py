@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, shown
+from theodolite.arguments import checked, one_or_each, shown, whole
 from theodolite.problem import Batch, Problem, split_like
 from theodolite.problem.arguments import a_problem
 from theodolite.problem.batches import merge
@@ -93,8 +92,8 @@ def outputs_per_sample(problem: Problem) -> int:
     return output.numel() // batch.size
 
 
-def chosen(problem: Problem, output: Choice, samples: Choice) -> list[tuple[int, int]]:
-    """The (sample, output) pairs that the arguments name.
+def chosen(problem: Problem, output: Choice, samples: Choice, *, name: str = "samples") -> list[tuple[int, int]]:
+    """The (sample, output) pairs that the arguments name, the second of them `name`.
 
     `samples=None` is the first sample; `output=None` is allowed where the model has one output.
     """
@@ -102,21 +101,18 @@ def chosen(problem: Problem, output: Choice, samples: Choice) -> list[tuple[int,
     if output is None and count > 1:
         raise ValueError(
             f"The model returns {count} numbers for a sample, and a scalar is needed: choose one with output=0 .. "
-            f"{count - 1}, or several with output=[...] (the largest is reported); samples=... chooses the samples."
+            f"{count - 1}, or several with output=[...] (the largest is reported); {name}=... chooses the samples."
         )
     outputs = _whole("output", 0 if output is None else output, count)
-    return [(s, o) for s in _whole("samples", 0 if samples is None else samples, problem.samples) for o in outputs]
+    return [(s, o) for s in _whole(name, 0 if samples is None else samples, problem.samples) for o in outputs]
 
 
 def _whole(name: str, choice: int | Sequence[int], count: int) -> list[int]:
-    given: list[Any] = [choice] if not isinstance(choice, Iterable) else list(choice)
-    try:
-        found = [operator.index(c) for c in given]
-    except TypeError as error:
-        raise ValueError(f"{name} must be a whole number or a list of them, in 0 .. {count - 1}. Got {shown(choice)}.") from error
-    if not found or not all(0 <= c < count for c in found):
+    found = one_or_each(whole)(name, choice)
+    places = found if isinstance(found, list) else [found]
+    if not all(c < count for c in places):
         raise ValueError(f"{name} must lie in 0 .. {count - 1}. Got {shown(choice)}.")
-    return found
+    return places
 
 
 def random_directions(problem: Problem, count: int, seed: int) -> Tensor:

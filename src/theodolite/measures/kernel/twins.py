@@ -19,12 +19,12 @@ from torch.func import functional_call, jvp, vjp
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from theodolite.arguments import checked, one_of
+from theodolite.arguments import checked, up_to
 from theodolite.errors import BatchCoupledError, NotRepeatableError, SecondOrderError
 from theodolite.measures.kernel.jets import Jet, jets_for
 from theodolite.measures.kernel.problem_views import TRIAL_SEEDS, measured_copy, third_difference, trial_step
 from theodolite.problem import Problem
-from theodolite.problem.arguments import a_model
+from theodolite.problem.arguments import a_model, a_model_or_problem
 from theodolite.problem.calling import copy_model, main_output, unwrap
 from theodolite.problem.derivatives.second_order import functional_transforms
 from theodolite.problem.function_mode import inside_transform
@@ -309,7 +309,7 @@ class TaylorTwin(nn.Module):
     runs in eval mode; of all that it returns `output` is expanded. `taylor` is the expansion itself. Made by `theodolite.linearize` and `theodolite.quadratize`.
     """
 
-    @checked(model=a_model, order=one_of(1, 2))
+    @checked(model=a_model, order=lambda name, value: up_to(name, value, 2, of="terms that are expanded"))
     def __init__(self, model: nn.Module, order: int, output: Callable[[Any], Tensor] = main_output) -> None:
         super().__init__()
         names = tuple(name for name, p in model.named_parameters() if p.requires_grad)
@@ -458,12 +458,11 @@ def quadratize(model: nn.Module | Problem) -> TaylorTwin:
 
 def _expandable(model: nn.Module | Problem, who: str) -> nn.Module:
     """The module to expand, or the reason why there is no such expansion."""
+    a_model_or_problem("model", model)
     if isinstance(model, Problem):
         model.refuse_batch_coupling("A Taylor expansion")
         model.check_repeatable()
         return measured_copy(model)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{who} takes a torch.nn.Module or a Problem. Got {type(model).__name__}.")
     network = unwrap(model)
     if not any(p.requires_grad for p in network.parameters()):
         raise ValueError(f"{who}: no parameter requires a gradient, so there is nothing to expand in.")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, count, instance, nonnegative, share, shown
+from theodolite.arguments import checked, count, fraction, instance, number_in, optional_integer, place, sequence, shown
 from theodolite.problem.arguments import a_model, of_dimensions
 from theodolite.results import Outcome, Result, Row, fields_of
 
@@ -60,15 +60,19 @@ class Graph:
         Inputs and outputs are given as the edges are: by number or by name.
         """
         labels: tuple[Hashable, ...] | None = None
-        pairs, more = ([] if isinstance(part, Tensor) else [_pair(pair) for pair in part] for part in (edges, skips))
+        vertices = optional_integer("vertices", vertices, least=1)
+        pairs, more = (
+            [] if isinstance(part, Tensor) else [_pair(name, pair) for pair in sequence(name, part)]
+            for name, part in (("edges", edges), ("skips", skips))
+        )
         names = [name for pair in (*pairs, *more) for name in pair]
         if not isinstance(edges, Tensor) and not all(isinstance(name, int) for name in names):
             labels = tuple(dict.fromkeys(names))
-            place = {name: i for i, name in enumerate(labels)}
-            pairs, more = ([(place[u], place[v]) for u, v in part] for part in (pairs, more))
+            index = {name: i for i, name in enumerate(labels)}
+            pairs, more = ([(index[u], index[v]) for u, v in part] for part in (pairs, more))
             vertices = len(labels)
-        edges = edges if isinstance(edges, Tensor) else _table(pairs)
-        skips = skips if isinstance(skips, Tensor) else _table(more)
+        edges = _whole_numbers("edges", edges) if isinstance(edges, Tensor) else _table(pairs)
+        skips = _whole_numbers("skips", skips) if isinstance(skips, Tensor) else _table(more)
         count = 1 + max((int(part.max()) for part in (edges, skips) if len(part)), default=-1)
         return cls(
             count if vertices is None else vertices,
@@ -84,7 +88,7 @@ class Graph:
     def __post_init__(self) -> None:
         """Refuse what no network can have."""
         for name, table in (("edges", self.edges), ("skips", self.skips)):
-            if table.ndim != 2 or table.shape[1] != 2 or table.dtype != torch.int64:
+            if _whole_numbers(name, table).ndim != 2 or table.shape[1] != 2:
                 raise ValueError(f"{name} must be pairs of whole numbers. Got {table.dtype} of shape {tuple(table.shape)}.")
             if not self._holds(table):
                 span = f"{int(table.min())} .. {int(table.max())}"
@@ -93,7 +97,7 @@ class Graph:
             if vertices is not None and not self._holds(vertices):
                 raise ValueError(f"{name} must lie in 0 .. {self.vertices - 1}. Got {vertices.tolist()}.")
         if not len(self.edges):
-            raise ValueError("A network needs at least one edge.")
+            raise ValueError("edges must hold at least one: a network has some.")
         if len(self.edges.unique(dim=0)) != len(self.edges):
             raise ValueError("An edge is listed twice; give each pair (from, to) once.")
         for name, vector, length in (("weight_of", self.weight_of, len(self.edges)), ("fan_in", self.fan_in, self.vertices)):
@@ -165,10 +169,11 @@ class Graph:
 
     def layer(self, index: int) -> Tensor:
         """The vertices of a layer, ascending."""
-        return (self.layers == index).nonzero()[:, 0]
+        return (self.layers == place("index", index, self.depth + 1)).nonzero()[:, 0]
 
     def name(self, vertex: int) -> Hashable:
         """The vertex as the user calls it."""
+        vertex = place("vertex", vertex, self.vertices)
         return vertex if self.labels is None else self.labels[vertex]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
@@ -185,6 +190,8 @@ def layer_index(vertices: int, edges: Tensor) -> Tensor:
     >>> layer_index(4, torch.tensor([[0, 1], [1, 2], [0, 2], [2, 3]])).tolist()
     [0, 1, 2, 3]
     """
+    if len(edges) and not 0 <= int(edges.min()) <= int(edges.max()) < vertices:
+        raise ValueError(f"edges must join vertices 0 .. {vertices - 1}. Got {int(edges.min())} .. {int(edges.max())}.")
     layers = torch.zeros(vertices, dtype=torch.int64)
     for _ in range(vertices + 1):
         further = layers.scatter_reduce(0, edges[:, 1], layers[edges[:, 0]] + 1, "amax")
@@ -194,10 +201,19 @@ def layer_index(vertices: int, edges: Tensor) -> Tensor:
     raise ValueError("The edges close a cycle: a feed-forward network needs a directed acyclic graph.")
 
 
-def _pair(pair: Sequence[Any]) -> tuple[Any, Any]:
-    if len(pair) != 2:
-        raise ValueError(f"An edge is a pair (from, to). Got {shown(pair)}.")
-    return pair[0], pair[1]
+def _whole_numbers(name: str, table: Tensor) -> Tensor:
+    if table.dtype != torch.int64 or table.is_meta:
+        raise ValueError(f"{name} must be pairs of whole numbers. Got {table.dtype} numbers, {shown(table)}.")
+    return table
+
+
+def _pair(name: str, pair: Any) -> tuple[Any, Any]:
+    """A pair (from, to) of numbers or names; entries of a tensor are numbers."""
+    ends = pair.tolist() if isinstance(pair, Tensor) and not pair.is_meta else pair
+    known = isinstance(ends, Sequence) and len(ends) == 2 and all(isinstance(end, Hashable) and end == end for end in ends)
+    if not known:
+        raise ValueError(f"{name}: an edge is a pair (from, to) of numbers or names. Got {shown(pair)}.")
+    return ends[0], ends[1]
 
 
 def _table(pairs: Sequence[tuple[int, int]]) -> Tensor:
@@ -210,11 +226,11 @@ def _numbers(
     """Vertices by number, from their names where they have names."""
     if vertices is None or isinstance(vertices, Tensor) or labels is None:
         return vertices
-    place = {label: i for i, label in enumerate(labels)}
-    unknown = [vertex for vertex in vertices if vertex not in place]
+    index = {label: i for i, label in enumerate(labels)}
+    unknown = [vertex for vertex in vertices if vertex not in index]
     if unknown:
         raise ValueError(f"{name} must be vertices of the graph: {', '.join(map(repr, labels))}. Got {shown(unknown)}.")
-    return [place[vertex] for vertex in vertices]
+    return [index[vertex] for vertex in vertices]
 
 
 def _vector(values: Sequence[int] | Tensor | None) -> Tensor | None:
@@ -261,7 +277,7 @@ class WidthReport(Result):
         return f"The width is {self.width}; {count} neurons have in-degrees below {self.threshold:g}: {verdict}."
 
 
-@checked(graph=instance(Graph), beta=nonnegative, safe_share=share)
+@checked(graph=instance(Graph), beta=fraction, safe_share=number_in(above=0, most=1))
 def dag_width(graph: Graph, *, beta: float = 0.1, safe_share: float = 0.05) -> WidthReport:
     """Layers, in-degrees, width and bottlenecks of a DAG.
 
@@ -343,7 +359,7 @@ class InDegrees(Result):
         return said + (f" Unknown: {', '.join(self.unknown)}." if self.unknown else "")
 
 
-@checked(model=a_model, beta=nonnegative)
+@checked(model=a_model, beta=fraction)
 def in_degree_report(model: nn.Module, *, beta: float = 0.1) -> InDegrees:
     """In-degrees layer by layer: inputs of a linear layer, channels × filter entries / groups of a convolution.
 

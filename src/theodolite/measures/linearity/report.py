@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.arguments import also_called, checked, fraction, integer, positive, seed, shown, whole
+from theodolite.arguments import also_called, checked, fraction, given, integer, positive, seed, shown, whole
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.kernel.drift import (
     KernelDrift,
@@ -308,7 +308,7 @@ def linearity_deviation(
     began = time.perf_counter()
     problem.refuse_batch_coupling("The deviation of an output from its linearisation")
     problem.check_repeatable()
-    pairs = chosen(problem, output, sample)
+    pairs = chosen(problem, output, given("sample", sample), name="sample")
     if len(pairs) > 1:
         raise ValueError(
             f"linearity_deviation looks at one output of one sample. Got output={shown(output)}, sample={shown(sample)}: "

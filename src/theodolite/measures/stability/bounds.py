@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from theodolite.arguments import also_called, checked, count, nonnegative, positive, sequence, shown
-from theodolite.problem.arguments import a_finite_tensor
+from theodolite.problem.arguments import a_finite_tensor, numbers_in
 from theodolite.results import Result, Row
 
 _NUMBERS = 2**23  # held at once while batches are gathered: 64 MB in float64
@@ -67,6 +67,7 @@ class ConvexBounds(Result):
         bounds = f"at most {last['distance_bound']:.3g} apart, and their losses at most {last['stability_bound']:.3g}"
         return f"After {last['visits']} differing batches the two runs are {bounds} ({rate.format('within')})."
 
+    @checked(distance=numbers_in(least=0), stability=numbers_in(least=0), tolerance=nonnegative)
     def hold(self, distance: Any, stability: Any, *, tolerance: float = 1e-5) -> bool:
         """Whether the measured distances and stabilities respect the bounds, up to a relative rounding."""
         slack = 1.0 + tolerance
@@ -75,7 +76,10 @@ class ConvexBounds(Result):
 
 
 @also_called(lr="rate")
-@checked(largest_input=positive, largest_test_input=positive, batch=count, smoothness=nonnegative, outputs=count)
+@checked(
+    largest_input=positive, largest_test_input=positive, rate=numbers_in(above=0), batch=count, visits=numbers_in(least=0, most=2.0**53),
+    smoothness=positive, outputs=count,
+)  # fmt: skip
 def convex_bounds(
     *,
     largest_input: float,
@@ -103,12 +107,7 @@ def convex_bounds(
     (0.5, 1.5, True)
     """
     rates, seen = torch.as_tensor(rate, dtype=torch.float64), torch.as_tensor(visits).long()
-    sizes = {"largest_input": largest_input, "largest_test_input": largest_test_input, "batch": batch, "smoothness": smoothness}
     highest = float(rates.max())
-    for name, value in {**sizes, "rate": highest}.items():
-        positive(name, value, wanted="positive and finite")
-    if int(seen.min()) < 0 or float(rates.min()) < 0:
-        raise ValueError(f"visits and rates must be at least 0. Got {int(seen.min())} and {float(rates.min()):g}.")
     slope, _ = _constants(outputs)
     if rates.ndim:
         if rates.shape != seen.shape or int(seen.max()) > 1:
@@ -131,6 +130,14 @@ def convex_bounds(
     )
 
 
+def _indices(name: str, value: Any) -> Any:
+    """Batches of whole numbers, as one tensor or as several."""
+    parts = [value] if isinstance(value, Tensor) else [torch.as_tensor(part) for part in sequence(name, value)]
+    if any(part.is_meta or part.is_floating_point() or part.dtype == torch.bool for part in parts):
+        raise ValueError(f"{name} must hold whole numbers, indices of the inputs. Got {shown(value)}.")
+    return value
+
+
 @checked(inputs=a_finite_tensor)
 def largest_norm(inputs: Tensor, *, bias: bool = True) -> float:
     """L, the largest ‖x̃‖ over inputs of shape (N, ...).
@@ -141,7 +148,7 @@ def largest_norm(inputs: Tensor, *, bias: bool = True) -> float:
     return float(_extended(inputs, bias).norm(dim=1).max())
 
 
-@checked(inputs=a_finite_tensor, batches=sequence, outputs=count, enough=positive)
+@checked(inputs=a_finite_tensor, batches=_indices, outputs=count, enough=positive)
 def largest_smoothness(
     inputs: Tensor, batches: Tensor | Sequence[Tensor], *, bias: bool = True, outputs: int = 1, enough: float | None = None
 ) -> float:
@@ -201,7 +208,7 @@ def _by_length(batches: Tensor | Sequence[Tensor]) -> list[Tensor]:
             by_length.setdefault(len(index), []).append(index)
         found = [torch.stack(group) for group in by_length.values()]
     if not sum(len(group) for group in found) or any(not group.shape[1] for group in found):
-        raise ValueError("largest_smoothness needs at least one batch, and no empty one.")
+        raise ValueError("batches must hold at least one batch, and no empty one.")
     return found
 
 
@@ -221,7 +228,7 @@ def _constants(outputs: int) -> tuple[float, float]:
 # The high-probability bound on the generalisation gap by uniform stability (Feldman and Vondrák 2019).
 
 
-@checked(c=positive)
+@checked(beta=numbers_in(least=0), m=numbers_in(least=1), delta=numbers_in(above=0, below=1), c=positive)
 def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
     """What a β-uniformly stable algorithm can lose from training to test, with probability at least 1 − δ over the training set.
 
@@ -238,10 +245,6 @@ def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
     >>> round(fv_bound(0.0, 100, 0.1), 6)                                # sqrt(log 10) / 10
     0.151743
     """
-    _check("beta", beta, lambda x: x >= 0, "at least 0")
-    _check("m", m, lambda x: x >= 1, "at least 1")
-    _check("delta", delta, lambda x: (x > 0) & (x < 1), "between 0 and 1")
-    _check("c", c, lambda x: x > 0, "positive")
     like = next((x for x in (beta, m, delta) if isinstance(x, Tensor)), None)
     if like is not None:
         dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
@@ -250,9 +253,3 @@ def fv_bound(beta: Any, m: Any, delta: Any, c: float = 1.0) -> Any:
     beta, m, delta = (np.asarray(x, dtype=np.float64) for x in (beta, m, delta))
     bound = c * (beta * np.log(m) * np.log(m / delta) + np.sqrt(-np.log(delta)) / np.sqrt(m))
     return bound if bound.ndim else float(bound)
-
-
-def _check(name: str, value: Any, inside: Any, accepted: str) -> None:
-    ok = inside(value if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64))
-    if not bool(ok.all()):
-        raise ValueError(f"{name} must be {accepted}. Got {shown(value)}.")

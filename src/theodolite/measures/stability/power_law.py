@@ -12,7 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from theodolite.arguments import checked, choice, count, finite, fraction, instance, sequence, shown, whole
+from theodolite.arguments import (
+    a_mapping,
+    checked,
+    choice,
+    count,
+    fraction,
+    instance,
+    nonnegative,
+    sequence,
+    series,
+    shown,
+    whole,
+)
 from theodolite.measures.fits import straight_line
 from theodolite.results import Outcome, Result, Row, fields_of
 from theodolite.text import nearest
@@ -109,8 +121,6 @@ def fit_power_law(
     (-1.0, 100.0, (1.0, 0.5, 0.25))
     """
     sizes, values, single = read_values(ms, values_per_pair, reduce)
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, 0.95 say. Got {shown(level)}.")
     finite = [v[np.isfinite(v)] for v in values]
     g = np.array([_REDUCE[reduce](v) if len(v) else math.nan for v in finite])
     used = np.nan_to_num(g) > 0
@@ -244,7 +254,7 @@ class SlopeWindows(Result):
         return f"Local slopes run from {signed(min(inside))} to {signed(max(inside))} {ends}, the widest window in which {share}."
 
 
-@checked(ms=sequence, g=sequence, spread=finite)
+@checked(ms=sequence, g=series, spread=nonnegative)
 def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
     """Slopes of log g between neighbouring sizes, and the widest window with `max − min ≤ spread · |mean|` among its slopes.
 
@@ -255,11 +265,7 @@ def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
     >>> [round(s, 2) for s in found.slopes], found.widest
     ([-1.0, -1.0, -0.07], (1.0, 4.0))
     """
-    if not spread >= 0:
-        raise ValueError(f"spread must be a share of the mean slope, 0.2 say. Got {shown(spread)}.")
-    sizes, values, single = read_values(ms, g, "max")
-    if not single:
-        raise ValueError("slope_windows takes one value per size, such as the maxima `g` of a PowerFit.")
+    sizes, values, _ = read_values(ms, g, "max", name="g")
     y = np.concatenate(values)
     logs = np.log(np.where(np.nan_to_num(y, posinf=0.0) > 0, y, math.nan))
     slopes = np.diff(logs) / np.diff(np.log(sizes))
@@ -273,17 +279,17 @@ def slope_windows(ms: Any, g: Any, *, spread: float = 0.2) -> SlopeWindows:
     return SlopeWindows(ms=tuple(sizes.tolist()), slopes=tuple(slopes.tolist()), widest=widest, spread=spread)
 
 
-def read_values(ms: Any, values_per_pair: Any, reduce: str) -> tuple[Array, list[Array], bool]:
+def read_values(ms: Any, values: Any, reduce: str, *, name: str = "values_per_pair") -> tuple[Array, list[Array], bool]:
     """Sizes ascending, the values of each, and whether one value per size came."""
     choice("reduce", reduce, _REDUCE)
     sizes = _numbers(ms, "ms").reshape(-1)
     if not (np.isfinite(sizes) & (sizes > 0)).all() or len(np.unique(sizes)) < len(sizes):
         raise ValueError(f"ms must hold different positive sizes, each once. Got {sizes.tolist()}.")
-    parts = [_numbers(part, "values_per_pair") for part in values_per_pair]
+    parts = [_numbers(part, name) for part in values]
     if len(parts) != len(sizes):
-        raise ValueError(f"values_per_pair needs one entry per size: {len(sizes)} sizes, but {len(parts)} entries.")
+        raise ValueError(f"ms and {name} must be of one length, an entry per size. Got {len(sizes)} and {len(parts)}.")
     if any(part.ndim > 1 for part in parts):
-        raise ValueError("values_per_pair must be one value per size, or the values of the pairs of each size, not deeper.")
+        raise ValueError(f"{name} must be one value per size, or the values of the pairs of each size, not deeper.")
     order = np.argsort(sizes)
     return sizes[order], [parts[k].reshape(-1) for k in order], all(part.ndim == 0 for part in parts)
 
@@ -533,15 +539,19 @@ def _table(rows: Any, *columns: str) -> list[Row]:
     elif callable(getattr(rows, "rows", None)):
         rows = rows.rows()
     if isinstance(rows, Mapping | str) or not isinstance(rows, Iterable):
-        raise TypeError(f"explains takes the rows of a stability study, a DataFrame or its result. Got {type(rows).__name__}.")
-    table = [dict(row) for row in rows]
+        raise TypeError(
+            f"rows_or_result must be the rows of a stability study, a DataFrame or its result. Got {type(rows).__name__}."
+        )
+    table = [dict(a_mapping(f"rows_or_result[{i}]", row)) for i, row in enumerate(rows)]
     if not table:
-        raise ValueError("There are no rows, so there is nothing to compare.")
+        raise ValueError("rows_or_result holds no row, so there is nothing to compare.")
     for name in ("m", *columns):
         missing = [row for row in table if name not in row]
         if missing:
             known = [str(column) for column in missing[0]]
-            raise ValueError(f"A row has no column {name!r}. Nearest: {', '.join(nearest(name, known))}.")
+            raise ValueError(
+                f"gap and stab must be columns of the rows. One has no {name!r}. Nearest: {', '.join(nearest(name, known))}."
+            )
     return table
 
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from theodolite.arguments import also_called, choice, integer, shown
+from theodolite.arguments import a_text, also_called, checked, choice, integer, place, shown
+from theodolite.arguments import whole as a_whole
 from theodolite.measures.mode_connectivity import POLICIES, BatchNormPolicy, LinearPath, linear_path
 from theodolite.measures.stability.power_law import Explanation, PowerFit, explains, fit_power_law, of_one_checkpoint
 from theodolite.measures.stability.training_pairs import (
@@ -42,6 +43,8 @@ from theodolite.training.matrix_products import fix_matrix_products
 
 #: Steps of the check that comes first; a tenth of the run if that is more.
 CHECK_STEPS = 20
+#: Seed-trials of a study at most.
+MOST_TRIALS = 1_000_000
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -75,10 +78,13 @@ class StabilityResult(Result):
         """Rows with these values, such as `m=800, pair=3`."""
         return [dict(row) for row in self.table if all(row[name] == value for name, value in where.items())]
 
+    @checked(quantity=a_text, trial=a_whole, step=a_whole)
     def values(self, quantity: str, *, trial: int | None = None, step: int | None = None) -> dict[int, list[float]]:
         """The pairs' values of a quantity by size; at the last checkpoint if no step is named."""
         if quantity not in self.table[0]:
-            raise ValueError(f"There is no column {quantity!r}; the nearest: {', '.join(nearest(quantity, self.table[0], 4))}.")
+            raise ValueError(
+                f"quantity: there is no column {quantity!r}; the nearest: {', '.join(nearest(quantity, self.table[0], 4))}."
+            )
         rows = of_one_checkpoint(self.rows(), trial, step)[0]
         return {m: [row[quantity] for row in rows if row["m"] == m] for m in self.sizes}
 
@@ -368,8 +374,9 @@ def checked_config(given: StabilityConfig, pool: int) -> StabilityConfig:
     """What is measured on a training pool of that size, from arguments of any type."""
     choice("batchnorm", given.batchnorm, POLICIES)
     trials: Any = given.trials
-    chosen = tuple(range(trials)) if isinstance(trials, Integral) else wholes("trials", trials)
-    if not chosen or isinstance(trials, bool):
+    several = isinstance(trials, Iterable) and getattr(trials, "ndim", 1) == 1
+    chosen = wholes("trials", trials) if several else tuple(range(place("trials", trials, MOST_TRIALS + 1)))
+    if not chosen:
         raise ValueError(f"trials must be at least one, as a number or as a list. Got {shown(trials)}.")
     lengths = wholes("sizes", given.sizes)
     if not lengths:
@@ -415,7 +422,7 @@ def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     rate = settings.get("rate")
     if rate is None:
         return dict(settings)
-    if not isinstance(rate, Real) and not (isinstance(rate, Tensor) and not rate.ndim):
+    if isinstance(rate, bool) or not (isinstance(rate, Real) or (isinstance(rate, Tensor) and not rate.ndim)):
         raise ValueError(f"rate must be one number: all models of a study share the algorithm. Got {shown(rate)}.")
     return {**settings, "rate": float(rate)}
 

@@ -25,7 +25,7 @@ from torch.utils.data import (
 from theodolite.arguments import a_function, checked, count, seed, shown, whole
 from theodolite.errors import NonFiniteError, NotRepeatableError
 from theodolite.problem.accuracy import right_answers
-from theodolite.problem.arguments import a_tensor, of_dimensions, tensors_fit
+from theodolite.problem.arguments import a_finite_tensor, of_dimensions, tensors_fit
 from theodolite.results import Row
 from theodolite.training import Fleet, FleetTrace
 from theodolite.training.fleets.fleet import AnySchedule
@@ -113,6 +113,8 @@ def read_pool(data: Any, name: str) -> Pool:
     if not len(inputs):
         raise ValueError(f"{name} is empty: give at least one example.")
     for part, t in (("inputs", inputs), ("targets", targets)):
+        if t.is_meta:
+            raise ValueError(f"{name}: its {part} lie on the meta device and have no values; load the data first.")
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             raise NonFiniteError(
                 f"{name}: its {part} hold {int((~torch.isfinite(t)).sum())} NaN or inf values; remove or impute them."
@@ -204,7 +206,7 @@ def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator 
     >>> int((x != x2).sum()), float(x2[i])
     (1, 9.0)
     """
-    train, test = read_pool(train_pool, "the training pool"), read_pool(test_pool, "the test pool")
+    train, test = read_pool(train_pool, "train_pool"), read_pool(test_pool, "test_pool")
     check_size(m, len(train))
     swap = draw_swap(len(train), len(test), m, np.random.default_rng(rng))
     inputs, targets = train.followed_by(test)
@@ -215,7 +217,9 @@ def make_pair(train_pool: Any, test_pool: Any, m: int, rng: np.random.Generator 
 def check_size(m: Any, pool: int) -> None:
     """Refuse a training set larger than the pool."""
     if not isinstance(m, int | np.integer) or isinstance(m, bool) or not 1 <= m <= pool:
-        raise ValueError(f"A training set must hold 1 to {pool} examples, as many as the training pool has. Got {shown(m)}.")
+        raise ValueError(
+            f"A training set (sizes, or m) must hold 1 to {pool} examples, as many as the training pool has. Got {shown(m)}."
+        )
 
 
 # When an example is seen: the batches of the common order that hold a given place of the training set.
@@ -264,7 +268,7 @@ HELD = 2**25
 # What two solutions do on the same examples: stability, gap, distance, all in float64.
 
 
-@checked(loss=a_function, outputs=a_tensor, targets=a_tensor)
+@checked(loss=a_function, outputs=a_finite_tensor, targets=a_finite_tensor)
 def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of every example in float64, never clipped: (n,) from `outputs` (n, ...) and `targets` (n, ...).
 
@@ -274,8 +278,16 @@ def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     >>> example_losses(nn.CrossEntropyLoss(), torch.tensor([[0.0, 0.0], [200.0, 0.0]]), torch.tensor([0, 1]))
     tensor([  0.6931, 200.0000], dtype=torch.float64)
     """
-    outputs = outputs.double()
-    targets = targets.double() if targets.is_floating_point() else targets
+    try:
+        return _example_losses(loss, outputs.double(), targets.double() if targets.is_floating_point() else targets)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        text = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise ValueError(
+            f"loss cannot be taken of outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: {text}."
+        ) from error
+
+
+def _example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     if isinstance(loss, nn.Module) and getattr(loss, "reduction", None) in ("mean", "sum", "none"):
         each: Any = copy.deepcopy(loss).double()
         each.reduction = "none"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from theodolite.arguments import also_called, integer
+from theodolite.arguments import also_called, checked, count, fraction, integer, nonnegative, positive, seed
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import kernel_curvature
 from theodolite.measures.dynamics.optimizers import StabilityLaw, stability_law
 from theodolite.operators import tangent_kernel
 from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Problem
-from theodolite.problem.arguments import a_problem
+from theodolite.problem.arguments import a_problem, an_optimizer
 from theodolite.training.schedules import Schedule
 
 #: Accuracy of the eigenvalue behind a critical rate, relative, where it is found by products.
@@ -35,6 +36,7 @@ class EdgeProbe:
     """
 
     @also_called(matrix="by")
+    @checked(problem=a_problem, optimizer=an_optimizer, tol=fraction, seed=seed)
     def __init__(
         self,
         problem: Problem,
@@ -44,7 +46,6 @@ class EdgeProbe:
         tol: float = TOLERANCE,
         seed: int = 0,
     ) -> None:
-        a_problem("problem", problem)
         check_matrix_or_none(by)
         law = stability_law(optimizer, problem)  # refuses what has no law before anything runs
         forced = by == "kernel"
@@ -93,18 +94,16 @@ class CriticalRateLR(LRScheduler):
     0.1
     """
 
+    @checked(optimizer=an_optimizer, multiple=positive, every=count, last_epoch=integer)
     def __init__(
         self, optimizer: Optimizer, probe: Problem | EdgeProbe, multiple: float = 0.9, every: int = 20, *, last_epoch: int = -1
     ) -> None:
-        if not multiple > 0:
-            raise ValueError(f"multiple must be positive. Got {multiple!r}.")
-        integer("every", every, least=1, wanted="a positive number of steps")
-        self.probe = probe if isinstance(probe, EdgeProbe) else EdgeProbe(probe, optimizer)
+        self.probe = probe if isinstance(probe, EdgeProbe) else EdgeProbe(a_problem("probe", probe), optimizer)
         self.multiple, self.every = multiple, every
         self.critical_rate = math.nan
         first = float(optimizer.param_groups[0]["lr"])
         if not first > 0:
-            raise ValueError("The learning rate of the first group must be positive: the other groups are measured by it.")
+            raise ValueError("optimizer: the rate of its first group must be positive, for the other groups are measured by it.")
         self.shares = [float(group["lr"]) / first for group in optimizer.param_groups]
         super().__init__(optimizer, last_epoch)
 
@@ -129,6 +128,7 @@ class CriticalRateLR(LRScheduler):
         super().load_state_dict(state)
 
 
+@checked(low=nonnegative, high=positive, period=partial(integer, least=2))
 def cyclical_rate(low: float, high: float, period: int) -> Schedule:
     """A triangle between two learning rates: from `low` up to `high` in half a period, and back.
 
@@ -138,10 +138,8 @@ def cyclical_rate(low: float, high: float, period: int) -> Schedule:
     >>> [rate(step) for step in range(6)]
     [1.0, 2.0, 3.0, 2.0, 1.0, 2.0]
     """
-    if period < 2 or not 0 <= low <= high:
-        raise ValueError(
-            f"A cycle needs a period of at least 2 and 0 <= low <= high. Got low={low!r}, high={high!r}, {period!r}."
-        )
+    if low > high:
+        raise ValueError(f"low must be at most high, {high:g}. Got {low:g}.")
 
     def rate(step: int) -> float:
         phase = (step % period) / period

@@ -12,12 +12,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called
+from theodolite.arguments import also_called, checked, count, number_in, whole
+from theodolite.arguments import seed as a_seed
 from theodolite.errors import NonFiniteError
 from theodolite.measures.dynamics.optimizers import BLOWN_UP
 from theodolite.monitors.rates.critical_rate import EdgeProbe
 from theodolite.operators.matrices import MatrixName
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_loss, a_model, an_optimizer
 from theodolite.problem.calling import Loss
 from theodolite.results import Outcome, Result, Row, fields_of
 
@@ -104,7 +106,7 @@ class MultiCatapult:
 
     Args:
         data: what loss and critical rate are measured on: all the data, or a part that stands for it.
-        ratio: of a raised rate over the critical one; it must lie below what the model survives (2 for wide quadratic models,
+        ratio: of a raised rate over the critical one, above 1; it must lie below what the model survives (2 for wide quadratic models,
             several times that for ReLU networks).
         by: (or `matrix`) the matrix of the critical rate, "kernel", "gauss_newton" or "hessian"; None: the kernel or the
             Gauss-Newton matrix, whichever is cheaper.
@@ -112,6 +114,10 @@ class MultiCatapult:
     """
 
     @also_called(matrix="by")
+    @checked(
+        model=a_model, loss=a_loss, optimizer=an_optimizer, raises=whole, ratio=number_in(above=1), patience=count, settle=count,
+        seed=a_seed,
+    )  # fmt: skip
     def __init__(
         self,
         model: nn.Module,
@@ -127,13 +133,6 @@ class MultiCatapult:
         mode: Any = "eval",
         seed: int = 0,
     ) -> None:
-        if not ratio > 1:
-            raise ValueError(f"ratio must be above 1: a raised rate exceeds the critical one. Got {ratio!r}.")
-        if raises < 0 or patience < 1 or settle < 1:
-            raise ValueError(
-                f"raises must not be negative, patience and settle at least 1. Got raises={raises!r}, patience={patience!r}, "
-                f"settle={settle!r}."
-            )
         self.model, self.optimizer = model, optimizer
         self.problem = Problem(model, loss, data, mode=mode)
         self.probe = EdgeProbe(self.problem, optimizer, by=by, seed=seed)

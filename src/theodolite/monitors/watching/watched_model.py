@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.arguments import about, positive, shown
 from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.features import InputGradients, agop_alignment, input_gradients
@@ -137,6 +138,14 @@ def _output(model: nn.Module, calls: list[Call], loss: Tensor) -> Tensor:
     return found[-1] if found else loss.new_zeros(1).requires_grad_()
 
 
+def _as_loss(value: Any) -> float:
+    """The loss of a step as the loop gives it: a number or a tensor of one, NaN where the run has blown up."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"value must be the loss of the step, a number. Got {shown(value)}.") from None
+
+
 def loss_of(found: Any) -> Any:
     """The loss in what a training step returns: itself, or under its name, or first."""
     if isinstance(found, Mapping):
@@ -205,8 +214,9 @@ class WatchedModel:
                 "No batch passed through the model and the loss before this step: give observe the batch, or call the model and "
                 "the loss module that the monitor knows."
             )
-        batches, size, bad_data = self._parsed(batch)
-        loss = self._loss_of_step(batches) if value is None else float(value)
+        with about("batch"):
+            batches, size, bad_data = self._parsed(batch)
+        loss = self._loss_of_step(batches) if value is None else _as_loss(value)
         if value is not None:
             self.recorder.take()
         gradient_norm = norm_of([p.grad for p in self.named.values() if p.grad is not None])
@@ -228,8 +238,8 @@ class WatchedModel:
 
     def clipping(self, factor: float | None, done: bool) -> None:
         """What is known of the clipping at the step under way: its factor, and whether `.grad` holds it."""
-        if factor is not None and not 0.0 < factor < math.inf:
-            raise ValueError(f"clip is the factor of clipped gradients, above 0 and mostly below 1. Got {factor!r}.")
+        if factor is not None:
+            factor = positive("clip", factor, wanted="the factor of clipped gradients, above 0 and mostly below 1")
         self._clip, self.ready = factor, 1.0 if done or factor is None else factor
 
     def _learn_clipping(self, norm: float, batches: list[Batch]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.arguments import up_to
 from theodolite.operators.algebra import DenseOperator, KroneckerOperator
 from theodolite.operators.base import LinearOperator
 from theodolite.results import Result, Row
@@ -97,8 +98,7 @@ class KroneckerFactors(Result):
         """
         if self.groups > 1:
             raise ValueError("A grouped convolution has no closed form: use theodolite.top_eigenpairs(factors.operator(), k).")
-        if not 1 <= k <= self.output.shape[0] * self.input.shape[0]:
-            raise ValueError(f"k must lie between 1 and {self.output.shape[0] * self.input.shape[0]}. Got {k}.")
+        k = up_to("k", k, self.output.shape[0] * self.input.shape[0], of="eigenpairs")
         tau, u = (t.flip(-1) for t in torch.linalg.eigh(self.output))
         gamma, v = (t.flip(-1) for t in torch.linalg.eigh(self.input))
         values, places = torch.outer(tau, gamma).flatten().topk(k)

@@ -299,9 +299,7 @@ def vectorised_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[
     return found.detach()
 
 
-def looped_rows(
-    problem: Problem, leaves: Sequence[Tensor], which: Sequence[int], batch: Batch, chosen: Tensor
-) -> Tensor | None:
+def looped_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[int], batch: Batch, chosen: Tensor) -> Tensor | None:
     """The same sample by sample, for models that cannot be vectorised; None where a sample alone has other outputs, or none."""
     targets = [leaves[i] for i in which]
     samples = []

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, instance, integer, one_or_each, whole
+from theodolite.arguments import about, checked, instance, one_or_each, whole
 from theodolite.errors import BatchCoupledError
 from theodolite.operators.autograd.graphs import Keep, available_bytes
 from theodolite.operators.base import LinearOperator
 from theodolite.operators.gauss_newton import JacobianOperator, jacobian
 from theodolite.operators.tangent_kernels.blocks import Block, BlockMaker, not_of_samples
 from theodolite.problem import Batch, Problem
-from theodolite.problem.arguments import a_model, of_dimensions
+from theodolite.problem.arguments import a_model_or_problem, of_dimensions, some_inputs
 from theodolite.problem.tensors import bytes_of
 from theodolite.results import Cost
 
@@ -27,7 +26,9 @@ SAMPLES = 256
 CHECKED = 8
 
 
-@checked(outputs=one_or_each(partial(integer, wanted="whole numbers")), memory_budget=whole)
+@checked(
+    model_or_problem=a_model_or_problem, inputs=some_inputs, other=some_inputs, outputs=one_or_each(whole), memory_budget=whole
+)
 def tangent_kernel(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,
@@ -62,7 +63,8 @@ def tangent_kernel(
     budget = available_bytes(problem.device) // 4 if memory_budget is None else memory_budget
     width = _block_size(maker, whole[0], budget)
     if other is not None:
-        return _between(maker, _cut(whole, width), _cut([problem.batch_of(other)], width), budget)
+        with about("other"):
+            return _between(maker, _cut(whole, width), _cut([problem.batch_of(other, "other")], width), budget)
     return _symmetric(maker, _cut(whole, width), budget)
 
 
@@ -147,7 +149,7 @@ class TangentKernelOperator(LinearOperator):
         return self.jacobian.cost()
 
 
-@checked(memory_budget=whole)
+@checked(model_or_problem=a_model_or_problem, inputs=some_inputs, memory_budget=whole)
 def tangent_kernel_operator(
     model_or_problem: nn.Module | Problem,
     inputs: Any = None,
@@ -175,7 +177,6 @@ def as_problem(model_or_problem: nn.Module | Problem, inputs: Any) -> Problem:
     """A problem as it is; a bare module on `inputs` in eval mode, with a loss that nobody looks at."""
     if isinstance(model_or_problem, Problem):
         return model_or_problem
-    a_model("model_or_problem", model_or_problem)
     if inputs is None:
         raise ValueError("inputs is missing: a bare module needs the inputs at which its kernel is taken.")
     problem = _without_loss(model_or_problem, inputs, check=False)

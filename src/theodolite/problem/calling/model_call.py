@@ -158,7 +158,8 @@ class ModelCall:
         own = {name for name, _ in self.model.named_parameters()}
         if loss is None or not loss.requires_grad or not any(t.requires_grad for name, t in tensors.items() if name in own):
             leaves = {
-                name: t.detach().requires_grad_(t.is_floating_point()) if name in own else t.clone() for name, t in tensors.items()
+                name: t.detach().requires_grad_(t.is_floating_point()) if name in own else t.clone()
+                for name, t in tensors.items()
             }
             with torch.enable_grad():
                 raw = self._forward(leaves, batch, index)
@@ -169,9 +170,7 @@ class ModelCall:
                     return None
         return read_in_graph(loss, found)
 
-    def _loss_elsewhere(
-        self, raw: Any, measured: Output, output: Tensor, target: Any, tensors: Mapping[str, Tensor]
-    ) -> Tensor:
+    def _loss_elsewhere(self, raw: Any, measured: Output, output: Tensor, target: Any, tensors: Mapping[str, Tensor]) -> Tensor:
         """The loss function where the measured tensors have other values."""
         if not self._takes_raw(raw, target, tensors):
             return self._loss_of(output, target, tensors)
@@ -181,7 +180,7 @@ class ModelCall:
     def _forward(self, tensors: Mapping[str, Tensor], batch: Batch, index: int) -> Any:
         places = _by_place(self.model, tensors) if tensors else {}
         arguments = (self.model, places, batch.args, {**batch.kwargs, **self._extra})
-        with _plain_errors("model", batch, index):
+        with _plain_errors("model", batch, index, "" if self.loss else " With loss=None the target goes to the model too."):
             if (index in self._seen and not self._holds_tensors) or not tensors:
                 return functional_call(*arguments, tie_weights=False)
             with StandIns(tensors_of(self.model), tensors) as mode:
@@ -305,7 +304,7 @@ def _quiet_arguments(model: nn.Module) -> dict[str, Any]:
 
 
 @contextmanager
-def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
+def _plain_errors(who: str, batch: Batch, index: int, hint: str = "") -> Iterator[None]:
     """Turn torch's shape and range errors into one sentence that names the batch and what came."""
     try:
         yield
@@ -322,10 +321,9 @@ def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "not implemented" in text:
             raise
         text = text.rstrip(".")
-        hint = ""
         if who == "loss" and "out of bounds" in text and isinstance(target, Tensor) and target.numel():
             hint = f" The targets run from {int(target.min())} to {int(target.max())}: class labels must lie in 0 .. classes-1."
-        raise ValueError(f"The {who} refused batch {index} ({shapes}): {text}.{hint}") from error
+        raise ValueError(f"The {who} refused batch {index} of the data (inputs: {shapes}): {text}.{hint}") from error
 
 
 class KeepFloat64(FunctionMode):

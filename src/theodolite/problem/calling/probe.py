@@ -25,7 +25,12 @@ DRAWS = 15
 
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "DropPath", "StochasticDepth")
 _RATES = ("p", "drop_prob", "drop_rate", "rate", "dropout")
-_REMEDY = "Remedy: mode='eval', or check=False if a random objective is intended or the draws never reach the loss."
+_INTENDED = "check=False if a random objective is intended or the draws never reach the loss."
+#: What is left where the mode is the right one already.
+_IN_EVAL_MODE = (
+    "The mode is 'eval' already, so look for F.dropout without training=self.training, noise drawn in forward or in the loss, "
+    "augmentation inside the model, or a state that changes from call to call. Remedy: take it out, or seed it in forward; "
+)
 
 
 def check_repeatable(problem: Problem) -> None:
@@ -50,7 +55,7 @@ def check_repeatable(problem: Problem) -> None:
             return
         active = _modules_that(problem, _drops)
         if active:
-            raise NotRepeatableError(f"Two evaluations agree by luck only: random numbers are drawn. {_named(active)} {_REMEDY}")
+            raise NotRepeatableError(f"Two evaluations agree by luck only: random numbers are drawn. {_cause(problem, active)}")
         for _ in range(DRAWS - 1):
             _compare(problem, first, evaluate())
 
@@ -62,10 +67,8 @@ def _compare(problem: Problem, first: Evaluation, second: Evaluation) -> None:
     gap = max(float((output - again).abs().max()) if output.numel() else 0.0, abs(loss - loss_again))
     size = max(float(output.abs().max()), abs(loss), 1e-30)
     if gap > 1e-5 * size:
-        cause = _named(_modules_that(problem, _drops))
-        raise NotRepeatableError(
-            f"Two identical evaluations differ by {gap:.2e} (the output is of size {size:.2g}). {cause} {_REMEDY}"
-        )
+        cause = _cause(problem, _modules_that(problem, _drops))
+        raise NotRepeatableError(f"Two identical evaluations differ by {gap:.2e} (the output is of size {size:.2g}). {cause}")
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -130,10 +133,15 @@ def _couples(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
 
 
-def _named(active: list[str]) -> str:
+def _cause(problem: Problem, active: list[str]) -> str:
+    """What it may be, and what to do about it: in eval mode that mode is no remedy."""
     if active:
-        return f"Dropout is active in {', '.join(active[:5])}{', ...' if len(active) > 5 else ''}."
-    return "Usual causes: dropout or noise in train mode, random augmentation inside the model, a state kept between calls."
+        named = f"Dropout is active in {', '.join(active[:5])}{', ...' if len(active) > 5 else ''}."
+        return f"{named} Remedy: mode='eval', or {_INTENDED}"
+    if problem.mode == "eval" or (problem.mode is None and not problem.model.training):
+        return f"{_IN_EVAL_MODE}{_INTENDED}"
+    usual = "Usual causes: dropout or noise in train mode, random augmentation inside the model, a state kept between calls."
+    return f"{usual} Remedy: mode='eval', or {_INTENDED}"
 
 
 def refuse_batch_coupling(problem: Problem, quantity: str) -> None:
@@ -186,8 +194,8 @@ def _shaken(p: Tensor, generator: torch.Generator) -> Tensor:
 def jackknife_error(problem: Problem, quantity: Callable[[Problem], float], *, groups: int, population: int | None) -> float:
     """Delete-a-group jackknife: the spread of the quantity when each group of samples is left out in turn."""
     samples = problem.samples
-    if not 2 <= groups <= samples:
-        raise ValueError(f"groups must be between 2 and the number of samples, {samples}. Got {groups}.")
+    if groups > samples:
+        raise ValueError(f"groups must be at most the number of samples, {samples}. Got {groups}.")
     # Groups at random: data that is sorted, or goes through the classes in turn, must not make them unlike or alike.
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
     places = (order.argsort() % groups).split([batch.size for batch in problem.data])

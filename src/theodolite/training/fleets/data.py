@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from theodolite.arguments import optional_integer
 from theodolite.problem.batches import Batch, BatchParser
 from theodolite.training.schedules import epoch_order
 
@@ -47,7 +46,7 @@ def read_data(data: Any, replicas: int, shared: Shared, parse: BatchParser) -> L
         return _read_list(data, replicas, parse)
     if not (isinstance(data, Mapping) or (isinstance(data, tuple | list) and data and isinstance(data[-1], Tensor))):
         raise ValueError(
-            "A fleet takes its data as tensors (inputs, targets), with shared=False with a leading replica axis or as a list of "
+            "data must be tensors (inputs, targets) in a fleet, with shared=False with a leading replica axis or as a list of "
             f"one (inputs, targets) per replica. Got {type(data).__name__}."
         )
     batch = parse(data, 0)
@@ -138,7 +137,6 @@ class FleetFeed:
         drop_last: bool = False,
         forward: Callable[..., Any] | None = None,
     ) -> None:
-        optional_integer("batch_size", batch_size, least=1, wanted="a positive integer or None for all data")
         if index is not None and shared is not True:
             raise ValueError(f"index chooses samples of data that all share: leave shared at True. Got shared={shared!r}.")
         parse = BatchParser(own_loss=own_loss, target_key=target, forward=forward)

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import also_called, either, integer
+from theodolite.arguments import (
+    a_mapping,
+    a_text,
+    about,
+    also_called,
+    checked,
+    count,
+    each,
+    given,
+    integer,
+    nonnegative,
+    one_of,
+    one_or_each,
+    place,
+    positive,
+    shown,
+    whole,
+)
+from theodolite.problem.arguments import a_factory, a_loss, a_plain_function
 from theodolite.problem.calling import Loss
 from theodolite.problem.derivatives.second_order import quiet_vmap
 from theodolite.progress import counting
@@ -44,29 +61,31 @@ Factors = Callable[[int], float | Tensor]  # step -> one factor for all replicas
 
 #: Bytes that the replicas computed at once may take beside their weights.
 MEMORY = 2.0**32
+#: Replicas of a fleet at most.
+LARGEST = 1_000_000
 
 
 # What the arguments of a fleet mean, checked.
 
 
-def as_seeds(name: str, seeds: Sequence[int]) -> list[int]:
-    """Seeds as whole numbers, none negative."""
-    numbers = [int(seed) for seed in seeds]
-    if any(seed < 0 for seed in numbers):
-        raise ValueError(f"{name} must not be negative. Got {min(numbers)}.")
-    return numbers
+def as_seeds(name: str, seeds: Any) -> list[int]:
+    """Seeds as whole numbers, none negative; a number R stands for 0 .. R-1."""
+    found = one_or_each(whole)(name, seeds)
+    if not isinstance(found, int):
+        return found  # type: ignore[no-any-return]
+    if not 0 < found <= LARGEST:
+        raise ValueError(f"{name} must be one seed per replica, or a number of replicas from 1 to {LARGEST:,}. Got {found}.")
+    return list(range(found))
 
 
 def as_rates(rate: Any, replicas: int) -> Tensor:
     """Learning rates (R,) or one for all, in float64."""
     if rate is None:
         raise ValueError("rate is missing: give a learning rate, one for all replicas or one per replica.")
-    rates = torch.as_tensor(rate, dtype=torch.float64).detach().cpu()
-    if rates.ndim > 1 or (rates.ndim == 1 and len(rates) != replicas):
-        raise ValueError(f"rate must be one number or one per replica: {replicas}. Got shape {tuple(rates.shape)}.")
-    if not bool((torch.isfinite(rates) & (rates >= 0)).all()):
-        raise ValueError(f"rate must be finite and not negative. Got {rates.tolist()}.")
-    return rates.expand(replicas).clone()
+    found = one_or_each(nonnegative)("rate", rate)
+    if isinstance(found, list) and len(found) != replicas:
+        raise ValueError(f"rate must be one number or one per replica: {replicas}. Got {len(found)}.")
+    return torch.tensor(found, dtype=torch.float64).expand(replicas).clone()
 
 
 def as_factors(schedule: AnySchedule | Sequence[AnySchedule], replicas: int) -> Factors:
@@ -96,12 +115,10 @@ def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[in
     if when is None:
         return set()
     if isinstance(when, int):
-        integer(name, when, least=1)
-        return set(range(0, length, when))
-    for step in when:
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= length:
-            raise ValueError(f"{name} must list steps of the run, 0..{length}. Got {step!r}.")
-    return set(when)
+        return set(range(0, length, integer(name, when, least=1)))
+    if isinstance(when, str) or not isinstance(when, Iterable):
+        raise ValueError(f"{name} must be a number of steps, or a list of steps. Got {shown(when)}.")
+    return {place(f"{name}[{i}]", step, length + 1) for i, step in enumerate(when)}
 
 
 class Fleet:
@@ -140,6 +157,16 @@ class Fleet:
     """
 
     @also_called(lr="rate")
+    @checked(
+        factory=a_factory,
+        loss=a_loss,
+        mode=one_of("train", "eval"),
+        route=one_of("auto", "vmap", "loop"),
+        gradient=a_plain_function,
+        memory=positive,
+        target=a_text,
+    )
+    @torch.inference_mode(False)
     def __init__(
         self,
         factory: Factory,
@@ -161,18 +188,16 @@ class Fleet:
         bitwise: bool = False,
         target: str = "labels",
     ) -> None:
-        either("mode", mode, ("train", "eval"))
-        if not memory > 0:
-            raise ValueError(f"memory must be a positive number of bytes. Got {memory!r}.")
         self._memory, self._bitwise = memory, bitwise
         self._matrix_products = fix_matrix_products() if bitwise else ""  # before the factory multiplies anything
-        self.seeds = as_seeds("seeds", range(int(seeds)) if isinstance(seeds, int | Integral) else seeds)
+        self.seeds = as_seeds("seeds", seeds)
         self.loss, self.target, self._want = loss, target, route
         state = stack_replicas(factory, self.seeds)
         state.module.train(mode == "train")
         settings: dict[str, Any] = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov}
         settings |= {"weight_decay": weight_decay, "betas": betas, "eps": eps}
         self.rule, own_rate = fleet_optimizer(optimizer, settings, [p[0] for p in state.parameters.values()])
+        own_rate = None if isinstance(optimizer, type) else own_rate  # torch's default is nobody's choice
         rates = as_rates(rate if rate is not None else own_rate, len(self.seeds))
         dtype = next(iter(state.parameters.values())).dtype
         count = torch.zeros(len(self.seeds), dtype=torch.long, device=state.device)
@@ -211,12 +236,24 @@ class Fleet:
 
     def model(self, replica: int, checkpoint: Mapping[str, Tensor] | None = None) -> nn.Module:
         """A module of its own with the weights of one replica, as they are now or in one of `FleetTrace.checkpoints`."""
-        r, state = range(len(self))[replica], self._replicas.state
+        r, state = place("replica", replica, len(self)), self._replicas.state
         if checkpoint is None:
             return state.replica(r)
         parameters, buffers = ({name: checkpoint[name] for name in stack} for stack in (state.parameters, state.buffers))
         return replace(state, parameters=parameters, buffers=buffers).replica(r)
 
+    @checked(
+        steps=count,
+        epochs=count,
+        batch_size=count,
+        measure=a_mapping,
+        record=a_plain_function,
+        until=nonnegative,
+        stop=a_plain_function,
+        blow_up=positive,
+        every=given,
+    )
+    @torch.inference_mode(False)
     def train(
         self,
         data: Any,
@@ -276,9 +313,10 @@ class Fleet:
         length = steps if steps is not None else (epochs or 0) * feed.batches
         kept = as_steps("checkpoints", checkpoints, length)
         log = _Log(as_steps("every", every, length), kept, isinstance(checkpoints, int), record)
-        tested = None if test is None else self._feed(test, len(self))
-        if tested is not None:
-            check_test(self._replicas.state, tested, self.loss)
+        with about("test"):
+            tested = None if test is None else self._feed(test, len(self))
+            if tested is not None:
+                check_test(self._replicas.state, tested, self.loss)
         recorder = Recorder(len(self), dict(measure or {}), tested, self.loss)
         with quiet_vmap(), torch.random.fork_rng(devices=[]):
             choice = self._choose(feed, orders)
@@ -323,7 +361,10 @@ class Fleet:
 
         With `replicas`, data with a replica axis and `index` are those of these replicas.
         """
-        state = self._replicas.state if replicas is None else self._replicas.state.rows(torch.tensor(list(replicas)))
+        state = self._replicas.state
+        if replicas is not None:
+            rows = each(lambda name, row: place(name, row, len(self)))("replicas", replicas)
+            state = state.rows(torch.tensor(rows))
         feed = self._feed(data, state.replicas, shared=shared, index=index)
         choice = next(iter(self._choices.values()), None)
         route: Route = LoopRoute(self.module, self.loss, None) if choice is None else choice.route.for_chunk()
@@ -410,7 +451,8 @@ class Fleet:
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:
         if seeds is None:
             return self.seeds
-        orders = [seeds] * len(self) if isinstance(seeds, int) else as_seeds("order_seeds", seeds)
+        found = one_or_each(whole)("order_seeds", seeds)
+        orders = found if isinstance(found, list) else [found] * len(self)
         if len(orders) != len(self):
             raise ValueError(f"order_seeds must be one number or one per replica: {len(self)}. Got {len(orders)}.")
         return orders

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import choice
+from theodolite.arguments import choice, fields_checked, nonnegative, number_in, shown
 from theodolite.text import nearest
 from theodolite.training.fleets.state import Stack
 
@@ -40,8 +39,8 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_range("momentum", self.momentum, 0.0)
-        _check_range("weight_decay", self.weight_decay, 0.0)
+        share = number_in(least=0, most=1)
+        fields_checked(self, momentum=number_in(least=0, below=1), dampening=share, weight_decay=nonnegative)
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise ValueError(
                 f"nesterov needs a momentum and no dampening. Got momentum={self.momentum}, dampening={self.dampening}."
@@ -76,10 +75,7 @@ class Adam:
     decoupled: bool = False
 
     def __post_init__(self) -> None:
-        _check_range("weight_decay", self.weight_decay, 0.0)
-        _check_range("eps", self.eps, 0.0)
-        for beta in self.betas:
-            _check_range("betas", beta, 0.0, 1.0)
+        fields_checked(self, betas=_two_betas, eps=nonnegative, weight_decay=nonnegative)
 
     def step(self, parameters: Stack, gradients: Mapping[str, Tensor], state: State, rate: Tensor, count: Tensor) -> None:
         first, second = self.betas
@@ -133,10 +129,10 @@ def fleet_optimizer(
         return _by_name(optimizer, given), None
     if hasattr(optimizer, "columns") and hasattr(optimizer, "step"):
         rule, rate = optimizer, None
-    elif callable(optimizer):
+    elif callable(optimizer) and not isinstance(optimizer, nn.Module):
         rule, rate = _from_torch(optimizer([p.detach().clone().requires_grad_() for p in example]))
     else:
-        raise TypeError(f"optimizer must be a name ({', '.join(map(repr, _KNOWN))}) or a function. Got {optimizer!r}.")
+        raise TypeError(f"optimizer must be a name ({', '.join(map(repr, _KNOWN))}) or a function. Got {shown(optimizer)}.")
     foreign = [setting for setting in given if not hasattr(rule, setting)]
     if foreign:
         has = [setting for setting in settings if hasattr(rule, setting)]
@@ -169,6 +165,8 @@ def _from_torch(optimizer: Any) -> tuple[FleetOptimizer, float]:
     return _by_name(name, {setting: group[setting] for setting in _KNOWN[name][1]}), float(group["lr"])
 
 
-def _check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
-    if not low <= value < high:
-        raise ValueError(f"{name} must lie in [{low:g}, {high:g}). Got {value!r}.")
+def _two_betas(name: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"{name} must be two numbers, each of at least 0 and below 1. Got {shown(value)}.")
+    first, second = (number_in(least=0, below=1)(f"{name}[{i}]", beta) for i, beta in enumerate(value))
+    return first, second

@@ -303,7 +303,7 @@ def test_bad_input_says_what_is_wanted():
     ):
         with pytest.raises(ValueError, match=f"(?i){words}"):
             track(problem, checkpoints, 2)
-    with pytest.raises(NonFiniteError, match=r"Checkpoint 'late': 2\.bias holds NaN"):
+    with pytest.raises(NonFiniteError, match=r"checkpoints: 'late': 2\.bias holds NaN"):
         track(problem, [nan], 2, labels=["late"])
 
 

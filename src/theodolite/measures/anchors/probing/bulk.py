@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from theodolite.arguments import checked, each, shown, whole
+from theodolite.errors import NonFiniteError
 from theodolite.problem.arguments import of_dimensions, tensors_fit
 
 #: Shares of the vocabulary removed by default: 0, 10, 100, 1000, 10000 of about 50,000 words.
@@ -48,8 +49,7 @@ def check_top(top: int | Iterable[int] | None, vocabulary: int, excluded: int = 
         raise ValueError(f"top must be whole numbers of words to remove. Got {shown(top)}.")
     plain = top.tolist() if hasattr(top, "tolist") else top  # numbers and arrays of NumPy and torch
     given = list(plain) if isinstance(plain, Iterable) else [plain]
-    real = all(isinstance(k, numbers.Real) and not isinstance(k, bool) for k in given)
-    if not given or not real or not all(float(k) >= 0 and float(k).is_integer() for k in given):
+    if not given or not all(isinstance(k, numbers.Integral) and not isinstance(k, bool) and k >= 0 for k in given):
         raise ValueError(f"top must be one or more whole numbers of words to remove, 0 or more. Got {shown(top)}.")
     if max(given) + excluded >= vocabulary:
         more = f" and {excluded} excluded words" if excluded else ""
@@ -86,7 +86,10 @@ def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int
             raise ValueError(
                 f"exclude must hold token numbers, or be a mask of booleans, not both and no text. Got {exclude[:8]}."
             )
-    words = torch.as_tensor(exclude).reshape(-1)
+    try:
+        words = torch.as_tensor(exclude).reshape(-1)
+    except (OverflowError, ValueError, TypeError, RuntimeError):
+        raise ValueError(f"exclude must be token numbers in 0 .. {vocabulary - 1}. Got {shown(exclude)}.") from None
     if words.dtype == torch.bool and words.shape == (vocabulary,):
         words = words.nonzero()[:, 0]
     if not len(words):
@@ -100,7 +103,7 @@ def check_excluded(exclude: int | Iterable[int] | Tensor | None, vocabulary: int
     return distinct
 
 
-@checked(logits=of_dimensions(1, 2, 3, finite=False), top=each(whole))
+@checked(logits=of_dimensions(2, finite=False), top=each(whole))
 @tensors_fit
 def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tensor | None = None) -> LogPartition:
     """Logarithms of Σ exp(logits) over all words, and over all but the `top` largest of each row, for each of `top`.
@@ -117,6 +120,16 @@ def log_bulk_partition(logits: Tensor, top: Sequence[int] = (0,), exclude: Tenso
     >>> log_bulk_partition(z, [0, 1]).bulk.exp()         # e⁰ + e³ + e¹, e⁰ + e¹
     tensor([[23.8038,  3.7183]])
     """
+    if logits.shape[-1] <= max(top):
+        raise ValueError(f"top must be below the number of words in logits, {logits.shape[-1]}. Got {max(top)}.")
+    found = bulk_sums(logits, top, exclude)
+    if bool(torch.isnan(found.bulk).any()):
+        raise NonFiniteError("logits hold NaN; leave out those rows, or look for NaN in the model's weights.")
+    return found
+
+
+def bulk_sums(logits: Tensor, top: Sequence[int], exclude: Tensor | None) -> LogPartition:
+    """The same for numbers that were looked at before; NaN gives NaN."""
     rest = logits
     if exclude is not None:
         stays = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)

@@ -97,7 +97,7 @@ def anchor_clusters(
     began = time.perf_counter()
     h, y = states.double().cpu(), values.double().cpu()
     seen = y[:, None] if by == "value" else h
-    members = torch.from_numpy(KMeans(anchors, n_init=5, random_state=seed).fit_predict(seen.numpy())).long()
+    members = torch.from_numpy(KMeans(anchors, n_init=5, random_state=seed % 2**32).fit_predict(seen.numpy())).long()
     means = torch.stack([y[members == i].mean() for i in range(anchors)])
     members = means.argsort().argsort()[members]  # numbered by their mean value
     vectors, turn = _fit(h, y, members, anchors), 0
@@ -213,7 +213,9 @@ def atom_geometry(weight: Tensor, *, pairs: int = 100_000, seed: int = 0) -> Ato
         norms.append(rows.norm(dim=1))
     lengths = torch.cat(norms)
     if not bool(torch.isfinite(lengths).all()):
-        raise NonFiniteError(f"{int((~torch.isfinite(lengths)).sum())} of {len(lengths)} atoms hold NaN or infinity.")
+        raise NonFiniteError(
+            f"{int((~torch.isfinite(lengths)).sum())} of {len(lengths)} atoms, rows of weight, hold NaN or infinity."
+        )
     values = torch.linalg.eigvalsh(gram, UPLO="U").flip(0).clamp_min(0).sqrt()
     cosines = _random_cosines(weight, lengths, pairs, seed)
     edges = torch.linspace(-1, 1, BINS + 1, dtype=torch.float64)

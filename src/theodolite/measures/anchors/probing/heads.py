@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, instance
-from theodolite.errors import NumericalWarning
+from theodolite.arguments import checked, instance, up_to
+from theodolite.errors import NumericalWarning, TheodoliteError
 from theodolite.problem.activations import Call, Hooks, recorded_calls
 from theodolite.problem.arguments import a_model
 from theodolite.problem.calling import main_output, unwrap
@@ -53,10 +53,8 @@ class OutputHead:
 
     def restricted(self, words: int | None) -> OutputHead:
         """Only the first `words` rows of the weight."""
-        if words is None or words == len(self.weight):
+        if words is None or up_to("words", words, len(self.weight), of="rows of the head") == len(self.weight):
             return self
-        if not 0 < words < len(self.weight):
-            raise ValueError(f"restrict_vocab must be 1 .. {len(self.weight)}, the rows of the head. Got {words}.")
         bias = None if self.bias is None else self.bias[:words]
         note = f"the first {words} of {len(self.weight)} vocabulary rows"
         return replace(self, weight=self.weight[:words], bias=bias, notes=(*self.notes, note))
@@ -87,7 +85,15 @@ def _entering(call: Call) -> Tensor | None:
 def call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The model's raw output, without the key/value cache that language models would also return."""
     quiet = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    return model(*args, **quiet, **kwargs)
+    try:
+        return model(*args, **quiet, **kwargs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError | TheodoliteError) or not str(error):
+            raise
+        shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for _, t in named_tensors((args, kwargs)))
+        raise ValueError(
+            f"The model refused its args of the data ({shapes}): {str(error).splitlines()[0].rstrip('.')}."
+        ) from error
 
 
 def states_of(model: nn.Module, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], number: int = 0) -> Tensor:

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, count, integer, seed, sequence, share, whole
+from theodolite.arguments import about, checked, count, number_in, seed, sequence, whole
 from theodolite.errors import NumericalWarning
 from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
 from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
 from theodolite.measures.anchors.probing.inputs import Reading, Source, read, windows_for
 from theodolite.measures.anchors.probing.streams import NormalEquations, ProbeStream
-from theodolite.problem.arguments import a_model
+from theodolite.problem.arguments import a_model, as_finite_tensor
 from theodolite.problem.calling import unwrap
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import map_tensors, named_tensors
@@ -117,12 +117,13 @@ class AnchorProbe(Result):
 
     def histogram(self, top: int | None = None, bins: int = 60) -> tuple[Tensor, Tensor]:
         """Counts (bins,) and edges (bins + 1,) of the log bulk partition function; of log Z where no number is given."""
+        bins = count("bins", bins)
         values = self.sampled_log_z if top is None else self.sampled_values[:, self._index(top)]
         found = torch.histogram(values.contiguous(), bins)
         return found.hist.long(), found.bin_edges
 
     def _index(self, top: int) -> int:
-        if top not in self.top:
+        if whole("top", top) not in self.top:
             raise ValueError(f"top={top} was not measured. Measured: {', '.join(map(str, self.top))}.")
         return self.top.index(top)
 
@@ -164,10 +165,12 @@ def _shares(errors: tuple[float, ...], variances: tuple[float, ...]) -> tuple[fl
 
 @checked(
     states=sequence,
+    weight=as_finite_tensor,
+    bias=as_finite_tensor,
     anchors=count,
-    held_out=share,
-    chunk=integer,
-    sample=integer,
+    held_out=number_in(least=0, below=1),
+    chunk=count,
+    sample=count,
     seed=seed,
 )
 def probe_states(
@@ -201,7 +204,6 @@ def probe_states(
     True
     """
     began = time.perf_counter()
-    weight, bias = torch.as_tensor(weight), None if bias is None else torch.as_tensor(bias)
     if weight.ndim != 2 or not weight.is_floating_point() or len(weight) < 2:
         raise ValueError(f"weight must be (n, d), floating, with two or more words. Got {weight.dtype} {tuple(weight.shape)}.")
     if bias is not None and bias.shape != (len(weight),):
@@ -252,7 +254,7 @@ class _Sample(NamedTuple):
 def summarise(stream: ProbeStream, anchors: int, geometry: bool, seed: int, began: float, notes: tuple[str, ...]) -> AnchorProbe:
     """Solve, and put the numbers together."""
     if not stream.positions:
-        raise ValueError("data has no position to measure at: every one is padding, left out, or not there.")
+        raise ValueError("The data (or states) have no position to measure at: every one is padding, left out, or not there.")
     notes = (*notes, *_caveats(stream))
     sample = _Sample(*stream.sample.rows())
     numbers = _numbers(stream, sample)
@@ -379,17 +381,17 @@ def _clusters(sample: _Sample, top: tuple[int, ...], anchors: int, biased: bool,
 @checked(
     model=a_model,
     anchors=count,
-    held_out=share,
+    held_out=number_in(least=0, below=1),
     context=count,
     stride=count,
     drop_first=whole,
     max_positions=count,
     batch_size=count,
     restrict_vocab=count,
-    chunk=integer,
+    chunk=count,
     mask_token=whole,
     every=count,
-    sample=integer,
+    sample=count,
     seed=seed,
 )
 def anchor_probe(
@@ -454,14 +456,12 @@ def anchor_probe(
     (400, True, (2, 9))
     """
     began = time.perf_counter()
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__}; states and weights go to probe_states.")
-    if max_positions is not None and max_positions < 1:
-        raise ValueError(f"max_positions must be 1 or more. Got {max_positions}.")
     model = unwrap(model)
     windows = windows_for(model, tokenizer, context, stride, drop_first, batch_size, mask_token, every)
     with left_as_found(model, "eval"), torch.no_grad(), _outside_embeddings(model):
-        source = read(model, data, windows, tokenizer)
+        with about("data"):
+            refuse_meta(data)
+            source = read(model, data, windows, tokenizer)
         readings = _placed(source, model)
         first = next(readings, None)
         if first is None:
@@ -472,7 +472,8 @@ def anchor_probe(
                 f"The tokenizer knows {len(tokenizer)} tokens, but the output layer has {len(layer.weight)} rows: it is not that "
                 "of this model. Load both from one checkpoint, or resize the model's embeddings."
             )
-        layer = layer.restricted(restrict_vocab)
+        with about("restrict_vocab"):
+            layer = layer.restricted(restrict_vocab)
         caught = states_of(model, layer.module, first.args, first.kwargs, layer.call)
         total = _length(source, first, math.prod(caught.shape[:-1]))
         total = total if total is None or max_positions is None else min(total, max_positions)
@@ -488,6 +489,12 @@ def anchor_probe(
                 if _room(stream, max_positions) == 0:
                     break
     return summarise(stream, anchors, geometry, seed, began, layer.notes)
+
+
+def refuse_meta(data: Any) -> None:
+    """Raise for a tensor without values."""
+    if any(t.is_meta for _, t in named_tensors(data)):
+        raise ValueError("a tensor lies on the meta device and has no values; load the data first.")
 
 
 @contextmanager

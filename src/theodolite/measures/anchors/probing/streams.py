@@ -10,7 +10,7 @@ from torch import Tensor
 
 from theodolite.arguments import checked, count, whole
 from theodolite.errors import NonFiniteError
-from theodolite.measures.anchors.probing.bulk import check_excluded, check_top, log_bulk_partition
+from theodolite.measures.anchors.probing.bulk import bulk_sums, check_excluded, check_top
 from theodolite.problem.arguments import a_tensor
 
 #: Directions whose eigenvalue is below this fraction of the largest, after scaling the columns, are left out of a solution:
@@ -320,7 +320,7 @@ class ProbeStream:
             rows = slice(start, start + self.chunk)
             logits = self._product(states[rows])
             step = max(1, SORTED // logits.shape[1])
-            found = [log_bulk_partition(some, self.top, self.exclude) for some in logits.split(step)]
+            found = [bulk_sums(some, self.top, self.exclude) for some in logits.split(step)]
             parts += found
             if targets is not None:
                 self._predict(logits, torch.cat([part.total for part in found]), targets[rows])

@@ -19,12 +19,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from theodolite.arguments import checked, choice, each, nonnegative, sequence, whole
+from theodolite.arguments import checked, choice, each, nonnegative, number_in, sequence, whole
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.bulk import check_one_top
 from theodolite.measures.anchors.probing.streams import NormalEquations
 from theodolite.measures.anchors.transfer.log_linear import LogLinear, kl_divergence
 from theodolite.measures.anchors.transfer.readout import anchored_logits, label_ids, thresholded_score
+from theodolite.problem.arguments import of_dimensions
 from theodolite.results import Result, Row, fields_of
 
 Number = float | Tensor
@@ -219,6 +220,7 @@ class TransferCertificate(Result):
     a=sequence,
     b=sequence,
     gamma=nonnegative,
+    mu=number_in(above=0, most=1),
     bulk=each(whole),
 )
 def transfer_certificate(
@@ -388,7 +390,7 @@ def _as_model(model: Any, name: str) -> LogLinear | Tensor:
     if isinstance(model, LogLinear):
         return model
     if isinstance(model, Tensor) or hasattr(model, "__array__"):
-        return torch.as_tensor(model)
+        return of_dimensions(2)(name, torch.as_tensor(model))
     raise TypeError(f"{name} must be LogLinear models or logits (contexts, words). Got {type(model).__name__}.")
 
 

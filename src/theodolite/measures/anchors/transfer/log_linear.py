@@ -11,10 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, finite, instance, positive, whole
+from theodolite.arguments import checked, finite, instance, positive, up_to, whole
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.heads import announced_head, named_head
-from theodolite.problem.arguments import a_finite_tensor, a_model, a_tensor, numbers, of_dimensions, tensors_fit
+from theodolite.problem.arguments import (
+    a_finite_tensor,
+    a_model,
+    a_tensor,
+    numbers,
+    numbers_in,
+    of_dimensions,
+    tensors_fit,
+    without_nan,
+)
 from theodolite.problem.calling import copy_model, unwrap
 
 #: Singular values of a logit matrix below this fraction of the largest count as rounding.
@@ -55,7 +64,7 @@ class LogLinear:
                 raise ValueError(f"bias must be ({len(weight)},), one number per word. Got {tuple(self.bias.shape)}.")
             states = torch.cat([states, states.new_ones(len(states), 1)], dim=1)
             weight = torch.cat([weight, self.bias.detach().to(weight)[:, None]], dim=1)
-        for name, tensor in (("states", states), ("weight", weight)):
+        for name, tensor in (("states", states), ("weight" if self.bias is None else "weight or bias", weight)):
             if not tensor.isfinite().all():
                 raise NonFiniteError(f"{name} holds NaN or infinity; leave out those contexts or words first.")
         object.__setattr__(self, "states", states)
@@ -70,12 +79,13 @@ class LogLinear:
         rank d), a linear function of the states is one of these, so anchors are the same; what is orthogonal to all atoms is
         lost. Contexts that share atoms must come in one matrix; `at` parts them afterwards.
         """
-        if logits.ndim != 2:
+        if a_tensor("logits", logits).ndim != 2:
             raise ValueError(f"logits must be (contexts, words). Got shape {tuple(logits.shape)}.")
         if not logits.isfinite().all():
             raise NonFiniteError("logits hold NaN or infinity; words the model excludes must be left out.")
         left, values, right = torch.linalg.svd(logits.detach().cpu().double(), full_matrices=False)
-        found = int((values > RANK_CUTOFF * values[:1]).sum()) if rank is None else rank
+        above = int((values > RANK_CUTOFF * values[:1]).sum())
+        found = above if rank is None else up_to("rank", rank, len(values), of="singular values")
         return cls(left[:, :found] * values[:found], right[:found].mT)
 
     @property
@@ -109,7 +119,7 @@ class LogLinear:
         return LogLinear(self.states[rows], self.weight)
 
 
-@checked(teacher=a_tensor, student=a_tensor)
+@checked(teacher=without_nan, student=without_nan)
 @tensors_fit
 def kl_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     """KL(p* ‖ p) in nats from logits (..., words), one number per context; −inf are words that a model never says.
@@ -127,7 +137,7 @@ def kl_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     return torch.where(absent, q, terms).sum(-1)
 
 
-@checked(teacher=a_tensor, student=a_tensor)
+@checked(teacher=without_nan, student=without_nan)
 @tensors_fit
 def total_variation(teacher: Tensor, student: Tensor) -> Tensor:
     """½ Σ |p* − p| from logits (..., words), one number per context."""
@@ -152,7 +162,7 @@ def same_vocabulary(teacher: Tensor, student: Tensor) -> None:
 # module, to test a downstream read-out with; what the user passes in is never changed.
 
 
-@checked(logits=a_tensor, word=whole, strength=finite)
+@checked(logits=without_nan, word=whole, strength=finite)
 @tensors_fit
 def rare_word_logits(logits: Tensor, word: int, strength: float) -> Tensor:
     """Logits (..., words) with that of one word lowered by `strength`."""
@@ -180,7 +190,7 @@ def rare_word_weight(weight: Tensor, state: Tensor, word: int, strength: float) 
     return edited
 
 
-@checked(probability=numbers, strength=numbers)
+@checked(probability=numbers_in(least=0, most=1), strength=numbers)
 def rare_word_kl(probability: Tensor | float, strength: Tensor | float) -> Tensor:
     """KL(p* ‖ p) of the rare-word attack on a word of that probability: s p + log(1 − p (1 − e^−s)), at most s p.
 
@@ -196,7 +206,7 @@ def rare_word_kl(probability: Tensor | float, strength: Tensor | float) -> Tenso
     return (s * p + shrunk).clamp_min(0)
 
 
-@checked(logits=a_tensor, shift=numbers)
+@checked(logits=without_nan, shift=numbers)
 @tensors_fit
 def shift_logits(logits: Tensor, shift: Tensor | float) -> Tensor:
     """Logits (..., words) plus one number per context, (...) or the same for all."""

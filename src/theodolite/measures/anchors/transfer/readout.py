@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,7 +15,6 @@ from theodolite.arguments import (
     choice,
     count,
     each,
-    finite,
     fraction,
     instance,
     nonnegative,
@@ -173,7 +173,7 @@ def logistic_regression(features: Tensor, classes: Tensor, *, ridge: float = 1e-
     labels=each(whole),
     anchor=a_finite_tensor,
     shift=numbers,
-    train_shift=finite,
+    train_shift=nonnegative,
     train_share=fraction,
     seed=seed,
 )
@@ -199,8 +199,8 @@ def compare_readouts(
     """
     if classes.shape != (model.contexts,):
         raise ValueError(f"classes must be ({model.contexts},), one per context. Got shape {tuple(classes.shape)}.")
-    if not 0 < train_share < 1:
-        raise ValueError(f"train_share must lie in (0, 1). Got {train_share}.")
+    if not isinstance(shift, Tensor):
+        nonnegative("shift", shift)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(model.contexts, generator=generator)
     train, test = order.tensor_split([round(train_share * model.contexts)])
@@ -218,7 +218,8 @@ def compare_readouts(
     outcomes = []
     for name, view in views.items():
         seen = view(before)
-        score = _fitted_score(name, seen[train], signs[train], method)
+        with _solvable():
+            score = _fitted_score(name, seen[train], signs[train], method)
         scores = [score(at)[test] * signs[test] for at in (seen, view(after))]
         outcomes.append([float(part.double().mean()) for each in scores for part in (each > 0, each == 0)])
     accuracy, undecided, accuracy_shifted, undecided_shifted = zip(*outcomes, strict=True)
@@ -232,6 +233,16 @@ def compare_readouts(
         tested_on=len(test),
         seed=seed,
     )
+
+
+@contextmanager
+def _solvable() -> Iterator[None]:
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:
+        raise ValueError(
+            "train_shift, or the states themselves, are so large that the regression on the state has no solution in float64."
+        ) from error
 
 
 def _fitted_score(name: str, features: Tensor, signs: Tensor, method: Method) -> Callable[[Tensor], Tensor]:
