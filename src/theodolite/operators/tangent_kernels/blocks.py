@@ -156,10 +156,10 @@ class BlockMaker:
             except (RuntimeError, NotImplementedError, ValueError, IndexError):
                 pass  # no vectorised form: a recurrent layer, a branch on data
             self.vectorised = False
-        rows = looped_rows(self.problem, leaves, rest, batch, chosen)
-        if rows is None or fitted_factor(Rows(rows).summed(cotangent), true, noise, exactly=True) is None:
+        alone = looped_rows(self.problem, leaves, rest, batch, chosen)
+        if alone is None or fitted_factor(Rows(alone).summed(cotangent), true, noise, exactly=True) is None:
             raise BatchCoupledError(not_of_samples(batch.size))
-        return rows
+        return alone
 
 
 def not_of_samples(count: int) -> str:
@@ -299,9 +299,7 @@ def vectorised_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[
     return found.detach()
 
 
-def looped_rows(
-    problem: Problem, leaves: Sequence[Tensor], which: Sequence[int], batch: Batch, chosen: Tensor
-) -> Tensor | None:
+def looped_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[int], batch: Batch, chosen: Tensor) -> Tensor | None:
     """The same sample by sample, for models that cannot be vectorised; None where a sample alone has other outputs, or none."""
     targets = [leaves[i] for i in which]
     samples = []

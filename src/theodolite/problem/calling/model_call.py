@@ -158,7 +158,8 @@ class ModelCall:
         own = {name for name, _ in self.model.named_parameters()}
         if loss is None or not loss.requires_grad or not any(t.requires_grad for name, t in tensors.items() if name in own):
             leaves = {
-                name: t.detach().requires_grad_(t.is_floating_point()) if name in own else t.clone() for name, t in tensors.items()
+                name: t.detach().requires_grad_(t.is_floating_point()) if name in own else t.clone()
+                for name, t in tensors.items()
             }
             with torch.enable_grad():
                 raw = self._forward(leaves, batch, index)
@@ -169,9 +170,7 @@ class ModelCall:
                     return None
         return read_in_graph(loss, found)
 
-    def _loss_elsewhere(
-        self, raw: Any, measured: Output, output: Tensor, target: Any, tensors: Mapping[str, Tensor]
-    ) -> Tensor:
+    def _loss_elsewhere(self, raw: Any, measured: Output, output: Tensor, target: Any, tensors: Mapping[str, Tensor]) -> Tensor:
         """The loss function where the measured tensors have other values."""
         if not self._takes_raw(raw, target, tensors):
             return self._loss_of(output, target, tensors)
