@@ -67,7 +67,9 @@ def whisper(hf: Any) -> Made:
 
 def clip(hf: Any) -> Made:
     text = {**_TOKENS, **_TOWER, "max_position_embeddings": 6, "projection_dim": 4}
-    config = hf.CLIPConfig(text_config=text, vision_config={**_IMAGE, "projection_dim": 4}, projection_dim=4, logit_scale_init_value=0.5)
+    config = hf.CLIPConfig(
+        text_config=text, vision_config={**_IMAGE, "projection_dim": 4}, projection_dim=4, logit_scale_init_value=0.5
+    )
     return hf.CLIPModel(config), _pairs()
 
 

@@ -81,7 +81,7 @@ def holds_samples(tree: Any, size: int) -> bool:
     """Whether this is a list with one sample in each of its `size` places, and not one of tensors that hold them all."""
     if not isinstance(tree, list) or len(tree) != size:
         return False
-    return any(t.ndim == 0 or t.shape[0] != size for _, t in named_tensors(tree))
+    return any(not isinstance(part, Tensor) or part.ndim == 0 or part.shape[0] != size for part in tree)
 
 
 def join_trees(*trees: Any, sizes: Sequence[int], shared: bool = True) -> Any:
@@ -188,14 +188,14 @@ class BatchParser:
                 return (fields,), {}
         return (), fields
 
-    def _takes_list(self, inputs: tuple[Any, ...] | list[Any]) -> bool:
+    def _takes_list(self, inputs: Any, target: Any) -> bool:
         """Whether a list of inputs is the one argument of the model (images of different sizes) and not several."""
-        if self.signature is None or not isinstance(inputs, list):
+        if self.signature is None or not isinstance(inputs, list) or not self._needs_one:
             return False
         with suppress(TypeError):
             self.signature.bind(*inputs)
-            return False
-        return self._needs_one
+            return isinstance(target, list) and len(target) == len(inputs)
+        return True
 
     @property
     def _needs_one(self) -> bool:
@@ -213,7 +213,7 @@ class BatchParser:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             found, kwargs = self._called_with(dict(inputs[0]))
             inputs = [*found]
-        elif len(inputs) == 1 and isinstance(inputs[0], tuple | list) and not self._takes_list(inputs[0]):
+        elif len(inputs) == 1 and isinstance(inputs[0], tuple | list) and not self._takes_list(inputs[0], target):
             inputs = list(inputs[0])
         if self.own_loss:
             kwargs[self.target_key] = target

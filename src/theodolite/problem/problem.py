@@ -90,6 +90,7 @@ class Problem:
         probe.refuse_self_changing_layers(self.model)
         self.loss_function = bound(loss, self.model)
         self.mode = mode
+        probe.refuse_waiting_layers(self)
         self.selection: Selection = select_parameters(self.model, params)
         refuse_special_gradients(self.model, self.parameters)
         self.device = self._one_device()

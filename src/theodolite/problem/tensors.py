@@ -22,7 +22,8 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
         return items if type(tree) is dict else _refilled_mapping(tree, items)
     if isinstance(tree, tuple | list):
         values = [map_tensors(function, value) for value in tree]
-        return type(tree)._make(values) if hasattr(type(tree), "_make") else type(tree)(values)
+        kind: Any = type(tree)
+        return kind._make(values) if hasattr(kind, "_make") else kind(values)
     fields = _fields(tree)
     if fields:
         tree = copy.copy(tree)
@@ -53,12 +54,12 @@ def bytes_of(tree: Any) -> int:
 
 def _fields(tree: Any) -> list[str]:
     """Names of what a dataclass or a named tuple holds; nothing of anything else."""
-    own = getattr(type(tree), "__dataclass_fields__", None) or getattr(type(tree), "_fields", ())
+    own: Any = getattr(type(tree), "__dataclass_fields__", None) or getattr(type(tree), "_fields", ())
     return [name for name in own if hasattr(tree, name)]
 
 
 def _refilled_mapping(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping of the same kind with other values (a `ModelOutput` has them as attributes too); a dictionary where it is fixed."""
+    """A mapping of the same kind with other values (a `ModelOutput` has attributes too); a dictionary where it is fixed."""
     try:
         found: Any = copy.copy(tree)
         for key, value in items.items():

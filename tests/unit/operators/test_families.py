@@ -150,7 +150,9 @@ class TestFamilies:
         at = None if pixels else next(n for n in names if n != "shared" and n != "model.shared")
         x, output = leaf_and_output(this, pixels, at)
         rows = output.reshape(SAMPLES, -1)
-        gradients = [torch.autograd.grad(rows[i, j], x, retain_graph=True)[0] for i in range(SAMPLES) for j in range(rows.shape[1])]
+        gradients = [
+            torch.autograd.grad(rows[i, j], x, retain_graph=True)[0] for i in range(SAMPLES) for j in range(rows.shape[1])
+        ]
         width = x[0].numel() if at is None else x.shape[-1]
         each = torch.stack(gradients).reshape(-1, width)  # those of other samples are zero
         assert close(th.agop(problem(name), at=at), each.T @ each / (x.numel() // width))

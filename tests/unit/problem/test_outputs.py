@@ -68,7 +68,9 @@ def case(request):
     model = Heads(build).double()
     plain = nn.Sequential(model.body, nn.Tanh(), model.scores)
     own = ["body.*", "scores.*"]
-    return th.Problem(model, lambda out, t: F.cross_entropy(take(out), t), (x, y), params=own), th.Problem(plain, F.cross_entropy, (x, y))
+    return th.Problem(model, lambda out, t: F.cross_entropy(take(out), t), (x, y), params=own), th.Problem(
+        plain, F.cross_entropy, (x, y)
+    )
 
 
 def test_the_second_of_two_outputs_is_measured_where_the_loss_reads_it(case):

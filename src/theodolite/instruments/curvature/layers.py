@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import theodolite as th
+from theodolite.errors import BatchCoupledError
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
 from theodolite.instruments.curvature.spectrum import basis_bytes
 from theodolite.linalg import Eigenpairs, top_eigenpairs
@@ -137,7 +138,7 @@ class Structure(Instrument):
         seconds = rounds * (context.layer_round + 5e-4 * count + 3e-8 * context.problem.size)
         return Work(gradients=20.0, products=0.01, seconds=seconds, bytes=basis_bytes(context, effort["k"]))
 
-    @inapplicable(ValueError)  # a loss without factors, no layer with two
+    @inapplicable(ValueError, BatchCoupledError)  # a loss without factors, no layer with two
     def run(self, context: SurveyContext, **effort: Any) -> StructureReport:
         seen = getattr(context.results.get("batches"), "classes", 0)
         classes = seen if 1 < seen <= 100 else None

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 import theodolite as th
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work, inapplicable
 from theodolite.instruments.subset import OnSubset, of_samples, subset
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
-from theodolite.measures.features.agop import QUANTITY
+from theodolite.measures.features.agop import QUANTITY, token_embedding
 from theodolite.measures.features.report import DENSE, cannot_start_anew
 from theodolite.problem import Problem
-from theodolite.problem.activations import recorded_calls
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
 from theodolite.text import listed
@@ -88,20 +85,17 @@ class InputShape:
 def input_shape(problem: Problem) -> InputShape:
     """The inputs where they are numbers; else the embedding that turns tokens into numbers."""
     first = problem.placed(problem.few(2))
-    embeddings = {name: m for name, m in problem.model.named_modules() if isinstance(m, nn.Embedding) and name}
-    with recorded_calls(embeddings) as calls, problem.session(second=False), torch.no_grad():
+    with problem.session(second=False), torch.no_grad():
         outputs = problem.output(problem.tensors(problem.leaves(grad=False)), first, 0).numel() // first.size
     floating = [t for _, t in named_tensors(first.inputs) if t.is_floating_point() and t.ndim and t.shape[0] == first.size]
     if floating:
         numbers = sum(t.numel() for t in floating) // first.size
         return InputShape(None, numbers, numbers, outputs)
-    # Positions are embedded too, but without a sample dimension, or after the tokens.
-    times = Counter(call.name for call in calls)
-    fit = [call for call in calls if times[call.name] == 1 and call.output.shape[0] == first.size]
-    if not fit:
+    embedding = token_embedding(problem, first)
+    if embedding is None:
         raise InapplicableError("the inputs are not numbers, and no embedding turns each sample into some")
-    out = fit[0].output
-    return InputShape(fit[0].name, out.numel() // first.size, out.shape[-1], outputs)
+    out = embedding.output
+    return InputShape(embedding.name, out.numel() // first.size, out.shape[-1], outputs)
 
 
 class Features(OnSubset):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from theodolite.errors import ArgumentError, BatchCoupledError
 from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.operators.tangent_kernels.tangent_kernel import CHECKED
 from theodolite.problem import Batch, Problem
-from theodolite.problem.activations import Call, Hooks
+from theodolite.problem.activations import Call, Hooks, recorded_calls
 from theodolite.problem.arguments import a_finite_tensor, a_model, some_inputs
 from theodolite.problem.derivatives.second_order import plain_second_order_errors, refuse_first_order_layers
 from theodolite.problem.tensors import map_tensors, named_tensors
@@ -188,6 +189,17 @@ def _watched(module: nn.Module, name: str) -> Iterator[list[Tensor]]:
 
     with Hooks({name: module}, watch):
         yield seen
+
+
+def token_embedding(problem: Problem, batch: Batch) -> Call | None:
+    """The call of the first embedding that turns each sample of a batch into numbers, for `at`; None where there is none."""
+    problem.output_choice()
+    embeddings = {name: m for name, m in problem.model.named_modules() if isinstance(m, nn.Embedding) and name}
+    with recorded_calls(embeddings) as calls, problem.session(second=False), torch.no_grad():
+        problem.output(problem.tensors(problem.leaves(grad=False)), batch, 0)
+    # Positions are embedded too, but without a sample dimension, or after the tokens.
+    times = Counter(call.name for call in calls)
+    return next((call for call in calls if times[call.name] == 1 and call.output.shape[0] == batch.size), None)
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module:

@@ -306,7 +306,8 @@ class TaylorTwin(nn.Module):
 
     Parameters have the network's names and start at w₀, so weight decay, checkpoints and optimizer groups mean the same; what
     was frozen stays frozen. A checkpoint holds the weights, not w₀: load it into a twin made of the same network. The network
-    runs in eval mode; of all that it returns `output` is expanded. `taylor` is the expansion itself. Made by `theodolite.linearize` and `theodolite.quadratize`.
+    runs in eval mode, and `output` of what it returns is expanded, by `taylor`. Made by `theodolite.linearize` and
+    `theodolite.quadratize`.
     """
 
     @checked(model=a_model, order=lambda name, value: up_to(name, value, 2, of="terms that are expanded"))

@@ -18,6 +18,7 @@ from theodolite.arguments import about, positive, shown
 from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.features import InputGradients, agop_alignment, input_gradients
+from theodolite.measures.features.agop import token_embedding
 from theodolite.monitors.watching.recorder import (
     ForwardRecorder,
     PreviousWeights,
@@ -31,7 +32,8 @@ from theodolite.monitors.watching.recorder import (
 from theodolite.problem import Problem
 from theodolite.problem.activations import Call, recorded_calls
 from theodolite.problem.batches import Batch, BatchParser, rows_of
-from theodolite.problem.calling import ModelCall, main_output, unwrap
+from theodolite.problem.calling import ModelCall, unwrap
+from theodolite.problem.calling.outputs import possible_outputs
 from theodolite.problem.state_guard import modes_kept
 from theodolite.problem.tensors import map_tensors, named_tensors
 
@@ -117,25 +119,23 @@ class StepLoss(nn.Module):
         super().__init__()
         self.model, self.compute = model, compute
 
-    def forward(self, *args: Any, **batch: Any) -> dict[str, Tensor]:
+    def forward(self, *args: Any, **batch: Any) -> dict[str, Any]:
         if args:  # a probe of the user's, which came as a pair
             batch = {"batch": (*args, *batch.values())}
         with recorded_calls(dict(self.model.named_modules())) as calls:
             loss = self.compute(self.model, batch)
-        return {"loss": loss, "logits": _output(self.model, calls, loss)}
+        return {"loss": loss, "outputs": _outputs(self.model, calls, loss)}
 
 
-def _output(model: nn.Module, calls: list[Call], loss: Tensor) -> Tensor:
-    """What the loss seems to be a function of: the model's one output, else what the last of its parts returned.
+def _outputs(model: nn.Module, calls: list[Call], loss: Tensor) -> Any:
+    """What the loss may be a function of: all that the model returned, else what its parts did.
 
-    Whether it is one, the Gauss-Newton matrix finds out; where nothing comes into question, a number that no loss depends on.
+    Which of them it is, the graph of the loss tells; where there is nothing, a number that no loss depends on.
     """
     whole = [call.output for call in calls if call.module is model]
-    if len(whole) == 1 and isinstance(whole[0], Tensor | tuple | list | Mapping):
-        return main_output(whole[0])
-    parts = [call.output for call in calls if isinstance(call.output, Tensor)]
-    found = [t for t in parts if t.is_floating_point() and t.ndim > 0]
-    return found[-1] if found else loss.new_zeros(1).requires_grad_()
+    parts = [call.output for call in calls if not isinstance(call.module, nn.modules.loss._Loss)]
+    found = whole if len(whole) == 1 else parts
+    return found if any(possible_outputs(one) for one in found) else loss.new_zeros(1).requires_grad_()
 
 
 def _as_loss(value: Any) -> float:
@@ -375,7 +375,7 @@ class WatchedModel:
         try:
             problem = self.probe_problem()
             problem.mode = "eval"
-            found = input_gradients(problem, at=_embedding(self.inner, problem), projections=PROJECTIONS)
+            found = input_gradients(problem, at=_embedding(problem), projections=PROJECTIONS)
         except (ValueError, RuntimeError, TypeError) as error:  # no gradient in the inputs here
             probe.no_features = str(error)
             return None, f"the drift of the features is not followed: {str(error).splitlines()[0]}"
@@ -393,12 +393,10 @@ def quiet_training_mode(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _embedding(model: nn.Module, problem: Problem) -> str | None:
+def _embedding(problem: Problem) -> str | None:
     """Where features begin for a model of whole numbers: what its first embedding returns."""
     batch = problem.placed(next(iter(problem.data)))
     if any(t.is_floating_point() for _, t in named_tensors(batch.inputs)):
         return None
-    embeddings = {name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
-    with recorded_calls(embeddings) as calls, problem.session(second=False), torch.no_grad():
-        problem.output(problem.tensors(problem.leaves(grad=False)), batch, 0)
-    return next((call.name for call in calls), None)
+    found = token_embedding(problem, batch)
+    return None if found is None else found.name

@@ -156,10 +156,10 @@ class BlockMaker:
             except (RuntimeError, NotImplementedError, ValueError, IndexError):
                 pass  # no vectorised form: a recurrent layer, a branch on data
             self.vectorised = False
-        rows = looped_rows(self.problem, leaves, rest, batch, chosen)
-        if rows is None or fitted_factor(Rows(rows).summed(cotangent), true, noise, exactly=True) is None:
+        alone = looped_rows(self.problem, leaves, rest, batch, chosen)
+        if alone is None or fitted_factor(Rows(alone).summed(cotangent), true, noise, exactly=True) is None:
             raise BatchCoupledError(not_of_samples(batch.size))
-        return rows
+        return alone
 
 
 def not_of_samples(count: int) -> str:

@@ -144,7 +144,7 @@ def main_output(raw: Any) -> Tensor:
 
 def main_name(found: Mapping[str, Tensor]) -> str:
     """The likeliest of several outputs: `logits`, or the first."""
-    return "logits" if "logits" in found else next(iter(found))
+    return next((name for name in found if name == "logits" or name.endswith((".logits", "['logits']"))), next(iter(found)))
 
 
 def possible_outputs(raw: Any) -> dict[str, Tensor]:
@@ -175,9 +175,12 @@ def read_by_loss(loss: Callable[[Any], Tensor], raw: Any) -> list[str] | None:
 
 def read_in_graph(loss: Tensor, found: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that the graph of a loss comes to first on its way back to the parameters."""
-    places = {(t.grad_fn, t.output_nr): name for name, t in reversed(found.items()) if t.grad_fn is not None and t is not loss}
-    leaves = {id(t): name for name, t in found.items() if t.grad_fn is None and t.requires_grad}
-    stack, seen, read = [(loss.grad_fn, loss.output_nr)], set(), set()
+    others = [(name, t) for name, t in reversed(list(found.items())) if t is not loss and t.requires_grad]
+    places = {(t.grad_fn, t.output_nr): name for name, t in others if t.grad_fn is not None}
+    leaves = {id(t): name for name, t in others if t.grad_fn is None}
+    stack: list[tuple[Any, int]] = [(loss.grad_fn, loss.output_nr)]
+    seen: set[Any] = set()
+    read: set[str] = set()
     while stack:
         edge = stack.pop()
         node = edge[0]
@@ -187,7 +190,7 @@ def read_in_graph(loss: Tensor, found: Mapping[str, Tensor]) -> list[str]:
         name = places.get(edge) or leaves.get(id(getattr(node, "variable", None)))
         if name is not None:
             read.add(name)
-        elif (node, None) not in seen:
-            seen.add((node, None))
+        elif node not in seen:
+            seen.add(node)
             stack.extend(node.next_functions)
     return [name for name in found if name in read]
