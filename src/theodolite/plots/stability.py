@@ -62,8 +62,7 @@ def stability_panels(
     >>> figure.axes[0].get_ylabel()
     'stability'
     """
-    if isinstance(quantities, str) or not quantities:
-        raise ValueError(f"quantities must be a list of at least one column, such as ['stab']. Got {shown(quantities)}.")
+    quantities = [quantities] if isinstance(quantities, str) else quantities
     table = read(rows, "m", *quantities, by)
     trials, columns = groups(table, "trial"), groups(table, by)
     places = list(product(trials, quantities, columns))

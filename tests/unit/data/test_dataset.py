@@ -65,7 +65,7 @@ def test_classes_only_relabels_in_the_given_order(tiny):
         assert two.classes == ("eel", "cat")
         assert two.y_train.tolist() == [1, 0, 1, 0]
         assert torch.equal(two.x_train, tiny.x_train[[0, 2, 3, 5]])
-    for wrong, message in (((3,), "no class 3"), (("dgo",), "dog"), ((1, 1), "distinct"), ((), "at least one")):
+    for wrong, message in (((3,), "classes must be one of 0"), (("dgo",), "dog"), ((1, 1), "distinct"), ((), "at least one")):
         with pytest.raises(ValueError, match=message):
             tiny.classes_only(wrong)
 

@@ -82,7 +82,7 @@ def test_fsdd(tmp_path):
         (0, "theo", 5, 1, 8000),
         (3, "theo", 32, 10, 8000),
     ]
-    with pytest.raises(ValueError, match="length must be at least 1"):
+    with pytest.raises(ValueError, match="length must be a positive integer"):
         read_fsdd(tmp_path, length=0)
 
 
@@ -163,7 +163,7 @@ def test_damaged_folders(tmp_path):
         with pytest.raises(DamagedDataError, match=r"0\.png is damaged: it is not a sound picture"):
             image_folder(tmp_path)
     path.write_bytes(whole)
-    with pytest.raises(ValueError, match="size must be at least 1"):
+    with pytest.raises(ValueError, match="size must be a positive integer"):
         image_folder(tmp_path, size=0)
     write_picture(tmp_path / "train" / "ant" / "0.png", (1, 2, 3))
     with pytest.raises(DamagedDataError, match="neither test nor val"):

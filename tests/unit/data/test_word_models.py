@@ -109,12 +109,12 @@ def test_worlds_repeat_and_leave_the_global_generator_alone():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: exact_anchor_world(0), "contexts must be at least 1"),
-        (lambda: exact_anchor_world(dim=1), "dim must be at least 2"),
+        (lambda: exact_anchor_world(0), "contexts must be a positive integer"),
+        (lambda: exact_anchor_world(dim=1), "dim must be an integer of at least 2"),
         (lambda: exact_anchor_world(bulk_words=0), "bulk_words"),
-        (lambda: exact_anchor_world(scale=float("nan")), "scale must lie"),
-        (lambda: gaussian_dictionary_world(radius=-1.0), "radius must lie"),
-        (lambda: gaussian_dictionary_world(radius=(3.0, 1.0)), "radius must lie"),
+        (lambda: exact_anchor_world(scale=float("nan")), "scale must be"),
+        (lambda: gaussian_dictionary_world(radius=-1.0), "radius must be"),
+        (lambda: gaussian_dictionary_world(radius=(3.0, 1.0)), "radius must be"),
         (lambda: gaussian_dictionary_world(law="both"), "law must be one of 'uniform', 'two'"),
     ],
 )

@@ -102,7 +102,7 @@ def test_named_vertices_keep_their_names():
     [
         ([(0, 1), (1, 0)], {}, "cycle"),
         ([(0, 1), (0, 1)], {}, "twice"),
-        ([], {}, "at least one edge"),
+        ([], {}, "edges must hold at least one"),
         ([(0, 1, 2)], {}, "pair"),
         ([(0, 5)], {"vertices": 3}, "vertices 0 .. 2"),
         ([(0, 1), (1, 2)], {"skips": [(0, 2)]}, "ends in an output"),
@@ -227,8 +227,8 @@ def test_dtype_seed_and_the_caller_s_random_state():
     [
         (lambda: th.DagNetwork(fcn_graph(3, [4]), seed=0)(torch.ones(2, 5).double()), "has 3 inputs"),
         (lambda: with_drops(cnn_graph(4, [2])), "share weights"),
-        (lambda: with_drops(fcn_graph(2, [2]), 1.5), "between 0 and 1"),
-        (lambda: with_bottlenecks(fcn_graph(2, [2, 2]), 2, 5), "has 2 neurons"),
+        (lambda: with_drops(fcn_graph(2, [2]), 1.5), "probability must be a number from 0 to 1"),
+        (lambda: with_bottlenecks(fcn_graph(2, [2, 2]), 2, 5), "neurons must be at most 2"),
         (lambda: with_connections(fcn_graph(2, [2]), 2, 1), "before target"),
         (lambda: cnn_graph(4, [2], kernel=2), "odd"),
         (lambda: fcn_graph(0, [2]), "inputs must be"),

@@ -30,7 +30,7 @@ def test_every_listed_name_builds(name):
     [("LeNet-5", "LeNet5"), ("F200^2", "F-200^2"), ("resnet20", "ResNet20"), ("WRN-10", "WRN-10-1"), ("VGG11-48", "VGG11-W48")],
 )
 def test_unknown_names_get_the_nearest(name, near):
-    with pytest.raises(ValueError, match=r"No model is called .*names\(\) lists them all") as error:
+    with pytest.raises(ValueError, match=r"no model is called .*names\(\) lists them all") as error:
         models.build(name)
     assert near in str(error.value)
 

@@ -155,7 +155,7 @@ def test_complex_operators_are_refused():
 
 def test_a_product_with_wrong_blocks_is_explained():
     blocks = th.layer_hessians(th.Problem(network(), CE, (X, Y)))
-    with pytest.raises(ValueError, match="expected a matrix"):
+    with pytest.raises(ValueError, match="expects a matrix"):
         blocks.products({"0": torch.ones(30)})
     with pytest.raises(ValueError, match="Got"):
         blocks.products({"0": torch.ones(29, 1)})

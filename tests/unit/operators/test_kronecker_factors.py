@@ -260,7 +260,7 @@ def test_bad_input():
         kronecker_factors(th.Problem(model, LOSS, data), mode="kfac")
     with pytest.raises(ValueError, match="fits no layer"):
         kronecker_factors(th.Problem(model, LOSS, data), "fc*")
-    with pytest.raises(ValueError, match="k must lie"):
+    with pytest.raises(ValueError, match="k must be one of 1"):
         found["2"].top_eigenpairs(100)
     assert not any(m._forward_hooks for m in model.modules())
 

@@ -387,7 +387,7 @@ def test_one_output_by_its_number_and_one_sample() -> None:
     assert_close(th.tangent_kernel(model, x, outputs=1), kernel[1::3, 1::3])
     assert_close(th.tangent_kernel(model, x[:1]), kernel[:3, :3])
     assert th.tangent_kernel(Squeezed().double(), x[:1, :4]).shape == (1, 1)
-    with pytest.raises(ValueError, match="whole numbers"):
+    with pytest.raises(ValueError, match="an integer of at least 0"):
         th.tangent_kernel(model, x, outputs=[0.5])  # type: ignore[list-item]
 
 

@@ -62,7 +62,7 @@ def test_many_curves_are_cut_and_zero_atoms_drawn():
         ({"patch_shape": (2, 3)}, "with 4 numbers in all"),
         ({"patch_shape": (4,)}, "patch_shape"),
         ({"patch_shape": (1, 2, 2)}, "patch_shape"),
-        ({"count": 0}, "no atom"),
+        ({"count": 0}, "count must be a positive integer"),
         ({"patch_shape": (2, 2), "columns": 0}, "columns"),
     ],
 )

@@ -113,9 +113,9 @@ def test_names_stand_above_and_count_from_one():
 
 
 def test_errors_say_what_is_taken():
-    with pytest.raises(ValueError, match="square matrices"):
+    with pytest.raises(ValueError, match="matrices must be square"):
         plots.leading_blocks(np.ones((2, 3)))
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="a positive integer"):
         plots.leading_blocks(np.eye(2), size=0)
     with pytest.raises(ValueError, match="empty mapping"):
         plots.leading_blocks({})

@@ -49,7 +49,7 @@ def test_losses_below_zero_and_nothing_to_draw():
     assert ax.get_xscale() == "log"
     blown = plots.regime_diagram([row for row in runs() if row["regime"] == "divergent"])
     assert [text.get_text() for text in blown.get_legend().get_texts()] == ["divergent"]
-    with pytest.raises(ValueError, match="at least one row"):
+    with pytest.raises(ValueError, match="rows is empty"):
         plots.regime_diagram([])
 
 

@@ -110,7 +110,7 @@ def test_the_window_of_constant_slope_is_shaded():
 
 
 def test_wrong_arguments_are_told():
-    with pytest.raises(ValueError, match="at least one quantity"):
+    with pytest.raises(TypeError, match="quantities must be the name of a column"):
         stability_panels(study(), [])
     with pytest.raises(ValueError, match="no column 'stabb'"):
         stability_panels(study(), ["stabb"])

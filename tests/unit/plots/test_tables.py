@@ -32,7 +32,7 @@ def test_a_missing_column_is_named_with_its_neighbours():
 
 @pytest.mark.parametrize("rows", [[], iter(()), pandas.DataFrame({"step": []})])
 def test_no_rows_is_an_error(rows):
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match="rows is empty"):
         read(rows, "step")
 
 

@@ -343,7 +343,7 @@ def test_tasks_without_a_file_have_a_version_too():
 
 
 def test_no_jobs_are_no_run():
-    with pytest.raises(ValueError, match="no jobs"):
+    with pytest.raises(ValueError, match="jobs must hold at least one"):
         run_stored(Right().run, [], name="r")
 
 
