@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from theodolite.arguments import at_least
+from theodolite.interrupts import unbroken_context
 from theodolite.text import printable
 
 Model = Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")]
@@ -64,7 +65,7 @@ def check_folder(out: Path) -> None:
         raise ValueError(f"--out {out} cannot be written: {error.strerror or error}. Name another folder.") from error
 
 
-@contextmanager
+@unbroken_context
 def module_search_restored() -> Iterator[None]:
     """Folders that a command makes importable are forgotten when it ends."""
     before = list(sys.path)
@@ -101,7 +102,7 @@ def say(text: object, *, err: bool = False, head: str = "") -> None:
     typer.echo(head + printable(text), err=err)
 
 
-@contextmanager
+@unbroken_context
 def printable_warnings() -> Iterator[None]:
     """Warnings too quote names."""
     before = warnings.formatwarning

@@ -7,7 +7,6 @@ import html
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from io import StringIO
 from os import PathLike
 from pathlib import Path
@@ -19,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from theodolite.interrupts import unbroken_context
 from theodolite.plots.style import new_figure, style, write
 
 # Letters are drawn as paths: a page with no network cannot bring its font, and in another font labels would be
@@ -127,7 +127,7 @@ def _drawn(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-@contextmanager
+@unbroken_context
 def _as_found(figure: Figure) -> Iterator[None]:
     """Put canvas and positions back.
 

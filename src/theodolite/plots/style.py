@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from theodolite.interrupts import unbroken_context
 from theodolite.plots.tables import is_number
 
 #: Okabe and Ito's colours without the yellow (too pale for a line), the blackest one softened.
@@ -82,7 +82,7 @@ class Look:
     line: Any
 
 
-@contextmanager
+@unbroken_context
 def style() -> Iterator[None]:
     """The house style inside the `with` block; matplotlib's settings are as before afterwards.
 

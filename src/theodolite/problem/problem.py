@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from theodolite.arguments import choice, instance, whole
 from theodolite.errors import DerivativeWarning, NonFiniteError
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, copy_model, probe, unwrap
 from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
@@ -247,11 +248,10 @@ class Problem:
         pairs = [(joint, join_trees(*targets)), *zip(alone, targets, strict=True)]
         return [float(self.loss_function(output, target).detach()) for output, target in pairs]
 
-    @contextmanager
+    @unbroken_context
     def session(self, *, second: bool = True) -> Iterator[None]:
         """The state in which the model is called: its mode, exact arithmetic, twice differentiable if `second`."""
         precision = KeepFloat64() if self._all_float64 else nullcontext()
-        # One statement, not an ExitStack: an interruption finds each of them either not yet entered or to be left.
         with (
             left_as_found(self.model, self.mode, users_own(self.loss_function)),
             torch.autocast(self.device.type, enabled=False),
@@ -350,7 +350,7 @@ class Problem:
 
     def _copied_model(self) -> nn.Module:
         model = copy_model(self.model)
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             for name, p in model.named_parameters():
                 if name in self.elsewhere:
                     p.copy_(self.elsewhere[name])

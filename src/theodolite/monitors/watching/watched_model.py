@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.features import InputGradients, agop_alignment, input_gradients
 from theodolite.monitors.watching.recorder import (
@@ -274,7 +274,7 @@ class WatchedModel:
         self.recorder.output = None
         if recorded is not None or not batches:
             return math.nan if recorded is None else recorded
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             if raw is not None and len(batches) == 1:
                 return float(self._call._apply_loss(raw, main_output(raw), batches[0].target, {}))
             with self.measuring():
@@ -302,10 +302,10 @@ class WatchedModel:
         found = self.probe.data.with_model(self.inner)
         return found.at(self.previous_weights.values) if before else found
 
-    @contextmanager
+    @unbroken_context
     def measuring(self) -> Iterator[None]:
         """The state in which measurements are made: no random number of training is used, no dropout."""
-        with torch.random.fork_rng(devices=[]), quiet_training_mode(self.inner):
+        with unbroken(torch.random.fork_rng(devices=[])), quiet_training_mode(self.inner):
             yield
 
     # Measurements other than curvature
@@ -348,7 +348,7 @@ class WatchedModel:
         return float(agop_alignment(found, probe.first_features)), ""
 
 
-@contextmanager
+@unbroken_context
 def quiet_training_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode, but normalisation over the batch as it is trained: the loss of training without the noise of dropout."""
     with modes_kept(model):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from theodolite.errors import TheodoliteError
 from theodolite.problem.batches import Batch
 from theodolite.problem.calling.stand_ins import LossOfParameters, StandIns, tensors_of
-from theodolite.problem.function_mode import FunctionMode
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import ELEMENTWISE
 
@@ -199,7 +199,7 @@ _BROADCASTING = (
 )  # fmt: skip
 
 
-class _NoAccidentalBroadcast(FunctionMode):
+class _NoAccidentalBroadcast(TorchFunctionMode):
     """Finds the same inside losses of the user's own (a subclass, a lambda), which may have brought the shapes together."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -259,7 +259,7 @@ def _plain_errors(who: str, batch: Batch, index: int) -> Iterator[None]:
         raise ValueError(f"The {who} refused batch {index} ({shapes}): {text}.{hint}") from error
 
 
-class KeepFloat64(FunctionMode):
+class KeepFloat64(TorchFunctionMode):
     """Ignores casts of float64 tensors to float32.
 
     >>> with KeepFloat64():

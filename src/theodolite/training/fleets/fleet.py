@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.arguments import also_called, either, integer
+from theodolite.interrupts import called_within
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -316,7 +317,7 @@ class Fleet:
         self._epochs += -(-taken // feed.batches)
         return trace
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def outputs(self, data: Any, *, shared: Shared = True, index: Any = None, replicas: Sequence[int] | None = None) -> Tensor:
         """Outputs (R, n, ...) on `data` in eval mode, of all replicas or some; see `train` for `shared` and `index`.
 
