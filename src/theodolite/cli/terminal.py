@@ -8,7 +8,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,16 +78,6 @@ def make_importable(folder: Path) -> None:
     """Let modules be found in a folder too, until the command ends: last of all, so that no file there hides one of Python's."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-
-
-@contextmanager
-def exit_when_interrupted(sentence: str) -> Iterator[None]:
-    """Ctrl-C ends the command with exit code 130 and a sentence on what was kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say(sentence, err=True)
-        raise typer.Exit(130) from None
 
 
 def with_notes(facts: Mapping[str, str], notes: Iterable[str]) -> dict[str, str]:
