@@ -12,24 +12,7 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import importlib.util
-import warnings
-from pathlib import Path
-from typing import Any
-
 __version__ = "0.1.0"
-
-
-def _homes() -> dict[str, str]:
-    """Public name -> module, from the imports of the stub beside this file."""
-    tree = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
-
-
-_HOMES = _homes()
 #: Names of version 0.1 that are public under their room only; here for one more release.
 _MOVED = {
     "theodolite.operators": "DenseOperator KroneckerFactors KroneckerOperator as_operator jacobian",
@@ -63,13 +46,29 @@ _MOVED = {
     "theodolite.results": "Outcome Severity",
 }
 _OLD_HOMES = {name: module for module, names in _MOVED.items() for name in names.split()}
+_HOMES: dict[str, str] = {}
 
-__all__ = list(_HOMES)
+
+def _homes() -> dict[str, str]:
+    """Public name -> module, from the imports of the stub beside this file; read at first use: importing should cost nothing."""
+    if not _HOMES:
+        import ast
+        from pathlib import Path
+
+        tree = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+        imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+        _HOMES.update({alias.name: str(node.module) for node in imports for alias in node.names})
+    return _HOMES
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return _attribute(_HOMES[name], name)
+def __getattr__(name: str) -> object:
+    import importlib.util
+    import warnings
+
+    if name == "__all__":
+        return list(_homes())
+    if name in _homes():
+        return _attribute(_homes()[name], name)
     if name in _OLD_HOMES:
         home = _OLD_HOMES[name]
         place = f"th.{home.removeprefix('theodolite.')}.{name}"
@@ -80,11 +79,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'theodolite' has no attribute {name!r}")
 
 
-def _attribute(module: str, name: str) -> Any:
+def _attribute(module: str, name: str) -> object:
+    import importlib
+
     if module in ("theodolite", "theodolite.measures"):  # the name is a room
         return importlib.import_module(f"{module}.{name}")
     return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), "__all__", *_homes()])

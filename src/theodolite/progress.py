@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from theodolite.interrupts import unbroken_context
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -22,7 +23,7 @@ def _bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True, force_terminal=True), transient=True)
 
 
-@contextmanager
+@unbroken_context
 def counting(title: str, *, progress: bool | None, total: int | None = None) -> Iterator[Advance]:
     """Yield a function that counts finished units; None shows the bar on a terminal only."""
     if not (sys.stderr.isatty() if progress is None else progress):
@@ -33,7 +34,7 @@ def counting(title: str, *, progress: bool | None, total: int | None = None) -> 
         yield lambda units: bar.advance(task, units)
 
 
-@contextmanager
+@unbroken_context
 def stages(total: int, *, progress: bool | None) -> Iterator[Stage]:
     """Yield a function that names the stage now begun; the bar counts those before it."""
     if not (sys.stderr.isatty() if progress is None else progress):

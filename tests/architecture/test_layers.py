@@ -13,7 +13,7 @@ from .reading import PACKAGE, home_of, imports_of, names_in, room_of, sources, t
 
 # Lowest first; rooms on one line may not import each other.
 FLOORS = [
-    ["text"],
+    ["text", "interrupts"],
     ["errors", "files", "progress", "arguments"],
     ["results"],
     ["problem"],

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError
+from theodolite.interrupts import unbroken
 from theodolite.measures.dictionary import DictionaryChoice, HiddenError, choose_dictionary, hidden_error
 from theodolite.measures.dictionary.arrays import without_missing
 from theodolite.measures.dictionary.decoding import Decoder, decode
@@ -249,7 +250,7 @@ def encode(signals: Any, study: DictionaryStudy, plan: DictionaryPlan) -> Sparse
 
 def _codes(Y: Tensor, observed: Tensor | None, atoms: Tensor, settings: LearningSettings) -> SparseCodes | Tensor:
     seen, how = None if observed is None else observed[None], fields_of(settings, "decoder selection penalty")
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         codes = decode(Y[None], atoms[None].to(Y), settings.sparsity, seen, **how)
     return codes[0] if isinstance(codes, Tensor) else SparseCodes(codes.support[0], codes.values[0])
 

@@ -32,14 +32,14 @@ for command in (*_COMMANDS, *_EXPERIMENTS):
 app.add_typer(data.app, name="data")
 
 
-def run(arguments: list[str] | None = None) -> None:
-    """Bad input becomes one line on stderr and exit code 2."""
+def run(arguments: list[str] | None, interrupted: Callable[[], bool]) -> None:
+    """Bad input becomes one line on stderr and exit code 2; what an interruption was turned into is left to the caller."""
     try:
         with module_search_restored(), printable_warnings():
             app(args=arguments)
     except Exception as error:
         line = _line(error)
-        if line is None:
+        if line is None or interrupted():
             raise
         say(f"error: {line}", err=True)
         raise SystemExit(2) from None

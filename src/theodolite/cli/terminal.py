@@ -8,13 +8,13 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from theodolite.arguments import at_least
+from theodolite.interrupts import unbroken_context
 from theodolite.text import printable
 
 Model = Annotated[str, typer.Option(help="A built-in NAME, module:attribute, or hf:DIRECTORY.")]
@@ -64,7 +64,7 @@ def check_folder(out: Path) -> None:
         raise ValueError(f"--out {out} cannot be written: {error.strerror or error}. Name another folder.") from error
 
 
-@contextmanager
+@unbroken_context
 def module_search_restored() -> Iterator[None]:
     """Folders that a command makes importable are forgotten when it ends."""
     before = list(sys.path)
@@ -80,16 +80,6 @@ def make_importable(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-@contextmanager
-def exit_when_interrupted(sentence: str) -> Iterator[None]:
-    """Ctrl-C ends the command with exit code 130 and a sentence on what was kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say(sentence, err=True)
-        raise typer.Exit(130) from None
-
-
 def with_notes(facts: Mapping[str, str], notes: Iterable[str]) -> dict[str, str]:
     """The facts of a page, with what the user should know as the last of them."""
     joined = "; ".join(notes)
@@ -101,7 +91,7 @@ def say(text: object, *, err: bool = False, head: str = "") -> None:
     typer.echo(head + printable(text), err=err)
 
 
-@contextmanager
+@unbroken_context
 def printable_warnings() -> Iterator[None]:
     """Warnings too quote names."""
     before = warnings.formatwarning

@@ -9,7 +9,7 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from theodolite.arguments import a_function, positive_integers, shown
 from theodolite.errors import NonFiniteError
+from theodolite.interrupts import unbroken_context
 from theodolite.measures.hessian.tracking import load
 from theodolite.problem import Batch, Problem
 from theodolite.problem.accuracy import answers, right_answers
@@ -635,7 +636,7 @@ def statistics_of(model: nn.Module) -> Norms:
     }
 
 
-@contextmanager
+@unbroken_context
 def batch_statistics(norms: Norms, *, cumulative: bool = False) -> Iterator[None]:
     """Let normalisations use the statistics of each batch; everything else stays in its mode.
 

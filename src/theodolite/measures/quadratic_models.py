@@ -28,6 +28,7 @@ from theodolite.arguments import (
     shown,
     whole,
 )
+from theodolite.interrupts import unbroken
 from theodolite.problem.arguments import a_finite_tensor, a_plain_function, a_tensor, numbers, of_dimensions, tensors_fit
 
 __all__ = [
@@ -382,7 +383,7 @@ class GatedBilinear(nn.Module):
     def kernel(self, x: Tensor) -> Tensor:
         """Tangent kernel (n, n) at the inputs."""
         x = x.flatten(1)
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             return gated_kernel(self.u, self.v, gates(self.u0, x), x)
 
 
@@ -495,7 +496,7 @@ class GeneralQuadratic(nn.Module):
 
     def jacobian(self, x: Tensor) -> Tensor:
         """φ(x) + γΣ(x)w: (n, p)."""
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             return self.features(x) + self.gamma * self.product(x, self.w)
 
     @also_called(lr="rate")
@@ -503,7 +504,7 @@ class GeneralQuadratic(nn.Module):
     @tensors_fit
     def step(self, x: Tensor, y: Tensor, rate: float) -> QuadraticStep:
         """What one step of gradient descent on ½ Σ (g − y)² makes of residual and kernel."""
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             residual, jacobian = self(x) - y, self.jacobian(x)
             return quadratic_step(residual, jacobian, self.gamma * self.product(x, residual @ jacobian), rate)
 

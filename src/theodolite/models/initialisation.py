@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.arguments import checked, choice, count, each, entry, random_seed, shown
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.problem.arguments import a_module
 from theodolite.text import quoted
 
@@ -206,7 +206,7 @@ TOKEN_INITS = ("torch", "normal_0.02", "gpt2")
 _INTO_THE_STREAM = ("out", "down", "o_proj", "down_proj")
 
 
-@contextmanager
+@unbroken_context
 def seeded(seed: int | None) -> Iterator[None]:
     """Draw from `seed` inside and leave the global generator as it was; None draws from the global one.
 
@@ -219,7 +219,7 @@ def seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with torch.random.fork_rng(devices=[]):  # models are built on the CPU; no other device is touched
+    with unbroken(torch.random.fork_rng(devices=[])):  # models are built on the CPU; no other device is touched
         torch.default_generator.manual_seed(random_seed(seed))
         yield
 

@@ -7,7 +7,7 @@ import io
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, redirect_stderr
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import a_mapping, checked
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.models.initialisation import named
 from theodolite.models.resnet import CifarResNet, resnet20
 from theodolite.models.transformers import Llama, llama_from_config
@@ -35,11 +36,15 @@ def smollm2_file() -> Path | None:
     return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> AbstractContextManager[None]:
     """Without transformers' own warnings, reports and bars; all settings are put back."""
     from transformers.utils import logging
 
+    return _quiet(logging)
+
+
+@unbroken_context
+def _quiet(logging: Any) -> Iterator[None]:
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -93,7 +98,7 @@ def load_gguf(path: str | Path) -> tuple[nn.Module, Any]:
         raise FileNotFoundError(f"There is no file {path}.")
     refuse_code(path.parent)
     try:
-        with redirect_stderr(io.StringIO()):  # its bar does not ask whether it is wanted
+        with unbroken(redirect_stderr(io.StringIO())):  # its bar does not ask whether it is wanted
             return load_checkpoint(path.parent, gguf_file=path.name)
     except Exception as error:  # a damaged file, an architecture that transformers does not know
         first = (str(error).strip().splitlines() or [""])[0]
@@ -133,7 +138,7 @@ def load_weights(model: M, weights: Mapping[str, Tensor]) -> M:
     """
     own = model.state_dict(keep_vars=True)
     _check(own, weights)
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         for name, value in weights.items():
             own[name].copy_(value)
     return named(model, "loaded")

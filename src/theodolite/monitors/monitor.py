@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from os import PathLike
+from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 
 from theodolite.arguments import a_text, also_called, checked, count, optional, positive, whole
 from theodolite.arguments import seed as a_seed
+from theodolite.interrupts import UnbrokenContext, unbroken_call
 from theodolite.measures.dynamics.optimizers import plain_optimizer
 from theodolite.monitors.log import LogWriter
 from theodolite.monitors.measuring.curvature import CurvatureProbe, CurvatureSample
@@ -38,7 +40,7 @@ from theodolite.problem.arguments import a_loss, a_module, an_optimizer, some_da
 LOG_FAILS = "the log cannot be written, and records are kept in memory only"
 
 
-class Monitor(AbstractContextManager["Monitor"]):
+class Monitor(UnbrokenContext["Monitor"]):
     """Watches a training run from inside its loop and explains its spikes.
 
     Every step: loss, gradient norm, size of the update, learning rate. On sampled steps and around spikes: the critical
@@ -171,7 +173,6 @@ class Monitor(AbstractContextManager["Monitor"]):
         watched = self._watch(model, optimizer)
         if id(optimizer) in self._attached:
             return self
-        self._attached.add(id(optimizer))
         state = {"step": whole("first_step", first_step)}
 
         def before_step(hooked: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -186,8 +187,13 @@ class Monitor(AbstractContextManager["Monitor"]):
                     self.observe(state["step"], model, None, optimizer)
             state["step"] += 1
 
-        self._handles.append(optimizer.register_step_pre_hook(before_step))
+        self._hook_steps(optimizer, before_step)
         return self
+
+    @unbroken_call
+    def _hook_steps(self, optimizer: Optimizer, before_step: Any) -> None:
+        self._attached.add(id(optimizer))
+        self._handles.append(optimizer.register_step_pre_hook(before_step))
 
     def listen(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Begin to record batches and losses; `observe` does so by itself from its first call on."""
@@ -196,18 +202,35 @@ class Monitor(AbstractContextManager["Monitor"]):
 
     def close(self, reason: str = "closed") -> None:
         """Take all hooks away and end the log."""
-        self._closed = True
-        handles, self._handles = self._handles, []
-        watched, self._watched = list(self._watched.values()), {}
-        for end in (*(handle.remove for handle in handles), *(one.close for one in watched)):
-            with self.quietly("a hook was not taken away"):
-                end()
+        self._take_hooks_away()
         if self._log is not None:
             with self.quietly("the log has no last line"):
                 self._write_record("end", reason=reason, **self.report().end_record())
             log, self._log = self._log, None
             with self.quietly(LOG_FAILS):
                 log.close()
+
+    @unbroken_call
+    def _take_hooks_away(self) -> None:
+        self._closed = True
+        handles, self._handles = self._handles, []
+        watched, self._watched = list(self._watched.values()), {}
+        for end in (*(handle.remove for handle in handles), *(one.close for one in watched)):
+            with self.quietly("a hook was not taken away"):
+                end()
+
+    def _enter(self) -> Self:
+        return self
+
+    def _leave(self, error: BaseException | None) -> bool:
+        self._take_hooks_away()
+        return False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+        try:
+            return super().__exit__(kind, error, trace)
+        finally:  # the log is no part of it: writing may take its time, and is interrupted like anything else
+            self.close("closed" if kind is None else kind.__name__)
 
     # What goes wrong
 
@@ -229,9 +252,6 @@ class Monitor(AbstractContextManager["Monitor"]):
             with suppress(Warning):  # where warnings are errors, this one still ends no training
                 warnings.warn(f"theodolite.Monitor: {text}", RuntimeWarning, stacklevel=3)
 
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self.close("closed" if kind is None else kind.__name__)
-
     def report(self) -> MonitorReport:
         """What was seen so far, as findings."""
         return summarise(
@@ -247,9 +267,14 @@ class Monitor(AbstractContextManager["Monitor"]):
             other = next((w for w in self._watched.values() if w.model is model), None)
             loss = None if isinstance(model, StepLoss) else self.loss
             known = WatchedModel(model, loss, optimizer, self._probe, self._target, other)
-            self._watched[id(optimizer)] = known
+            self._listen_to(known, optimizer)
             self._write_header(known)
         return known
+
+    @unbroken_call
+    def _listen_to(self, watched: WatchedModel, optimizer: Optimizer) -> None:
+        self._watched[id(optimizer)] = watched
+        watched.recorder.open()
 
     # Log and scalars: a full disk or a writer that fails costs records and nothing else
 

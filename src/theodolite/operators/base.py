@@ -11,6 +11,7 @@ from torch import Tensor
 
 from theodolite.arguments import random_seed, shown
 from theodolite.errors import NonFiniteError, SymmetryError
+from theodolite.interrupts import unbroken
 from theodolite.results import Cost
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class LinearOperator(ABC):
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Operators multiply in their own dtype, whatever surrounds the call."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    return unbroken(torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext())
 
 
 def symmetry_gap(x: Tensor, ax: Tensor) -> float:

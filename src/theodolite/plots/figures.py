@@ -7,7 +7,6 @@ import html
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from io import StringIO
 from os import PathLike
 from pathlib import Path
@@ -21,6 +20,7 @@ from matplotlib.figure import Figure
 
 from theodolite.arguments import a_path, a_text, checked, number_in, shown, up_to
 from theodolite.arguments import count as positive_count
+from theodolite.interrupts import unbroken_context
 from theodolite.plots.style import a_figure, new_figure, style, write
 
 # Letters are drawn as paths: a page with no network cannot bring its font, and in another font labels would be
@@ -145,7 +145,7 @@ def _drawn(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-@contextmanager
+@unbroken_context
 def _as_found(figure: Figure) -> Iterator[None]:
     """Put canvas and positions back.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from theodolite.arguments import checked, sequence, shown, whole
+from theodolite.interrupts import unbroken_context
 from theodolite.plots.tables import is_number
 
 #: Okabe and Ito's colours without the yellow (too pale for a line), the blackest one softened.
@@ -83,7 +83,7 @@ class Look:
     line: Any
 
 
-@contextmanager
+@unbroken_context
 def style() -> Iterator[None]:
     """The house style inside the `with` block; matplotlib's settings are as before afterwards.
 

@@ -7,12 +7,13 @@ or pickled in between, unless that is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from theodolite.interrupts import UnbrokenContext, unbroken_call, unbroken_context
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Call:
 Visit = Callable[[Call], Any]
 
 
-class Hooks:
-    """Calls `visit` after each call of the named modules, or `before` it, until `close` or the end of a `with` block.
+class Hooks(UnbrokenContext["Hooks"]):
+    """Calls `visit` after each call of the named modules, or `before` it, inside a `with` block or from `open` to `close`.
 
     What `visit` returns, if anything, replaces the module's output (`before`: its arguments, as a pair `args, kwargs`).
     `in_copies`: copies of the modules that are made while the hooks are set are visited too.
@@ -49,30 +50,35 @@ class Hooks:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], visit: Visit, *, before: bool = False, in_copies: bool = False) -> None:
+        self._modules, self._before = modules, before
+        self._visit, self._in_copies = visit, in_copies
         self._handles: list[RemovableHandle] = []
+
+    def _enter(self) -> Self:
         try:
-            for name, module in modules.items():
-                register = module.register_forward_pre_hook if before else module.register_forward_hook
-                self._handles.append(register(_Hook(name, visit, in_copies), with_kwargs=True))
-        except BaseException:
-            self.close()
+            for name, module in self._modules.items():
+                register = module.register_forward_pre_hook if self._before else module.register_forward_hook
+                self._handles.append(register(_Hook(name, self._visit, self._in_copies), with_kwargs=True))
+        except BaseException:  # something among them is no module
+            self._leave(None)
             raise
-
-    def close(self) -> None:
-        """Take the hooks away; doing it again does nothing."""
-        for handle in self._handles:  # one by one and then all: an interruption in between leaves none unknown
-            handle.remove()
-        self._handles.clear()
-
-    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        try:
-            self.close()
-        except KeyboardInterrupt:
-            self.close()
-            raise
+    def _leave(self, error: BaseException | None) -> bool:
+        while self._handles:
+            self._handles.pop().remove()
+        return False
+
+    @unbroken_call
+    def open(self) -> None:
+        """Set the hooks, unless they are set."""
+        if not self._handles:
+            self._enter()
+
+    @unbroken_call
+    def close(self) -> None:
+        """Take the hooks away; doing it again does nothing."""
+        self._leave(None)
 
 
 class _Hook:
@@ -91,7 +97,7 @@ class _Hook:
         return _Hook, (self.name, None)
 
 
-@contextmanager
+@unbroken_context
 def recorded_calls(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
     """All calls of the named modules within the `with` block, in the order in which they end.
 
@@ -114,7 +120,7 @@ class Capture:
     outputs: dict[str, list[Tensor]]
 
 
-@contextmanager
+@unbroken_context
 def capturing(modules: Mapping[str, nn.Module]) -> Iterator[Capture]:
     """Inputs without their graph and outputs in theirs, by name, to differentiate with respect to the outputs afterwards.
 

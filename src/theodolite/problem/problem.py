@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from theodolite.arguments import a_text, about, checked, count, integer, one_of, whole
 from theodolite.errors import BatchCoupledError, DerivativeWarning, NonFiniteError
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.problem.arguments import a_loss, a_model, a_plain_function, a_tensor
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, OutputChoice, copy_model, probe, unwrap
@@ -256,11 +257,10 @@ class Problem:
         pairs = [(joint, whole), *zip(alone, targets, strict=True)]
         return [float(self.loss_function(output, target).detach()) for output, target in pairs]
 
-    @contextmanager
+    @unbroken_context
     def session(self, *, second: bool = True) -> Iterator[None]:
         """The state in which the model is called: its mode, exact arithmetic, twice differentiable if `second`."""
         precision = KeepFloat64() if self._all_float64 else nullcontext()
-        # One statement, not an ExitStack: an interruption finds each of them either not yet entered or to be left.
         with (
             left_as_found(self.model, self.mode, users_own(self.loss_function)),
             torch.autocast(self.device.type, enabled=False),
@@ -398,7 +398,7 @@ class Problem:
 
     def _copied_model(self) -> nn.Module:
         model = copy_model(self.model)
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             for name, p in model.named_parameters():
                 if name in self.elsewhere:
                     p.copy_(self.elsewhere[name])

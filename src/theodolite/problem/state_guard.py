@@ -6,7 +6,6 @@ import random
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from operator import is_
 from typing import Any, cast
 
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import nn
+
+from theodolite.interrupts import acquire, unbroken_context
 
 _CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
 
@@ -25,7 +26,7 @@ _HOOKS = [
 ]
 
 
-@contextmanager
+@unbroken_context
 def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Restore each module's attributes and the contents of the lists, dictionaries and sets among them.
 
@@ -37,8 +38,9 @@ def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
     contents: dict[int, tuple[Any, list[Any]]] = {}
     for _, kept in attributes:
         _remember([v for name, v in kept.items() if type(v) in _CONTAINERS and name not in _HOOKS], contents)
-
-    def restore() -> None:
+    try:
+        yield
+    finally:
         for module, kept in attributes:
             now = vars(module)
             now.update(kept)
@@ -51,16 +53,6 @@ def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
                 book.update(before)
         for container, held in contents.values():
             _refill(container, held)
-
-    # Inside `try` from the first instruction on: Ctrl-C is noticed where functions begin, and what it broke off is done again.
-    try:
-        yield
-    finally:
-        try:
-            restore()
-        except KeyboardInterrupt:
-            restore()
-            raise
 
 
 def _remember(values: Iterable[Any], contents: dict[int, tuple[Any, list[Any]]]) -> None:
@@ -93,7 +85,7 @@ def _refill(container: Any, before: list[Any]) -> None:
         container.extend(before)
 
 
-@contextmanager
+@unbroken_context
 def modes_kept(model: nn.Module) -> Iterator[None]:
     """Give every module its train or eval mode back."""
     modes = [(module, module.training) for module in model.modules()]
@@ -104,14 +96,15 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@contextmanager
+@unbroken_context
 def random_states_kept(devices: Sequence[int] = (), generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
     """Restore the global states of torch (also on CUDA `devices`), NumPy and Python, and those of the given generators."""
     # Models, losses and data sets of the user may draw from the global state of NumPy, whatever this package does.
     python, numpy, own = random.getstate(), np.random.get_state(), [g.get_state() for g in generators]  # noqa: NPY002
     cpu, cuda = torch.get_rng_state(), [(torch.cuda.get_rng_state(device), device) for device in devices]
-
-    def restore() -> None:
+    try:
+        yield
+    finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
         torch.set_rng_state(cpu)
@@ -120,17 +113,8 @@ def random_states_kept(devices: Sequence[int] = (), generators: Sequence[torch.G
         for generator, state in zip(generators, own, strict=True):
             generator.set_state(state)
 
-    try:
-        yield
-    finally:
-        try:
-            restore()
-        except KeyboardInterrupt:
-            restore()
-            raise
 
-
-#: Global switches of torch that contexts of ours or of torch turn: how each is read and set.
+#: Global switches of torch that contexts or models turn: how each is read and set.
 _SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
@@ -161,32 +145,20 @@ def _drop_function_modes(depth: int) -> None:
 _TURNING = threading.RLock()
 
 
-@contextmanager
+@unbroken_context
 def switches_kept() -> Iterator[None]:
-    """Put torch's global switches back, also where Ctrl-C came while a context of torch's own was being left.
-
-    One thread at a time: the others wait.
-    """
-    with _TURNING:
-        yield from _switches_kept()
-
-
-def _switches_kept() -> Iterator[None]:
-    before = [read() for read, _ in _SWITCHES]
-
-    def restore() -> None:
-        for (read, turn), value in zip(_SWITCHES, before, strict=True):
-            if read() != value:
-                turn(value)
-
+    """Put torch's global switches back, whoever turned them. One thread at a time: the others wait."""
+    acquire(_TURNING)
     try:
-        yield
-    finally:
+        before = [read() for read, _ in _SWITCHES]
         try:
-            restore()
-        except KeyboardInterrupt:
-            restore()
-            raise
+            yield
+        finally:
+            for (read, turn), value in zip(_SWITCHES, before, strict=True):
+                if read() != value:
+                    turn(value)
+    finally:
+        _TURNING.release()
 
 
 class _Measuring(threading.local):
@@ -201,7 +173,7 @@ def being_measured() -> bool:
     return _MEASURING.depth > 0
 
 
-@contextmanager
+@unbroken_context
 def left_as_found(model: nn.Module, mode: str | None, loss: object = None) -> Iterator[None]:
     """Enter eval or train mode; on the way out restore the modes and attributes of all modules and the random states.
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -67,3 +68,8 @@ def _refilled_mapping(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     except (TypeError, AttributeError, NotImplementedError):
         return items
     return found
+
+
+def inside_transform() -> bool:
+    """Whether a torch.func transform (vmap, grad, jvp) is under way: it takes no `autograd.Function` of the usual kind."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

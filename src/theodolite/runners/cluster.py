@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from theodolite.errors import TheodoliteError
+from theodolite.interrupts import unbroken_context
 from theodolite.runners.code_version import is_users_own, package_version
 from theodolite.runners.engines import Failure, Finished, Job, Task, cores, failure_of, perform, worker_environment
 
@@ -177,7 +178,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-@contextmanager
+@unbroken_context
 def _by_value(cloudpickle: Any) -> Iterator[None]:
     """Functions and classes of the user's own modules are pickled whole instead of by their name."""
     modules = [module for name, module in list(sys.modules.items()) if name != "__main__" and is_users_own(module)]
@@ -229,7 +230,7 @@ def connected(address: str | None, workers: int | None, threads: int) -> Iterato
         logging.getLogger("ray").setLevel(level)
 
 
-@contextmanager
+@unbroken_context
 def _process_as_found() -> Iterator[None]:
     """Undo what starting Ray does to this process.
 
@@ -296,7 +297,7 @@ def check_address(address: str) -> None:
         raise RayUnreachableError(f"There is no Ray to be reached at {address!r}: {error.strerror or error}") from error
 
 
-@contextmanager
+@unbroken_context
 def _variables(**values: str) -> Iterator[None]:
     """Environment variables for the time of a block, unless the user has set them."""
     mine = {name: value for name, value in values.items() if name not in os.environ}

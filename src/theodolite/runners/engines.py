@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from theodolite.arguments import a_function, a_mapping, a_text, checked, integer, optional_integer, sequence
+from theodolite.interrupts import unbroken_context
 from theodolite.progress import counting
 from theodolite.results import Row
 from theodolite.text import nearest
@@ -183,7 +184,7 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(text, "".join(traceback.format_exception(error)))
 
 
-@contextmanager
+@unbroken_context
 def isolated(job: Job) -> Iterator[None]:
     """Random states that follow from the job alone, and global settings of torch given back afterwards.
 
@@ -206,7 +207,7 @@ def isolated(job: Job) -> Iterator[None]:
             torch.set_grad_enabled(grad)
 
 
-@contextmanager
+@unbroken_context
 def limited_threads(threads: int) -> Iterator[None]:
     """At most so many threads for torch and for BLAS, restored afterwards."""
     import torch

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +14,18 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from theodolite.files import json_check_sum, write_whole
+from theodolite.interrupts import HandledBy, unbroken_context
 
 #: The newest state; a kill while it is written leaves the one before.
 NAME = "checkpoint.safetensors"
 
 
-@contextmanager
+@unbroken_context
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether Ctrl-C was pressed; a second press interrupts at once.
 
     Only the main thread receives signals; elsewhere nothing is deferred.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
     pressed: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -38,11 +33,8 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pressed.append(number)
 
-    before = signal.signal(signal.SIGINT, note)
-    try:
+    with HandledBy(note):
         yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # Training states on disk: safetensors for tensors, JSON for the rest, never pickle.

@@ -6,7 +6,6 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from types import FunctionType
@@ -20,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from theodolite.arguments import a_mapping, a_path, a_text, checked, count, finite, nonnegative, positive
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import ArgumentError
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_loss, a_model, a_plain_function
 from theodolite.problem.batches import BatchParser
@@ -259,7 +259,7 @@ class _Run:
     def _measure(self) -> None:
         """Measuring must not change the run: the random state is given back."""
         due = self.step % self.every == 0
-        with torch.random.fork_rng(devices=[], enabled=due and bool(self.measured)):
+        with unbroken(torch.random.fork_rng(devices=[], enabled=due and bool(self.measured))):
             for name, column in self.measured.items():
                 column.append(float(self.measure[name](self.model)) if due else None)
 
@@ -332,11 +332,12 @@ def _with_checkpoints(run: _Run, steps: Iterator[None], folder: Path, every: int
         save_state(folder, run.state())
 
 
-@contextmanager
+@unbroken_context
 def _training(model: nn.Module, seed: int) -> Iterator[None]:
     """Train mode and a random state of its own; both are given back."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad(), modes_kept(model):
+    seeded = unbroken(torch.random.fork_rng(devices=devices))
+    with seeded, torch.inference_mode(False), torch.enable_grad(), modes_kept(model):
         torch.manual_seed(seed)
         model.train()
         yield

@@ -42,14 +42,21 @@ def test_hooks_are_gone_after_an_exception(error):
 def test_hooks_are_gone_where_one_could_not_be_set():
     model = network()
     with pytest.raises(AttributeError):
-        Hooks({"0": model[0], "nothing": None}, print)
+        Hooks({"0": model[0], "nothing": None}, print).open()
     assert hooks_of(model) == 0
 
 
-def test_closing_twice_is_harmless():
-    hooks = Hooks({"0": network()[0]}, print)
+def test_opening_and_closing_twice_is_harmless():
+    model = network()
+    hooks = Hooks({"0": model[0]}, print)
+    hooks.close()
+    hooks.open()
+    once = hooks_of(model)
+    hooks.open()
+    assert hooks_of(model) == once > 0
     hooks.close()
     hooks.close()
+    assert hooks_of(model) == 0
 
 
 def test_a_copy_of_a_hooked_model_is_silent():

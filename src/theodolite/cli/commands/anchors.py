@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from theodolite.cli.ctrl_c import exit_when_interrupted
 from theodolite.cli.terminal import (
     Seed,
     check_counts,
     check_folder,
-    exit_when_interrupted,
     show,
     whole_numbers,
     with_notes,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import Seed, check_counts, exit_when_interrupted, show, whole_numbers
+from theodolite.cli.ctrl_c import exit_when_interrupted
+from theodolite.cli.terminal import Seed, check_counts, show, whole_numbers
 
 if TYPE_CHECKING:
     from theodolite.analyses.dictionary_study import DictionaryPlan, DictionaryStudy

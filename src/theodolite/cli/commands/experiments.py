@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import Address, EngineName, Threads, Workers, exit_when_interrupted, make_importable, print_json, say
+from theodolite.cli.ctrl_c import exit_when_interrupted
+from theodolite.cli.terminal import Address, EngineName, Threads, Workers, make_importable, print_json, say
 
 Size = StrEnum("Size", {"TINY": "tiny", "LAPTOP": "laptop", "PAPER": "paper"})
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from theodolite.cli.ctrl_c import exit_when_interrupted
 from theodolite.cli.terminal import (
     Address,
     EngineName,
@@ -17,7 +18,6 @@ from theodolite.cli.terminal import (
     Workers,
     check_counts,
     check_folder,
-    exit_when_interrupted,
     say,
     show,
     whole_numbers,

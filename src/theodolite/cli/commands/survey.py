@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.cli.terminal import Samples, Seed, check_folder, exit_when_interrupted, print_json, say, with_notes
+from theodolite.cli.ctrl_c import exit_when_interrupted
+from theodolite.cli.terminal import Samples, Seed, check_folder, print_json, say, with_notes
 from theodolite.text import printable
 
 if TYPE_CHECKING:
@@ -78,14 +79,16 @@ def survey(
     with exit_when_interrupted("Interrupted; nothing was written."):
         found = survey_problem(*form, **given, name=subject.name, population=subject.population, facts=facts)
     page = out / "index.html"
-    if as_json:  # printed before anything is written, which may fail
-        facts_of = {"title": found.title, "good": found.good, "findings": found.rows(), "facts": found.facts}
-        print_json({**facts_of, "plan": [*found.plan], "page": str(page)})
-    else:
-        _show(found)
-    found.to_html(page)
+    with exit_when_interrupted("Interrupted; the page was not written."):
+        if as_json:  # printed before anything is written, which may fail
+            facts_of = {"title": found.title, "good": found.good, "findings": found.rows(), "facts": found.facts}
+            print_json({**facts_of, "plan": [*found.plan], "page": str(page)})
+        else:
+            _show(found)
+        found.to_html(page)
     if save:
-        found.save(out / "survey")
+        with exit_when_interrupted(f"Interrupted; the page is {page}, the results were not saved."):
+            found.save(out / "survey")
     if not as_json:
         say(f"The page is {page}")
     raise typer.Exit(0 if found.good else 1)

@@ -14,6 +14,7 @@ import theodolite as th
 from theodolite.errors import NonFiniteError, NumericalWarning
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
 from theodolite.instruments.subset import subset
+from theodolite.interrupts import unbroken
 from theodolite.measures.anchors import AnchorProbe, OutputHead, anchor_probe, find_head
 from theodolite.measures.anchors.probing.inputs import IGNORED, POSITIONS, read, windows_for
 from theodolite.measures.anchors.probing.probe import ENOUGH
@@ -265,7 +266,7 @@ class Anchors(Instrument):
         batches: Any = [_raw(small) for batch in part.data for small in _small(batch)]
         if per_sample < _width(next(iter(part.data))):  # some positions do not count, so how many there are shows only at the end
             batches = iter(batches)
-        with warnings.catch_warnings():
+        with unbroken(warnings.catch_warnings()):
             warnings.simplefilter("ignore", NumericalWarning)  # the same stands in the notes
             return anchor_probe(problem.model, batches, seed=context.seed)
 

@@ -30,6 +30,7 @@ from theodolite.arguments import (
     shown,
     whole,
 )
+from theodolite.interrupts import unbroken
 from theodolite.measures.dictionary.arrays import as_real, unit_rows
 from theodolite.measures.dictionary.decoding import Decoder, check_decoder, decode, reconstruct
 from theodolite.measures.dictionary.hidden import Masks, hidden_count, visible_masks
@@ -213,7 +214,11 @@ def learn_dictionaries(
     begun = time.perf_counter()
     losses: list[Tensor] = []
     interrupted, healthy = False, True
-    with torch.no_grad(), deferred_interrupt() as pressed, counting("learning", progress=progress, total=epochs) as advance:
+    with (
+        unbroken(torch.no_grad()),
+        deferred_interrupt() as pressed,
+        counting("learning", progress=progress, total=epochs) as advance,
+    ):
         for _ in range(epochs):
             total = Y.new_zeros(len(seeds))
             for batch, shown in _batches(Y, known, settings, live.epoch, seeds):
@@ -250,7 +255,7 @@ def learn_batch(
 ) -> tuple[LearnerState, Tensor]:
     """One step on one batch: the new state, and the loss of each run before it."""
     live, Y, known = _prepared(state, signals, settings, seeds, observed)
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         return _step(live, Y, known, settings, seeds)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from theodolite.arguments import checked, either, integer, nonnegative, whole
+from theodolite.interrupts import unbroken
 from theodolite.measures.dictionary.arrays import as_real, as_visible
 from theodolite.problem.arguments import a_tensor
 
@@ -115,7 +116,7 @@ def pursue(
         raise ValueError(
             "signals have NaN or infinite entries among the visible coordinates. Missing values: pass visible=~isnan(signals)."
         )
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         codes = pursue_runs(Y[None], D[None], k, None if seen is None else seen[None], selection, tolerance)
     return SparseCodes(codes.support[0], codes.values[0])
 

@@ -15,6 +15,7 @@ from torch.optim import SGD, Optimizer
 
 from theodolite.arguments import also_called, checked, choice, count, fraction, number_in, positive, seed, shown
 from theodolite.errors import BatchCoupledError
+from theodolite.interrupts import unbroken
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.optimizers import StabilityLaw, has_law, plain_optimizer, run_trial, stability_law
 from theodolite.measures.dynamics.spikes import Proportion
@@ -351,7 +352,7 @@ def _away(problem: Problem, seed: int, steps: int = 1) -> Problem:
     elsewhere = problem.copied()
     named = dict(zip(problem.names, elsewhere.parameters, strict=True))
     step = trial_step(named, seed)
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         for name, p in named.items():
             p.add_(step[name], alpha=steps)
     return elsewhere

@@ -24,6 +24,7 @@ from theodolite.arguments import (
     shown,
     whole,
 )
+from theodolite.interrupts import unbroken
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.optimizers import BLOWN_UP
@@ -207,7 +208,7 @@ class _Start:
 
     def __init__(self, problem: Problem, make: Factory, seed: int, by: MatrixName, advance: Callable[[int], None]) -> None:
         self.seed, self.outer = seed, problem
-        with torch.random.fork_rng(devices=[]):
+        with unbroken(torch.random.fork_rng(devices=[])):
             torch.manual_seed(seed)
             self.model = make(seed)
         self.critical = critical_learning_rate(problem.with_model(self.model), by=by, progress=False).value
@@ -511,7 +512,7 @@ def _reset(model: nn.Module) -> None:
                 f"{name or type(module).__name__} cannot draw its weights anew: it has no reset_parameters(). "
                 "Pass factory=, a function seed -> model, or seeds=1 for the model as it is."
             )
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             reset()
 
 

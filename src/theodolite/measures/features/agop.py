@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, TypedDict, Unpack, get_args
@@ -17,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from theodolite.arguments import checked, choice, instance, optional_integer, random_seed, shown
 from theodolite.errors import ArgumentError, BatchCoupledError
+from theodolite.interrupts import unbroken_context
 from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.operators.tangent_kernels.tangent_kernel import CHECKED
 from theodolite.problem import Batch, Problem
@@ -174,7 +174,7 @@ def _with_leaves(batch: Batch) -> tuple[Batch, list[Tensor]]:
     return batch, places
 
 
-@contextmanager
+@unbroken_context
 def _watched(module: nn.Module, name: str) -> Iterator[list[Tensor]]:
     """Collects what the module returns, made a leaf where no graph leads to it."""
     seen: list[Tensor] = []

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from theodolite.arguments import checked, count
+from theodolite.interrupts import unbroken
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.features.agop import (
     AGOP,
@@ -469,7 +470,7 @@ def cannot_start_anew(model: nn.Module) -> str:
 def _fresh(problem: Problem, seed: int) -> Problem:
     """The problem on a copy with all layers initialised anew; the random state is left as it was."""
     model = copy_model(problem.model)
-    with torch.random.fork_rng(devices=[]):
+    with unbroken(torch.random.fork_rng(devices=[])):
         torch.manual_seed(seed)
         for module in reversed(list(model.modules())):  # inner ones first: an outer one may know better
             reset = reset_of(module)

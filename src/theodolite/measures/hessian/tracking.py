@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from theodolite.arguments import checked, count, entry, fraction, instance, one_or_each, seed, sequence
 from theodolite.errors import NonFiniteError
+from theodolite.interrupts import unbroken
 from theodolite.linalg import Eigenpairs, subspace_overlap, top_eigenpairs
 from theodolite.operators import LinearOperator, hessian, layer_hessians
 from theodolite.operators.matrices import MATRICES, MatrixName
@@ -80,7 +81,7 @@ def _load_vector(vector: Tensor, into: Problem, home: Problem, label: Label) -> 
         )
     _check_finite({"the vector": vector}, label)
     into.model.load_state_dict(home.model.state_dict())
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         for parameter, part in zip(into.parameters, split_like(vector.detach(), into.parameters), strict=True):
             parameter.copy_(part)
 

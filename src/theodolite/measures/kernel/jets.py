@@ -8,7 +8,7 @@ operation at a time. Missing coefficients are zero and cost nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.func import jvp
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
+
+from theodolite.interrupts import unbroken, unbroken_context
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ for _name in (*_TWO_SIDED, *(f"r{name}" for name in _TWO_SIDED), *_OTHERS):
     setattr(Jet, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-@contextmanager
+@unbroken_context
 def jets_for(network: nn.Module, tensors: dict[str, Any]) -> Iterator[None]:
     """The network with some of its tensors replaced, by name, wherever they are used; put back afterwards."""
     named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
@@ -113,7 +115,7 @@ def _by_forward_mode(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     slopes = tuple(jet.or_zero("slope") for jet in jets)
     (_, first), (_, second) = jvp(lambda *v: jvp(function, v, slopes), values, slopes)  # type: ignore[misc]
     aside = any(jet.aside for jet in jets)
-    with torch.no_grad() if aside else nullcontext():
+    with unbroken(torch.no_grad() if aside else nullcontext()):
         _, pushed = jvp(function, values, tuple(jet.or_zero("bend") for jet in jets))  # type: ignore[misc]
         bends = [p + 0.5 * c for p, c in zip(pushed, second, strict=True)]
     for i, slope, bend in zip(moving, first, bends, strict=True):
@@ -160,7 +162,7 @@ def _product(times: Callable[[Any, Any], Tensor], a: Jet, b: Jet) -> Jet:
     aside = a.aside or b.aside
     value = times(a.value, b.value)
     slope = _sum(_times(times, a.slope, b.value), _times(times, a.value, b.slope))
-    with torch.no_grad() if aside else nullcontext():
+    with unbroken(torch.no_grad() if aside else nullcontext()):
         ends = _sum(_times(times, a.bend, b.value), _times(times, a.value, b.bend))
         bend = _sum(ends, _times(times, a.slope, b.slope))
     return Jet(value, slope, bend, aside)
@@ -238,7 +240,7 @@ def _elementwise(function: Callable[[Tensor], Derivatives]) -> Rule:
         jet: Jet = args[0] if args else kwargs["input"]
         value, first, half_second = function(jet.value)
         slope = None if jet.slope is None else first * jet.slope
-        with torch.no_grad() if jet.aside else nullcontext():
+        with unbroken(torch.no_grad() if jet.aside else nullcontext()):
             bend = None if jet.bend is None else first * jet.bend
             if jet.slope is not None:
                 bend = _sum(bend, half_second() * jet.slope.square())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import checked, one_or_each, shown, whole
+from theodolite.interrupts import unbroken
 from theodolite.problem import Batch, Problem, split_like
 from theodolite.problem.arguments import a_problem
 from theodolite.problem.batches import merge
@@ -62,7 +63,7 @@ def moved(problem: Problem, displacement: Tensor) -> Problem:
     if displacement.shape != (problem.size,):
         raise ValueError(f"displacement must be a flat vector of {problem.size} numbers. Got shape {tuple(displacement.shape)}.")
     other = problem.in_float64() if problem.half_precision else problem.copied()
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         for p, step in zip(other.parameters, split_like(displacement.to(problem.device), other.parameters), strict=True):
             p.add_(step)
     return other

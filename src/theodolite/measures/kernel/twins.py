@@ -10,7 +10,7 @@ A function that takes jets is expanded by Taylor arithmetic, five forward passes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
@@ -21,14 +21,14 @@ from torch.overrides import TorchFunctionMode
 
 from theodolite.arguments import checked, up_to
 from theodolite.errors import BatchCoupledError, NotRepeatableError, SecondOrderError
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.measures.kernel.jets import Jet, jets_for
 from theodolite.measures.kernel.problem_views import TRIAL_SEEDS, measured_copy, third_difference, trial_step
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_model, a_model_or_problem
 from theodolite.problem.calling import copy_model, main_output, unwrap
 from theodolite.problem.derivatives.second_order import functional_transforms
-from theodolite.problem.function_mode import inside_transform
-from theodolite.problem.tensors import map_tensors, named_tensors
+from theodolite.problem.tensors import inside_transform, map_tensors, named_tensors
 
 Named = dict[str, Tensor]
 Function = Callable[[dict[str, Any]], Any]
@@ -254,7 +254,7 @@ class NetworkExpansion:
     def _refuse_state(self, anchor: Named, fixed: Named, call: Call) -> None:
         """A network that writes into its buffers or draws random numbers has no Taylor expansion."""
         kept = {name: t.detach().clone() for name, t in fixed.items()}
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with unbroken(torch.no_grad()), torch.random.fork_rng(devices=[]):
             function = self.function(kept, call)
             outputs = [function(anchor) for _ in range(2)]
         changed = any(not torch.equal(t, fixed[name]) for name, t in kept.items())
@@ -267,7 +267,7 @@ class NetworkExpansion:
 
 def with_gates_of(function: Function, anchor: Named, weights: Named) -> Tensor:
     """The network at `weights` with the ReLU gates it has at `anchor`."""
-    with torch.no_grad(), Gates() as recorded:
+    with unbroken(torch.no_grad()), Gates() as recorded:
         function(anchor)
     with Gates(recorded.gates):
         found: Tensor = function(weights)
@@ -291,7 +291,7 @@ def _probe(call: Call) -> Call:
     return map_tensors(made_up, args), map_tensors(made_up, dict(kwargs))
 
 
-@contextmanager
+@unbroken_context
 def _without_fused_recurrence() -> Iterator[None]:
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)

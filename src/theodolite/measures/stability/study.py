@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from theodolite.arguments import a_text, also_called, checked, choice, integer, place, shown
 from theodolite.arguments import whole as a_whole
+from theodolite.interrupts import called_within
 from theodolite.measures.mode_connectivity import POLICIES, BatchNormPolicy, LinearPath, linear_path
 from theodolite.measures.stability.power_law import Explanation, PowerFit, explains, fit_power_law, of_one_checkpoint
 from theodolite.measures.stability.training_pairs import (
@@ -427,7 +428,7 @@ def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "rate": float(rate)}
 
 
-@torch.no_grad()
+@called_within(torch.no_grad)
 def check_loss(recipe: Recipe, bench: Bench) -> None:
     """Raise where single examples have no losses of their own that average to the loss, tried on the first model."""
     if not callable(recipe.loss):

@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from theodolite.arguments import a_function, checked, count, seed, shown, whole
 from theodolite.errors import NonFiniteError, NotRepeatableError
+from theodolite.interrupts import called_within
 from theodolite.problem.accuracy import right_answers
 from theodolite.problem.arguments import a_finite_tensor, of_dimensions, tensors_fit
 from theodolite.results import Row
@@ -536,7 +537,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
-@torch.no_grad()
+@called_within(torch.no_grad)
 def compare_pairs(fleet: Fleet, recipe: Recipe, bench: Bench, swaps: Sequence[Swap]) -> list[Row]:
     """All metrics of all pairs as they are now."""
     apart = distances({name: p[: 2 * len(swaps)] for name, p in fleet.parameters.items()})

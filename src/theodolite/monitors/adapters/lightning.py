@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.interrupts import unbroken
 from theodolite.monitors.monitor import Monitor
 from theodolite.monitors.watching.recorder import norm_of, trained
 from theodolite.monitors.watching.watched_model import StepLoss, loss_of, quiet_training_mode
@@ -80,7 +81,7 @@ class MonitorCallback(lightning.Callback):
         if given is None:
             return step
         batch, index = first
-        with torch.random.fork_rng(devices=[]), quiet_training_mode(module):
+        with unbroken(torch.random.fork_rng(devices=[])), quiet_training_mode(module):
             minimised = Problem(step, None, [{"batch": batch, "index": index}], mode=None, check=False).loss()
             with suppress(Exception):
                 found = Problem(module, given, [batch], mode=None, check=False).loss()

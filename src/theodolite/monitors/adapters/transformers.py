@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from theodolite.interrupts import unbroken_call, unbroken_context
 from theodolite.monitors.monitor import Monitor
 from theodolite.monitors.watching.watched_model import StepLoss, loss_of
 from theodolite.problem.state_guard import attributes_kept, being_measured
@@ -44,6 +45,7 @@ class MonitorCallback(TrainerCallback):
                 self.monitor.listen(kwargs["model"], kwargs["optimizer"])
             else:
                 self._recorder = _TrainerRecorder(trainer, kwargs["model"])
+                self._recorder.open()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self.monitor.quietly("a step was not observed"):
@@ -72,8 +74,12 @@ class _TrainerRecorder:
         self._options: dict[str, Any] = {}
         self.clip = 1.0
         self._clip_grad_norm = trainer.accelerator.clip_grad_norm_
-        trainer.accelerator.clip_grad_norm_ = self._on_clip
-        trainer.compute_loss, trainer.training_step = self._on_compute_loss, self._on_training_step
+
+    @unbroken_call
+    def open(self) -> None:
+        """Put our functions before the trainer's own; `close` takes them away."""
+        self.trainer.accelerator.clip_grad_norm_ = self._on_clip
+        self.trainer.compute_loss, self.trainer.training_step = self._on_compute_loss, self._on_training_step
 
     def take(self) -> tuple[list[dict[str, Any]], Tensor]:
         """The batches whose gradients the coming step holds, and their loss."""
@@ -81,6 +87,7 @@ class _TrainerRecorder:
         self._batches, self._values = [], []
         return batches, torch.stack([v.float().reshape(()) for v in values]).sum()
 
+    @unbroken_call
     def close(self) -> None:
         for name in ("compute_loss", "training_step"):
             vars(self.trainer).pop(name, None)
@@ -116,7 +123,7 @@ class _TrainerRecorder:
         return found
 
 
-@contextmanager
+@unbroken_context
 def _left_alone(trainer: Any) -> Iterator[None]:
     """A `compute_loss` may log, count and collect: nothing of that stays."""
     kept = vars(trainer).copy()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError
+from theodolite.interrupts import unbroken
 from theodolite.linalg import Eigenpairs, top_eigenpairs
 from theodolite.measures.dynamics.critical import kernel_curvature
 from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature
@@ -242,7 +243,7 @@ def _loss_and_output_gradient(problem: Problem) -> tuple[float, Tensor]:
     with problem.session(second=False):
         tensors = problem.tensors(problem.leaves(grad=False))
         for i, share, batch in problem.iterate():
-            with torch.no_grad():
+            with unbroken(torch.no_grad()):
                 found = problem.evaluate(tensors, batch, i)
             output = found.output.detach().requires_grad_()
             assert found.loss_of is not None  # it is a squared one

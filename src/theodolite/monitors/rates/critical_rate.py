@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from theodolite.arguments import also_called, checked, count, fraction, integer, nonnegative, positive, seed
+from theodolite.interrupts import unbroken
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import kernel_curvature
 from theodolite.measures.dynamics.optimizers import StabilityLaw, stability_law
@@ -111,7 +112,7 @@ class CriticalRateLR(LRScheduler):
         current: list[float | torch.Tensor] = [group["lr"] for group in self.optimizer.param_groups]
         if self.last_epoch % self.every:
             return current
-        with torch.random.fork_rng(devices=[]):
+        with unbroken(torch.random.fork_rng(devices=[])):
             self.critical_rate = self.probe.measure()
         if not math.isfinite(self.critical_rate):
             return current

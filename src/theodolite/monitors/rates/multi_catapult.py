@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from theodolite.arguments import also_called, checked, count, number_in, whole
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import NonFiniteError
+from theodolite.interrupts import unbroken
 from theodolite.measures.dynamics.optimizers import BLOWN_UP
 from theodolite.monitors.rates.critical_rate import EdgeProbe
 from theodolite.operators.matrices import MatrixName
@@ -164,7 +165,7 @@ class MultiCatapult:
 
     def step(self) -> float:
         """Look at the model as it stands and set the rate of the next step, which is returned."""
-        with torch.random.fork_rng(devices=[]):
+        with unbroken(torch.random.fork_rng(devices=[])):
             self._look()
         self.steps += 1
         return self.rate

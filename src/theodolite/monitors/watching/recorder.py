@@ -27,7 +27,7 @@ _SUMMED = "num_items_in_batch"
 class ForwardRecorder:
     """Listens to the forward calls of a model, and of a loss that is a module, while gradients are recorded.
 
-    Nothing is changed: hooks only read, and `close` takes them away. `losses` are the losses since the last `take`, as far
+    Nothing is changed: hooks, from `open` to `close`, only read. `losses` are the losses since the last `take`, as far
     as they passed by; `output` is the last output.
     """
 
@@ -89,6 +89,11 @@ class ForwardRecorder:
         if isinstance(target, Tensor) and target.ndim == 1 and len(target) != size and len(target) % size == 0:
             target = target.reshape(size, -1)
         return (dict(kwargs), target) if kwargs and not args else (*args, target)
+
+    def open(self) -> None:
+        """Begin to listen, if that has not been done."""
+        for hooks in self._hooks:
+            hooks.open()
 
     def close(self) -> None:
         """Take the hooks away."""

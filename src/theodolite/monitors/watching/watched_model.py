@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from theodolite.arguments import about, positive, shown
 from theodolite.errors import NonFiniteError, WeightingError
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.features import InputGradients, agop_alignment, input_gradients
 from theodolite.measures.features.agop import token_embedding
@@ -290,7 +291,7 @@ class WatchedModel:
         self.recorder.output = None
         if recorded is not None or not batches:
             return math.nan if recorded is None else recorded
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             if raw is not None and len(batches) == 1:
                 return float(self._call._apply_loss(raw, batches[0].target, {}))
             problem = self._problem(batches)
@@ -336,10 +337,10 @@ class WatchedModel:
         found = self.probe.data.with_model(self.inner)
         return found.at(self.previous_weights.values) if before else found
 
-    @contextmanager
+    @unbroken_context
     def measuring(self) -> Iterator[None]:
         """The state in which measurements are made: no random number of training is used, no dropout."""
-        with torch.random.fork_rng(devices=[]), quiet_training_mode(self.inner):
+        with unbroken(torch.random.fork_rng(devices=[])), quiet_training_mode(self.inner):
             yield
 
     # Measurements other than curvature
@@ -384,7 +385,7 @@ class WatchedModel:
         return float(agop_alignment(found, probe.first_features)), ""
 
 
-@contextmanager
+@unbroken_context
 def quiet_training_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode, but normalisation over the batch as it is trained: the loss of training without the noise of dropout."""
     with modes_kept(model):

@@ -16,6 +16,7 @@ from torch.autograd.graph import Node
 
 from theodolite.arguments import either
 from theodolite.errors import StaleOperatorError
+from theodolite.interrupts import unbroken_call
 from theodolite.problem import Batch, Problem
 from theodolite.problem.batches import fingerprint
 from theodolite.problem.derivatives.second_order import plain_second_order_errors, refuse_first_order_layers
@@ -158,6 +159,7 @@ def _saved_tensors(node: Node) -> Iterator[Tensor]:
                 yield item
 
 
+@unbroken_call  # no file is left open
 def available_bytes(device: torch.device) -> int:
     """Memory that can still be allocated on a device."""
     if device.type == "cuda":

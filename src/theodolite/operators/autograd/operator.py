@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NumericalWarning, StaleOperatorError, TheodoliteError
+from theodolite.interrupts import unbroken
 from theodolite.operators.autograd.graphs import DATA_CHANGED, Graph, GraphStore, Keeping, backward, batching_may_pay
 from theodolite.operators.base import SYMMETRY_TOLERANCE, LinearOperator, rows_of, symmetry_gap
 from theodolite.problem import Batch, Problem, join_like, split_like
@@ -77,7 +78,7 @@ def asymmetric_elsewhere(problem: Problem, make: Callable[[Problem], LinearOpera
     try:
         double = problem.in_float64()
         generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             for p in double.model.parameters():
                 noise = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device)
                 p.mul_(0.3).add_(noise * 0.1 * (p.square().mean().sqrt() + 1e-3))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.interrupts import called_within
 from theodolite.operators.linear_stacks.recognition import StackLayer, StackRun
 
 #: Numbers that the tangents of a lockstep pass may hold at once, all layers together.
@@ -40,7 +41,7 @@ class StackPass:
     curvature: Tensor
 
     @classmethod
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def of(cls, run: StackRun) -> StackPass:
         """The backward pass of a batch, from the last layer down."""
         deltas = [run.gradient]
@@ -55,7 +56,7 @@ class StackPass:
     def tensors(self) -> list[Tensor]:
         return [t for t in (*self.inputs, *self.deltas, *self.slopes, *self.bends, self.curvature) if t is not None]
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def product(self, rows: Tensor) -> Tensor:
         """Rows (k, p) of vectors -> rows of their products with the Hessian; all tangents have shape (k, B, width)."""
         tangents, pre = self._tangents(rows)
@@ -69,7 +70,7 @@ class StackPass:
                 dot = self._bend(i - 1, pulled, pre[i - 1])
         return out
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rows (k, m·n) per layer name -> rows of the products with that layer's diagonal block."""
         rows = {i: blocks[layer.name] for i, layer in enumerate(self.layers) if layer.name in blocks}
@@ -187,7 +188,7 @@ class StackFactors:
     curvature: Tensor
 
     @classmethod
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def of(cls, run: StackRun) -> StackFactors:
         groups: dict[torch.Size, list[int]] = {}
         for i, layer in enumerate(run.layers):
@@ -209,7 +210,7 @@ class StackFactors:
     def tensors(self) -> list[Tensor]:
         return [*self.inputs, *self.derivatives, self.curvature]
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rows (k, m·n) per layer -> rows; whole groups of one shape and width go together."""
         out: dict[str, Tensor] = {}

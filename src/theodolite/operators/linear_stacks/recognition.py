@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
+from theodolite.interrupts import unbroken
 from theodolite.problem import Batch, Problem
 from theodolite.problem.derivatives.exact_derivatives import derivatives
 
@@ -63,7 +64,7 @@ def run_stack(problem: Problem, tensors: dict[str, Tensor], batch: Batch, index:
     layers = _layers(problem, [m for m in modules if isinstance(m, nn.Linear)])
     if layers is None:
         return None
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         expected = problem.evaluate(tensors, batch, index).output  # also for its checks
     found = _forward(modules, batch.args[0])
     if found is None:
@@ -124,7 +125,7 @@ def _forward(modules: list[nn.Module], x: Tensor) -> tuple[list[Tensor], list[Te
     inputs: list[Tensor] = []
     slopes: list[Tensor | None] = []
     seconds: list[Tensor | None] = []
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         for module in modules[: places[0]]:
             x = module(x)
     if x.ndim != 2 or x.dtype != weight.dtype:
@@ -132,7 +133,7 @@ def _forward(modules: list[nn.Module], x: Tensor) -> tuple[list[Tensor], list[Te
     for here, after in zip(places, [*places[1:], len(modules)], strict=True):
         inputs.append(x)
         linear: Any = modules[here]
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             z = nn.functional.linear(x, linear.weight, linear.bias)  # not its forward, which somebody may have replaced
         x, slope, second = _activate(modules[here + 1 : after], z)
         slopes.append(slope)
@@ -152,7 +153,7 @@ def _activate(modules: list[nn.Module], z: Tensor) -> tuple[Tensor, Tensor | Non
 def _loss_derivatives(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """`∂loss/∂z` (B, c) and `∂²loss/∂z²` of each sample (B, c, c): one pass per output does for a sum over samples."""
     assert problem.loss_function is not None
-    with torch.enable_grad():
+    with unbroken(torch.enable_grad()):
         z = output.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(problem.loss_function(z, batch.target), z, create_graph=True)
         columns = [torch.autograd.grad(gradient[:, j].sum(), z, retain_graph=True)[0] for j in range(z.shape[1])]

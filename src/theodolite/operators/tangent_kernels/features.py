@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from theodolite.interrupts import unbroken
 from theodolite.operators.kronecker.affine import AffineLayer, affine_layer
 
 #: Gradients are written out in slabs of at most so many numbers.
@@ -260,7 +261,7 @@ def _convolution_like(module: nn.Module, weight: Tensor) -> AffineLayer | None:
         return None
     kind = nn.Conv1d if weight.ndim == 3 else nn.Conv2d
     m, channels, *kernel = weight.shape
-    with torch.device("meta"):  # only its geometry is read
+    with unbroken(torch.device("meta")):  # only its geometry is read
         geometry = kind(channels, m, tuple(kernel), module.stride, module.padding, bias=False)  # type: ignore[arg-type]
     return affine_layer("", geometry)
 
@@ -283,7 +284,7 @@ def _normed(use: Use, weight: Tensor) -> list[Tensor]:
     plain = {"weight": torch.ones_like(weight)}
     if use.module._parameters.get("bias") is not None:
         plain["bias"] = torch.zeros_like(weight)
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         return [functional_call(use.module, plain, (x,)) for x in use.inputs]
 
 

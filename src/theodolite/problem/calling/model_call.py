@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from theodolite.errors import TheodoliteError
 from theodolite.problem.batches import Batch
 from theodolite.problem.calling.outputs import Output, OutputChoice, main_output, possible_outputs, read_by_loss, read_in_graph
 from theodolite.problem.calling.stand_ins import LossOfParameters, StandIns, tensors_of
 from theodolite.problem.derivatives.exact_derivatives import GROUPED, grouped_matmul
-from theodolite.problem.function_mode import FunctionMode, inside_transform
-from theodolite.problem.tensors import map_tensors, named_tensors
+from theodolite.problem.tensors import inside_transform, map_tensors, named_tensors
 from theodolite.problem.weighting import ELEMENTWISE
 
 Loss = Callable[[Any, Any], Tensor] | None
@@ -267,7 +267,7 @@ _BROADCASTING = (
 )  # fmt: skip
 
 
-class _NoAccidentalBroadcast(FunctionMode):
+class _NoAccidentalBroadcast(TorchFunctionMode):
     """Finds the same inside losses of the user's own (a subclass, a lambda), which may have brought the shapes together."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -326,7 +326,7 @@ def _plain_errors(who: str, batch: Batch, index: int, hint: str = "") -> Iterato
         raise ValueError(f"The {who} refused batch {index} of the data (inputs: {shapes}): {text}.{hint}") from error
 
 
-class KeepFloat64(FunctionMode):
+class KeepFloat64(TorchFunctionMode):
     """Ignores casts of float64 tensors to float32, and does in float64 what torch has in float32 only.
 
     >>> with KeepFloat64():

@@ -151,7 +151,9 @@ def refuse_batch_coupling(problem: Problem, quantity: str) -> None:
         always = _modules_that(problem, lambda module: _couples(module) and module.running_mean is None)
         remedy = "Problem(..., mode='eval') uses the running statistics"
         if always:
-            remedy = f"{always[0]} keeps no running statistics, so that eval mode is no help: build it with track_running_stats=True"
+            remedy = (
+                f"{always[0]} keeps no running statistics, so that eval mode is no help: build it with track_running_stats=True"
+            )
         raise BatchCoupledError(
             f"{quantity} is a per-sample quantity, but {(always or coupled)[0]} normalises over the batch. Remedies: {remedy}; "
             "theodolite.hessian measures the batch-coupled loss of these very batches."

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from theodolite.problem.function_mode import FunctionMode
 
-
-class StandIns(FunctionMode):
+class StandIns(TorchFunctionMode):
     """Operations on a model's own parameters and buffers are given those of the same name in `tensors`.
 
     `used` tells whether that ever happened.

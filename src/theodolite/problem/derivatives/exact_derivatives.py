@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
 
-from theodolite.problem.function_mode import FunctionMode, inside_transform
+from theodolite.interrupts import unbroken
+from theodolite.problem.tensors import inside_transform
 
 Geometry = tuple[list[int], list[int], list[int], bool, list[int], int]
 
@@ -18,7 +20,7 @@ _convolve: Any = torch.ops.aten.convolution
 _convolve_backward: Any = torch.ops.aten.convolution_backward
 
 
-class ExactDerivatives(FunctionMode):
+class ExactDerivatives(TorchFunctionMode):
     """Swaps functions whose own double backward is slow (convolutions, ReLU, GELU, SiLU) or wrong (`_weight_norm`)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -168,7 +170,7 @@ def derivatives(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor
     >>> derivatives(torch.square, torch.tensor([3.0]))
     (tensor([9.]), tensor([6.]), tensor([2.]))
     """
-    with torch.enable_grad():
+    with unbroken(torch.enable_grad()):
         start = z.detach().requires_grad_()
         values = function(start)
         (slope,) = torch.autograd.grad(values.sum(), start, create_graph=True)

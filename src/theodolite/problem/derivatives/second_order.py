@@ -16,33 +16,34 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.errors import SecondOrderError
+from theodolite.interrupts import unbroken_context
 from theodolite.problem.calling.probe import UNSEEN
 from theodolite.problem.derivatives.exact_derivatives import ExactDerivatives
 from theodolite.problem.derivatives.unfused_layers import UnfusedLayers
 
 
-@contextmanager
+@unbroken_context
 def first_order() -> Iterator[None]:
     """Gradients on, eager execution, no checkpointing: what every functional call of a model needs."""
     with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"), _no_checkpointing():
         yield
 
 
-@contextmanager
+@unbroken_context
 def second_order() -> Iterator[None]:
     """Also attention by the kernel that has second derivatives, and fast exact double backward of convolutions."""
     with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), ExactDerivatives():
         yield
 
 
-@contextmanager
+@unbroken_context
 def functional_transforms() -> Iterator[None]:
     """For `torch.func` transforms of a model: layers in a form that they differentiate rightly, also twice."""
     with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), UnfusedLayers():
         yield
 
 
-@contextmanager
+@unbroken_context
 def quiet_vmap() -> Iterator[None]:
     """Without torch's warnings that an operation is slow under vmap."""
     with warnings.catch_warnings():
@@ -50,7 +51,7 @@ def quiet_vmap() -> Iterator[None]:
         yield
 
 
-@contextmanager
+@unbroken_context
 def _no_fast_attention() -> Iterator[None]:
     """The fused inference path of `nn.TransformerEncoder` has no derivative at all."""
     before = torch.backends.mha.get_fastpath_enabled()
@@ -61,7 +62,7 @@ def _no_fast_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-@contextmanager
+@unbroken_context
 def _no_checkpointing() -> Iterator[None]:
     """Run checkpointed parts plainly.
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from theodolite.problem.derivatives.exact_derivatives import GROUPED, grouped_matmul, weight_norm
-from theodolite.problem.function_mode import FunctionMode
 
 
-class UnfusedLayers(FunctionMode):
+class UnfusedLayers(TorchFunctionMode):
     """Swaps fused normalisations and activations for sums, products, roots and exponentials."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

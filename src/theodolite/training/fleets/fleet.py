@@ -30,6 +30,7 @@ from theodolite.arguments import (
     shown,
     whole,
 )
+from theodolite.interrupts import called_within
 from theodolite.problem.arguments import a_factory, a_loss, a_plain_function
 from theodolite.problem.calling import Loss
 from theodolite.problem.derivatives.second_order import quiet_vmap
@@ -355,7 +356,7 @@ class Fleet:
         self._epochs += -(-taken // feed.batches)
         return trace
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def outputs(self, data: Any, *, shared: Shared = True, index: Any = None, replicas: Sequence[int] | None = None) -> Tensor:
         """Outputs (R, n, ...) on `data` in eval mode, of all replicas or some; see `train` for `shared` and `index`.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from theodolite.interrupts import called_within, unbroken_context
 from theodolite.problem.accuracy import right_answers
 from theodolite.problem.state_guard import modes_kept
 from theodolite.training.fleets.data import FleetFeed
@@ -36,7 +36,7 @@ class Recorder:
         self.sample_bytes = 0
         self._looped: set[str] = set()
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def read(self, step: int, states: Sequence[tuple[FleetState, Tensor | None]], route: Route) -> None:
         """Measure the replicas of each state that do not rest."""
         self.steps.append(step)
@@ -86,7 +86,7 @@ class Recorder:
         return {name: torch.stack(column, dim=1) for name, column in self.columns.items()}
 
 
-@torch.no_grad()
+@called_within(torch.no_grad)
 def full_loss(route: Route, state: FleetState, feed: FleetFeed, loss: Any, sample_bytes: int) -> tuple[Tensor, Tensor | None]:
     """Losses (R,) on all samples in eval mode, and outputs (R, n, ...).
 
@@ -150,7 +150,7 @@ def accuracies(outputs: Tensor, target: Any, loss: Any) -> Tensor | None:
     return None if right is None or not len(right) else right.view(replicas, -1).double().mean(1)
 
 
-@contextmanager
+@unbroken_context
 def eval_mode(module: nn.Module) -> Iterator[None]:
     """Eval mode, given back afterwards."""
     with modes_kept(module):

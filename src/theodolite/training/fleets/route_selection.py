@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from theodolite.arguments import either
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.calling import Loss
 from theodolite.problem.derivatives.second_order import quiet_vmap
@@ -59,12 +59,12 @@ def choose_route(
     own = batch(slice(0, 1))
     first = torch.zeros(1, dtype=torch.long, device=state.device)
     alone = LoopRoute(module, loss, gradient)
-    with torch.random.fork_rng(devices=[]), _convolution_work(module) as work:
+    with unbroken(torch.random.fork_rng(devices=[])), _convolution_work(module) as work:
         before = torch.get_rng_state()
         single = alone(state.rows(first), own)  # a model that refuses the data says so here, in plain words
         draws = not torch.equal(before, torch.get_rng_state())
     single = single[0], Gradients({name: g.clone() for name, g in single[1].items()})  # the next pass overwrites them
-    with torch.random.fork_rng(devices=[]):
+    with unbroken(torch.random.fork_rng(devices=[])):
         activations = _kept_bytes(alone, state.rows(first), own)
     samples, weights = bytes_of(own.leaves), 2 * bytes_of(single[1])  # gradients, and as much for the optimizer's work
     each = (activations + samples) // own.size
@@ -111,14 +111,14 @@ def _kept_bytes(loop: LoopRoute, state: FleetState, batch: FleetBatch) -> int:
         return t
 
     try:
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        with unbroken(torch.autograd.graph.saved_tensors_hooks(note, lambda t: t)):
             loop(state, batch)
     except Exception:  # torch.func refuses the hooks; without them the same pass has just run
         return 0
     return sum(kept.values())
 
 
-@contextmanager
+@unbroken_context
 def _convolution_work(module: nn.Module) -> Iterator[list[int]]:
     """Multiplications of each call of a convolution."""
     work: list[int] = []

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
+from theodolite.interrupts import called_within, unbroken
 from theodolite.problem.batches import Batch
 from theodolite.problem.calling import Loss, ModelCall, main_output
 from theodolite.training.fleets.data import FleetBatch
@@ -143,18 +144,18 @@ class VmapRoute(Route):
         if self.gradient is not None:
             return self._own_gradient(state, batch)
         names, stacked = list(state.parameters), list(state.parameters.values())
-        with torch.enable_grad():
+        with unbroken(torch.enable_grad()):
             losses, _ = self._forward(state, batch)
             # Replica r's loss knows replica r's weights only: the gradient of the sum is the stack of gradients.
             gradients = torch.autograd.grad(losses, stacked, torch.ones_like(losses), allow_unused=True)
         found = {name: g for name, g in zip(names, gradients, strict=True) if g is not None}
         return losses.detach(), Gradients(found)
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         return self._forward(state, batch)
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def outputs(self, state: FleetState, batch: FleetBatch) -> Tensor | None:
         plain = True
 
@@ -242,12 +243,12 @@ class LoopRoute(Route):
     def for_chunk(self) -> LoopRoute:
         return LoopRoute(self.module, self.loss, self.gradient, self.random, apart=self.apart)
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         each = [self.call(tensors, one, 0) for tensors, one in self._each(state, batch)]
         return torch.stack([one.loss for one in each]), torch.stack([one.output for one in each])
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def outputs(self, state: FleetState, batch: FleetBatch) -> Tensor | None:
         each = [self.call.loss_input(tensors, one, 0) for tensors, one in self._each(state, batch)]
         return torch.stack(each) if all(isinstance(one, Tensor) for one in each) else None
@@ -285,7 +286,7 @@ class LoopRoute(Route):
         if self.apart:
             state.load(model, r)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        with torch.enable_grad():
+        with unbroken(torch.enable_grad()):
             loss = ModelCall(model, self.loss)({}, one, 0).loss
             each = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         if self.apart:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.interrupts import called_within, unbroken
 from theodolite.training.fleets.data import FleetBatch, FleetFeed
 from theodolite.training.fleets.optimizers import FleetOptimizer, State
 from theodolite.training.fleets.routes import Gradients, Route
@@ -42,7 +43,7 @@ class ReplicaStack:
         """What changes in training, by name."""
         return self.state.parameters, self.state.buffers, *self.memory.values(), self.missed, {"count": self.count}
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def write(self, rows: Tensor, other: ReplicaStack) -> None:
         """Take over the replicas of `other` as the given rows."""
         for mine, theirs in zip(self._stacks(), other._stacks(), strict=True):
@@ -55,7 +56,7 @@ class ReplicaStack:
         for stack in (self.state.parameters, *self.memory.values()):
             stack |= {name: laid_out_like(stack[name], g) for name, g in gradients.items()}
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def step(self, rule: FleetOptimizer, gradients: Gradients, factor: float | Tensor) -> None:
         """One step of the optimizer; `factor` on the rates is one for all or (R,)."""
         rate = self.rate if isinstance(factor, float) and factor == 1.0 else self.rate * factor
@@ -120,7 +121,7 @@ def equal_bits(replicas: ReplicaStack, route: Route, batch: FleetBatch, draws: i
     for draw in range(draws):
         state = replicas.state.rows(same)
         if draw:
-            with torch.no_grad():
+            with unbroken(torch.no_grad()):
                 for p in state.parameters.values():
                     noise = torch.randn(p.shape[1:], generator=generator, dtype=p.dtype).to(p.device)
                     p += 0.1 * (p.abs().mean() + 0.1) * noise

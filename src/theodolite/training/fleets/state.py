@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import called_within, unbroken
 from theodolite.problem.calling import copy_model
 
 Factory = Callable[[int], nn.Module]
@@ -47,14 +48,14 @@ class FleetState:
         self.load(model, index)
         return model
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def load(self, model: nn.Module, index: int) -> None:
         """Copy the numbers of one replica into a module of its own."""
         tensors = {**self.parameters, **self.buffers}
         for name, t in _named(model):
             t.copy_(tensors[name][index])
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def keep_buffers(self, model: nn.Module, index: int) -> None:
         """Take over the buffers of such a module."""
         for name, t in model.named_buffers():
@@ -109,7 +110,7 @@ def stack_replicas(factory: Factory, seeds: Sequence[int]) -> FleetState:
     make = seeded_factory(factory)
     first: nn.Module | None = None
     columns: dict[str, list[Tensor]] = {}
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with unbroken(torch.random.fork_rng(devices=range(torch.cuda.device_count()))):
         for seed in seeds:
             torch.manual_seed(seed)
             model = make(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from theodolite.arguments import checked, instance, up_to
 from theodolite.errors import NumericalWarning, TheodoliteError
+from theodolite.interrupts import called_within, unbroken_context
 from theodolite.problem.activations import Call, Hooks, recorded_calls
 from theodolite.problem.arguments import a_model
 from theodolite.problem.calling import main_output, unwrap
@@ -64,7 +65,7 @@ class _HeadReached(BaseException):
     """Ends a forward pass at the head, where all that is wanted is known; not an Exception, so that no model catches it."""
 
 
-@contextmanager
+@unbroken_context
 def _catching(module: nn.Module, last: int | None = None) -> Iterator[list[Tensor | None]]:
     """Catch what enters the module, call by call (None: no states), and end the forward pass at call `last`, if given."""
     caught: list[Tensor | None] = []
@@ -121,7 +122,7 @@ def _reached(model: nn.Module, head: nn.Module, caught: list[Tensor | None], num
     return states
 
 
-@torch.no_grad()
+@called_within(torch.no_grad)
 @checked(model=a_model, args=instance(tuple), kwargs=instance(dict))
 def find_head(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], head: str | nn.Module | None = None) -> OutputHead:
     """The linear layer that makes the logits, tried out on one batch `model(*args, **kwargs)` in the model's present mode.

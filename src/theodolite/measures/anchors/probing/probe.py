@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from theodolite.arguments import about, checked, count, number_in, seed, sequence, whole
 from theodolite.errors import NumericalWarning
+from theodolite.interrupts import unbroken
 from theodolite.measures.anchors.probing.geometry import AnchorClusters, AtomGeometry, anchor_clusters, atom_geometry
 from theodolite.measures.anchors.probing.heads import OutputHead, find_head, states_of
 from theodolite.measures.anchors.probing.inputs import Reading, Source, read, windows_for
@@ -216,7 +217,7 @@ def probe_states(
     total = len(states) if isinstance(states, Tensor) else None
     words = _words_that_came(targets, total)
     stream = ProbeStream(weight, bias, top, exclude, held_out=held_out, chunk=chunk, sample=sample, seed=seed, total=total)
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         for part in [states] if isinstance(states, Tensor) else states:
             if not isinstance(part, Tensor) or part.ndim != 2 or part.shape[1] != weight.shape[1]:
                 got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__

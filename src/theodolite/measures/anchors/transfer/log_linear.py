@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from theodolite.arguments import checked, finite, instance, positive, up_to, whole
 from theodolite.errors import NonFiniteError
+from theodolite.interrupts import unbroken
 from theodolite.measures.anchors.probing.heads import announced_head, named_head
 from theodolite.problem.arguments import (
     a_finite_tensor,
@@ -268,7 +269,7 @@ def shifted_module(model: nn.Module, shift: Shift, *, head: str | None = None) -
     name, layer = _output_head(twin, head)
     weight = layer.weight.detach()
     wide = nn.Linear(weight.shape[1] + 1, len(weight), bias=layer.bias is not None, device=weight.device, dtype=weight.dtype)
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         wide.weight.copy_(torch.cat([weight, weight.new_ones(len(weight), 1)], dim=1))
         if layer.bias is not None:
             wide.bias.copy_(layer.bias)

@@ -25,6 +25,7 @@ from theodolite.arguments import (
     whole,
 )
 from theodolite.errors import NonFiniteError
+from theodolite.interrupts import unbroken
 from theodolite.measures.anchors.transfer.log_linear import LogLinear, shift_anchor, shift_log_linear
 from theodolite.problem.arguments import a_finite_tensor, a_tensor, numbers, of_dimensions, tensors_fit
 from theodolite.results import Result, Row
@@ -133,7 +134,7 @@ def fit_readout(
         return Readout(a, b)
     parameters = [a.clone().requires_grad_(), b.clone().requires_grad_()]
     optimizer = torch.optim.Adam(parameters, lr=lr)
-    with torch.enable_grad():
+    with unbroken(torch.enable_grad()):
         for _ in range(steps):
             optimizer.zero_grad()
             loss = torch.nn.functional.softplus(-signs * thresholded_score(u, *parameters)).mean()
