@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.timings import Timings, Work, columns_for, measure_timings, quickest
 from theodolite.measures.dynamics.optimizers import stability_law
+from theodolite.measures.trials import Remedy
 from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
 from theodolite.results import Finding, Result, Row, Severity
@@ -47,8 +48,9 @@ def inapplicable(*errors: type[Exception]) -> Iterator[None]:
 class SurveyContext:
     """What is surveyed: the problem, the user's learning rate and optimizer, and what has been measured so far.
 
-    The Hessian, the gradient and the timings are made once and shared. `allowance` is what the instrument at work may
-    take, in seconds; None where there is no budget.
+    `valid` is the same problem on validation data, `batch_size` the size of the batches that the user trains with; None where
+    they are not known. `findings` are those of the instruments that have run. The Hessian, the gradient and the timings are made
+    once and shared. `allowance` is what the instrument at work may take, in seconds; None where there is no budget.
     """
 
     def __init__(
@@ -58,8 +60,12 @@ class SurveyContext:
         lr: float | None = None,
         optimizer: Optimizer | None = None,
         population: int | None = None,
+        valid: Problem | None = None,
+        batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
+        self.valid, self.batch_size = valid, batch_size
+        self.findings: list[Finding] = []
         self.problem, self.optimizer, self.population, self.seed = problem, optimizer, population, seed
         given = float(optimizer.param_groups[0]["lr"]) if lr is None and optimizer is not None else lr
         self.lr = given or None  # a warm-up begins at 0, which is no rate to try
@@ -151,6 +157,10 @@ class Instrument(ABC):
     @abstractmethod
     def findings(self, context: SurveyContext, result: Any) -> list[Finding]:
         """What the result means."""
+
+    def remedies(self, context: SurveyContext, result: Any) -> Mapping[str, Remedy]:
+        """For causes that `findings` names, a change of the training that takes them away; it is tried on a copy."""
+        return {}
 
     def figure(self, results: Results) -> Picture:
         """A picture of the result (`results[self.name]`), or None."""

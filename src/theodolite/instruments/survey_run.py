@@ -81,7 +81,7 @@ class Survey(Result):
         return write_page(page_of(self), path)
 
 
-@checked(lr=partial(positive, wanted=A_NUMBER), population=count, seed=seed)
+@checked(lr=partial(positive, wanted=A_NUMBER), batch_size=count, population=count, seed=seed)
 def survey(
     problem: Problem | nn.Module,
     loss: Any = _NOT_GIVEN,
@@ -91,6 +91,8 @@ def survey(
     optimizer: Optimizer | Callable[[Any], Optimizer] | str | None = None,
     budget: Budget = None,
     only: Iterable[str] | None = None,
+    valid: Any = None,
+    batch_size: int | None = None,
     name: str = "",
     population: int | None = None,
     facts: dict[str, str] | None = None,
@@ -106,6 +108,8 @@ def survey(
             expect of them.
         budget: seconds, or a text such as "60s" or "2m"; efforts are lowered and instruments left out to fit.
         only: names of instruments; those they need run too.
+        valid: validation data, in any form that `data` takes.
+        batch_size: of the batches you train with, where the data does not come in them.
         name: what the page calls the subject; by default the model's class.
         population: size of the data set that the data is a sample of, for sampling errors.
 
@@ -120,7 +124,8 @@ def survey(
     allowed = seconds_of(budget)
     known = {"model": type(getattr(problem, "model", problem)).__name__, **(facts or {})}
     title = name or known["model"]
-    opened = open_context(problem, loss, data, lr=lr, optimizer=optimizer, population=population, seed=seed)
+    given: dict[str, Any] = {"valid": valid, "batch_size": batch_size, "population": population}
+    opened = open_context(problem, loss, data, lr=lr, optimizer=optimizer, **given, seed=seed)
     if isinstance(opened, Finding):
         return Survey(title=title, findings=(opened,), results={}, plan=(), facts=known, budget=allowed, seed=seed)
     run = _Run(opened, _chosen(only, opened), allowed, began)
@@ -154,7 +159,7 @@ def plan_survey(
     seed: int = 0,
 ) -> Plan:
     """What `survey` would do with the same arguments, and what it would take; only a gradient and a few products are made."""
-    context = open_context(problem, loss, data, lr=lr, optimizer=optimizer, population=None, seed=seed)
+    context = open_context(problem, loss, data, lr=lr, optimizer=optimizer, seed=seed)
     if isinstance(context, Finding):
         raise ValueError(context.sentence)
     began = time.perf_counter()
@@ -187,8 +192,10 @@ def open_context(
     *,
     lr: float | None,
     optimizer: Optimizer | Callable[[Any], Optimizer] | str | None,
-    population: int | None,
-    seed: int,
+    valid: Any = None,
+    batch_size: int | None = None,
+    population: int | None = None,
+    seed: int = 0,
 ) -> SurveyContext | Finding:
     """The context of a survey, or the finding that stands in its way."""
     if isinstance(optimizer, nn.Module):
@@ -202,10 +209,13 @@ def open_context(
             problem = _build(problem, loss, data, optimizer)
         except NonFiniteError as error:
             return not_finite(str(error))
+    if valid is not None and not isinstance(valid, Problem):
+        valid = problem.on(valid)
     if callable(optimizer) and not isinstance(optimizer, Optimizer):
         optimizer = optimizer(problem.parameters)
     optimizer = as_optimizer(optimizer, problem.parameters, lr=lr, needs_rate=True)
-    return SurveyContext(problem, lr=lr, optimizer=optimizer, population=population, seed=seed)
+    given: dict[str, Any] = {"population": population, "valid": valid, "batch_size": batch_size}
+    return SurveyContext(problem, lr=lr, optimizer=optimizer, **given, seed=seed)
 
 
 def other_gradient(problem: Problem) -> list[Finding]:
@@ -291,7 +301,7 @@ class _Run:
 
     def __init__(self, context: SurveyContext, instruments: Sequence[Instrument], budget: float | None, began: float) -> None:
         self.context, self.instruments, self.budget, self.began = context, list(instruments), budget, began
-        self.findings: list[Finding] = []
+        self.findings = context.findings
         self.rows: list[Row] = []
         self.peak_bytes = 0
         self.route = ""

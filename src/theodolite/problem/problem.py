@@ -232,6 +232,10 @@ class Problem:
             raise NonFiniteError(f"The model's output for batch {index} holds NaN or inf.")
         return output
 
+    def live_loss(self, batch: Batch) -> Tensor:
+        """The loss of one batch on the model itself as it stands, with its graph: that of a training step."""
+        return self._call({}, self.placed(batch), 0).loss
+
     def raw_loss(self, tensors: dict[str, Tensor], batch: Batch) -> float:
         """The loss of one batch as it comes, NaN included."""
         return float(self._call(tensors, self.placed(batch), 0).loss.detach())
@@ -326,6 +330,13 @@ class Problem:
             raise ValueError("Other batches need a batch_weight that is a function of the batch, not a list of numbers.")
         other = self._copy()
         other.data = Data(batches, None, self._parse)
+        return other
+
+    def on(self, data: Any) -> Problem:
+        """The same problem on other data of the user's, in any form that the constructor takes."""
+        other = self._copy()
+        with random_states_kept(generators=generators_of(data)):
+            other.data = read_data(data, self._parse)
         return other
 
     def at(self, weights: Mapping[str, Tensor]) -> Problem:
