@@ -48,6 +48,21 @@ def number(value: float, error: float | None = None) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
+def duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> duration(0.004), duration(3.21), duration(48.2), duration(125), duration(7300)
+    ('0.004 s', '3.2 s', '48 s', '2 min 5 s', '2 h 2 min')
+    """
+    if seconds < 59.5:
+        return f"{seconds:.1g} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
 def plural(count: int, noun: str) -> str:
     """A count with its noun.
 

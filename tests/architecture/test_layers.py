@@ -13,8 +13,8 @@ from .reading import PACKAGE, home_of, imports_of, names_in, room_of, sources, t
 
 # Lowest first; rooms on one line may not import each other.
 FLOORS = [
-    ["text"],
-    ["errors", "files", "progress", "arguments"],
+    ["text", "errors"],
+    ["files", "progress", "arguments"],
     ["results"],
     ["problem"],
     ["operators"],

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["InapplicableError", "Instrument", "Picture", "Results", "SurveyContext", "Work", "inapplicable"]
+__all__ = ["Depth", "InapplicableError", "Instrument", "Picture", "Results", "SurveyContext", "Work", "inapplicable"]
 
+#: How far a survey goes: what answers the question, what explains it too, everything that applies.
+Depth = Literal["quick", "normal", "deep"]
 #: What was measured, by the name of the instrument.
 Results: TypeAlias = Mapping[str, Any]
 #: One picture, or several beside each other; None where there is nothing to draw.
@@ -49,8 +51,9 @@ class SurveyContext:
     """What is surveyed: the problem, the user's learning rate and optimizer, and what has been measured so far.
 
     `valid` is the same problem on validation data, `batch_size` the size of the batches that the user trains with; None where
-    they are not known. `findings` are those of the instruments that have run. The Hessian, the gradient and the timings are made
-    once and shared. `allowance` is what the instrument at work may take, in seconds; None where there is no budget.
+    they are not known. `findings` and `remedies` are those of the instruments that have run. The Hessian, the gradient and the
+    timings are made once and shared. `allowance` is what the instrument at work may take, in seconds; None where there is no
+    budget.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class SurveyContext:
     ) -> None:
         self.valid, self.batch_size = valid, batch_size
         self.findings: list[Finding] = []
+        self.remedies: dict[str, Remedy] = {}
         self.problem, self.optimizer, self.population, self.seed = problem, optimizer, population, seed
         given = float(optimizer.param_groups[0]["lr"]) if lr is None and optimizer is not None else lr
         self.lr = given or None  # a warm-up begins at 0, which is no rate to try
@@ -136,6 +140,7 @@ class Instrument(ABC):
     work: ClassVar[Work]
     columns: ClassVar[Mapping[str, str]] = {}
     of_one_output: ClassVar[bool] = False  # it looks at the model's main output tensor, and a loss of several says more
+    depth: ClassVar[Depth] = "normal"  # from which depth of a survey on it takes part
     first: ClassVar[bool] = False  # runs before anything is timed; if it finds something critical, nothing else runs
 
     def concerns(self, context: SurveyContext) -> bool:

@@ -27,6 +27,7 @@ from theodolite.problem.derivatives.second_order import (
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.state_guard import left_as_found, random_states_kept
 from theodolite.problem.weighting import BatchWeight, Weighting, establish_weighting
+from theodolite.progress import TimeLimit
 
 Mode = Literal["eval", "train"] | None
 _HALF = (torch.bfloat16, torch.float16)
@@ -103,6 +104,7 @@ class Problem:
         self._parse, self._batch_weight = parse, batch_weight
         self._weighting: Weighting | None = None
         self._constant: set[int] = set()  # batches that were shown to be constant in the measured parameters
+        self.time_limit = TimeLimit()  # of all that is computed on this problem and its copies
         self.elsewhere: dict[str, Tensor] = {}  # values that stand in for parameters of the model, by name; see `at`
         with random_states_kept(generators=generators_of(data)):
             self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
@@ -208,6 +210,7 @@ class Problem:
 
     def evaluate(self, tensors: dict[str, Tensor], batch: Batch, index: int) -> Evaluation:
         """One batch through the model, inside a `session`."""
+        self.time_limit.check()
         result = self._call(tensors, batch, index)
         if not bool(torch.isfinite(result.loss)):
             raise NonFiniteError(probe.first_bad_tensor(tensors, batch, result, index))
@@ -234,6 +237,7 @@ class Problem:
 
     def live_loss(self, batch: Batch) -> Tensor:
         """The loss of one batch on the model itself as it stands, with its graph: that of a training step."""
+        self.time_limit.check()
         return self._call({}, self.placed(batch), 0).loss
 
     def raw_loss(self, tensors: dict[str, Tensor], batch: Batch) -> float:
@@ -323,6 +327,12 @@ class Problem:
     def batch_of(self, inputs: Any) -> Batch:
         """Inputs without targets as a batch: a tensor, a tuple of arguments or a mapping."""
         return BatchParser(own_loss=False, target_key="")((inputs, None), 0)
+
+    def limited(self, limit: TimeLimit) -> Problem:
+        """The same problem, of which nothing is computed once the time is over."""
+        other = copy.copy(self)
+        other.time_limit = limit
+        return other
 
     def with_batches(self, batches: list[Batch]) -> Problem:
         """The same problem on other batches."""

@@ -42,7 +42,8 @@ class Subject:
 
     `loss` is None and `own_loss` true where the model returns its own. `facts` says what was loaded from where, `notes` what the
     user must know. `population` is the size of the full data where these are a part of it. `optimizer`, `lr` and `problem` are
-    there where the user's own code gave them, `optimizer_state` where the checkpoint held one.
+    there where the user's own code gave them, `optimizer_state` where the checkpoint held one, `valid` where validation data
+    belong to it.
     """
 
     model: nn.Module
@@ -58,6 +59,7 @@ class Subject:
     facts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     optimizer_state: dict[str, Any] | None = None
+    valid: Any = None
 
 
 def load_subject(
@@ -354,4 +356,7 @@ def embedded_example(seed: int = 0) -> Subject:
         "data set": f"scikit-learn digits, {len(digits.y_train)} training samples",
         "training": f"{STEPS} steps of SGD at {RATE:g} in batches of {BATCH}, loss {trace.loss[0]:.3g} to {trace.loss[-1]:.3g}",
     }
-    return Subject(name="a small network on handwritten digits", model=model, loss=loss, data=data, facts=facts, optimizer=sgd)
+    return Subject(
+        name="a small network on handwritten digits", model=model, loss=loss, data=data, valid=(digits.x_test, digits.y_test),
+        facts=facts, optimizer=sgd,
+    )  # fmt: skip
