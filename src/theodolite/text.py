@@ -28,21 +28,26 @@ def _written_out(characters: str) -> str:
 
 
 def number(value: float, error: float | None = None) -> str:
-    """A number with its error, as a sentence shows it: rounded to two digits of the error, four digits where it is tiny.
+    """A number with its error, as a sentence shows it: rounded to two digits of the error, and to four of its own at the most.
+
+    An error that does not show at this precision is left to the tables.
 
     >>> number(0.123456, 0.00123), number(371.4, 184.2), number(1.5), number(float("inf"))
     ('0.1235 ± 0.0012', '370 ± 180', '1.5', 'infinite')
-    >>> number(7.9123, 8.9e-7), number(1.234e-7, 3e-9), number(0.0, 1e-12)
-    ('7.912 ± 9e-07', '1.234e-07 ± 3e-09', '0 ± 1e-12')
+    >>> number(7.9123, 8.9e-7), number(-0.585374, 7e-5), number(1.234e-7, 3e-9), number(0.0, 1e-12)
+    ('7.912', '-0.5854 ± 0.0001', '1.234e-07 ± 3e-09', '0 ± 1e-12')
     """
     if math.isinf(value):
         return "infinite"
     if error is None or not error > 0 or not math.isfinite(error):
         return f"{value:.4g}"
     size = max(abs(value), error)
-    if error < 1e-4 * abs(value) or not 1e-3 <= size < 1e6:
+    shown = 0.5 * 10.0 ** (math.floor(math.log10(size)) - 3)  # half of the fourth digit
+    if error < shown:
+        return f"{value:.4g}"
+    if not 1e-3 <= size < 1e6:
         return f"{value:.4g} ± {error:.1g}"
-    digits = 1 - math.floor(math.log10(error))  # decimals that keep two digits of the error
+    digits = min(1 - math.floor(math.log10(error)), 3 - math.floor(math.log10(size)))  # decimals
     if digits < 0:
         return f"{round(value, digits):.0f} ± {round(error, digits):.0f}"
     return f"{value:.{digits}f} ± {error:.{digits}f}"

@@ -5,25 +5,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from theodolite.instruments.registry import get, names
-from theodolite.report import Page, Section, provenance_of
+from theodolite.report import Answer, Page, Section, provenance_of
 from theodolite.results import Row
+from theodolite.text import duration
 
 if TYPE_CHECKING:
     from theodolite.instruments.survey_run import Survey
+
+
+#: The instrument whose picture stands beside the verdict, the first that has one.
+FIRST = ("range_test", "rate", "trials")
 
 
 def page_of(survey: Survey) -> Page:
     """All that the page of a survey shows."""
     known = set(names())
     sections = [_section(survey, row, place) for place, row in enumerate(survey.plan) if row["instrument"] in known]
+    few = survey.shown
     return Page(
         title=survey.title,
-        findings=survey.findings,
-        sections=sorted(sections, key=lambda section: not section.svg),  # what has a picture first, else as they ran
+        answer=_answer(survey),
+        findings=[*few, *(f for f in survey.findings if f not in few)],
+        most=len(few),
+        folded=True,
+        sections=sections,
         facts=survey.facts,
         plan=[_plan_row(row) for row in survey.plan],
         provenance=provenance_of(survey),
     )
+
+
+def _answer(survey: Survey) -> Answer:
+    """The verdict, the rate to set, and the picture that people know."""
+    tone = "critical" if survey.causes or survey.learning is False else "good" if survey.good else "note"
+    setting = "" if survey.lr is None else f"lr={survey.lr:.3g}"
+    first = next((name for name in FIRST if name in survey.results), None)
+    svg, _ = ("", "") if first is None else _drawn(survey, first, -1)
+    return Answer(sentences=survey.sentences, tone=tone, setting=setting, svg=svg)
 
 
 def _section(survey: Survey, row: Row, place: int) -> Section:
@@ -62,13 +80,13 @@ def _drawn(survey: Survey, name: str, place: int) -> tuple[str, str]:
 def _cost(row: Row) -> str:
     if row.get("took") is None:
         return ""
-    took = f"{row['took']:.2g} s"
+    took = duration(row["took"])
     if not row.get("seconds"):
         return took
     per = row["seconds"] / row["gradients"] if row.get("gradients") else 0.0
     gradients = f", that is {row['took'] / per:.3g} gradients" if per else ""
     settings = f" ({row['effort']})" if row.get("effort") else ""
-    return f"{took}{gradients}{settings}; expected {row['seconds']:.2g} s"
+    return f"{took}{gradients}{settings}; expected {duration(row['seconds'])}"
 
 
 def _plan_row(row: Row) -> Row:
