@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
     """A time as people say it.
 
     >>> duration(0.004), duration(3.21), duration(48.2), duration(125), duration(7300)
-    ('0.004 s', '3.2 s', '48 s', '2 min 5 s', '2 h 2 min')
+    ('0.004 s', '3.2 s', '48 s', '2 min 5 s', '2 h 1 min')
     """
     if seconds < 59.5:
         return f"{seconds:.1g} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"

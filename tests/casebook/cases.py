@@ -233,12 +233,11 @@ def _() -> Training:
 
 def _raw_targets(mend: bool = False) -> Training:
     (x, y), (vx, vy) = table()
-    factor = 1.0 if mend else 1.0
     big = [50_000.0 + 12_000.0 * t for t in (y, vy)]
     if mend:
         mean, std = big[0].mean(), big[0].std()
         big = [(t - mean) / std for t in big]
-    return table_training(data=(factor * x, big[0]), valid=(vx, big[1]))
+    return table_training(data=(x, big[0]), valid=(vx, big[1]))
 
 
 def _explained(training: Training) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+
 import theodolite as th
 from theodolite.results import Severity
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class Training:
                 group["lr"] = factor * lr
             self.made.zero_grad()
             value = self.loss(self.model(self.data[0][rows]), self.data[1][rows])
-            if not math.isfinite(float(value)):
+            if not math.isfinite(float(value.detach())):
                 break
             value.backward()
             self.made.step()
@@ -74,7 +75,7 @@ def digits(flat: bool = True) -> tuple[Data, Data]:
 
 def mlp(width: int = 48, depth: int = 2, inputs: int = 64, outputs: int = 10, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     sizes = [inputs, *[width] * depth]
-    layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), activation())]
+    layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), activation())]
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
