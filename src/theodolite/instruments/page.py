@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
+
 from theodolite.instruments.registry import get, names
+from theodolite.plots import to_svg
 from theodolite.report import Answer, Page, Section, provenance_of
 from theodolite.results import Row
 from theodolite.text import duration
@@ -35,12 +38,24 @@ def page_of(survey: Survey) -> Page:
     )
 
 
+def first_picture(survey: Survey) -> Figure | None:
+    """The picture beside the verdict; None where there is none."""
+    for name in FIRST:
+        drawn = get(name).figure(survey.results) if name in survey.results and name in names() else None
+        if drawn is not None:
+            return drawn if isinstance(drawn, Figure) else drawn.figure  # type: ignore[return-value]
+    return None
+
+
 def _answer(survey: Survey) -> Answer:
     """The verdict, the rate to set, and the picture that people know."""
     tone = "critical" if survey.causes or survey.learning is False else "good" if survey.good else "note"
     setting = "" if survey.lr is None else f"lr={survey.lr:.3g}"
-    first = next((name for name in FIRST if name in survey.results), None)
-    svg, _ = ("", "") if first is None else _drawn(survey, first, -1)
+    try:
+        figure = first_picture(survey)
+    except Exception:  # the section of that instrument says what went wrong
+        figure = None
+    svg = "" if figure is None else to_svg(figure, prefix="picture-first")
     return Answer(sentences=survey.sentences, tone=tone, setting=setting, svg=svg)
 
 
@@ -68,8 +83,6 @@ def _section(survey: Survey, row: Row, place: int) -> Section:
 
 def _drawn(survey: Survey, name: str, place: int) -> tuple[str, str]:
     """The picture as SVG; one that cannot be drawn leaves its error instead."""
-    from theodolite.plots import to_svg
-
     try:
         figure = get(name).figure(survey.results) if name in survey.results else None
         return ("", "") if figure is None else (to_svg(figure, prefix=f"picture-{place}"), "")

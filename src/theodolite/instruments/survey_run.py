@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import nn
 from torch.optim import Optimizer
@@ -34,6 +35,9 @@ from theodolite.problem.optimizers import as_optimizer
 from theodolite.progress import Stage, TimeLimit, stages
 from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
 from theodolite.text import duration, nearest, plural
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Budget = float | str | None
 _NOT_GIVEN: Any = object()
@@ -106,6 +110,24 @@ class Survey(Result):
 
     def sentence(self) -> str:
         return "\n".join([f"Survey of {self.title}: {self.verdict}", *(f"  {finding}" for finding in self.shown)])
+
+    def plot(self) -> Figure:
+        """The picture that stands beside the verdict on the page."""
+        from theodolite.instruments.page import first_picture
+
+        figure = first_picture(self)
+        if figure is None:
+            raise ValueError(
+                "This survey has no picture beside its verdict. Those of its instruments: survey.results[name].plot()."
+            )
+        return figure
+
+    def _repr_html_(self) -> str:
+        """The verdict with the few findings below it."""
+        lines = "".join(f"<li><b>{html.escape(f.severity.value)}</b> {html.escape(f.sentence)}</li>" for f in self.shown)
+        setting = "" if self.lr is None else f"<p><code>lr={self.lr:.3g}</code></p>"
+        head = f"<p><small>Survey of {html.escape(self.title)}</small></p><p><b>{html.escape(self.verdict)}</b></p>{setting}"
+        return f'<div style="border-left:4px solid #23588a;padding:0.2em 1em;max-width:60em">{head}<ul>{lines}</ul></div>'
 
     def to_html(self, path: str | PathLike[str]) -> Path:
         """Write the survey as one self-contained page."""

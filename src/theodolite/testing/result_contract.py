@@ -58,7 +58,17 @@ class ResultContract:
         assert str(result) == sentence
         assert repr(result).startswith(f"<{type(result).__name__}: ")
         assert sentence in repr(result)
-        assert ("<table>" in result._repr_html_()) == bool(result.rows())
+        assert "<script>" not in result._repr_html_()
+
+    def test_it_can_be_drawn_or_says_that_it_has_no_picture(self) -> None:
+        from matplotlib.figure import Figure
+
+        try:
+            drawn = self.make().plot()
+        except ValueError as error:
+            assert "no picture" in str(error)  # noqa: PT017
+        else:
+            assert isinstance(drawn, Figure)
 
     def test_saving_and_loading_gives_the_same(self, tmp_path: Path) -> None:
         result = self.make()
