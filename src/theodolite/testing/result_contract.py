@@ -13,8 +13,6 @@ from abc import abstractmethod
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from pathlib import Path
 
-import pytest
-
 from theodolite.results import Cost, Outcome, Provenance, Result, load
 from theodolite.testing.equality import same
 
@@ -27,6 +25,8 @@ class ResultContract:
         """A small result as a user gets it."""
 
     def test_it_is_a_frozen_record(self) -> None:
+        import pytest
+
         result = self.make()
         assert is_dataclass(result)
         with pytest.raises(FrozenInstanceError):
