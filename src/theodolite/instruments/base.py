@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -50,10 +50,10 @@ def inapplicable(*errors: type[Exception]) -> Iterator[None]:
 class SurveyContext:
     """What is surveyed: the problem, the user's learning rate and optimizer, and what has been measured so far.
 
-    `valid` is the same problem on validation data, `batch_size` the size of the batches that the user trains with; None where
-    they are not known. `findings` and `remedies` are those of the instruments that have run. The Hessian, the gradient and the
-    timings are made once and shared. `allowance` is what the instrument at work may take, in seconds; None where there is no
-    budget.
+    `valid` is the same problem on validation data, `batch_size` the size of the batches that the user trains with, None where
+    they are not known; `checkpoints` are other states of the model. `findings` and `remedies` are those of the instruments that
+    have run. The Hessian, the gradient and the timings are made once and shared. `allowance` is what the instrument at work may
+    take, in seconds; None where there is no budget.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class SurveyContext:
         population: int | None = None,
         valid: Problem | None = None,
         batch_size: int | None = None,
+        checkpoints: Sequence[Any] = (),
         seed: int = 0,
     ) -> None:
-        self.valid, self.batch_size = valid, batch_size
+        self.valid, self.batch_size, self.checkpoints = valid, batch_size, tuple(checkpoints)
         self.findings: list[Finding] = []
         self.remedies: dict[str, Remedy] = {}
         self.problem, self.optimizer, self.population, self.seed = problem, optimizer, population, seed

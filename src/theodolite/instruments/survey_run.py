@@ -150,6 +150,7 @@ def survey(
     only: Iterable[str] | None = None,
     valid: Any = None,
     batch_size: int | None = None,
+    checkpoints: Sequence[Any] = (),
     name: str = "",
     population: int | None = None,
     facts: dict[str, str] | None = None,
@@ -168,6 +169,7 @@ def survey(
         only: names of instruments; those they need run too.
         valid: validation data, in any form that `data` takes.
         batch_size: of the batches you train with, where the data does not come in them.
+        checkpoints: other states of the model (state dicts or files), to which the path from here is measured.
         name: what the page calls the subject; by default the model's class.
         population: size of the data set that the data is a sample of, for sampling errors.
         progress: True or False for a bar, None for one on a terminal only; or a function that is told what is going on.
@@ -187,7 +189,7 @@ def survey(
     allowed = seconds_of(budget)
     known = {"model": type(getattr(problem, "model", problem)).__name__, **(facts or {})}
     title = name or known["model"]
-    given: dict[str, Any] = {"valid": valid, "batch_size": batch_size, "population": population}
+    given: dict[str, Any] = {"valid": valid, "batch_size": batch_size, "checkpoints": checkpoints, "population": population}
     opened = open_context(problem, loss, data, lr=lr, optimizer=optimizer, **given, seed=seed)
     if isinstance(opened, Finding):
         verdict, findings = judge([opened], {})
@@ -281,6 +283,7 @@ def open_context(
     optimizer: Optimizer | Callable[[Any], Optimizer] | str | None,
     valid: Any = None,
     batch_size: int | None = None,
+    checkpoints: Sequence[Any] = (),
     population: int | None = None,
     seed: int = 0,
 ) -> SurveyContext | Finding:
@@ -301,7 +304,9 @@ def open_context(
     if callable(optimizer) and not isinstance(optimizer, Optimizer):
         optimizer = optimizer(problem.parameters)
     optimizer = as_optimizer(optimizer, problem.parameters, lr=lr, needs_rate=True)
-    given: dict[str, Any] = {"population": population, "valid": valid, "batch_size": batch_size}
+    given: dict[str, Any] = {
+        "population": population, "valid": valid, "batch_size": batch_size, "checkpoints": checkpoints,
+    }  # fmt: skip
     problem = problem.limited(TimeLimit())
     return SurveyContext(problem, lr=lr, optimizer=optimizer, **given, seed=seed)
 

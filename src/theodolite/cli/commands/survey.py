@@ -40,7 +40,8 @@ def survey(
         typer.Option(help="sgd, momentum, nesterov, adam, adamw; settings as adamw:weight_decay=0.1; module:attribute."),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Weights for the model: safetensors, or what weights_only loads.")
+        list[Path] | None,
+        typer.Option(help="Weights for the model: safetensors, or what weights_only loads. Of several the last is surveyed."),
     ] = None,
     samples: Samples = None,
     batch_size: Annotated[int | None, typer.Option(help="Cut the data into batches of this size, to save memory.")] = None,
@@ -69,10 +70,11 @@ def survey(
     from theodolite.instruments import survey as survey_problem
     from theodolite.instruments.survey_run import seconds_of
 
+    weights = checkpoint[-1] if checkpoint else None
     allowed = None if budget == "none" else seconds_of(budget)
     if not dry_run:
         check_folder(out)
-    if model is not None or data is not None or checkpoint is not None:
+    if model is not None or data is not None or checkpoint:
 
         def load(word: str | None, part: Part = "train") -> Subject:
             weights = checkpoint if part == "train" else None
@@ -95,7 +97,12 @@ def survey(
         _show_plan(plan_survey(*form, **given), as_json)
         raise typer.Exit(0)
     facts, code = with_notes(subject.facts, subject.notes), 0
-    given |= {"valid": subject.valid, "batch_size": batch_size, "population": subject.population}
+    given |= {
+        "checkpoints": (checkpoint or [])[:-1],
+        "valid": subject.valid,
+        "batch_size": batch_size,
+        "population": subject.population,
+    }
     try:
         found = survey_problem(*form, **given, name=subject.name, facts=facts, progress=_progress())
     except SurveyInterrupted as interrupted:
