@@ -77,9 +77,15 @@ def survey(
     if model is not None or data is not None or checkpoint:
 
         def load(word: str | None, part: Part = "train") -> Subject:
-            weights = checkpoint if part == "train" else None
             return load_subject(
-                model, word, loss, checkpoint=weights, samples=samples, batch_size=batch_size, seed=seed, part=part
+                model,
+                word,
+                loss,
+                checkpoint=weights if part == "train" else None,
+                samples=samples,
+                batch_size=batch_size,
+                seed=seed,
+                part=part,
             )
 
         subject, held = load(data), load_test_part(load, valid, data)
