@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from theodolite.arguments import checked, positive
-from theodolite.measures.kernel.problem_views import reset_of
+from theodolite.measures.progress.new_weights import new_module
 from theodolite.measures.trials import copied_setup
 from theodolite.problem import Problem
 from theodolite.problem.activations import Call, Hooks
@@ -51,6 +50,27 @@ class GradientFlow(Result):
 
     def rows(self) -> list[Row]:
         return [dict(row) for row in self.layers]
+
+    @property
+    def first_to_last(self) -> float | None:
+        """The strongest gradient ratio in the first third of the layers over that in the last; None for fewer than three."""
+        third = len(self.layers) // 3
+        if not third:
+            return None
+        first, last = (max(row["gradient_ratio"] for row in part) for part in (self.layers[:third], self.layers[-third:]))
+        return float(first / last) if last > 0 else None
+
+    @property
+    def amplification(self) -> float | None:
+        """The scale of what the last layer gives over that of what the first one takes."""
+        scales = [row[name] for row in self.layers for name in ("input_scale", "output_scale") if row[name] is not None]
+        return float(scales[-1] / scales[0]) if len(scales) > 1 and scales[0] > 0 else None
+
+    @property
+    def saturation(self) -> float | None:
+        """The median share of saturated values, over the layers whose activation can saturate."""
+        shares = sorted(row["saturated"] for row in self.layers if row["saturated"] is not None)
+        return float(shares[len(shares) // 2]) if shares else None
 
     def sentence(self) -> str:
         ratios = [row["update_ratio"] or row["gradient_ratio"] for row in self.layers]
@@ -127,9 +147,7 @@ def _norm(tensors: Any) -> float:
     return math.sqrt(sum(float(t.detach().double().square().sum()) for t in tensors))
 
 
-def one_update(
-    problem: Problem, lr: float, optimizer: Optimizer | None, gradients: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def one_update(problem: Problem, lr: float, optimizer: Optimizer | None, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What one step of the optimizer, with its state, adds to each parameter; made on a copy."""
     setup = copied_setup(problem, lr, optimizer, 1)
     for p, g in zip(setup.problem.parameters, gradients.values(), strict=True):
@@ -152,28 +170,15 @@ def initial_norm(problem: Problem, layer: Layer, matrices: Sequence[int]) -> flo
     return _norm(found) if len(found) == len(matrices) else None
 
 
-def new_module(module: nn.Module, seed: int = 0) -> nn.Module | None:
-    """A module of the same kind with newly drawn weights; None where it does not know how to draw them."""
-    if reset_of(module) is None:
-        return None
-    fresh = copy.copy(module)  # its own parameters are replaced below, so nothing of the user's is drawn anew
-    fresh._parameters = {n: None if p is None else nn.Parameter(torch.empty_like(p)) for n, p in module._parameters.items()}
-    reset = reset_of(fresh)
-    assert reset is not None
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        try:
-            reset()
-        except Exception:  # an initialisation of the user's that reaches for more than its own weights
-            return None
-    return fresh
+def module_path(problem: Problem, layer: str) -> str:
+    """The module's own name of a layer, for `get_submodule`."""
+    members = problem.layers[layer]
+    return problem.selection.keys[(*members.weights, *members.biases)[0]].rpartition(".")[0]
 
 
 def module_of(problem: Problem, layer: str) -> nn.Module:
     """The module that a layer of the problem is."""
-    members = problem.layers[layer]
-    key = problem.selection.keys[(*members.weights, *members.biases)[0]]
-    return problem.model.get_submodule(key.rpartition(".")[0])
+    return problem.model.get_submodule(module_path(problem, layer))
 
 
 def matrices_of(problem: Problem, layer: Layer) -> list[int]:
@@ -224,9 +229,9 @@ class Recorded:
 def record_forward(problem: Problem) -> Recorded:
     """One forward pass of a few samples; nothing of the model is changed."""
     seen = Recorded()
-    modules = {layer.name: module_of(problem, layer.name) for layer in layers_with_matrices(problem)}
+    modules = {name: module_of(problem, name) for name in problem.layers}
     batch = next(iter(problem.data)).part(slice(0, SAMPLES))
-    watch = _Watch(seen)
+    watch = _Watch(seen, {layer.name for layer in layers_with_matrices(problem)})
     with problem.session(second=False), torch.no_grad(), Hooks(modules, watch.layer):
         tensors = problem.tensors(problem.leaves(grad=False))
         placed = problem.placed(batch)
@@ -251,14 +256,17 @@ _FUNCTIONS: dict[Any, str] = {
 class _Watch(FunctionMode):
     """Sees which layers are called and which activation follows each, as a module or as a function."""
 
-    def __init__(self, seen: Recorded) -> None:
+    def __init__(self, seen: Recorded, matrices: set[str]) -> None:
         super().__init__()
+        self._matrices = matrices
         self.seen, self._last, self._last_module = seen, "", nn.Module()
         self._results: dict[int, tuple[str, str]] = {}
 
     def layer(self, call: Call) -> None:
         """After each call of a layer."""
         self.seen.order.setdefault(call.name, len(self.seen.order))
+        if call.name not in self._matrices:
+            return  # a normalisation: what follows it is the activation of the layer before
         facts = self.seen.layers.setdefault(call.name, _Facts())
         if isinstance(call.input, Tensor) and call.input.is_floating_point():
             facts.input_scale = _scale(call.input)

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.arguments import checked, count, positive, seed
-from theodolite.errors import WeightingError
 from theodolite.measures.dynamics.noise import random_parts
 from theodolite.measures.progress.trivial import LossKind, Trivial, loss_kind, trivial_prediction
 from theodolite.measures.trials import Setup, copied_setup, in_training, random_batches, run_steps, usual_batch_size
@@ -29,12 +27,16 @@ State = Literal["learning", "learned", "not learning", "diverges", "unknown"]
 SIGMAS = 3.0
 #: Below the constant prediction by at least this share of it: something is known about the inputs.
 BELOW = 0.02
+#: A loss that stays above this share of the constant prediction's has learned little.
+LITTLE = 0.8
 #: A loss below this share of the constant prediction's leaves nothing to gain.
 DONE = 0.02
 #: A loss above the constant prediction's is on its way where it gets there in so many times the steps of the trial.
 PATIENCE = 10.0
 #: Twice the loss at the start, or that of the constant prediction: such a run has lost what it had.
 LOST = 2.0
+#: A loss that falls by less than this share of itself in a step does not get anywhere.
+HARDLY = 1e-5
 #: Groups of samples from which errors are computed.
 GROUPS = 16
 #: Outputs that vary over the samples by less than this share of their size are the same for all.
@@ -48,7 +50,8 @@ class LearningProgress(Result):
     `trivial` is the loss of the best prediction that is the same for all samples (`trivial_name` says which), None where the
     loss function is not known; `slope` the change of the loss per step in a run of `steps` steps on a copy, as it stands, None
     where no rate was given. `state` is "learning", "learned" (well below the constant prediction, and no longer falling), "not
-    learning", "diverges" or "unknown". `losses` are those of the batches of that run, `still` those of the same batches without
+    learning", "diverges" or "unknown". `knows_more` says whether the run made the outputs fit their own targets better than those
+    of other samples (None where that was not looked at), `constant` whether they are the same for all samples. `losses` are those of the batches of that run, `still` those of the same batches without
     training; their difference is the trend, free of what single batches bring. Errors are standard errors by the jackknife.
     """
 
@@ -66,6 +69,7 @@ class LearningProgress(Result):
     slope_error: float | None = None
     state: State = "unknown"
     constant: bool = False
+    knows_more: bool | None = None
     steps: int = 0
     batch_size: int = 0
     losses: tuple[float, ...] = ()
@@ -75,6 +79,21 @@ class LearningProgress(Result):
     def learning(self) -> bool | None:
         """Whether it learns or has learned; None where that is not known."""
         return None if self.state == "unknown" else self.state in ("learning", "learned")
+
+    @property
+    def below(self) -> bool:
+        """Whether the loss is below that of the constant prediction, by more than next to nothing."""
+        return is_below(self.loss, self.trivial, 0.0)
+
+    @property
+    def little(self) -> bool:
+        """Whether it stopped soon below the constant prediction."""
+        return self.state == "learned" and self.trivial is not None and self.loss > LITTLE * self.trivial
+
+    @property
+    def falls(self) -> bool:
+        """Whether the loss falls in the run, by more than its error and more than next to nothing."""
+        return _falls(self.loss, self.slope, self.slope_error)
 
     @property
     def lost_share(self) -> float | None:
@@ -104,7 +123,10 @@ class LearningProgress(Result):
         against = "" if self.trivial is None else f", where {self.trivial_name} gives {_shown(self.trivial)}"
         said = f"loss {_shown(self.loss)}{against}"
         begins = self.state == "learning" and self.trivial is not None and self.loss > (1 - BELOW) * self.trivial
-        verb = {"learning": "begins to learn" if begins else "learns", "learned": "has learned"}
+        verb = {
+            "learning": "begins to learn" if begins else "learns",
+            "learned": "has learned little" if self.little else "has learned",
+        }
         verb |= {"not learning": "does not learn", "diverges": "diverges"}
         head = f"It {verb[self.state]}: {said}" if self.state in verb else f"L{said[1:]}"
         return " ".join([f"{head}{self._trend()}.", *self._validation()])
@@ -116,10 +138,11 @@ class LearningProgress(Result):
             return f", and it {end} within {len(self.losses)} steps on a copy"
         if self.constant and self.state == "not learning":
             return "; its outputs are the same for all samples"
-        if self.slope is None:
+        if self.slope is None or (self.falls and self.state == "learned"):
             return ""
-        if falls(self.slope, self.slope_error):
-            return f"; it falls by {_shown(-self.slope)} per step" + ("" if self.learning else ", too slowly to get there")
+        if self.falls:
+            why = "without fitting its inputs any better" if self.knows_more is False else "too slowly to get there"
+            return f"; it falls by {_shown(-self.slope)} per step" + ("" if self.learning else f", {why}")
         return "; it does not fall" + (" any further" if self.state == "learned" else "") + f" in {self.steps} steps on a copy"
 
     def _validation(self) -> Iterator[str]:
@@ -128,12 +151,11 @@ class LearningProgress(Result):
 
 
 def _shown(value: float) -> str:
-    return f"{value:.3g}" if not 1e4 <= abs(value) < 1e9 else f"{value:.0f}"
+    return f"{value:.3g}" if not 1e3 <= abs(value) < 1e6 else f"{value:.0f}"
 
 
-def falls(slope: float | None, error: float | None) -> bool:
-    """Whether a slope lies below zero by more than its error explains."""
-    return slope is not None and slope < -SIGMAS * (error or 0.0)
+def _falls(loss: float, slope: float | None, error: float | None) -> bool:
+    return slope is not None and slope < -max(SIGMAS * (error or 0.0), HARDLY * abs(loss))
 
 
 @checked(problem=a_problem, lr=positive, steps=count, batch_size=count, seed=seed)
@@ -167,7 +189,7 @@ def learning_progress(
     run: dict[str, Any] = {}
     constant = train.constant
     knows_more = None
-    if lr is not None:
+    if lr is not None and any(p.requires_grad for p in problem.parameters):
         width = usual_batch_size(problem) if batch_size is None else batch_size
         run, ended = _short_run(problem, lr, optimizer, width, steps, seed)
         if ended is not None and not train.below:
@@ -196,6 +218,7 @@ def learning_progress(
         gap_error=None if held is None else math.hypot(held.loss_error, train.loss_error),
         state=state,
         constant=constant,
+        knows_more=knows_more,
         **run,
         outcome=Outcome.ESTIMATED,
         seed=seed,
@@ -226,16 +249,17 @@ def judge_state(
     end = loss if slope is None else loss + slope * steps
     if steps and (not math.isfinite(losses[-1]) or not math.isfinite(end)):
         return "diverges"
+    falling = _falls(loss, slope, slope_error)
     rises = slope is not None and slope > SIGMAS * (slope_error or 0.0)
     if rises and end > LOST * max(abs(loss), abs(trivial or 0.0)):
         return "diverges"
     if trivial is None:
-        return "learning" if falls(slope, slope_error) else "unknown"
+        return "learning" if falling else "unknown"
     if is_below(loss, trivial, margin_error):
-        return "learning" if falls(slope, slope_error) and loss > DONE * abs(trivial) else "learned"
+        return "learning" if falling and loss > DONE * abs(trivial) else "learned"
     if slope is None:
         return "unknown"
-    on_its_way = falls(slope, slope_error) and loss + PATIENCE * max(1, steps) * slope < trivial
+    on_its_way = falling and loss + PATIENCE * max(1, steps) * slope < trivial
     return "learning" if on_its_way and knows_more is not False else "not learning"
 
 
@@ -293,7 +317,9 @@ def _measured(problem: Problem, seed: int) -> _Measured:
             constant = constant if trivial is not None and trivial.loss is not None else scale * constant
             exchanged = _exchanged_loss(parts, kind, found.output, batch)
             columns.append((fraction, scale * loss, constant, scale * (exchanged - loss)))
-            bits = right_answers(found.output.detach(), batch.target, parts.loss_function, shift=0 if kind is None else kind.shift)
+            bits = right_answers(
+                found.output.detach(), batch.target, parts.loss_function, shift=0 if kind is None else kind.shift
+            )
             right, counted = (right, counted) if bits is None else (right + int(bits.sum()), counted + bits.numel())
             outputs.append(_some_values(found.output))
     shares, losses, constants, advantage = torch.tensor(columns, dtype=torch.float64).T

@@ -79,9 +79,7 @@ def loss_kind(problem: Problem, found: Evaluation, batch: Batch) -> LossKind | N
     if name is None:
         return _recognised(problem, output, target)
     axis = 1 if output.ndim > 1 else 0
-    return LossKind(
-        name, axis=axis, logits=not isinstance(loss, nn.BCELoss), log_probabilities=isinstance(loss, nn.NLLLoss)
-    )
+    return LossKind(name, axis=axis, logits=not isinstance(loss, nn.BCELoss), log_probabilities=isinstance(loss, nn.NLLLoss))
 
 
 def _own_kind(found: Evaluation, target: Tensor) -> LossKind | None:
