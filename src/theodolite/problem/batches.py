@@ -269,7 +269,7 @@ def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) ->
 
 def _samples_vary(data: Any, parse: BatchParser) -> bool:
     """Whether a loader's data set gives another sample when it is asked for the same one again, as random transforms do."""
-    dataset = getattr(data, "dataset", None)
+    dataset: Any = getattr(data, "dataset", None)
     if not hasattr(dataset, "__getitem__") or not has_length(dataset) or not len(dataset):
         return False
 

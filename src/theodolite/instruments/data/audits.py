@@ -203,23 +203,20 @@ class Parameters(Instrument):
             return
         dead = {str(row["layer"]): float(row["dead"]) for row in result.layers}
         for layer, *before in result.shut:
-            text = (
-                f"Layer {layer} is dead: none of its {_units(dead[layer])} moves an output on any sample, so it gets no gradient"
-            )
+            units = f"{dead[layer]:.0f} units" if dead[layer] > 1 else "units"
+            text = f"Layer {layer} is dead: none of its {units} moves an output on any sample, so it gets no gradient"
             text += f", and nothing comes back to {the_layers(before)} before it" if before else ""
             text += f"; {the_layers(result.starved)} behind it sees only zeros." if result.starved else "."
-            advice = f"Re-initialise layer {layer}; if it dies again, lower the learning rate, or use an activation with a slope on both sides."
+            advice = f"Re-initialise layer {layer}; if it dies again, lower the learning rate, or use a leaky ReLU."
             measured = ("dead units", sum(dead[name] for name in (layer, *before)))
             yield self.found(Severity.CRITICAL, text, "dead layer", *measured, cause="dead layer", advice=advice)
         partly = [row for row in result.layers if row["dead"] and row["layer"] not in result.dead_layers]
         if partly:
-            count, units = sum(row["dead"] for row in partly), result.total("units")
+            count, total = sum(row["dead"] for row in partly), result.total("units")
             where = _by_layer(partly, "dead") + (", ..." if len(partly) > 4 else "")
-            text = f"{count} of {units} units are dead ({where}): they move no output on any sample."
+            text = f"{count} of {total} units are dead ({where}): they move no output on any sample."
             many = _mostly_dead(result) and not result.dead_layers
-            advice = (
-                "Re-initialise them, at a lower learning rate." if many else "They are harmless as long as the others suffice."
-            )
+            advice = "Re-initialise them, at a lower learning rate." if many else "The others may well suffice."
             said = (Severity.WARNING, text, "dead units") if many else (Severity.NOTE, text, "dead units")
             yield self.found(*said, "dead units", float(count), cause="dead units" if many else "", advice=advice)
 
@@ -273,10 +270,6 @@ class Parameters(Instrument):
             why = "the loss does not depend on them"
             found["unused parameters"] = Remedy(f"remove or connect {listed(result.unreached, 4)}", why_not=why)
         return found
-
-
-def _units(count: float) -> str:
-    return f"{count:.0f} units" if count > 1 else "units"
 
 
 def _mostly_dead(result: ParameterAudit) -> bool:

@@ -151,7 +151,7 @@ def _scale_of(result: GradientFlow) -> str:
     return {
         "relu": "of He's scale (nn.init.kaiming_normal_, biases zero)",
         "tanh": "of Xavier's scale (nn.init.xavier_normal_ with gain 5/3, biases zero)",
-        "sigmoid": "four times Xavier's scale (nn.init.xavier_normal_ with gain 4, biases minus half the sum of a unit's weights)",
+        "sigmoid": "four times Xavier's scale (nn.init.xavier_normal_ with gain 4, biases −½ the sum of a unit's weights)",
     }.get(most, "of Xavier's scale (nn.init.xavier_normal_, biases zero)")
 
 

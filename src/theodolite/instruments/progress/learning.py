@@ -31,9 +31,9 @@ class Progress(Instrument):
     title = "Is it learning?"
     question = "Is the loss better than without looking at the inputs, and does it fall?"
     how = (
-        "The loss is compared with that of the best prediction that is the same for all samples, by your own loss function. Then a "
-        "copy is trained for some steps as it stands, with your optimizer, rate and batch size; the loss of each batch is compared "
-        "with that of the same batch without training, so that single batches do not matter. Errors by the jackknife over groups."
+        "The loss is compared with that of the best prediction that is the same for all samples, by your own loss function. Then "
+        "a copy is trained for some steps as it stands, with your optimizer, rate and batch size; the loss of each batch is "
+        "compared with that of the same batch without training. Errors by the jackknife over groups of samples."
     )
     source = "A model that knows nothing of its inputs does no better than the frequencies of the classes or the mean."
     efforts = ({"steps": 40}, {"steps": 15})
@@ -132,11 +132,8 @@ def _against_overfitting(context: SurveyContext, valid: Problem) -> list[Remedy]
     def score(model: Any) -> float:
         return valid.with_model(model).loss()
 
-    own = (
-        max((float(g.get("weight_decay", 0.0)) for g in context.optimizer.param_groups), default=0.0)
-        if context.optimizer
-        else 0.0
-    )
+    groups = [] if context.optimizer is None else context.optimizer.param_groups
+    own = max((float(group.get("weight_decay", 0.0)) for group in groups), default=0.0)
     decay = max(MORE_DECAY * own, 0.3 if decoupled(context.optimizer) else 0.01)
 
     def decay_more(setup: Setup) -> None:

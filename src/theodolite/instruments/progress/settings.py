@@ -46,9 +46,9 @@ class Settings(Instrument):
     title = "The set-up"
     question = "Does the optimizer train everything, and do loss, decay, schedule and normalisations fit each other?"
     how = (
-        "The optimizer's groups are compared with the parameters that require a gradient; weight decay with the gradient; its rate "
-        "with the one that its schedule began with, and with more of it on held-out samples where little is left. The outputs are "
-        "looked at for probabilities. Normalisations are tried with the statistics of the batches. A loader's sample is read twice."
+        "The optimizer's groups are compared with the parameters that require a gradient, weight decay with it, the rate "
+        "with the one that its schedule began with (where little is left, with more of it, on held-out samples). The outputs are "
+        "looked at for probabilities, normalisations tried with the statistics of the batches, a sample of a loader read again."
     )
     source = "Each of these is a line of code that runs without an error and trains badly."
     work = Work(gradients=1.2)
@@ -112,8 +112,8 @@ class Settings(Instrument):
         if not too_much_decay(context, result):
             return
         text = (
-            f"Weight decay {result.decay:g} alone halves the weights in {max(1, round(result.decay_half_life))} steps; here it pulls "
-            f"{result.decay_force:.2g} times as hard as the gradient."
+            f"Weight decay {result.decay:g} alone halves the weights in {max(1, round(result.decay_half_life))} steps; here it "
+            f"pulls {result.decay_force:.2g} times as hard as the gradient."
         )
         advice = f"Set weight_decay to {_milder(result):g}."
         measured = ("steps in which weight decay alone halves the weights", result.decay_half_life)
@@ -124,8 +124,8 @@ class Settings(Instrument):
             return
         now = 0.0 if context.lr is None else context.lr
         text = (
-            f"The learning rate has gone down from {result.first_lr:g} to {now:g}, and the loss could still fall: on samples that "
-            f"were held out, {result.next_lr:g} does better."
+            f"The learning rate has gone down from {result.first_lr:g} to {now:g}, and the loss could still fall: on samples "
+            f"that were held out, {result.next_lr:g} does better."
         )
         advice = f"Set the learning rate to {result.next_lr:g}, and let the schedule last as long as the training."
         measured = ("learning rate over the one that its schedule began with", now / result.first_lr)
@@ -139,15 +139,13 @@ class Settings(Instrument):
             yield self.found(Severity.WARNING, text, "double softmax", cause="double softmax", advice=advice)
         if summed_at_the_rate_of_a_mean(context, result):
             width = _width(context)
-            text = (
-                f"The loss is a sum over the batch, so gradients are {width} times those of the mean, and the rate fits the mean."
-            )
+            text = f"The loss is a sum over the batch: gradients are {width} times those of the mean, which the rate would fit."
             advice = f"Use reduction='mean', or divide the learning rate by the batch size {width}."
             measured = ("batch size", float(width))
             yield self.found(Severity.WARNING, text, "summed loss", *measured, cause="summed loss", advice=advice)
 
     def _statistics(self, context: SurveyContext, result: SetupCheck) -> Iterator[Finding]:
-        if not statistics_misfit(context, result):
+        if not statistics_misfit(context, result) or result.eval_loss is None or result.batch_loss is None:
             return
         seen = "they have seen no batch" if result.tracked == 0 else "they belong to other weights or data"
         text = (
@@ -155,10 +153,7 @@ class Settings(Instrument):
             f"{result.batch_loss:.3g}: {seen}."
         )
         advice = "Train in model.train() and evaluate in model.eval(); pass some batches through in train mode to renew them."
-        measured = (
-            "loss with running statistics minus that with those of the batch",
-            (result.eval_loss or 0) - (result.batch_loss or 0),
-        )
+        measured = ("loss with running statistics minus that with those of the batch", result.eval_loss - result.batch_loss)
         yield self.found(Severity.WARNING, text, "batch statistics", *measured, cause="batch statistics", advice=advice)
 
     def _varying(self, result: SetupCheck) -> Iterator[Finding]:
@@ -167,17 +162,14 @@ class Settings(Instrument):
             advice = "Take augmentation out of the validation data set."
             yield self.found(Severity.WARNING, text, "augmented validation", cause="augmented validation", advice=advice)
         if result.varying:
-            text = (
-                "Training samples differ each time they are read, as augmentation does; the survey measures one reading of each."
-            )
+            text = "Training samples differ each time they are read, as augmentation makes them; one reading of each is measured."
             yield self.found(Severity.NOTE, text, "augmented samples")
 
     def remedies(self, context: SurveyContext, result: SetupCheck) -> Mapping[str, Remedy]:
         found: dict[str, Remedy] = {}
         if forgotten(result):
-            found["missing parameters"] = Remedy(
-                f"give {_names(result.missing)} to the optimizer", _training(context, result.missing)
-            )
+            advice = f"give {_names(result.missing)} to the optimizer"
+            found["missing parameters"] = Remedy(advice, _training(context, result.missing))
         asked = unexpectedly_frozen(result)
         if asked:
             found["frozen layer"] = Remedy(f"let {_names(asked)} train", _training(context, asked))
@@ -308,7 +300,10 @@ def _as_logits(context: SurveyContext, result: SetupCheck) -> Remedy:
         small = torch.finfo(output.dtype).tiny
         return torch.logit(output, eps=1e-6) if sigmoid else output.clamp_min(small).log()
 
-    return Remedy(advice, lambda setup: setup.model.register_forward_hook(undone) and None)
+    def change(setup: Setup) -> None:
+        setup.model.register_forward_hook(undone)
+
+    return Remedy(advice, change)
 
 
 def _mean_loss(context: SurveyContext, lr: float) -> Remedy:

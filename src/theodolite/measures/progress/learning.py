@@ -50,9 +50,10 @@ class LearningProgress(Result):
     `trivial` is the loss of the best prediction that is the same for all samples (`trivial_name` says which), None where the
     loss function is not known; `slope` the change of the loss per step in a run of `steps` steps on a copy, as it stands, None
     where no rate was given. `state` is "learning", "learned" (well below the constant prediction, and no longer falling), "not
-    learning", "diverges" or "unknown". `knows_more` says whether the run made the outputs fit their own targets better than those
-    of other samples (None where that was not looked at), `constant` whether they are the same for all samples. `losses` are those of the batches of that run, `still` those of the same batches without
-    training; their difference is the trend, free of what single batches bring. Errors are standard errors by the jackknife.
+    learning", "diverges" or "unknown". `knows_more` says whether the run made the outputs fit their own targets better than
+    those of other samples (None where that was not looked at), `constant` whether they are the same for all samples. `losses`
+    are those of the batches of that run, `still` those of the same batches without training; their difference is the trend,
+    free of what single batches bring. Errors are standard errors by the jackknife.
     """
 
     loss: float
@@ -123,11 +124,8 @@ class LearningProgress(Result):
         against = "" if self.trivial is None else f", where {self.trivial_name} gives {_shown(self.trivial)}"
         said = f"loss {_shown(self.loss)}{against}"
         begins = self.state == "learning" and self.trivial is not None and self.loss > (1 - BELOW) * self.trivial
-        verb = {
-            "learning": "begins to learn" if begins else "learns",
-            "learned": "has learned little" if self.little else "has learned",
-        }
-        verb |= {"not learning": "does not learn", "diverges": "diverges"}
+        verb = {"learning": "begins to learn" if begins else "learns", "not learning": "does not learn", "diverges": "diverges"}
+        verb["learned"] = "has learned little" if self.little else "has learned"
         head = f"It {verb[self.state]}: {said}" if self.state in verb else f"L{said[1:]}"
         return " ".join([f"{head}{self._trend()}.", *self._validation()])
 
@@ -242,8 +240,8 @@ def judge_state(
     where the loss still falls. At or above it, it is learning where the loss falls fast enough to get below and the outputs fit
     their own targets better than before (`knows_more`, None where that is not known), not only all targets alike.
 
-    >>> judge_state(0.4, 2.3, 0.01, -0.01, 0.001), judge_state(2.3, 2.3, 0.01, 0.0, 0.001), judge_state(2.3, 2.3, 0.01, None, None)
-    ('learning', 'not learning', 'unknown')
+    >>> judge_state(0.4, 2.3, 0.01, -0.01, 0.001), judge_state(2.3, 2.3, 0.01, 0.0, 0.001)
+    ('learning', 'not learning')
     """
     steps = len(losses)
     end = loss if slope is None else loss + slope * steps
