@@ -89,6 +89,16 @@ def listed(names: Iterable[object], most: int | None = None) -> str:
     return (", ".join(shown) + (f" and {rest} more" if rest else "")) or "none"
 
 
+def the_layers(names: Iterable[object], most: int = 4) -> str:
+    """Layers as a sentence names them, for their names are often numbers.
+
+    >>> the_layers(["2"]), the_layers(["conv1", "conv2"])
+    ('layer 2', 'layers conv1, conv2')
+    """
+    found = list(names)
+    return f"layer{'s' if len(found) > 1 else ''} {listed(found, most)}"
+
+
 def quoted(names: Iterable[object], last: str = "") -> str:
     """Names in quotes; `last` is the word before the last one.
 

@@ -217,12 +217,11 @@ class _Arms:
         return max(FEWEST, min(steps, int(3 * seconds / (time.perf_counter() - began))))
 
     def _setup(self, *, fresh: bool) -> Setup:
-        trial = self.problem.in_float64() if self.problem.half_precision else self.problem.copied()
-        optimizer = copy_optimizer(self.optimizer, self.problem, trial, self.lr)
+        setup = copied_setup(self.problem, self.lr, self.optimizer, self.batch_size)
         if fresh:
-            start_anew(trial.model, self.seed)
-            optimizer.state.clear()
-        return Setup(trial, optimizer, self.batch_size)
+            start_anew(setup.model, self.seed)
+            setup.optimizer.state.clear()
+        return setup
 
     def _ended(self, setup: Setup, steps: int, name: str, score: Score) -> float:
         losses = run_steps(setup, steps, seed=self.seed)
@@ -240,6 +239,12 @@ def _better(start: float, own: float, changed: float) -> bool:
     if not math.isfinite(changed):
         return False
     return not math.isfinite(own) or own - changed > max(BETTER * abs(own), BETTER_THAN_START * abs(start))
+
+
+def copied_setup(problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int) -> Setup:
+    """The training as it stands, on copies of the model and of the optimizer with its state."""
+    trial = problem.in_float64() if problem.half_precision else problem.copied()
+    return Setup(trial, copy_optimizer(optimizer, problem, trial, lr), batch_size)
 
 
 def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:

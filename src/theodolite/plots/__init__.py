@@ -28,6 +28,7 @@ from theodolite.plots.figures import to_svg as to_svg
 from theodolite.plots.heatmaps import heatmap as heatmap
 from theodolite.plots.heatmaps import leading_blocks as leading_blocks
 from theodolite.plots.heatmaps import matrix as matrix
+from theodolite.plots.layers import layer_ratios as layer_ratios
 from theodolite.plots.linear_path import linear_path as linear_path
 from theodolite.plots.linear_path import linear_path_panels as linear_path_panels
 from theodolite.plots.monitor import plot_monitor as plot_monitor

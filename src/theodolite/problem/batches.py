@@ -187,10 +187,12 @@ def _check_batch(batch: Batch, index: int) -> None:
 
 
 class Data:
-    """Batches that can be iterated any number of times."""
+    """Batches that can be iterated any number of times. `varying`: their source gives other samples at each reading."""
 
-    def __init__(self, batches: list[Batch] | None, source: Iterable[Any] | None, parse: BatchParser) -> None:
-        self._batches, self._source, self._parse = batches, source, parse
+    def __init__(
+        self, batches: list[Batch] | None, source: Iterable[Any] | None, parse: BatchParser, *, varying: bool = False
+    ) -> None:
+        self._batches, self._source, self._parse, self.varying = batches, source, parse, varying
         self._fingerprints: list[float] = []
         if batches is None:
             self._fingerprints = [fingerprint(b) for b in self._read()]
@@ -262,7 +264,23 @@ def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) ->
                 raise NotRepeatableError(f"data: more than {size} from a generator, which may be endless. {_FIRST_FEW}")
             held.clear()
             return Data(None, data, parse)
-    return Data(_not_empty(held), None, parse)
+    return Data(_not_empty(held), None, parse, varying=_samples_vary(data, parse))
+
+
+def _samples_vary(data: Any, parse: BatchParser) -> bool:
+    """Whether a loader's data set gives another sample when it is asked for the same one again, as random transforms do."""
+    dataset: Any = getattr(data, "dataset", None)
+    if not hasattr(dataset, "__getitem__") or not has_length(dataset) or not len(dataset):
+        return False
+
+    def read() -> list[Tensor]:
+        return [t for _, t in named_tensors(parse._as_tensors(dataset[0]))]
+
+    try:
+        first = read()
+        return any(len(again) != len(first) or not all(map(torch.equal, again, first)) for again in (read() for _ in range(6)))
+    except Exception:  # a data set that is not asked by numbers
+        return False
 
 
 def _not_empty(batches: list[Batch]) -> list[Batch]:
