@@ -41,8 +41,9 @@ STEPS = 1000
 class ColumnAudit(Result):
     """The columns (or channels) of the input as the layer `layer` gets them.
 
-    `table` has a row for each: its name, mean, spread, kind ("plain", "constant", "few values" for flags, one-hot and sparse
-    columns), and `slower`: how many times slower gradient descent learns along it than it would if all were standardised.
+    `table` has a row for each: its name, mean, spread, smallest and largest value, kind ("plain", "constant", "few values" for
+    flags, one-hot and sparse columns), and `slower`: how many times slower gradient descent learns along it than it would if
+    all were standardised.
     `size` is the root of the mean square of all inputs. `normalised`: the layer takes the scale of each column away itself.
 
     `explained` is the share of the targets' variance that a line in the inputs explains, `reached` what gradient descent has
@@ -63,6 +64,7 @@ class ColumnAudit(Result):
     pairs: tuple[Row, ...]
     shift: Tensor
     scale: Tensor
+    mixing: Tensor
 
     def rows(self) -> list[Row]:
         return [dict(row) for row in self.table]
@@ -71,6 +73,16 @@ class ColumnAudit(Result):
     def plain(self) -> list[Row]:
         """The columns that have a scale: neither constant nor of few values."""
         return [row for row in self.table if row["kind"] == "plain"]
+
+    @property
+    def smallest(self) -> float:
+        """The smallest value of all inputs."""
+        return float(min(row["smallest"] for row in self.table))
+
+    @property
+    def largest(self) -> float:
+        """The largest value of all inputs."""
+        return float(max(row["largest"] for row in self.table))
 
     @property
     def slowest(self) -> Row | None:
@@ -122,15 +134,16 @@ def audit_columns(problem: Problem, *, most: int = SAMPLES, seed: int = 0) -> Co
         channels=seen.channels,
         **(_UNKNOWN if targets is None else whole.reached(targets)),
         pairs=tuple(pairs),
-        shift=whole.mean.float(),
-        scale=whole.spread.float(),
+        shift=whole.mean,
+        scale=whole.spread,
+        mixing=whole.mixing() if x.shape[1] <= WIDE else torch.zeros(0),
         outcome=Outcome.FINISHED if len(rows) == problem.samples else Outcome.ESTIMATED,
         seed=seed,
         cost=Cost(seconds=time.perf_counter() - began, route="moments of the inputs of the first layer", notes=problem.notes),
     )
 
 
-_UNKNOWN = dict.fromkeys(("explained", "reached", "reached_standardised"), math.nan)
+_UNKNOWN: dict[str, Any] = dict.fromkeys(("explained", "reached", "reached_standardised"), math.nan)
 
 
 # What the first layer gets
@@ -229,11 +242,11 @@ class _Columns:
         raw, standard = (largest_eigenvalue(x) for x in (self.x, self.standardised))
         slower = (raw / self.spread.square().clamp_min(1e-300) / max(standard, 1e-300)).tolist()
         kinds = ["constant" if c else "plain" if p else "few values" for c, p in zip(self.constant, self.plain, strict=True)]
-        columns = zip(names, self.mean.tolist(), self.spread.tolist(), kinds, slower, strict=True)
-        return [
-            {"column": name, "mean": mean, "spread": spread, "kind": kind, "slower": max(1.0, times) if kind == "plain" else None}
-            for name, mean, spread, kind, times in columns
-        ]
+        slower = [max(1.0, times) if kind == "plain" else None for times, kind in zip(slower, kinds, strict=True)]
+        ends = self.x.amin(0).tolist(), self.x.amax(0).tolist()
+        columns = zip(names, self.mean.tolist(), self.spread.tolist(), *ends, kinds, slower, strict=True)
+        keys = ("column", "mean", "spread", "smallest", "largest", "kind", "slower")
+        return [dict(zip(keys, values, strict=True)) for values in columns]
 
     def pairs(self, names: list[str], least: float = 0.999) -> list[Row]:
         """Pairs of plain columns whose correlation is at least `least`, and not 1, which is a copy."""
@@ -243,10 +256,19 @@ class _Columns:
         z = self.standardised[:, places]
         r = z.T @ z / len(z)
         found = torch.nonzero(torch.triu(r.abs(), 1) >= least).tolist()
-        rows = [{"first": names[places[i]], "second": names[places[j]], "correlation": float(r[i, j])} for i, j in found]
+        rows: list[Row] = [
+            {"first": names[places[i]], "second": names[places[j]], "correlation": float(r[i, j])} for i, j in found
+        ]
         return [row for row in rows if abs(row["correlation"]) < 1 - 1e-9]
 
-    def reached(self, targets: Tensor) -> dict[str, float]:
+    def mixing(self) -> Tensor:
+        """What makes standardised columns uncorrelated: the inverse root of their correlations, (d, d)."""
+        z = torch.where(self.plain, self.standardised, 0.0)
+        values, vectors = torch.linalg.eigh(z.T @ z / len(z))
+        root = vectors * values.clamp_min(1e-6 * float(values[-1])).rsqrt() @ vectors.T
+        return torch.where(self.plain[:, None] & self.plain, root, torch.eye(len(root), dtype=root.dtype))
+
+    def reached(self, targets: Tensor) -> dict[str, Any]:
         """The share of the targets' variance that a line explains, and what descent has of it, raw and standardised."""
         n, d = self.x.shape
         if n < 5 * (d + 1):
@@ -299,11 +321,12 @@ def _descended(x: Tensor, y: Tensor, steps: float) -> float:
 
 @dataclass(frozen=True)
 class Standardise:
-    """A hook before a layer that shifts and scales its input along an axis."""
+    """A hook before a layer that shifts and scales its input along an axis, and mixes its columns where that is asked for."""
 
     shift: Tensor
     scale: Tensor
     axis: int
+    mixing: Tensor | None = None
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -319,16 +342,26 @@ class Standardise:
         shape = [1] * x.ndim
         shape[self.axis] = -1
         # In double precision: a time stamp less its mean is what single precision has rounded away.
-        return ((x.double() - self.shift.double().reshape(shape)) / self.scale.double().reshape(shape)).to(x.dtype)
+        y = (x.double() - self.shift.reshape(shape).to(x.device)) / self.scale.reshape(shape).to(x.device)
+        if self.mixing is not None:
+            y = (y.movedim(self.axis, -1) @ self.mixing.to(x.device)).movedim(-1, self.axis)
+        return y.to(x.dtype)
 
 
 def standardiser(found: ColumnAudit) -> Standardise:
     """What standardises plain columns, each by itself where their scales differ, else all alike."""
     plain = torch.tensor([row["kind"] == "plain" for row in found.table])
-    shift, scale = found.shift.double(), found.scale.double()
+    shift, scale = found.shift, found.scale
     if not found.channels and bool(plain.any()) and float(scale[plain].max() / scale[plain].min()) < 100 and len(plain) > 20:
         shift = shift[plain].mean().expand_as(shift)
         scale = scale[plain].square().mean().sqrt().expand_as(scale)
         plain = torch.ones_like(plain)
     ones = torch.ones_like(scale)
     return Standardise(torch.where(plain, shift, 0 * shift), torch.where(plain, scale.clamp_min(1e-30), ones), found.axis)
+
+
+def whitener(found: ColumnAudit) -> Standardise:
+    """What standardises plain columns and makes them uncorrelated."""
+    plain = torch.tensor([row["kind"] == "plain" for row in found.table])
+    shift, scale = (torch.where(plain, t, other) for t, other in ((found.shift, 0.0), (found.scale.clamp_min(1e-30), 1.0)))
+    return Standardise(shift, scale, found.axis, found.mixing)

@@ -79,5 +79,6 @@ def column_skill(columns: Tensor, targets: Tensor) -> Tensor:
     x = columns.double() - columns.double().mean(0)
     x = x / x.norm(dim=0).clamp_min(1e-300)
     y = targets.double() - targets.double().mean(-2, keepdim=True)
-    explained = (x.T @ y).square().sum(-1)  # (..., d)
-    return explained.amax(-1) / y.square().sum((-2, -1)).clamp_min(1e-300)
+    explained: Tensor = (x.T @ y).square().sum(-1)  # (..., d)
+    share: Tensor = explained.amax(-1) / y.square().sum((-2, -1)).clamp_min(1e-300)
+    return share

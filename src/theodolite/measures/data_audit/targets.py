@@ -34,11 +34,6 @@ class TargetAudit(Result):
         columns = zip(self.means, self.spreads, self.output_means, self.output_spreads, strict=True)
         return max(max(abs(mean - out), spread) / max(1.0, wide) for mean, spread, out, wide in columns)
 
-    @property
-    def smallness(self) -> float:
-        """The spread of the smallest targets over that of their outputs, or over 1."""
-        return min(spread / max(1.0, wide) for spread, wide in zip(self.spreads, self.output_spreads, strict=True))
-
     def rows(self) -> list[Row]:
         columns = zip(self.means, self.spreads, self.output_means, self.output_spreads, strict=True)
         names = ("target", "mean", "spread", "output_mean", "output_spread")

@@ -93,6 +93,7 @@ class SampleVectors:
         spread = (x - self.shift).norm(dim=0) / math.sqrt(len(x) - 1)
         used = spread[spread > 0]
         if self.width <= self.dim or (len(used) and float(used.max() / used.median()) > 100):
+            spread = torch.maximum(spread, 0.1 * (x.amax(0) - x.amin(0)))  # rare values are no reason to blow up noise
             self.scale = torch.where(spread > 0, spread, torch.ones_like(spread))
 
     def _projected(self, x: Tensor) -> Tensor:
