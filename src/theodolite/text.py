@@ -68,6 +68,17 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
+def grouped(value: float) -> str:
+    """Three digits that count, large numbers written out in groups.
+
+    >>> grouped(41234.5), grouped(0.012345), grouped(1.6e9), grouped(-3.14159)
+    ('41 200', '0.0123', '1.6e+09', '-3.14')
+    """
+    if 1e4 <= abs(value) < 1e8:
+        return f"{float(f'{value:.3g}'):,.0f}".replace(",", " ")
+    return f"{value:.3g}"
+
+
 def plural(count: int, noun: str) -> str:
     """A count with its noun.
 

@@ -191,12 +191,20 @@ def _labels(problem: Problem) -> tuple[Counter[int], int]:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class InputAudit(Result):
-    """Features of the (one, floating-point) input: `constant` ones, and groups that are the same up to shift and scale."""
+    """Features of the (one, floating-point) input: `constant` ones, and groups that are the same up to shift and scale.
+
+    `names` are those of the columns, where they have some.
+    """
 
     features: int
     samples: int
     constant: tuple[int, ...]
     duplicated: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...] = ()
+
+    def called(self, feature: int) -> str:
+        """How a sentence calls a feature: by its name in quotes, or by its number."""
+        return repr(self.names[feature]) if self.names else str(feature)
 
     @property
     def redundant(self) -> int:
@@ -205,7 +213,7 @@ class InputAudit(Result):
 
     def rows(self) -> list[Row]:
         named = [*((group, "same") for group in self.duplicated), *([(self.constant, "constant")] if self.constant else [])]
-        return [{"features": ", ".join(map(str, group[:8])), "count": len(group), "what": what} for group, what in named]
+        return [{"features": ", ".join(map(self.called, group[:8])), "count": len(group), "what": what} for group, what in named]
 
     def sentence(self) -> str:
         if not self.constant and not self.duplicated:
@@ -238,6 +246,12 @@ def main_input(problem: Problem) -> Tensor | None:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
+def column_names(problem: Problem, features: int) -> tuple[str, ...]:
+    """The names of the columns of a table that the flattened inputs are; none where the inputs came as something else."""
+    names = problem.data.columns
+    return names if names is not None and len(names) == features else ()
+
+
 @checked(problem=a_problem)
 def audit_inputs(problem: Problem) -> InputAudit:
     """Find constant and duplicated features; feature numbers count through the flattened sample.
@@ -262,6 +276,7 @@ def audit_inputs(problem: Problem) -> InputAudit:
         samples=len(x),
         constant=tuple(torch.nonzero(still).flatten().tolist()),
         duplicated=tuple(tuple(group) for group in groups),
+        names=column_names(problem, x.shape[1]),
         outcome=Outcome.FINISHED,
         cost=Cost(seconds=time.perf_counter() - began, route="comparison of features"),
     )

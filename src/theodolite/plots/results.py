@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from theodolite.plots.anchors import plot_anchor_probe, plot_atom_geometry
 from theodolite.plots.axes_style import reference
+from theodolite.plots.bars import bars
 from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
 from theodolite.plots.linear_path import linear_path_panels
@@ -113,6 +114,19 @@ def drift_by_distance(result: Any) -> Axes:
     return scatter(result.rows(), x="distance", y="drift", title="Change of the tangent kernel", ylabel="‖K − K₀‖ / ‖K₀‖")
 
 
+def column_scales(result: Any) -> Axes:
+    """The standard deviations of the columns of the input, on a logarithmic axis."""
+    rows = sorted(result.plain, key=lambda row: -row["spread"])
+    title = "Scale of the channels" if result.channels else "Scale of the columns"
+    return bars(rows, "column", "spread", log=True, title=title, xlabel="standard deviation")
+
+
+def class_counts(result: Any) -> Axes:
+    """The samples of each class; on a logarithmic axis where they differ by far."""
+    wide = max(result.counts) > 50 * max(1, min(result.counts))
+    return bars(result.rows(), "class", "samples", log=wide, title="Samples of each class")
+
+
 _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "alignment": gradient_share,
     "anchor-probe": plot_anchor_probe,
@@ -120,6 +134,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "atom-usage": lambda result: plot_atom_usage(result.rows()),
     "batch-critical-rates": batch_rates,
     "catapult-sweep": sweep_of_rates,
+    "column-audit": column_scales,
     "density": density,
     "dictionary-choice": lambda result: plot_dictionary_choice(result.rows()),
     "eigen-trajectory": eigenvalues_in_time,
@@ -128,6 +143,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "fleet-trace": loss_curve,
     "gradient-noise": gradient_groups,
     "kernel-drift": drift_by_distance,
+    "label-audit": class_counts,
     "linear-path": lambda result: linear_path_panels(result.rows()),
     "monitor-report": plot_monitor,
     "regime": trial_run,

@@ -44,12 +44,13 @@ class Problem:
         model: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper. Of several tensors that it returns,
             `.logits` or else the first floating one is its output, unless the loss accepts the whole structure.
         loss: `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face).
-        data: `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping.
+        data: `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping. Arrays of NumPy
+            and tables of pandas stand wherever tensors do, a table with the target among its columns too; names are kept.
         params: None (all that require grad), a glob or list of globs on names, parameters of the model, or a predicate `(name,
             parameter) -> bool`.
         mode: `"eval"`, `"train"` or None (as found), entered for each computation.
         batch_weight: overrides what a batch weighs: a function of the batch or one number per batch.
-        target: key of the target in mapping batches.
+        target: key of the target in mapping batches, or its column in a table.
         check: probe before anything is measured that two evaluations agree and that autograd's derivatives are those of the loss:
             on a few samples along one direction, or with `"full"` on every batch along several. False: measured as it is.
         hold_bytes: data up to this size is read once and held.
@@ -98,9 +99,7 @@ class Problem:
         self.device = self._one_device()
         self._set_precision()
         self._call = ModelCall(self.model, self.loss_function)
-        parse = BatchParser(
-            own_loss=loss is None, target_key=target, allow_empty=True, dtype=self.dtype, forward=self.model.forward
-        )
+        parse = BatchParser.of(self.model, loss, target, allow_empty=True, dtype=self.dtype, forward=self.model.forward)
         self._parse, self._batch_weight = parse, batch_weight
         self._weighting: Weighting | None = None
         self._constant: set[int] = set()  # batches that were shown to be constant in the measured parameters
@@ -326,7 +325,7 @@ class Problem:
 
     def batch_of(self, inputs: Any) -> Batch:
         """Inputs without targets as a batch: a tensor, a tuple of arguments or a mapping."""
-        return BatchParser(own_loss=False, target_key="")((inputs, None), 0)
+        return BatchParser.of(self.model, self.loss_function, "", own_loss=False, dtype=self.dtype)((inputs, None), 0)
 
     def limited(self, limit: TimeLimit) -> Problem:
         """The same problem, of which nothing is computed once the time is over."""

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from theodolite.problem import Batch, Problem
+from theodolite.problem.batches import BatchParser
 from theodolite.problem.calling import Loss, ModelCall
 from theodolite.problem.state_guard import modes_kept
 from theodolite.progress import counting
@@ -92,7 +93,7 @@ def train(
     check_length(steps, epochs, every=every, checkpoint_every=checkpoint_every)
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be positive. Got {clip!r}.")
-    feed = Feed(data, batch_size=batch_size, shuffle=shuffle, own_loss=loss is None, target=target, seed=seed)
+    feed = Feed(data, BatchParser.of(model, loss, target), batch_size=batch_size, shuffle=shuffle, seed=seed)
     if not isinstance(optimizer, Optimizer):
         optimizer = optimizer([p for p in model.parameters() if p.requires_grad])
     run = _Run(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from theodolite.arguments import also_called, optional_integer
 from theodolite.files import json_check_sum
-from theodolite.problem.batches import Batch, BatchParser
+from theodolite.problem.batches import Batch, BatchParser, is_bare
 from theodolite.problem.tensors import named_tensors
 from theodolite.training.interruption import tensor_check_sums
 
@@ -26,13 +26,13 @@ class Feed:
     shuffling follows torch's random state, which `train` seeds and saves).
     """
 
-    def __init__(self, data: Any, *, batch_size: int | None, shuffle: bool, own_loss: bool, target: str, seed: int) -> None:
-        self._parse = BatchParser(own_loss=own_loss, target_key=target)
+    def __init__(self, data: Any, parse: BatchParser, *, batch_size: int | None, shuffle: bool, seed: int) -> None:
+        self._parse = parse
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.generator: torch.Generator | None = getattr(data, "generator", None)  # a loader's own
         self._whole: Batch | None = None
         self._parts: Sequence[Any] | Iterable[Any] = ()
-        if isinstance(data, tuple) and data and isinstance(data[-1], Tensor):
+        if isinstance(data, tuple) and data and is_bare(data[-1]):
             self._whole = self._parse(data, 0)
         elif isinstance(data, Iterator):
             raise ValueError("data can be read only once; give a list of batches or a DataLoader.")

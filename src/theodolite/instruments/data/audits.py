@@ -57,7 +57,7 @@ class Weighting(Instrument):
     name = "weighting"
     order = 20
     title = "What each sample weighs"
-    question = "Do batches of different size, ignored labels or rare classes tilt the objective?"
+    question = "Do batches of different size, ignored labels or weights of classes tilt the objective?"
     how = "From the pass over the batches: each batch weighs what its loss divides by; labels are counted."
     source = "A mean over batches is the mean over samples only if all batches weigh the same."
     needs = ("batches",)
@@ -111,14 +111,6 @@ class Weighting(Instrument):
             text = f"The loss weighs its classes, between {float(weights.min()):.3g} and {float(weights.max()):.3g}."
             spread = float(weights.max() / weights.min().clamp_min(1e-30))
             yield self.found(Severity.NOTE, text, "class weights", "largest over smallest weight", spread)
-        elif result.labels and result.classes == 1:
-            text = "All labels are one class: the loss falls to zero without anything being learned."
-            yield self.found(Severity.WARNING, text, "one class", advice="Look at how the data was chosen or sorted.")
-        elif result.labels and result.majority > 0.8:
-            text = f"{100 * result.majority:.3g} % of the labels are one class of {result.classes}."
-            advice = "Judge the model by more than its accuracy, or weigh the classes in the loss."
-            largest = ("share of the largest class", result.majority)
-            yield self.found(Severity.NOTE, text, "unbalanced classes", *largest, advice=advice)
 
 
 class Inputs(Instrument):
@@ -145,13 +137,15 @@ class Inputs(Instrument):
     def findings(self, context: SurveyContext, result: InputAudit) -> list[Finding]:
         found = []
         if result.duplicated:
-            first = " = ".join(map(str, result.duplicated[0][:4]))
-            text = f"{result.redundant} of {result.features} inputs repeat another up to shift and scale (feature {first})."
+            first = " = ".join(result.called(i) for i in result.duplicated[0][:4])
+            text = f"{result.redundant} of {result.features} inputs repeat another up to shift and scale ({first})."
             advice = "Remove the copies: the loss is flat along the difference of their weights, and weight decay alone decides."
             count = ("redundant inputs", float(result.redundant))
-            found.append(self.found(Severity.WARNING, text, "duplicated feature", *count, advice=advice))
+            cause = "duplicated inputs"
+            found.append(self.found(Severity.NOTE, text, "duplicated feature", *count, advice=advice, cause=cause))
         if result.constant:
-            text = f"{len(result.constant)} of {result.features} inputs never change on these samples."
+            few = f" ({listed([result.called(i) for i in result.constant], 6)})" if result.names else ""
+            text = f"{len(result.constant)} of {result.features} inputs never change on these samples{few}."
             advice = "The weights on them act as biases, or not at all where they are zero."
             count = ("constant inputs", float(len(result.constant)))
             found.append(self.found(Severity.NOTE, text, "constant feature", *count, advice=advice))

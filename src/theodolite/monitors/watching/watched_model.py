@@ -184,8 +184,8 @@ class WatchedModel:
         self._batches: list[Batch] = []
         self.pending: tuple[bool, float] | None = None  # critical rate exceeded at the step before, loss of the probe there
         self._call = ModelCall(self.inner, self.loss)
-        self._parse = BatchParser(own_loss=loss is None, target_key=target)
-        self._parse_unchecked = BatchParser(own_loss=loss is None, target_key=target, check=False)
+        self._parse = BatchParser.of(self.inner, loss, target)
+        self._parse_unchecked = BatchParser.of(self.inner, loss, target, check=False)
         self._target = target
 
     # Recording

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.arguments import also_called, either, integer
+from theodolite.problem.batches import BatchParser
 from theodolite.problem.calling import Loss
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -403,7 +404,8 @@ class Fleet:
         return self._random
 
     def _feed(self, data: Any, replicas: int, *, order_seeds: Sequence[int] = (0,), **options: Any) -> FleetFeed:
-        own: dict[str, Any] = {"own_loss": self.loss is None, "target": self.target, "device": self._replicas.state.device}
+        parse = BatchParser.of(self._replicas.state.module, self.loss, self.target)
+        own: dict[str, Any] = {"parse": parse, "device": self._replicas.state.device}
         return FleetFeed(data, replicas, order_seeds=order_seeds, **own, **options)
 
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:

@@ -1,0 +1,1 @@
+"""Is there something wrong with the data? Columns, targets, labels and samples, audited without training anything."""
