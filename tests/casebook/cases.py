@@ -124,7 +124,7 @@ def _large_start(training: Training) -> Training:
     mended=lambda lr: _large_start(mlp_training(optimizer=sgd(0.1, momentum=0.9), warmup=60)),
 )
 def _() -> Training:
-    return _large_start(mlp_training(optimizer=sgd(0.1, momentum=0.9)))
+    return _large_start(mlp_training(optimizer=sgd(0.1, momentum=0.9))).run(0)
 
 
 # Units and gradients
@@ -191,7 +191,7 @@ def _() -> Training:
     mended=lambda lr: _well_started(7, optimizer=sgd(0.05)),
 )
 def _() -> Training:
-    return _deep(nn.ReLU, 7, scale=8.0, optimizer=sgd(0.05))
+    return _deep(nn.ReLU, 7, scale=8.0, optimizer=sgd(0.05)).run(0)
 
 
 # Data

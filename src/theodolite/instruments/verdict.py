@@ -21,6 +21,8 @@ from theodolite.results import CAUSES, Finding, Row, Severity, worst_first
 
 #: Causes that an inspection proves: no trial can take them back, and nothing else matters before they are repaired.
 PROVEN = ("not finite", "frozen model", "missing parameters", "dead layer", "leaked validation")
+#: What stands only where nothing else explains it.
+UNEXPLAINED = "not learning"
 #: How many findings stand below the verdict.
 SHOWN = 7
 #: A consequence is a cause of its own where its remedy takes away more of the loss than that of its cause, by this share.
@@ -94,6 +96,8 @@ def gain(trial: Row) -> float:
 
 def _root(cause: str, standing: Sequence[str], tried: Mapping[str, Row]) -> str:
     """The cause that this one follows from, empty where it stands for itself."""
+    if cause == UNEXPLAINED:
+        return next((other for other in standing if other != cause), "")
     for other in standing:
         if other == cause or cause not in _consequences(other):
             continue

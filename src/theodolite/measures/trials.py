@@ -27,7 +27,8 @@ from theodolite.results import Cost, Outcome, Result, Row
 USUAL_BATCH = 32
 #: Steps below which a trial says nothing.
 FEWEST = 8
-#: A change is better where it ends lower by this share of the loss as it is, or of the loss at the start.
+#: A change is better where it ends lower by these shares of the loss as it is and of the loss at the start. New weights may
+#: start anywhere: that says nothing about what a little is.
 BETTER, BETTER_THAN_START = 0.05, 0.01
 
 Score = Callable[[nn.Module], float]
@@ -198,7 +199,7 @@ class _Arms:
             torch.manual_seed(self.seed)
             remedy.change(setup)
         changed = self._ended(setup, self._steps, remedy.advice, score)
-        return {"start": start, "own": own, "changed": changed, "steps": self._steps, "better": _better(start, own, changed)}
+        return {"start": start, "own": own, "changed": changed, "steps": self._steps, "better": _better(0.0 if remedy.fresh else start, own, changed)}
 
     def _own_run(self, remedy: Remedy, score: Score, steps: int, seconds: float | None) -> tuple[float, float]:
         setup = self._setup(fresh=remedy.fresh)

@@ -333,7 +333,7 @@ def _samples_vary(data: Any, parse: BatchParser) -> bool:
         return False
 
     def read() -> list[Tensor]:
-        return [t for _, t in named_tensors(parse._as_tensors(dataset[0]))]
+        return [t for _, t in named_tensors(parse._as_tensors(dataset[0], 0))]
 
     try:
         first = read()

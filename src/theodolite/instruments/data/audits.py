@@ -27,6 +27,7 @@ LOWER = 0.1
 
 class Batches(Instrument):
     name = "batches"
+    depth = "quick"
     order = 10
     title = "Batch by batch"
     question = "Are the loss and its gradient finite everywhere, and is one batch unlike the others?"
@@ -55,6 +56,7 @@ class Batches(Instrument):
 
 class Weighting(Instrument):
     name = "weighting"
+    depth = "quick"
     order = 20
     title = "What each sample weighs"
     question = "Do batches of different size, ignored labels or weights of classes tilt the objective?"
@@ -115,6 +117,7 @@ class Weighting(Instrument):
 
 class Inputs(Instrument):
     name = "inputs"
+    depth = "quick"
     order = 40
     title = "Input features"
     question = "Which inputs never change, and which say the same as another?"
@@ -154,6 +157,7 @@ class Inputs(Instrument):
 
 class Parameters(Instrument):
     name = "parameters"
+    depth = "quick"
     of_one_output = True
     order = 30
     title = "Parameters that cannot train"
