@@ -65,7 +65,7 @@ class Progress(Instrument):
             text = f"Nothing is learned in {result.steps} steps on a copy: the loss stays at {result.loss:.3g}{right}."
             advice = f"{UNKNOWN_CAUSE[0].upper()}{UNKNOWN_CAUSE[1:]}."
             return self.found(Severity.CRITICAL, text, label, *measured, cause="not learning", advice=advice, headline=True)
-        severity = Severity.GOOD if result.learning and not result.little else Severity.NOTE
+        severity = Severity.GOOD if result.learning and not (result.little or result.hardly) else Severity.NOTE
         return self.found(severity, text, label, *measured, headline=True)
 
     def _validation(self, context: SurveyContext, result: LearningProgress) -> Iterator[Finding]:

@@ -25,6 +25,8 @@ State = Literal["learning", "learned", "not learning", "diverges", "unknown"]
 
 #: A difference is seen where it is this many times its error.
 SIGMAS = 3.0
+#: Outputs fit their own targets better where that is so many times its error.
+SURE = 4.0
 #: Below the constant prediction by at least this share of it: something is known about the inputs.
 BELOW = 0.02
 #: A loss that stays above this share of the constant prediction's has learned little.
@@ -92,6 +94,13 @@ class LearningProgress(Result):
         return self.state == "learned" and self.trivial is not None and self.loss > LITTLE * self.trivial
 
     @property
+    def hardly(self) -> bool:
+        """Whether outputs come to fit their targets, but the loss does not fall, or too slowly to get anywhere."""
+        if self.state != "learning" or self.trivial is None or self.slope is None or self.below:
+            return False
+        return not (self.falls and _gets_below(self.loss, self.trivial, self.slope, self.steps))
+
+    @property
     def falls(self) -> bool:
         """Whether the loss falls in the run, by more than its error and more than next to nothing."""
         return _falls(self.loss, self.slope, self.slope_error)
@@ -123,8 +132,10 @@ class LearningProgress(Result):
     def sentence(self) -> str:
         against = "" if self.trivial is None else f", where {self.trivial_name} gives {_shown(self.trivial)}"
         said = f"loss {_shown(self.loss)}{against}"
-        begins = self.state == "learning" and self.trivial is not None and self.loss > (1 - BELOW) * self.trivial
-        verb = {"learning": "begins to learn" if begins else "learns", "not learning": "does not learn", "diverges": "diverges"}
+        begins = (
+            "hardly learns yet" if self.hardly else "begins to learn" if self.trivial is not None and not self.below else "learns"
+        )
+        verb = {"learning": begins, "not learning": "does not learn", "diverges": "diverges"}
         verb["learned"] = "has learned little" if self.little else "has learned"
         head = f"It {verb[self.state]}: {said}" if self.state in verb else f"L{said[1:]}"
         return " ".join([f"{head}{self._trend()}.", *self._validation()])
@@ -139,9 +150,17 @@ class LearningProgress(Result):
         if self.slope is None or (self.falls and self.state == "learned"):
             return ""
         if self.falls:
-            why = "without fitting its inputs any better" if self.knows_more is False else "too slowly to get there"
-            return f"; it falls by {_shown(-self.slope)} per step" + ("" if self.learning else f", {why}")
-        return "; it does not fall" + (" any further" if self.state == "learned" else "") + f" in {self.steps} steps on a copy"
+            why = (
+                ", too slowly to get there"
+                if self.hardly or self.knows_more is None
+                else ", without fitting its inputs any better"
+            )
+            return f"; it falls by {_shown(-self.slope)} per step" + (why if self.hardly or not self.learning else "")
+        return (
+            "; it does not fall"
+            + (" any further" if self.state == "learned" else " yet" if self.hardly else "")
+            + f" in {self.steps} steps on a copy"
+        )
 
     def _validation(self) -> Iterator[str]:
         if self.valid_loss is not None:
@@ -237,8 +256,9 @@ def judge_state(
     """What the numbers say, by explicit rules.
 
     It diverges where the run blows up or loses what was known. Below the constant prediction it has learned, and is learning
-    where the loss still falls. At or above it, it is learning where the loss falls fast enough to get below and the outputs fit
-    their own targets better than before (`knows_more`, None where that is not known), not only all targets alike.
+    where the loss still falls. At or above it, it is learning where the run makes the outputs fit their own targets better
+    (`knows_more`), not only all targets alike, and the loss does not rise; many a network stays on a plateau at first. Where that
+    is not known, it is learning where the loss falls fast enough to get below.
 
     >>> judge_state(0.4, 2.3, 0.01, -0.01, 0.001), judge_state(2.3, 2.3, 0.01, 0.0, 0.001)
     ('learning', 'not learning')
@@ -257,8 +277,13 @@ def judge_state(
         return "learning" if falling and loss > DONE * abs(trivial) else "learned"
     if slope is None:
         return "unknown"
-    on_its_way = falling and loss + PATIENCE * max(1, steps) * slope < trivial
-    return "learning" if on_its_way and knows_more is not False else "not learning"
+    better = falling and _gets_below(loss, trivial, slope, steps) if knows_more is None else knows_more and not rises
+    return "learning" if better else "not learning"
+
+
+def _gets_below(loss: float, trivial: float, slope: float, steps: int) -> bool:
+    """Whether a loss at this slope gets below the constant prediction's in a reasonable time."""
+    return loss + PATIENCE * max(1, steps) * slope < trivial
 
 
 def is_below(loss: float, trivial: float | None, error: float) -> bool:
@@ -290,7 +315,7 @@ def _knows_more(before: _Measured, after: _Measured) -> bool | None:
     grown = after.advantage - before.advantage
     if len(grown) < 2 or not bool(torch.isfinite(grown).all()):
         return None
-    return float(before.shares @ grown) > SIGMAS * jackknife(before.shares, grown)
+    return float(before.shares @ grown) > SURE * jackknife(before.shares, grown)
 
 
 def _measured(problem: Problem, seed: int) -> _Measured:
