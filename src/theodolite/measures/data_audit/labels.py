@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from theodolite.arguments import checked, count, seed
 from theodolite.measures.data_audit.discreteness import coincide
-from theodolite.measures.data_audit.neighbours import LeaveOneOut, column_skill, permutation_test, permuted_copies
+from theodolite.measures.data_audit.neighbours import LeaveOneOut, column_skill, permutation_test, permuted_copies, with_products
 from theodolite.measures.data_audit.views import (
     Answers,
     Labels,
@@ -220,9 +220,10 @@ def _inputs(problem: Problem, labels: Labels | None, rows: Tensor, targets: Tens
         return {}
     near = LeaveOneOut(vectors)
     orders = permuted_copies(targets, ORDERS, seed)
+    columns = with_products(vectors)
     p_values = [
         permutation_test(near.skill(targets), near.skill(orders)),
-        permutation_test(column_skill(vectors, targets), column_skill(vectors, orders)),
+        permutation_test(column_skill(columns, targets), column_skill(columns, orders)),
     ]
     predicted = near.predictions(targets)
     found: dict[str, object] = {
@@ -266,24 +267,29 @@ def label_noise(predicted: Tensor, values: Tensor) -> Noise | None:
     """The share of wrong labels among samples that were predicted without their own label, (n, classes) and (n,).
 
     Among the third of the samples that inputs are surest of, a prediction errs because labels are wrong, or because it knows no
-    better. In the first case it errs as often among the surest tenth as among the others, and it is about equally sure of
-    most samples; where inputs do not determine their labels, errors grow as certainty falls, from the first tenth on.
+    better. In the first case it errs as often among the surest tenth as among the others, hardly more often in the next third,
+    and it is about equally sure of most samples; where inputs do not determine their labels, errors grow as certainty falls, from
+    the first tenth on.
     """
     n, classes = predicted.shape
-    if n < 2 * FEWEST or n < 2 * FEWEST_PER_CLASS * classes:
+    if n < 3 * FEWEST or n < 2 * FEWEST_PER_CLASS * classes:
         return None
     top = predicted.topk(2, dim=1)
     margin = top.values[:, 0] - top.values[:, 1]
     order = margin.argsort(descending=True, stable=True)
     wrong = (top.indices[:, 0] != values)[order].double()
     tenth, third = n // 10, n // 3
-    first, rest, share = float(wrong[:tenth].mean()), float(wrong[tenth:third].mean()), float(wrong[:third].mean())
+    first, rest, share, later = (
+        float(part.mean()) for part in (wrong[:tenth], wrong[tenth:third], wrong[:third], wrong[third : 2 * third])
+    )
     # The surest samples are a little more often those with a wrong label, whose own label is not missed: up to a tenth more.
     error = math.hypot(math.sqrt(max(share * (1 - share), 1 / third) / third), 0.1 * share)
     between = math.sqrt(share * (1 - share) * (1 / tenth + 1 / (third - tenth)))
     sure = float(margin.quantile(0.9))
     alike = float(margin.median()) / max(sure, 1e-300)
-    told = share < 0.5 and rest - first <= between and alike >= (0.55 if classes == 2 else 0.4)
+    flat = rest - first <= between and later - share <= 0.08 + 0.5 * math.sqrt(2 * share * (1 - share) / third)
+    known = 1 - float(wrong.mean()) >= 0.78 * (1 - share)  # most samples are as clear as the surest third
+    told = share < 0.5 and flat and known and alike >= (0.55 if classes == 2 else 0.4 if n >= 600 else 0.44)
     return Noise(share, error, told or share + 2 * error < 0.05, 0.5 * sure)
 
 
