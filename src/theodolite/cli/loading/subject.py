@@ -124,7 +124,7 @@ def _with_names(found: Subject) -> Any:
 
     def series(y: Tensor) -> Any:
         fits = labels is not None and y.ndim == 1 and not y.is_floating_point()
-        return pandas.Series(pandas.Categorical.from_codes(y.numpy(), list(labels or ()))) if fits else y
+        return pandas.Series(pandas.Categorical.from_codes(y.tolist(), pandas.Index(labels or ()))) if fits else y
 
     return with_inputs(with_targets(found.data, series), frame)
 

@@ -39,6 +39,8 @@ SEARCHED = 20_000
 LISTED = 200
 #: Fewer samples, or fewer of them per class, tell nothing.
 FEWEST, FEWEST_PER_CLASS = 100, 5
+#: A model that takes away this share of the error has a say in which samples are suspected.
+LEARNED = 0.2
 #: Random orders of the labels that chance is judged by.
 ORDERS = 99
 #: A class is rare below this share of an equal one.
@@ -101,7 +103,7 @@ class LabelAudit(Result):
         return text + (f"; the inputs alone give {100 * self.agreement:.3g} % of the labels." if self.samples else ".")
 
 
-@checked(problem=a_problem, most=count, seed=seed)
+@checked(problem=a_problem, valid=a_problem, most=count, seed=seed)
 def audit_labels(problem: Problem, *, valid: Problem | None = None, most: int = SAMPLES, seed: int = 0) -> LabelAudit:
     """Class counts, how well inputs predict the targets, and labels that they contradict.
 
@@ -127,7 +129,8 @@ def audit_labels(problem: Problem, *, valid: Problem | None = None, most: int = 
     if targets is not None:
         found |= _model(problem, valid, labels, rows, targets)
     if targets is not None and len(rows) >= FEWEST:
-        found |= _inputs(problem, labels, rows, targets, seed)
+        skill = found["model_skill"]
+        found |= _inputs(problem, labels, rows, targets, seed, learned=isinstance(skill, float) and skill > LEARNED)
     return LabelAudit(
         **found,  # type: ignore[arg-type]
         outcome=Outcome.FINISHED if problem.samples <= most else Outcome.ESTIMATED,
@@ -213,7 +216,9 @@ def _by_class(right: Tensor, values: Tensor, classes: int) -> tuple[float, ...]:
 # What the inputs say of them
 
 
-def _inputs(problem: Problem, labels: Labels | None, rows: Tensor, targets: Tensor, seed: int) -> dict[str, object]:
+def _inputs(
+    problem: Problem, labels: Labels | None, rows: Tensor, targets: Tensor, seed: int, *, learned: bool
+) -> dict[str, object]:
     view = SampleVectors(problem, rows, seed=seed)
     vectors = view.seen
     if vectors is None:
@@ -246,7 +251,7 @@ def _inputs(problem: Problem, labels: Labels | None, rows: Tensor, targets: Tens
         return found
     found |= {"noise": noise.share, "noise_error": noise.error, "noise_told": noise.told}
     if noise.told and noise.share - 2 * noise.error > 0.01:
-        found |= _suspects(problem, labels, rows, _Predictor(view, near, targets), noise, seed)
+        found |= _suspects(problem, labels, rows, _Predictor(view, near, targets), noise, seed, learned=learned)
     return found
 
 
@@ -287,7 +292,7 @@ def label_noise(predicted: Tensor, values: Tensor) -> Noise | None:
     between = math.sqrt(share * (1 - share) * (1 / tenth + 1 / (third - tenth)))
     sure = float(margin.quantile(0.9))
     alike = float(margin.median()) / max(sure, 1e-300)
-    flat = rest - first <= between and later - share <= 0.08 + 0.5 * math.sqrt(2 * share * (1 - share) / third)
+    flat = rest - first <= 1.5 * between and later - share <= 0.08 + 0.5 * math.sqrt(2 * share * (1 - share) / third)
     known = 1 - float(wrong.mean()) >= 0.78 * (1 - share)  # most samples are as clear as the surest third
     told = share < 0.5 and flat and known and alike >= (0.55 if classes == 2 else 0.4 if n >= 600 else 0.44)
     return Noise(share, error, told or share + 2 * error < 0.05, 0.5 * sure)
@@ -308,8 +313,13 @@ class _Predictor:
         return own if vectors is None else torch.cat([own, self.near.others(vectors, self.targets)])
 
 
-def _suspects(problem: Problem, labels: Labels, rows: Tensor, predict: _Predictor, noise: Noise, seed: int) -> dict[str, object]:
-    """Samples whose label is contradicted for sure: those looked at, and others up to a limit."""
+def _suspects(
+    problem: Problem, labels: Labels, rows: Tensor, predict: _Predictor, noise: Noise, seed: int, *, learned: bool
+) -> dict[str, object]:
+    """Samples whose label is contradicted for sure: those looked at, and others up to a limit.
+
+    Of a model that has `learned` something the largest losses stand first, else those that the inputs are surest of.
+    """
     more = labels.rows[~torch.isin(labels.rows, rows)]
     more = more[torch.randperm(len(more), generator=torch.Generator().manual_seed(seed))[: SEARCHED - len(rows)]].sort().values
     predicted = predict(problem, more)
@@ -329,7 +339,8 @@ def _suspects(problem: Problem, labels: Labels, rows: Tensor, predict: _Predicto
         }
         for i, loss in zip(worst.tolist(), losses, strict=True)
     ]
-    suspects.sort(key=lambda row: (0.0 if math.isnan(row["loss"]) else -row["loss"], -row["certainty"]))
+    if learned:
+        suspects.sort(key=lambda row: (0.0 if math.isnan(row["loss"]) else -row["loss"], -row["certainty"]))
     return {"suspects": tuple(suspects[:10]), "suspected": rows[guilty].sort().values}
 
 
