@@ -80,8 +80,9 @@ class Columns(Instrument):
             largest = max(result.plain, key=lambda row: math.hypot(row["mean"], row["spread"]))
             text = (
                 f"The scales of the inputs differ: {called(largest)} has mean {grouped(largest['mean'])} and spread "
-                f"{grouped(largest['spread'])}, {called(slowest)} a spread of {grouped(slowest['spread'])}. At the largest stable rate "
-                f"descent learns along {called(slowest)} {slowest['slower']:.1g} times slower than if all were standardised"
+                f"{grouped(largest['spread'])}, {called(slowest)} a spread of {grouped(slowest['spread'])}. At the largest "
+                f"stable rate descent learns along {called(slowest)} {slowest['slower']:.1g} times slower than if all were "
+                "standardised"
             )
             text += _reach(result) if lost >= LOST else "."
             numbers = ("how many times slower the slowest column is learned", slowest["slower"])
@@ -224,12 +225,13 @@ class Targets(Instrument):
         return audit_targets(context.problem, seed=context.seed)
 
     def findings(self, context: SurveyContext, result: TargetAudit) -> list[Finding]:
-        far, tiny = result.distance > FAR, 0 < min(result.spreads) < TINY
+        far, tiny = min(result.distance, result.size) > FAR, 0 < min(result.spreads) < TINY
         if (far or tiny) and not result.explained > COPED:
             mean, spread = result.means[0], result.spreads[0]
+            at, wide = grouped(result.output_means[0]), grouped(result.output_spreads[0])
             text = (
-                f"The targets lie at {grouped(mean)} with a spread of {grouped(spread)}, the outputs at {grouped(result.output_means[0])} "
-                f"with a spread of {grouped(result.output_spreads[0])}: {_BECAUSE[far]}."
+                f"The targets lie at {grouped(mean)} with a spread of {grouped(spread)}, the outputs at {at} with a spread of "
+                f"{wide}: {_BECAUSE[far]}."
             )
             advice = f"Train on (target - {grouped(mean)}) / {grouped(spread)}, and undo it where the outputs are used."
             distance = ("distance of the targets from the outputs, in spreads", result.distance)

@@ -23,6 +23,8 @@ from theodolite.text import listed, plural
 SOME, MANY = 0.02, 0.05
 #: A rare class is recognised where half of its samples are.
 RECOGNISED = 0.5
+#: So many samples show what there is to see of a relation.
+CERTAIN = 500
 #: A model that takes away this share of the error, on the data it was trained on, has found what the inputs say of the targets.
 LEARNED = 0.3
 
@@ -83,7 +85,8 @@ class Labels(Instrument):
             advice = (
                 "A rule such as parity looks the same on inputs of so few values; if it is none, check the order of the labels."
             )
-        severity = Severity.NOTE if result.few_values else Severity.CRITICAL if result.classes else Severity.WARNING
+        certain = bool(result.classes) and result.samples >= CERTAIN
+        severity = Severity.NOTE if result.few_values else Severity.CRITICAL if certain else Severity.WARNING
         p = ("probability that shuffled labels are predicted as well", result.p_value)
         yield self.found(severity, text, "labels do not fit", *p, advice=advice, cause="labels do not fit")
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from theodolite.arguments import checked, count, seed
 from theodolite.measures.data_audit.discreteness import coincide
-from theodolite.measures.data_audit.neighbours import LeaveOneOut, column_skill, permutation_test, permuted_copies
+from theodolite.measures.data_audit.neighbours import LeaveOneOut, column_skill, permutation_test, permuted_copies, with_products
 from theodolite.measures.data_audit.views import (
     Answers,
     Labels,
@@ -39,6 +39,8 @@ SEARCHED = 20_000
 LISTED = 200
 #: Fewer samples, or fewer of them per class, tell nothing.
 FEWEST, FEWEST_PER_CLASS = 100, 5
+#: A model that takes away this share of the error has a say in which samples are suspected.
+LEARNED = 0.2
 #: Random orders of the labels that chance is judged by.
 ORDERS = 99
 #: A class is rare below this share of an equal one.
@@ -101,7 +103,7 @@ class LabelAudit(Result):
         return text + (f"; the inputs alone give {100 * self.agreement:.3g} % of the labels." if self.samples else ".")
 
 
-@checked(problem=a_problem, most=count, seed=seed)
+@checked(problem=a_problem, valid=a_problem, most=count, seed=seed)
 def audit_labels(problem: Problem, *, valid: Problem | None = None, most: int = SAMPLES, seed: int = 0) -> LabelAudit:
     """Class counts, how well inputs predict the targets, and labels that they contradict.
 
@@ -127,7 +129,8 @@ def audit_labels(problem: Problem, *, valid: Problem | None = None, most: int = 
     if targets is not None:
         found |= _model(problem, valid, labels, rows, targets)
     if targets is not None and len(rows) >= FEWEST:
-        found |= _inputs(problem, labels, rows, targets, seed)
+        skill = found["model_skill"]
+        found |= _inputs(problem, labels, rows, targets, seed, learned=isinstance(skill, float) and skill > LEARNED)
     return LabelAudit(
         **found,  # type: ignore[arg-type]
         outcome=Outcome.FINISHED if problem.samples <= most else Outcome.ESTIMATED,
@@ -213,16 +216,19 @@ def _by_class(right: Tensor, values: Tensor, classes: int) -> tuple[float, ...]:
 # What the inputs say of them
 
 
-def _inputs(problem: Problem, labels: Labels | None, rows: Tensor, targets: Tensor, seed: int) -> dict[str, object]:
+def _inputs(
+    problem: Problem, labels: Labels | None, rows: Tensor, targets: Tensor, seed: int, *, learned: bool
+) -> dict[str, object]:
     view = SampleVectors(problem, rows, seed=seed)
     vectors = view.seen
     if vectors is None:
         return {}
     near = LeaveOneOut(vectors)
     orders = permuted_copies(targets, ORDERS, seed)
+    columns = with_products(vectors)
     p_values = [
         permutation_test(near.skill(targets), near.skill(orders)),
-        permutation_test(column_skill(vectors, targets), column_skill(vectors, orders)),
+        permutation_test(column_skill(columns, targets), column_skill(columns, orders)),
     ]
     predicted = near.predictions(targets)
     found: dict[str, object] = {
@@ -245,7 +251,7 @@ def _inputs(problem: Problem, labels: Labels | None, rows: Tensor, targets: Tens
         return found
     found |= {"noise": noise.share, "noise_error": noise.error, "noise_told": noise.told}
     if noise.told and noise.share - 2 * noise.error > 0.01:
-        found |= _suspects(problem, labels, rows, _Predictor(view, near, targets), noise, seed)
+        found |= _suspects(problem, labels, rows, _Predictor(view, near, targets), noise, seed, learned=learned)
     return found
 
 
@@ -266,24 +272,29 @@ def label_noise(predicted: Tensor, values: Tensor) -> Noise | None:
     """The share of wrong labels among samples that were predicted without their own label, (n, classes) and (n,).
 
     Among the third of the samples that inputs are surest of, a prediction errs because labels are wrong, or because it knows no
-    better. In the first case it errs as often among the surest tenth as among the others, and it is about equally sure of
-    most samples; where inputs do not determine their labels, errors grow as certainty falls, from the first tenth on.
+    better. In the first case it errs as often among the surest tenth as among the others, hardly more often in the next third,
+    and it is about equally sure of most samples; where inputs do not determine their labels, errors grow as certainty falls, from
+    the first tenth on.
     """
     n, classes = predicted.shape
-    if n < 2 * FEWEST or n < 2 * FEWEST_PER_CLASS * classes:
+    if n < 3 * FEWEST or n < 2 * FEWEST_PER_CLASS * classes:
         return None
     top = predicted.topk(2, dim=1)
     margin = top.values[:, 0] - top.values[:, 1]
     order = margin.argsort(descending=True, stable=True)
     wrong = (top.indices[:, 0] != values)[order].double()
     tenth, third = n // 10, n // 3
-    first, rest, share = float(wrong[:tenth].mean()), float(wrong[tenth:third].mean()), float(wrong[:third].mean())
+    first, rest, share, later = (
+        float(part.mean()) for part in (wrong[:tenth], wrong[tenth:third], wrong[:third], wrong[third : 2 * third])
+    )
     # The surest samples are a little more often those with a wrong label, whose own label is not missed: up to a tenth more.
     error = math.hypot(math.sqrt(max(share * (1 - share), 1 / third) / third), 0.1 * share)
     between = math.sqrt(share * (1 - share) * (1 / tenth + 1 / (third - tenth)))
     sure = float(margin.quantile(0.9))
     alike = float(margin.median()) / max(sure, 1e-300)
-    told = share < 0.5 and rest - first <= between and alike >= (0.55 if classes == 2 else 0.4)
+    flat = rest - first <= 1.5 * between and later - share <= 0.08 + 0.5 * math.sqrt(2 * share * (1 - share) / third)
+    known = 1 - float(wrong.mean()) >= 0.78 * (1 - share)  # most samples are as clear as the surest third
+    told = share < 0.5 and flat and known and alike >= (0.55 if classes == 2 else 0.4 if n >= 600 else 0.44)
     return Noise(share, error, told or share + 2 * error < 0.05, 0.5 * sure)
 
 
@@ -302,8 +313,13 @@ class _Predictor:
         return own if vectors is None else torch.cat([own, self.near.others(vectors, self.targets)])
 
 
-def _suspects(problem: Problem, labels: Labels, rows: Tensor, predict: _Predictor, noise: Noise, seed: int) -> dict[str, object]:
-    """Samples whose label is contradicted for sure: those looked at, and others up to a limit."""
+def _suspects(
+    problem: Problem, labels: Labels, rows: Tensor, predict: _Predictor, noise: Noise, seed: int, *, learned: bool
+) -> dict[str, object]:
+    """Samples whose label is contradicted for sure: those looked at, and others up to a limit.
+
+    Of a model that has `learned` something the largest losses stand first, else those that the inputs are surest of.
+    """
     more = labels.rows[~torch.isin(labels.rows, rows)]
     more = more[torch.randperm(len(more), generator=torch.Generator().manual_seed(seed))[: SEARCHED - len(rows)]].sort().values
     predicted = predict(problem, more)
@@ -323,7 +339,8 @@ def _suspects(problem: Problem, labels: Labels, rows: Tensor, predict: _Predicto
         }
         for i, loss in zip(worst.tolist(), losses, strict=True)
     ]
-    suspects.sort(key=lambda row: (0.0 if math.isnan(row["loss"]) else -row["loss"], -row["certainty"]))
+    if learned:
+        suspects.sort(key=lambda row: (0.0 if math.isnan(row["loss"]) else -row["loss"], -row["certainty"]))
     return {"suspects": tuple(suspects[:10]), "suspected": rows[guilty].sort().values}
 
 

@@ -82,3 +82,12 @@ def column_skill(columns: Tensor, targets: Tensor) -> Tensor:
     explained: Tensor = (x.T @ y).square().sum(-1)  # (..., d)
     share: Tensor = explained.amax(-1) / y.square().sum((-2, -1)).clamp_min(1e-300)
     return share
+
+
+def with_products(columns: Tensor, most: int = 64) -> Tensor:
+    """Columns (n, d) beside the products of each two of them, where they are few: what an exclusive or depends on."""
+    d = columns.shape[1]
+    if d > most:
+        return columns
+    i, j = torch.triu_indices(d, d)
+    return torch.cat([columns, columns[:, i] * columns[:, j]], dim=1)

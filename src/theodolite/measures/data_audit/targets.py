@@ -34,6 +34,11 @@ class TargetAudit(Result):
         columns = zip(self.means, self.spreads, self.output_means, self.output_spreads, strict=True)
         return max(max(abs(mean - out), spread) / max(1.0, wide) for mean, spread, out, wide in columns)
 
+    @property
+    def size(self) -> float:
+        """The largest mean or spread of the targets."""
+        return max(map(abs, (*self.means, *self.spreads)))
+
     def rows(self) -> list[Row]:
         columns = zip(self.means, self.spreads, self.output_means, self.output_spreads, strict=True)
         names = ("target", "mean", "spread", "output_mean", "output_spread")
