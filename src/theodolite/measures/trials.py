@@ -39,7 +39,8 @@ class Setup:
     """A training of a copy, before its first step: everything in it may be changed, and nothing of it is the user's.
 
     `problem` has the copied model, the loss and the data; `optimizer` moves the parameters of that copy; random batches of
-    `batch_size` are drawn; the learning rate rises linearly over the first `warmup` steps; `clip` is a largest gradient norm.
+    `batch_size` are drawn; the learning rate rises linearly over the first `warmup` steps and falls linearly towards zero over
+    the last `cooldown`; `clip` is a largest gradient norm.
     """
 
     problem: Problem
@@ -47,6 +48,7 @@ class Setup:
     batch_size: int
     warmup: int = 0
     clip: float | None = None
+    cooldown: int = 0
 
     @property
     def model(self) -> nn.Module:
@@ -218,11 +220,7 @@ class _Arms:
         return max(FEWEST, min(steps, int(3 * seconds / (time.perf_counter() - began))))
 
     def _setup(self, *, fresh: bool) -> Setup:
-        setup = copied_setup(self.problem, self.lr, self.optimizer, self.batch_size)
-        if fresh:
-            start_anew(setup.model, self.seed)
-            setup.optimizer.state.clear()
-        return setup
+        return copied_setup(self.problem, self.lr, self.optimizer, self.batch_size, fresh=fresh, seed=self.seed)
 
     def _ended(self, setup: Setup, steps: int, name: str, score: Score) -> float:
         losses = run_steps(setup, steps, seed=self.seed)
@@ -230,22 +228,33 @@ class _Arms:
         return score(setup.model) if math.isfinite(losses[-1]) else math.inf
 
     def _loss(self, model: nn.Module) -> float:
-        try:
-            return self.score_on.with_model(model).loss()
-        except NonFiniteError:
-            return math.inf
+        return loss_of(model, self.score_on)
+
+
+def loss_of(model: nn.Module, problem: Problem) -> float:
+    """The loss of another model on the data of a problem, infinite where it is not finite."""
+    try:
+        return problem.with_model(model).loss()
+    except NonFiniteError:
+        return math.inf
+
+
+def copied_setup(
+    problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int, *, fresh: bool = False, seed: int = 0
+) -> Setup:
+    """A training of a copy as the user's stands, the optimizer with its state at the rate `lr`; `fresh`: from new weights."""
+    trial = problem.in_float64() if problem.half_precision else problem.copied()
+    copied = copy_optimizer(optimizer, problem, trial, lr)
+    if fresh:
+        start_anew(trial.model, seed)
+        copied.state.clear()
+    return Setup(trial, copied, batch_size)
 
 
 def _better(start: float, own: float, changed: float) -> bool:
     if not math.isfinite(changed):
         return False
     return not math.isfinite(own) or own - changed > max(BETTER * abs(own), BETTER_THAN_START * abs(start))
-
-
-def copied_setup(problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int) -> Setup:
-    """The training as it stands, on copies of the model and of the optimizer with its state."""
-    trial = problem.in_float64() if problem.half_precision else problem.copied()
-    return Setup(trial, copy_optimizer(optimizer, problem, trial, lr), batch_size)
 
 
 def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:
@@ -256,6 +265,7 @@ def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:
     with in_training(model, seed):
         for step, batch in enumerate(random_batches(setup.problem, setup.batch_size, steps, seed)):
             ramp = min(1.0, (step + 1) / setup.warmup) if setup.warmup else 1.0
+            ramp *= min(1.0, (steps - step) / setup.cooldown) if setup.cooldown else 1.0
             for group, lr in zip(optimizer.param_groups, targets, strict=True):
                 group["lr"] = lr * ramp
             optimizer.zero_grad()
