@@ -24,6 +24,7 @@ from theodolite.linalg import overlap_curve as overlap_curve
 from theodolite.measures.hessian import hessian_structure as hessian_structure
 
 # How fast may I train?
+from theodolite.measures.dynamics import lr_range_test as lr_range_test
 from theodolite.measures.dynamics import critical_learning_rate as critical_learning_rate
 from theodolite.measures.dynamics import find_max_learning_rate as find_max_learning_rate
 from theodolite.measures.dynamics import catapult_sweep as catapult_sweep

@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -15,6 +16,11 @@ def imported(file: str) -> dict[str, str]:
     found = [node for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
     ours = [node for node in found if str(node.module).startswith("theodolite.")]
     return {alias.name: str(node.module) for node in ours for alias in node.names if alias.asname is not None}
+
+
+def room(name: str) -> ModuleType:
+    """A room by its name: for what hands itself over to one above it, as a result does to be drawn."""
+    return importlib.import_module(f"theodolite.{name}")
 
 
 def attach(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:

@@ -51,6 +51,10 @@ class WeightingError(TheodoliteError, ValueError):
     """What a batch weighs in the mean could not be established."""
 
 
+class OutOfTimeError(TheodoliteError, TimeoutError):
+    """A measurement was stopped because its time is over."""
+
+
 class DerivativeWarning(UserWarning):
     """Autograd's gradient is not that of the loss (straight-through estimators, stopped gradients): it is measured as it is."""
 

@@ -222,7 +222,8 @@ class _Wrapped(UnbrokenContext[T]):
         return self._context.__enter__()
 
     def _leave(self, error: BaseException | None) -> bool:
-        return bool(self._context.__exit__(type(error) if error else None, error, error and error.__traceback__))
+        trace = None if error is None else error.__traceback__
+        return bool(self._context.__exit__(None if error is None else type(error), error, trace))
 
 
 def called_within(make: Callable[[], AbstractContextManager[Any, Any]]) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -1,11 +1,14 @@
-"""Progress of long work: a bar on a terminal, silence in a pipe."""
+"""Progress of long work: a bar on a terminal, silence in a pipe; and when it has to end."""
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from theodolite.errors import OutOfTimeError
 from theodolite.interrupts import unbroken_context
 
 if TYPE_CHECKING:
@@ -34,9 +37,24 @@ def counting(title: str, *, progress: bool | None, total: int | None = None) -> 
         yield lambda units: bar.advance(task, units)
 
 
+class TimeLimit:
+    """When work has to end: `at` is a reading of `time.perf_counter`, and may be moved while it runs."""
+
+    def __init__(self, at: float = math.inf) -> None:
+        self.at = at
+
+    def check(self) -> None:
+        """Raise `OutOfTimeError` where the time is over."""
+        if time.perf_counter() > self.at:
+            raise OutOfTimeError("it was stopped because its time was over")
+
+
 @unbroken_context
-def stages(total: int, *, progress: bool | None) -> Iterator[Stage]:
-    """Yield a function that names the stage now begun; the bar counts those before it."""
+def stages(total: int, *, progress: bool | Stage | None) -> Iterator[Stage]:
+    """Yield a function that names the stage now begun; the bar counts those before it. A function is given the names instead."""
+    if callable(progress):
+        yield progress
+        return
     if not (sys.stderr.isatty() if progress is None else progress):
         yield lambda name: None
         return

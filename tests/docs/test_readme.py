@@ -17,18 +17,37 @@ from theodolite.models.transformers import gpt
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+TOUR = (ROOT / "docs" / "tour.md").read_text()
 
 
-def test_the_snippets_run(monkeypatch, tmp_path):
+def blocks(text):
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_blocks_run_as_pasted(monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in blocks(README):
+        exec(block, names)
+    assert (tmp_path / "survey" / "index.html").exists()
+    assert len(names["survey"].sentences) <= 3
+    assert len(names["monitor"].steps) == 30
+
+
+def test_it_fits_on_a_screen_or_two():
+    assert len(README.splitlines()) < 100
+    assert all(len(line) <= 130 for line in README.splitlines())
+
+
+def test_the_tour_runs(monkeypatch, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     data, loss = (torch.randn(40, 4), torch.randint(3, (40,))), nn.CrossEntropyLoss()
-    names = {"model": model, "loss": loss, "data": data}
+    names = {"model": model, "loss": loss, "data": data, "th": th}
     monkeypatch.chdir(tmp_path)
-    first, second, *rest = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    first, *rest = blocks(TOUR)
     exec(first, names)
-    assert (tmp_path / "survey" / "index.html").exists()
-    exec(second, names)
     assert names["pairs"].converged
     x = torch.randn(12, 4)
     network = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 1))
@@ -64,9 +83,10 @@ def test_the_first_example_runs(tmp_path):
 
 
 def test_the_local_links_exist():
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
-        if not link.startswith("http"):
-            assert (ROOT / link).exists(), link
+    for text, folder in ((README, ROOT), (TOUR, ROOT / "docs")):
+        for link in re.findall(r"\]\(([^)#]+)\)", text):
+            if not link.startswith("http"):
+                assert (folder / link).exists(), link
 
 
 @pytest.mark.parametrize("name", ["torch", "pytest", "hypothesis", "transformers", "scipy", "ruff", "mypy"])

@@ -385,6 +385,11 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "measures.audit.audit_batches": lambda: {"problem": problem()},
     "measures.audit.audit_inputs": lambda: {"problem": problem()},
     "measures.audit.audit_parameters": lambda: {"problem": problem()},
+    "measures.data_audit.audit_columns": lambda: {"problem": problem()},
+    "measures.data_audit.audit_labels": lambda: {"problem": classification()},
+    "measures.data_audit.audit_samples": lambda: {"problem": problem()},
+    "measures.data_audit.audit_targets": lambda: {"problem": problem()},
+    "measures.data_audit.audit_validation": lambda: {"problem": problem(), "valid": problem()},
 }  # fmt: skip
 
 #: Names that stand for something done after construction.

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a claim, a job or a survey's check failed, 2 wrong usage o
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -19,9 +20,20 @@ from theodolite.cli.commands.watch import watch
 from theodolite.cli.terminal import module_search_restored, printable_warnings, say
 from theodolite.errors import TheodoliteError
 
+#: What the bare command shows.
+DOORS = """Theodolite measures how a neural network trains. Two doors:
+
+  theodolite survey                                   is it learning, what is wrong, what to change? (a small example)
+  theodolite survey --model mymodule:build --data mymodule:data --lr 0.1        the same of your own model
+
+  theodolite list                                     figures and tables of the papers, each with claims that can fail
+  theodolite reproduce catapult/figure-3.3            run one, judge it, write a page
+
+  theodolite --help lists every command, theodolite --install-completion completes them in your shell."""
+
 app = typer.Typer(
     help="Survey how a neural network trains, and reproduce the papers behind it.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
 )
@@ -30,6 +42,21 @@ _EXPERIMENTS: tuple[Callable[..., None], ...] = (experiments.list_, experiments.
 for command in (*_COMMANDS, *_EXPERIMENTS):
     app.command(command.__name__.strip("_"))(command)
 app.add_typer(data.app, name="data")
+
+
+@app.callback()
+def doors(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False
+) -> None:
+    """Survey how a neural network trains, and reproduce the papers behind it."""
+    if version:
+        from theodolite import __version__
+
+        say(f"theodolite {__version__}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        say(DOORS)
+        raise typer.Exit(0)
 
 
 def run(arguments: list[str] | None, interrupted: Callable[[], bool]) -> None:

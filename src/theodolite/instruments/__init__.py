@@ -7,7 +7,7 @@ An instrument is one class: what it applies to, what it costs, how it runs, what
 from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext, Work
 from theodolite.instruments.planning import Plan
 from theodolite.instruments.registry import names, register
-from theodolite.instruments.survey_run import Survey, plan_survey, survey
+from theodolite.instruments.survey_run import Survey, SurveyInterrupted, plan_survey, survey
 
 Site = SurveyContext  # its name in instruments written for earlier versions
 
@@ -18,6 +18,7 @@ __all__ = [
     "Site",
     "Survey",
     "SurveyContext",
+    "SurveyInterrupted",
     "Work",
     "names",
     "plan_survey",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from theodolite.arguments import seed as a_seed
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.timings import Timings, Work, columns_for, measure_timings, quickest
 from theodolite.measures.dynamics.optimizers import stability_law
+from theodolite.measures.trials import Remedy
 from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_problem, an_optimizer
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["InapplicableError", "Instrument", "Picture", "Results", "SurveyContext", "Work", "inapplicable"]
+__all__ = ["Depth", "InapplicableError", "Instrument", "Picture", "Results", "SurveyContext", "Work", "inapplicable"]
 
+#: How far a survey goes: what answers the question, what explains it too, everything that applies.
+Depth = Literal["quick", "normal", "deep"]
 #: What was measured, by the name of the instrument.
 Results: TypeAlias = Mapping[str, Any]
 #: One picture, or several beside each other; None where there is nothing to draw.
@@ -50,7 +53,9 @@ def inapplicable(*errors: type[Exception]) -> Iterator[None]:
 class SurveyContext:
     """What is surveyed: the problem, the user's learning rate and optimizer, and what has been measured so far.
 
-    The Hessian, the gradient and the timings are made once and shared. `allowance` is what the instrument at work may
+    `valid` is the same problem on validation data, `batch_size` the size of the batches that the user trains with, None where
+    they are not known; `checkpoints` are other states of the model. `findings` and `remedies` are those of the instruments that
+    have run. The Hessian, the gradient and the timings are made once and shared. `allowance` is what the instrument at work may
     take, in seconds; None where there is no budget.
     """
 
@@ -62,8 +67,14 @@ class SurveyContext:
         lr: float | None = None,
         optimizer: Optimizer | None = None,
         population: int | None = None,
+        valid: Problem | None = None,
+        batch_size: int | None = None,
+        checkpoints: Sequence[Any] = (),
         seed: int = 0,
     ) -> None:
+        self.valid, self.batch_size, self.checkpoints = valid, batch_size, tuple(checkpoints)
+        self.findings: list[Finding] = []
+        self.remedies: dict[str, Remedy] = {}
         self.problem, self.optimizer, self.population, self.seed = problem, optimizer, population, seed
         given = float(optimizer.param_groups[0]["lr"]) if lr is None and optimizer is not None else lr
         self.lr = given or None  # a warm-up begins at 0, which is no rate to try
@@ -133,6 +144,7 @@ class Instrument(ABC):
     efforts: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     work: ClassVar[Work]
     columns: ClassVar[Mapping[str, str]] = {}
+    depth: ClassVar[Depth] = "normal"  # from which depth of a survey on it takes part
     first: ClassVar[bool] = False  # runs before anything is timed; if it finds something critical, nothing else runs
 
     def concerns(self, context: SurveyContext) -> bool:
@@ -154,6 +166,10 @@ class Instrument(ABC):
     @abstractmethod
     def findings(self, context: SurveyContext, result: Any) -> list[Finding]:
         """What the result means."""
+
+    def remedies(self, context: SurveyContext, result: Any) -> Mapping[str, Remedy]:
+        """For causes that `findings` names, a change of the training that takes them away; it is tried on a copy."""
+        return {}
 
     def figure(self, results: Results) -> Picture:
         """A picture of the result (`results[self.name]`), or None."""

@@ -4,26 +4,59 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
+
 from theodolite.instruments.registry import get, names
-from theodolite.report import Page, Section, provenance_of
+from theodolite.plots import to_svg
+from theodolite.report import Answer, Page, Section, provenance_of
 from theodolite.results import Row
+from theodolite.text import duration
 
 if TYPE_CHECKING:
     from theodolite.instruments.survey_run import Survey
+
+
+#: The instrument whose picture stands beside the verdict, the first that has one.
+FIRST = ("range_test", "rate", "trials")
 
 
 def page_of(survey: Survey) -> Page:
     """All that the page of a survey shows."""
     known = set(names())
     sections = [_section(survey, row, place) for place, row in enumerate(survey.plan) if row["instrument"] in known]
+    few = survey.shown
     return Page(
         title=survey.title,
-        findings=survey.findings,
-        sections=sorted(sections, key=lambda section: not section.svg),  # what has a picture first, else as they ran
+        answer=_answer(survey),
+        findings=[*few, *(f for f in survey.findings if f not in few)],
+        most=len(few),
+        folded=True,
+        sections=sections,
         facts=survey.facts,
         plan=[_plan_row(row) for row in survey.plan],
         provenance=provenance_of(survey),
     )
+
+
+def first_picture(survey: Survey) -> Figure | None:
+    """The picture beside the verdict; None where there is none."""
+    for name in FIRST:
+        drawn = get(name).figure(survey.results) if name in survey.results and name in names() else None
+        if drawn is not None:
+            return drawn if isinstance(drawn, Figure) else drawn.figure  # type: ignore[return-value]
+    return None
+
+
+def _answer(survey: Survey) -> Answer:
+    """The verdict, the rate to set, and the picture that people know."""
+    tone = "critical" if survey.causes or survey.learning is False else "good" if survey.good else "note"
+    setting = "" if survey.lr is None else f"lr={survey.lr:.3g}"
+    try:
+        figure = first_picture(survey)
+    except Exception:  # the section of that instrument says what went wrong
+        figure = None
+    svg = "" if figure is None else to_svg(figure, prefix="picture-first")
+    return Answer(sentences=survey.sentences, tone=tone, setting=setting, svg=svg)
 
 
 def _section(survey: Survey, row: Row, place: int) -> Section:
@@ -50,8 +83,6 @@ def _section(survey: Survey, row: Row, place: int) -> Section:
 
 def _drawn(survey: Survey, name: str, place: int) -> tuple[str, str]:
     """The picture as SVG; one that cannot be drawn leaves its error instead."""
-    from theodolite.plots import to_svg
-
     try:
         figure = get(name).figure(survey.results) if name in survey.results else None
         return ("", "") if figure is None else (to_svg(figure, prefix=f"picture-{place}"), "")
@@ -62,13 +93,13 @@ def _drawn(survey: Survey, name: str, place: int) -> tuple[str, str]:
 def _cost(row: Row) -> str:
     if row.get("took") is None:
         return ""
-    took = f"{row['took']:.2g} s"
+    took = duration(row["took"])
     if not row.get("seconds"):
         return took
     per = row["seconds"] / row["gradients"] if row.get("gradients") else 0.0
     gradients = f", that is {row['took'] / per:.3g} gradients" if per else ""
     settings = f" ({row['effort']})" if row.get("effort") else ""
-    return f"{took}{gradients}{settings}; expected {row['seconds']:.2g} s"
+    return f"{took}{gradients}{settings}; expected {duration(row['seconds'])}"
 
 
 def _plan_row(row: Row) -> Row:

@@ -9,6 +9,7 @@ from typing import Any
 from theodolite.instruments.base import Instrument, SurveyContext
 from theodolite.instruments.timings import Work
 from theodolite.results import Result, Row
+from theodolite.text import duration
 
 NO_PRICE, NO_PRODUCTS, NEEDS = "its price could not be found", "there are no Hessian products here", "it needs"
 #: How the reasons begin for which an instrument that concerns a problem cannot be asked.
@@ -65,11 +66,11 @@ class Plan(Result):
         return [dict(step) for step in self.steps]
 
     def sentence(self) -> str:
-        within = "" if self.budget is None else f" within a budget of {self.budget:.3g} s"
+        within = "" if self.budget is None else f" within a budget of {duration(self.budget)}"
         part = "" if self.partial == 1.0 else f"; timed on {100 * self.partial:.2g} % of the data"
         running = sum(step["state"] == "planned" for step in self.steps)
         return (
-            f"{running} of {len(self.steps)} instruments{within}: about {self.seconds:.2g} s, that is {self.gradients:.3g} "
+            f"{running} of {len(self.steps)} instruments{within}: about {duration(self.seconds)}, that is {self.gradients:.3g} "
             f"gradients of {1000 * self.gradient_seconds:.3g} ms, and {self.peak_bytes / 2**20:.3g} MiB of memory{part}."
         )
 
@@ -141,7 +142,7 @@ def fit(steps: Sequence[Step], budget: float | None) -> list[Step]:
             if lost:
                 step = replace(step, reason=f"beyond the budget: it needs {lost[0]}, which will not run", deferred=True)
             elif (needed := step.cheapest.seconds) > left:
-                why = f"it would take {needed:.2g} s of {left:.2g} s left"
+                why = f"it would take about {duration(needed)} of {duration(left)} left"
                 step = replace(step, reason=f"beyond the budget: {why}", deferred=True)
             else:
                 left -= needed

@@ -1,7 +1,8 @@
-"""`survey`: the main job. Price the instruments, run them within the budget, and say what was found."""
+"""`survey`: the main job. Price the instruments, run them within the budget, judge, and say what was found."""
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import time
@@ -10,42 +11,54 @@ from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import A_NUMBER, a_mapping, a_text, checked, count, each, positive, seed, shown
+from theodolite.arguments import A_NUMBER, a_mapping, a_text, checked, choice, count, each, positive, seed
 from theodolite.errors import (
     ArgumentError,
     NonFiniteError,
+    OutOfTimeError,
     OutputLossError,
     ParameterSelectionError,
     SecondOrderError,
     WeightingError,
 )
-from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
+from theodolite.instruments.base import Depth, InapplicableError, Instrument, SurveyContext
 from theodolite.instruments.planning import IMPOSSIBLE, Plan, Step, as_plan, fit, fit_memory, price_steps, row_of
 from theodolite.instruments.registry import all_instruments, get
+from theodolite.instruments.verdict import judge, shown
 from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.problem import Problem
 from theodolite.problem.optimizers import as_optimizer
-from theodolite.progress import Stage, stages
-from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity, worst_first
-from theodolite.text import nearest, plural
+from theodolite.progress import Stage, TimeLimit, stages
+from theodolite.results import Cost, Finding, Outcome, Result, Row, Severity
+from theodolite.text import duration, nearest, plural
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Budget = float | str | None
 _NOT_GIVEN: Any = object()
 #: Share of the free memory that an instrument may plan to use.
 MEMORY_SHARE = 0.7
+#: What is still at work when so many times the budget are over is stopped.
+PATIENCE = 1.05
+DEPTHS: tuple[Depth, ...] = get_args(Depth)
+#: Errors with which an instrument is skipped and has not failed.
+NOT_FOR_THIS_PROBLEM = (InapplicableError, OutOfTimeError, OutputLossError, SecondOrderError, WeightingError)
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Survey(Result):
-    """What a survey found: `findings`, the worst first; `results` by instrument; `plan`, expected against real costs.
+    """What a survey found: the `verdict` in at most three sentences and the learning rate `lr` to set; then `findings`.
 
-    `to_html(path)` writes the page; `results["curvature"]` and so on are the measurements themselves.
+    `findings` are all of them, the worst first, and `shown` those that stand below the verdict; `causes` what is at fault;
+    `learning` whether the run learns, None where that is not known. `results` are the measurements themselves by instrument
+    (`results["curvature"]`), `plan` expected against real costs. `to_html(path)` writes the page.
     """
 
     title: str
@@ -54,9 +67,18 @@ class Survey(Result):
     plan: tuple[Row, ...]
     facts: dict[str, str]
     budget: float | None = None
+    sentences: tuple[str, ...] = ()
+    lr: float | None = None
+    causes: tuple[str, ...] = ()
+    learning: bool | None = None
 
     @property
-    def good(self) -> bool:
+    def verdict(self) -> str:
+        """Is it learning, what is wrong, what to change, how that is known: at most three sentences."""
+        return " ".join(self.sentences)
+
+    @property
+    def sound(self) -> bool:
         """Whether nothing critical was found, no instrument failed, and more could be measured than was impossible.
 
         What a budget leaves out, or what does not concern this problem, does not count.
@@ -65,6 +87,16 @@ class Survey(Result):
         states = [row["state"] for row in self.plan]
         impossible = sum(str(row["reason"]).startswith(IMPOSSIBLE) for row in self.plan)
         return not critical and "failed" not in states and states.count("done") >= impossible
+
+    @property
+    def good(self) -> bool:
+        """Whether it was shown to learn, and nothing was found that costs it something."""
+        return self.sound and self.learning is True and not self.causes
+
+    @property
+    def shown(self) -> list[Finding]:
+        """The findings that stand below the verdict, at most seven."""
+        return shown(self.findings)
 
     def of(self, instrument: str) -> list[Finding]:
         """The findings of one instrument."""
@@ -78,7 +110,25 @@ class Survey(Result):
         return [finding.row() for finding in self.findings]
 
     def sentence(self) -> str:
-        return "\n".join([f"Survey of {self.title}:", *(f"  {finding}" for finding in self.findings)])
+        return "\n".join([f"Survey of {self.title}: {self.verdict}", *(f"  {finding}" for finding in self.shown)])
+
+    def plot(self) -> Figure:
+        """The picture that stands beside the verdict on the page."""
+        from theodolite.instruments.page import first_picture
+
+        figure = first_picture(self)
+        if figure is None:
+            raise ValueError(
+                "This survey has no picture beside its verdict. Those of its instruments: survey.results[name].plot()."
+            )
+        return figure
+
+    def _repr_html_(self) -> str:
+        """The verdict with the few findings below it."""
+        lines = "".join(f"<li><b>{html.escape(f.severity.value)}</b> {html.escape(f.sentence)}</li>" for f in self.shown)
+        setting = "" if self.lr is None else f"<p><code>lr={self.lr:.3g}</code></p>"
+        head = f"<p><small>Survey of {html.escape(self.title)}</small></p><p><b>{html.escape(self.verdict)}</b></p>{setting}"
+        return f'<div style="border-left:4px solid #23588a;padding:0.2em 1em;max-width:60em">{head}<ul>{lines}</ul></div>'
 
     def to_html(self, path: str | PathLike[str]) -> Path:
         """Write the survey as one self-contained page."""
@@ -93,7 +143,15 @@ def _instruments(name: str, value: Any) -> list[str]:
     return [value] if isinstance(value, str) else each(a_text)(name, value)
 
 
-@checked(lr=partial(positive, wanted=A_NUMBER), population=count, only=_instruments, name=a_text, facts=a_mapping, seed=seed)
+@checked(
+    lr=partial(positive, wanted=A_NUMBER),
+    batch_size=count,
+    population=count,
+    only=_instruments,
+    name=a_text,
+    facts=a_mapping,
+    seed=seed,
+)
 def survey(
     problem: Problem | nn.Module,
     loss: Any = _NOT_GIVEN,
@@ -102,14 +160,18 @@ def survey(
     lr: float | None = None,
     optimizer: Optimizer | Callable[[Any], Optimizer] | str | None = None,
     budget: Budget = None,
+    depth: Depth = "normal",
     only: Iterable[str] | None = None,
+    valid: Any = None,
+    batch_size: int | None = None,
+    checkpoints: Sequence[Any] = (),
     name: str = "",
     population: int | None = None,
     facts: dict[str, str] | None = None,
     seed: int = 0,
-    progress: bool | None = None,
+    progress: bool | Stage | None = None,
 ) -> Survey:
-    """Measure what applies to a problem and turn it into findings.
+    """Is it learning, what is wrong, what should I change? Measure what applies to a problem, try the advice, and judge.
 
     Args:
         problem: a `Problem`; or a model, followed by its loss and its data. In the second form data that hold NaN and models
@@ -117,9 +179,18 @@ def survey(
         lr, optimizer: the learning rate and the optimizer you train with, or its name with `lr`; the survey then says what to
             expect of them.
         budget: seconds, or a text such as "60s" or "2m"; efforts are lowered and instruments left out to fit.
+        depth: "quick" answers the question, "normal" explains it, "deep" measures everything that applies.
         only: names of instruments; those they need run too.
+        valid: validation data, in any form that `data` takes.
+        batch_size: of the batches you train with, where the data does not come in them.
+        checkpoints: other states of the model (state dicts or files), to which the path from here is measured.
         name: what the page calls the subject; by default the model's class.
         population: size of the data set that the data is a sample of, for sampling errors.
+        progress: True or False for a bar, None for one on a terminal only; or a function that is told what is going on.
+
+    Returns:
+        A `Survey`: print it, look at `.verdict`, `.lr` and `.findings`, or write the page with `.to_html(path)`. Ctrl-C raises
+        `SurveyInterrupted`, whose `.survey` holds what was finished.
 
     >>> import torch
     >>> model = nn.Linear(2, 1, bias=False).double()
@@ -132,24 +203,48 @@ def survey(
     allowed = seconds_of(budget)
     known = {"model": type(getattr(problem, "model", problem)).__name__, **(facts or {})}
     title = name or known["model"]
-    opened = open_context(problem, loss, data, lr=lr, optimizer=optimizer, population=population, seed=seed)
+    given: dict[str, Any] = {"valid": valid, "batch_size": batch_size, "checkpoints": checkpoints, "population": population}
+    opened = open_context(problem, loss, data, lr=lr, optimizer=optimizer, **given, seed=seed)
     if isinstance(opened, Finding):
-        return Survey(title=title, findings=(opened,), results={}, plan=(), facts=known, budget=allowed, seed=seed)
-    run = _Run(opened, _chosen(only, opened), allowed, began)
+        verdict, findings = judge([opened], {})
+        said: dict[str, Any] = {"sentences": verdict.sentences, "causes": verdict.causes}
+        return Survey(title=title, findings=findings, results={}, plan=(), facts=known, budget=allowed, seed=seed, **said)
+    run = _Run(opened, _chosen(only, opened, depth), allowed, began)
     run.findings += other_gradient(opened.problem)
-    with stages(len(run.instruments), progress=progress) as begin:
-        run.all(begin)
-    cost = Cost(time.perf_counter() - began, run.route, run.peak_bytes, opened.problem.notes)
+    try:
+        with stages(len(run.instruments), progress=progress) as begin:
+            run.all(begin)
+    except KeyboardInterrupt as interrupt:
+        raise SurveyInterrupted(_surveyed(run, title, known, seed)) from interrupt
+    return _surveyed(run, title, known, seed)
+
+
+class SurveyInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a survey; `survey` holds what was finished."""
+
+    def __init__(self, survey: Survey) -> None:
+        super().__init__("the survey was interrupted; what was finished is in .survey")
+        self.survey = survey
+
+
+def _surveyed(run: _Run, title: str, known: dict[str, str], seed: int) -> Survey:
+    """What a run, whole or broken off, amounts to."""
+    context = run.context
+    verdict, findings = judge(run.findings, context.results, lr=context.lr)
     return Survey(
         title=title,
-        findings=tuple(worst_first(run.findings)),
-        results=opened.results,
+        findings=findings,
+        results=context.results,
         plan=tuple(run.rows),
-        facts={**known, **{k: v for k, v in _facts(opened).items() if k not in known}},
-        budget=allowed,
+        facts={**known, **{k: v for k, v in _facts(context).items() if k not in known}},
+        budget=run.budget,
+        sentences=verdict.sentences,
+        lr=verdict.lr,
+        causes=verdict.causes,
+        learning=verdict.learning,
         outcome=Outcome.FINISHED,
         seed=seed,
-        cost=cost,
+        cost=Cost(time.perf_counter() - run.began, run.route, run.peak_bytes, context.problem.notes),
     )
 
 
@@ -162,15 +257,16 @@ def plan_survey(
     lr: float | None = None,
     optimizer: Optimizer | Callable[[Any], Optimizer] | str | None = None,
     budget: Budget = None,
+    depth: Depth = "normal",
     only: Iterable[str] | None = None,
     seed: int = 0,
 ) -> Plan:
     """What `survey` would do with the same arguments, and what it would take; only a gradient and a few products are made."""
-    context = open_context(problem, loss, data, lr=lr, optimizer=optimizer, population=None, seed=seed)
+    context = open_context(problem, loss, data, lr=lr, optimizer=optimizer, seed=seed)
     if isinstance(context, Finding):
         raise ValueError(context.sentence)
     began = time.perf_counter()
-    run = _Run(context, _chosen(only, context), seconds_of(budget), began)
+    run = _Run(context, _chosen(only, context, depth), seconds_of(budget), began)
     return as_plan(context, run.prepare(), run.budget)
 
 
@@ -188,7 +284,7 @@ def seconds_of(budget: Budget) -> float | None:
     except (ValueError, KeyError):
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise ValueError(f"budget must be a positive time such as 60, '60s', '2m' or '1h'. Got {shown(budget)}.")
+        raise ValueError(f"budget must be a positive time such as 60, '60s', '2m' or '1h'. Got {described(budget)}.")
     return seconds
 
 
@@ -199,8 +295,11 @@ def open_context(
     *,
     lr: float | None,
     optimizer: Optimizer | Callable[[Any], Optimizer] | str | None,
-    population: int | None,
-    seed: int,
+    valid: Any = None,
+    batch_size: int | None = None,
+    checkpoints: Sequence[Any] = (),
+    population: int | None = None,
+    seed: int = 0,
 ) -> SurveyContext | Finding:
     """The context of a survey, or the finding that stands in its way."""
     if isinstance(problem, Problem) and (loss is not _NOT_GIVEN or data is not None):
@@ -215,8 +314,14 @@ def open_context(
             problem = _build(problem, loss, data, optimizer)
         except NonFiniteError as error:
             return not_finite(str(error))
+    if valid is not None and not isinstance(valid, Problem):
+        valid = problem.on(valid)
     optimizer = as_optimizer(optimizer, problem.parameters, lr=lr, needs_rate=True)
-    return SurveyContext(problem, lr=lr, optimizer=optimizer, population=population, seed=seed)
+    given: dict[str, Any] = {
+        "population": population, "valid": valid, "batch_size": batch_size, "checkpoints": checkpoints,
+    }  # fmt: skip
+    problem = problem.limited(TimeLimit())
+    return SurveyContext(problem, lr=lr, optimizer=optimizer, **given, seed=seed)
 
 
 def other_gradient(problem: Problem) -> list[Finding]:
@@ -228,6 +333,7 @@ def other_gradient(problem: Problem) -> list[Finding]:
             instrument="batches",
             severity=Severity.WARNING,
             label="gradient of another function",
+            cause="gradient of another function",
             sentence=f"{problem.gradient_note[0].upper()}{problem.gradient_note[1:]}.",
             advice="If that is meant, read every number as one about the optimizer's own surface; if not, look for a .detach(), "
             "a rounding or a custom backward between the parameters and the loss.",
@@ -241,6 +347,7 @@ def not_finite(sentence: str) -> Finding:
         instrument="batches",
         severity=Severity.CRITICAL,
         label="not finite",
+        cause="not finite",
         sentence=sentence,
         advice="Repair or leave out what is named here; until then no number about this model means anything.",
     )
@@ -265,10 +372,12 @@ def _build(model: nn.Module, loss: Any, data: Any, optimizer: Any) -> Problem:
         return Problem(model, loss, data, params="*")  # all frozen: the survey says so and measures them all the same
 
 
-def _chosen(only: Iterable[str] | None, context: SurveyContext) -> list[Instrument]:
+def _chosen(only: Iterable[str] | None, context: SurveyContext, depth: Depth) -> list[Instrument]:
+    choice("depth", depth, DEPTHS)
     everything = all_instruments()
     if only is None:
-        return [instrument for instrument in everything if instrument.concerns(context)]
+        allowed = DEPTHS[: DEPTHS.index(depth) + 1]
+        return [i for i in everything if i.depth in allowed and i.concerns(context)]
     known = {instrument.name for instrument in everything}
     wanted = {i.name for i in everything if i.first}
     pending = list(only)
@@ -306,7 +415,9 @@ class _Run:
 
     def __init__(self, context: SurveyContext, instruments: Sequence[Instrument], budget: float | None, began: float) -> None:
         self.context, self.instruments, self.budget, self.began = context, list(instruments), budget, began
-        self.findings: list[Finding] = []
+        if budget is not None:
+            context.problem.time_limit.at = began + PATIENCE * budget
+        self.findings = context.findings
         self.rows: list[Row] = []
         self.peak_bytes = 0
         self.route = ""
@@ -368,9 +479,8 @@ class _Run:
         if not affordable:
             needed = self.drift * step.cheapest.seconds
             if needed > left:
-                return replace(
-                    step, reason=f"beyond the budget: {max(0.0, left):.2g} s left of about {needed:.2g} s", deferred=False
-                )
+                why = f"beyond the budget: it needs about {duration(needed)}, {duration(max(0.0, left))} were left"
+                return replace(step, reason=why, deferred=False)
             affordable = [len(step.prices) - 1]
         self.context.allowance = spare
         return replace(step, choice=affordable[0], reason="", deferred=False)
@@ -382,10 +492,17 @@ class _Run:
         try:
             result = instrument.run(self.context, **effort)
             self.findings += instrument.findings(self.context, result)
+            self.context.remedies |= instrument.remedies(self.context, result)
             self.context.results[instrument.name] = result
             self.peak_bytes = max(self.peak_bytes, result.cost.peak_bytes)
             self.route = self.route or (result.cost.route if "graph" in result.cost.route else "")
-        except (InapplicableError, OutputLossError, SecondOrderError, WeightingError) as error:  # it is not for this problem
+        except (
+            InapplicableError,
+            OutOfTimeError,
+            OutputLossError,
+            SecondOrderError,
+            WeightingError,
+        ) as error:  # it is not for this problem
             state, reason = "skipped", str(error)
         except Exception as error:
             state, reason = "failed", f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from theodolite.arguments import checked
 from theodolite.errors import NonFiniteError, WeightingError
+from theodolite.measures.progress.gradient_flow import in_forward_order, record_forward
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_problem
 from theodolite.problem.parameters import Layer, clean_names, padding_rows
@@ -190,12 +191,20 @@ def _labels(problem: Problem) -> tuple[Counter[int], int]:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class InputAudit(Result):
-    """Features of the (one, floating-point) input: `constant` ones, and groups that are the same up to shift and scale."""
+    """Features of the (one, floating-point) input: `constant` ones, and groups that are the same up to shift and scale.
+
+    `names` are those of the columns, where they have some.
+    """
 
     features: int
     samples: int
     constant: tuple[int, ...]
     duplicated: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...] = ()
+
+    def called(self, feature: int) -> str:
+        """How a sentence calls a feature: by its name in quotes, or by its number."""
+        return repr(self.names[feature]) if self.names else str(feature)
 
     @property
     def redundant(self) -> int:
@@ -204,7 +213,7 @@ class InputAudit(Result):
 
     def rows(self) -> list[Row]:
         named = [*((group, "same") for group in self.duplicated), *([(self.constant, "constant")] if self.constant else [])]
-        return [{"features": ", ".join(map(str, group[:8])), "count": len(group), "what": what} for group, what in named]
+        return [{"features": ", ".join(map(self.called, group[:8])), "count": len(group), "what": what} for group, what in named]
 
     def sentence(self) -> str:
         if not self.constant and not self.duplicated:
@@ -237,6 +246,12 @@ def main_input(problem: Problem) -> Tensor | None:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
+def column_names(problem: Problem, features: int) -> tuple[str, ...]:
+    """The names of the columns of a table that the flattened inputs are; none where the inputs came as something else."""
+    names = problem.data.columns
+    return names if names is not None and len(names) == features else ()
+
+
 @checked(problem=a_problem)
 def audit_inputs(problem: Problem) -> InputAudit:
     """Find constant and duplicated features; feature numbers count through the flattened sample.
@@ -261,6 +276,7 @@ def audit_inputs(problem: Problem) -> InputAudit:
         samples=len(x),
         constant=tuple(torch.nonzero(still).flatten().tolist()),
         duplicated=tuple(tuple(group) for group in groups),
+        names=column_names(problem, x.shape[1]),
         outcome=Outcome.FINISHED,
         cost=Cost(seconds=time.perf_counter() - began, route="comparison of features"),
     )
@@ -311,7 +327,9 @@ class ParameterAudit(Result):
     Units that move no output on any sample (`dead`), that repeat another (`duplicated`), weights on inputs that are always zero
     (`silent_inputs`), rows of embeddings that the data never asks for (`unused_rows`).
 
-    `dead_layers` are those without any effect, `tied` groups of names for one tensor, `frozen` names that require no
+    `dead_layers` are those without any effect; `shut` has a group for each of them that is not dead for the sake of another: its
+    name, then the dead layers before it that nothing comes back to, `starved` the layers behind that are given nothing but
+    zeros. `tied` groups of names for one tensor, `frozen` names that require no
     gradient, `unreached` measured parameters that the loss does not depend on at all. `waiting` layers move nothing only
     because the parameters `waiting_for` are still zero: they begin to train after the first step, and are not counted as dead.
     """
@@ -326,6 +344,8 @@ class ParameterAudit(Result):
     waiting_for: tuple[str, ...]
     parameters: int
     motionless: bool
+    shut: tuple[tuple[str, ...], ...] = ()
+    starved: tuple[str, ...] = ()
 
     def rows(self) -> list[Row]:
         return [dict(row) for row in self.layers]
@@ -366,11 +386,14 @@ def audit_parameters(problem: Problem) -> ParameterAudit:
         before, rows = rows, [_layer_row(problem, layer, later) for layer in problem.layers.values()]
         waiting = [str(a["layer"]) for a, b in zip(before, rows, strict=True) if a["dead"] > b["dead"]]
     motionless = not any(bool(r.any()) for r in reach if r is not None)
+    dead = () if motionless else tuple(str(row["layer"]) for row in rows if _is_dead(problem, row, reach))
     names, model = clean_names(name for name, _ in problem.model.named_parameters()), problem.model
     frozen = [(names[k], p.numel()) for k, p in model.named_parameters() if not p.requires_grad]
     return ParameterAudit(
         layers=tuple(rows),
-        dead_layers=() if motionless else tuple(str(row["layer"]) for row in rows if _is_dead(problem, row, reach)),
+        dead_layers=dead,
+        shut=_groups_of_dead(problem, dead),
+        starved=tuple(name for name in problem.layers if _starved(problem, problem.layers[name], reach)) if dead else (),
         tied=_tied(model),
         frozen=tuple(name for name, _ in frozen),
         frozen_count=sum(size for _, size in frozen),
@@ -389,6 +412,33 @@ def _is_dead(problem: Problem, row: Row, reach: list[Tensor | None]) -> bool:
     layer = problem.layers[row["layer"]]
     used = any(reach[i] is not None for i in (*layer.weights, *layer.biases))
     return used and bool(row["units"]) and row["dead"] == row["units"]
+
+
+def _groups_of_dead(problem: Problem, dead: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Dead layers that follow one another in the forward pass: the last of them is shut, and nothing comes back to the others."""
+    if not dead:
+        return ()
+    groups: list[list[str]] = [[]]
+    for layer in in_forward_order(problem.layers.values(), record_forward(problem).order):
+        if layer.name in dead:
+            groups[-1].insert(0, layer.name)
+        elif groups[-1]:
+            groups.append([])
+    return tuple(tuple(group) for group in groups if group)
+
+
+def _starved(problem: Problem, layer: Layer, reach: list[Tensor | None]) -> bool:
+    """Whether a layer moves outputs by its bias alone: all it is given is zero."""
+    weights = [r for i in layer.weights if problem.parameters[i].ndim >= 2 and (r := reach[i]) is not None]
+    biases = [r for i in layer.biases if (r := reach[i]) is not None]
+    return bool(weights) and not any(bool(r.any()) for r in weights) and any(bool(r.any()) for r in biases)
+
+
+def dead_units(problem: Problem) -> dict[str, Tensor]:
+    """Which units of each layer with one weight matrix move no output on any sample, one bit per unit."""
+    reach = _reach(problem)
+    found = ((name, _units_alive(problem, layer, reach)) for name, layer in problem.layers.items())
+    return {name: ~alive for name, alive in found if alive is not None}
 
 
 def _reach(problem: Problem, shaken: Mapping[int, Tensor | None] | None = None) -> list[Tensor | None]:
@@ -449,10 +499,7 @@ def _layer_row(problem: Problem, layer: Layer, reach: list[Tensor | None]) -> Ro
         if any(parameters[i].ndim == 1 and len(parameters[i]) != len(weight) for i in layer.biases):
             return {**row, "units": 1, "dead": int(not bool(seen.any()))}  # groups
     vectors = [i for i in members if parameters[i].ndim == 1 and len(parameters[i]) == weight.shape[0]]
-    alive = seen.reshape(len(seen), -1).any(1)
-    for i in vectors:
-        if (r := reach[i]) is not None:
-            alive = alive | r.to(alive.device)
+    alive = _open(seen, vectors, reach)
     biases = [parameters[i].detach()[:, None].to(weight) for i in vectors]
     with_bias = torch.cat([weight.detach().reshape(len(weight), -1), *biases], dim=1)
     duplicates = [group for group in duplicate_rows(with_bias) if bool(with_bias[group[0]].any())] if len(weight) > 1 else []
@@ -464,6 +511,25 @@ def _layer_row(problem: Problem, layer: Layer, reach: list[Tensor | None]) -> Ro
         "duplicated": sum(len(group) - 1 for group in duplicates),
         "silent_inputs": silent,
     }
+
+
+def _open(seen: Tensor, vectors: Iterable[int], reach: list[Tensor | None]) -> Tensor:
+    """Units (rows) of which a weight or a bias moves an output."""
+    alive = seen.reshape(len(seen), -1).any(1)
+    for i in vectors:
+        if (r := reach[i]) is not None:
+            alive = alive | r.to(alive.device)
+    return alive
+
+
+def _units_alive(problem: Problem, layer: Layer, reach: list[Tensor | None]) -> Tensor | None:
+    """The same for a layer whose one matrix has its units first."""
+    matrices = [i for i in layer.weights if problem.parameters[i].ndim >= 2]
+    plain = layer.kind != "Conv1D" and not layer.kind.startswith("ConvTranspose") and "Embedding" not in layer.kind
+    if len(matrices) != 1 or not plain or (seen := reach[matrices[0]]) is None:
+        return None
+    members = (*layer.weights, *layer.biases)
+    return _open(seen, [i for i in members if problem.parameters[i].shape == seen.shape[:1]], reach)
 
 
 def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:

@@ -2,11 +2,14 @@
 
 One object per line, of the "kind":
 
-    run     what is trained and how it is watched; a resumed training writes a second one and its steps go on
-    step    loss, gradient norm, size of the update and learning rate, at every step
-    look    a measurement on a batch or on the probe: critical rate, sharpness, shares
-    spike   one rise of the loss and its cause; written again as it is better understood, the last line wins
-    end     the counters of the whole run
+    run         what is trained and how it is watched; a resumed training writes a second one and its steps go on
+    step        loss, gradient norm, size of the update and learning rate, at every step
+    look        a measurement on a batch or on the probe: critical rate, sharpness, shares
+    spike       one rise of the loss and its cause; written again as it is better understood, the last line wins
+    progress    is it learning: level, trend and best of the loss, a guess to compare with, living units, sizes of steps
+    validation  a validation loss that the loop has given
+    alert       something to act on, with what to change
+    end         the counters of the whole run and the verdict
 
 JSON has no infinity and no NaN: such a value is written as null and named in "nonfinite", as in {"loss": "nan"}. Other kinds
 and keys are kept. This module needs nothing but the standard library: who watches a training does not load torch.
@@ -34,7 +37,10 @@ _HEAD = 4096  # bytes from the start that tell one log from another
 _LONGEST = 16_000_000  # bytes of a line
 _DEEPEST = 32  # lists and mappings inside each other
 _ENDINGS = (".jsonl", ".ndjson", ".json", ".log", ".txt")  # names that mean a file where nothing is there yet
-_PLACE = {"step": ("step",), "look": ("step", "on"), "spike": ("start",)}  # records that agree in these replace each other
+_PLACE = {  # records that agree in these replace each other
+    "step": ("step",), "look": ("step", "on"), "spike": ("start",), "progress": ("step",), "validation": ("step",),
+    "alert": ("step", "alert"),
+}  # fmt: skip
 
 
 def log_path(path: str | os.PathLike[str]) -> Path:
@@ -84,9 +90,9 @@ class LogWriter(AbstractContextManager["LogWriter"]):
 class MonitorLog:
     """A log as it stands.
 
-    `run` is the last header and `runs` are all of them; `steps` and `looks` are in the order of their step, `spikes` in that of
-    their start; `end` is None while the training runs or where it was cut off; `other` holds kinds this version does not know;
-    `bad_lines` could not be read.
+    `run` is the last header and `runs` are all of them; `spikes` are in the order of their start, `steps`, `looks`, `progress`,
+    `validation` and `alerts` in that of their step; `end` is None while the training runs or where it was cut off; `other` holds
+    kinds this version does not know; `bad_lines` could not be read.
     """
 
     run: Record = field(default_factory=dict)
@@ -97,6 +103,9 @@ class MonitorLog:
     end: Record | None = None
     other: list[Record] = field(default_factory=list)
     bad_lines: int = 0
+    progress: list[Record] = field(default_factory=list)
+    validation: list[Record] = field(default_factory=list)
+    alerts: list[Record] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -176,8 +185,8 @@ def fold(records: Iterable[Record], bad_lines: int = 0) -> MonitorLog:
             end = record
         else:
             other.append(record)
-    steps, looks, spikes = ([kept[kind][place] for place in sorted(kept[kind])] for kind in _PLACE)
-    return MonitorLog(runs[-1] if runs else {}, runs, steps, looks, spikes, end, other, bad_lines)
+    steps, looks, spikes, *more = ([kept[kind][place] for place in sorted(kept[kind])] for kind in _PLACE)
+    return MonitorLog(runs[-1] if runs else {}, runs, steps, looks, spikes, end, other, bad_lines, *more)
 
 
 # Lines
@@ -204,8 +213,8 @@ def decode(line: bytes) -> Record | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    place, on = _PLACE.get(record["kind"], ())[:1], record.get("on", "")
-    good = all(_is_place(record.get(name)) for name in place) and isinstance(on, str)
+    place, *words = _PLACE.get(record["kind"], ("",))
+    good = (not place or _is_place(record.get(place))) and all(isinstance(record.get(name, ""), str) for name in words)
     return record if good and not _deeper_than(_DEEPEST, record) else None
 
 

@@ -1,13 +1,14 @@
-"""`Monitor`: why did my loss spike, was it harmful, what should the learning rate be, are features learned?
+"""`Monitor`: is it learning, why did my loss spike, was it harmful, what should the learning rate be, are features learned?
 
-One step, in the order of the data: the recorder (`watching`) says what the loop computed, the detector (`spikes.detector`) what
-the loss means, the tracker (`spikes.tracker`) why, with the measurements that answer it (`measuring`); log and report keep it.
+One step, in the order of the data: the recorder (`watching`) says what the loop computed, `progress` whether it learns, the
+detector (`spikes.detector`) what the loss means, the tracker (`spikes.tracker`) why, with the measurements that answer it
+(`measuring`); alerts, log and report tell it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -26,6 +27,10 @@ from theodolite.measures.dynamics.optimizers import plain_optimizer
 from theodolite.monitors.log import LogWriter
 from theodolite.monitors.measuring.curvature import CurvatureProbe, CurvatureSample
 from theodolite.monitors.measuring.scheduler import MeasurementScheduler, TimeBudget
+from theodolite.monitors.progress.alerts import Alert, AlertKeeper, print_alert
+from theodolite.monitors.progress.alerts import Situation as AlertSituation
+from theodolite.monitors.progress.causes import edge_of
+from theodolite.monitors.progress.tracker import ProgressSample, ProgressTracker
 from theodolite.monitors.report import MonitorReport, summarise
 from theodolite.monitors.spikes.detector import SpikeDetector
 from theodolite.monitors.spikes.diagnosis import Spike, finding_of
@@ -35,17 +40,22 @@ from theodolite.monitors.watching.watched_model import StepLoss, WatchedModel
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_loss, a_module, an_optimizer, some_data
+from theodolite.results import Row
 
 #: What a log that cannot be written means; training and measurements go on.
 LOG_FAILS = "the log cannot be written, and records are kept in memory only"
 
 
 class Monitor(UnbrokenContext["Monitor"]):
-    """Watches a training run from inside its loop and explains its spikes.
+    """Watches a training run from inside its loop: says whether it learns, alerts where it does not, and explains its spikes.
 
-    Every step: loss, gradient norm, size of the update, learning rate. On sampled steps and around spikes: the critical
+    Every step: loss, gradient norm, size of the update, learning rate. On sampled steps: the loss against that of a guess, its
+    trend, units that still get gradients, gradients and updates of each layer. Now and then, and around spikes: the critical
     learning rate of the batch, sharpness on a fixed probe set, the part of the loss in the top eigenspace, the drift of the
     features. Training is not changed by a bit: nothing of the model, the optimizer or the random state is written to.
+
+    An alert is one line on stderr, the only thing that is ever printed: what is wrong and what to change, at most one of a kind
+    in a stretch. `alerts=False` turns the line off, a function takes it instead; log, report and `on_alert` have them always.
 
     Args:
         loss: `(output, target) -> scalar`, or None for models that return `.loss`.
@@ -57,6 +67,8 @@ class Monitor(UnbrokenContext["Monitor"]):
         top: dimension of the top eigenspace; None means 5 where the tangent kernel is written out and 1 elsewhere.
         target: key of the target in mapping batches.
         writer: something with `add_scalar(name, value, step)`, such as TensorBoard's SummaryWriter.
+        alerts: True shows alerts on stderr, False does not; a function `(line) -> None` shows them its own way.
+        on_alert: called with every `Alert`, to stop a run or to send a message.
 
     >>> torch.manual_seed(0)                                                          # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>
@@ -90,13 +102,25 @@ class Monitor(UnbrokenContext["Monitor"]):
         top: int | None = None,
         target: str = "labels",
         writer: Any = None,
+        alerts: bool | Callable[[str], object] = True,
+        on_alert: Callable[[Alert], object] | None = None,
         seed: int = 0,
     ) -> None:
         check_matrix_or_none(by)
+        for name, given in {"alerts": alerts, "on_alert": on_alert}.items():
+            if not (given is None or callable(given) or (isinstance(given, bool) and name == "alerts")):
+                wanted = "True, False or a function of a line" if name == "alerts" else "a function of an Alert, or None"
+                raise ValueError(f"{name} must be {wanted}. Got {given!r}.")
+        #: How the line of an alert is shown; None where it is not.
+        self.show_alert: Callable[[str], object] | None = alerts if callable(alerts) else print_alert if alerts else None
+        self._on_alert = on_alert
         self.loss, self.budget = loss, budget
         self._probe, self._target, self._writer = probe, target, writer
         self._log = None if log is None else LogWriter(log)
         self._budget = TimeBudget(budget)
+        self._progress, self._alerts = ProgressTracker(), AlertKeeper()
+        self._validation: list[Row] = []
+        self._last: WatchedModel | None = None
         self._detector, self._tracker = SpikeDetector(), SpikeTracker()
         self._measure = MeasurementScheduler(CurvatureProbe(by=by, top=top, seed=seed), self._budget)
         self._watched: dict[int, WatchedModel] = {}  # by optimizer
@@ -142,22 +166,51 @@ class Monitor(UnbrokenContext["Monitor"]):
             self._budget.leave()
 
     def _observe(self, step: int, watched: WatchedModel, batch: Any, value: Any) -> None:
-        record = watched.record(step, batch, value)  # what the loop has computed
+        record = watched.record(step, batch, value, self._budget.training)  # what the loop has computed
         if self.steps and step <= self.steps[-1].step:
             self._measure.note("step numbers went back or repeated: the log keeps the later ones")
         self.steps.append(record.stats)
         index, known, diagnosis = len(self.steps) - 1, len(self._measure.samples), Diagnosis()
+        self._last = watched
+        look_due, look = self._progress.update(record, watched), None  # is it learning?
         with self._measure.guarded():
+            look = self._progress.look(record, watched) if look_due else None
             self._measure.settle(watched)
             watched.gather(record.batches)
             state = self._detector.update(index, record.stats.loss)  # calm, or a spike
-            diagnosis = self._tracker.update(Situation(state, record, self.steps, watched, self._measure))  # why
+            layers = self._progress.samples[-1].layers
+            diagnosis = self._tracker.update(Situation(state, record, self.steps, watched, self._measure, layers))  # why
             self._detector.correct(diagnosis.correction, index, record.stats.loss)
             self._measure.sample(watched, record, calm=state.phase == "calm" and record.stats.finite)
         for text in diagnosis.notes:
             self._measure.note(text)
-        self._write(record.stats, self._measure.samples[known:], diagnosis.spikes)
+        self._write(record.stats, self._measure.samples[known:], diagnosis.spikes, look)
+        self._raise_alerts(look is not None)
         watched.keep(record)
+
+    def _raise_alerts(self, looked: bool) -> None:
+        """What the step and the look have shown that should not wait."""
+        samples = self._progress.samples
+        reference = None if not samples else max(samples[-1].loss.reference, self._progress.course.began)
+        alerts = list(self._alerts.step(self.steps, reference))
+        if looked:
+            here = AlertSituation(samples, edge_of(self._measure.samples), self._tracker.spikes, self.steps)
+            alerts += self._alerts.look(here)
+        for alert in alerts:
+            self._write_record("alert", **alert.row())
+            with self.quietly("an alert was not shown"):
+                if self.show_alert is not None:
+                    self.show_alert(str(alert))
+            with self.quietly("on_alert failed"):
+                if self._on_alert is not None:
+                    self._on_alert(alert)
+
+    def validated(self, step: int, loss: float | torch.Tensor) -> None:
+        """Take a validation loss that the loop has computed after so many steps: for verdict, log and page."""
+        with self.quietly("a validation loss was not taken"):
+            row: Row = {"step": int(step), "loss": float(loss)}
+            self._validation.append(row)
+            self._write_record("validation", **row)
 
     def attach(self, model: nn.Module, optimizer: Optimizer, *, first_step: int = 0) -> Self:
         """Observe by itself before every `optimizer.step()`: inputs, targets and losses are recorded as they pass by.
@@ -253,10 +306,12 @@ class Monitor(UnbrokenContext["Monitor"]):
                 warnings.warn(f"theodolite.Monitor: {text}", RuntimeWarning, stacklevel=3)
 
     def report(self) -> MonitorReport:
-        """What was seen so far, as findings."""
+        """What was seen so far: a verdict first, then findings."""
         return summarise(
             self.steps, self._measure.samples, self._tracker.spikes, self._measure.match,
             training_seconds=self._budget.training, monitor_seconds=self._budget.used, notes=self._measure.all_notes(),
+            progress=self._progress.samples, now=None if self._last is None else self._progress.now(self._last),
+            alerts=self._alerts.alerts, validation=self._validation,
         )  # fmt: skip
 
     def _watch(self, model: nn.Module, optimizer: Optimizer) -> WatchedModel:
@@ -288,8 +343,12 @@ class Monitor(UnbrokenContext["Monitor"]):
             optimizer=type(watched.optimizer).__name__, budget=self.budget, curvature=self._measure.probe.by or "auto",
         )  # fmt: skip
 
-    def _write(self, stats: StepStats, samples: Sequence[CurvatureSample], spikes: Sequence[Spike]) -> None:
+    def _write(
+        self, stats: StepStats, samples: Sequence[CurvatureSample], spikes: Sequence[Spike], look: ProgressSample | None
+    ) -> None:
         """What a step has shown, to the log and to the writer of scalars."""
+        if look is not None:
+            self._write_record("progress", **look.row())
         for sample in samples:
             self._write_record("look", **sample.row())
         for spike in spikes:

@@ -8,10 +8,14 @@ from typing import Any
 
 from theodolite.measures.dynamics.spikes import MatchTable
 from theodolite.monitors.measuring.curvature import CurvatureSample
+from theodolite.monitors.progress.alerts import Alert
+from theodolite.monitors.progress.tracker import ProgressSample
 from theodolite.monitors.spikes.diagnosis import SOURCE, Cause, Spike, finding_of
+from theodolite.monitors.verdict import Verdict, verdict_of
 from theodolite.monitors.watching.recorder import StepStats
 from theodolite.results import Cost, Finding, Result, Row, Severity, fields_of
 from theodolite.results.findings import worst_first
+from theodolite.text import plural
 
 #: Alignment of the features with those at the first look below which they have moved.
 MOVED = 0.9
@@ -20,15 +24,19 @@ OFTEN = 0.1
 
 #: Sampled steps below which no rate of matches is reported.
 FEW = 5
+#: Findings that the text shows.
+SHOWN = 7
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class MonitorReport(Result):
     """A monitored run.
 
-    `spikes` in order, each with its cause; `findings` worst first; `match` is the table of exceeded critical rates against
-    rises of the probe's loss, from the looks of calm times; `steps` and `looks` are rows. `exceeded` of `sampled` looks at a
-    batch found the learning rate above the critical one.
+    `verdict` says in at most three sentences whether it learns, what is wrong and what to change; `lr` is the learning rate to
+    set, where one follows, and `state` how the loss stands, in a word. `findings` are worst first; `spikes` in order, each with
+    its cause; `alerts` as they were raised. `match` is the table of exceeded critical rates against rises of the probe's loss,
+    from the looks of calm times; `exceeded` of `sampled` looks at a batch found the learning rate above the critical one.
+    `steps`, `looks`, `progress` (is it learning), `validation` and `layers` (at the last look) are rows.
     """
 
     findings: tuple[Finding, ...]
@@ -41,6 +49,13 @@ class MonitorReport(Result):
     training_seconds: float
     monitor_seconds: float
     notes: tuple[str, ...] = ()
+    verdict: str = ""
+    state: str = ""
+    lr: float | None = None
+    alerts: tuple[Alert, ...] = ()
+    progress: tuple[Row, ...] = ()
+    layers: tuple[Row, ...] = ()
+    validation: tuple[Row, ...] = ()
 
     @property
     def catapults(self) -> int:
@@ -57,7 +72,9 @@ class MonitorReport(Result):
         return [spike.row() for spike in self.spikes]
 
     def sentence(self) -> str:
-        return "\n".join(map(str, self.findings))
+        rest = len(self.findings) - SHOWN
+        more = [f"{plural(rest, 'more finding')} in report.findings"] if rest > 0 else []
+        return "\n".join([*([self.verdict] if self.verdict else []), *map(str, self.findings[:SHOWN]), *more])
 
     def end_record(self) -> dict[str, Any]:
         """The last line of a log."""
@@ -67,7 +84,7 @@ class MonitorReport(Result):
             "seconds": self.training_seconds + self.monitor_seconds,
             "monitor_seconds": self.monitor_seconds,
             **{name: rate.value for name, rate in rates.items()},
-            **fields_of(self, "catapults exceeded sampled"),
+            **fields_of(self, "catapults exceeded sampled verdict state lr"),
         }
 
     def records(self) -> list[Row]:
@@ -76,6 +93,9 @@ class MonitorReport(Result):
             *({"kind": "step", **row} for row in self.steps),
             *({"kind": "look", **row} for row in self.looks),
             *({"kind": "spike", **row} for row in self.rows()),
+            *({"kind": "progress", **row} for row in self.progress),
+            *({"kind": "validation", **row} for row in self.validation),
+            *({"kind": "alert", **alert.row()} for alert in self.alerts),
         ]
 
 
@@ -88,14 +108,19 @@ def summarise(
     training_seconds: float,
     monitor_seconds: float,
     notes: tuple[str, ...] = (),
+    progress: Sequence[ProgressSample] = (),
+    now: ProgressSample | None = None,
+    alerts: Sequence[Alert] = (),
+    validation: Sequence[Row] = (),
 ) -> MonitorReport:
-    """The report of what a monitor has gathered. Pure."""
+    """The report of what a monitor has gathered; `now` is the progress at the last step. Pure."""
     on_batch = [look for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
     exceeded, sampled = sum(bool(look.exceeded) for look in on_batch), len(on_batch)
-    findings = [finding_of(spike) for spike in spikes]
+    verdict = verdict_of(now, looks, spikes, alerts, validation)
+    findings = [*verdict.findings, *map(finding_of, spikes)]
     if not spikes and steps:
-        findings.append(_calm(steps))
-    possible = (_rate(looks, exceeded, sampled), _match(match, sampled, exceeded), _features(looks))
+        findings.append(_calm(steps, verdict))
+    possible = (_rate(looks, exceeded, sampled, verdict), _match(match, sampled, exceeded), _features(looks))
     findings += [f for f in possible if f is not None]
     findings += [_note(text) for text in notes]
     return MonitorReport(
@@ -109,6 +134,13 @@ def summarise(
         training_seconds=training_seconds,
         monitor_seconds=monitor_seconds,
         notes=notes,
+        verdict=verdict.text,
+        state=verdict.state,
+        lr=verdict.lr,
+        alerts=tuple(alerts),
+        progress=tuple(sample.row() for sample in progress),
+        layers=() if now is None else tuple(layer.row() for layer in now.layers.layers),
+        validation=tuple(validation),
         cost=Cost(monitor_seconds, "monitor"),
     )
 
@@ -118,12 +150,13 @@ def _finding(sentence: str, label: str, quantity: str, value: float | None, **mo
     return Finding(instrument="monitor", sentence=sentence, label=label, quantity=quantity, value=value, **settings)
 
 
-def _calm(steps: Sequence[StepStats]) -> Finding:
+def _calm(steps: Sequence[StepStats], verdict: Verdict) -> Finding:
+    """No spikes are good in a run that learns, and worth knowing in any other."""
     sentence = f"No spike in {len(steps)} steps; the loss went from {steps[0].loss:.4g} to {steps[-1].loss:.4g}."
-    return _finding(sentence, "no spikes", "spikes", 0.0, severity=Severity.GOOD)
+    return _finding(sentence, "no spikes", "spikes", 0.0, severity=Severity.GOOD if verdict.learns else Severity.NOTE)
 
 
-def _rate(looks: Sequence[CurvatureSample], exceeded: int, sampled: int) -> Finding | None:
+def _rate(looks: Sequence[CurvatureSample], exceeded: int, sampled: int, verdict: Verdict) -> Finding | None:
     """The learning rate against the critical one of the probe, lately."""
     seen = [look for look in looks if look.on == "probe" and look.ratio is not None and look.why != "spike"]
     if not seen:
@@ -133,20 +166,20 @@ def _rate(looks: Sequence[CurvatureSample], exceeded: int, sampled: int) -> Find
     word = "above critical" if last.ratio > 1.05 else "edge of stability" if last.ratio > 0.8 else "below critical"
     share = exceeded / sampled if sampled else 0.0
     meaning = {
-        "above critical": "Training is above its edge of stability: expect catapults.",
-        "edge of stability": "Training moves at its edge of stability.",
-        "below critical": "There is room above."
-        if share <= OFTEN
-        else f"But {share:.0%} of the batches looked at are above theirs.",
+        "above critical": " Training is above its edge of stability: expect catapults.",
+        "edge of stability": " Training moves at its edge of stability.",
+        "below critical": "" if share <= OFTEN else f" But {share:.0%} of the batches looked at are above theirs.",
     }[word]
     least = "" if last.converged else " at least"
     sentence = (
         f"At step {last.step} the learning rate {last.rate:.3g} is{least} {last.ratio:.3g} times the critical one on the "
-        f"probe, {last.critical_rate:.3g}. {meaning}"
+        f"probe, {last.critical_rate:.3g}.{meaning}"
     )
-    advice = "Lower the rate, or warm up longer, if the spikes do harm." if word == "above critical" else ""
+    advice = "Lower the rate, or warm up longer, if the spikes do harm." if word == "above critical" and verdict.learns else ""
     error = last.ratio * last.error**2
-    return _finding(sentence, word, "learning rate / critical rate", last.ratio, error=error, advice=advice, headline=True)
+    return _finding(
+        sentence, word, "learning rate / critical rate", last.ratio, error=error, advice=advice, headline=verdict.learns
+    )
 
 
 def _match(match: MatchTable, sampled: int, exceeded: int) -> Finding | None:

@@ -17,6 +17,7 @@ from theodolite.plots.anchors import plot_atom_geometry as plot_atom_geometry
 from theodolite.plots.anchors import plot_log_partitions as plot_log_partitions
 from theodolite.plots.axes_style import reference as reference
 from theodolite.plots.axes_style import span as span
+from theodolite.plots.bars import bars as bars
 from theodolite.plots.curves import curves as curves
 from theodolite.plots.dictionary import plot_atom_usage as plot_atom_usage
 from theodolite.plots.dictionary import plot_atoms as plot_atoms
@@ -28,9 +29,11 @@ from theodolite.plots.figures import to_svg as to_svg
 from theodolite.plots.heatmaps import heatmap as heatmap
 from theodolite.plots.heatmaps import leading_blocks as leading_blocks
 from theodolite.plots.heatmaps import matrix as matrix
+from theodolite.plots.layers import layer_ratios as layer_ratios
 from theodolite.plots.linear_path import linear_path as linear_path
 from theodolite.plots.linear_path import linear_path_panels as linear_path_panels
 from theodolite.plots.monitor import plot_monitor as plot_monitor
+from theodolite.plots.range_test import range_test as range_test
 from theodolite.plots.regimes import regime_diagram as regime_diagram
 from theodolite.plots.scatter import PowerLaw as PowerLaw
 from theodolite.plots.scatter import correlation_of as correlation_of

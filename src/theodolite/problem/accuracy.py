@@ -31,7 +31,7 @@ def right_answers(output: Tensor, target: Any, loss: Any = None, *, shift: int =
         target = target.argmax(1)
     if shift:
         output, target = output[:, :-shift], target[:, shift:]
-    axis = _class_axis(output, target, loss)
+    axis = class_axis(output, target, loss)
     if axis is None:
         return None
     counted = target != getattr(loss, "ignore_index", IGNORED)
@@ -58,7 +58,7 @@ def _right_signs(output: Tensor, target: Tensor, loss: Any) -> Tensor | None:
     return ((output > 0) == (target > 0)) & torch.isfinite(output)
 
 
-def _class_axis(output: Tensor, target: Tensor, loss: Any) -> int | None:
+def class_axis(output: Tensor, target: Tensor, loss: Any) -> int | None:
     """Where the classes stand: (B, C, ...) as torch's losses want them, or last, as language models give them."""
     first = output.ndim == target.ndim + 1 and (len(output), *output.shape[2:]) == tuple(target.shape)
     last = output.shape[:-1] == target.shape

@@ -13,11 +13,14 @@ from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite.errors import NonFiniteError, NotRepeatableError
+from theodolite.problem.losses import compares_numbers
 from theodolite.problem.state_guard import random_states_kept
+from theodolite.problem.tables import column_names, input_tensor, is_array, is_frame, target_tensor
 from theodolite.problem.tensors import bytes_of, map_tensors, named_tensors
+from theodolite.text import listed
 
 #: Data up to this many bytes is held in memory.
 HOLD_BYTES = 2 * 2**30
@@ -117,9 +120,12 @@ def _by_part(change: Callable[[Any], Any], tree: Any) -> Any:
 
 @dataclass(eq=False, kw_only=True)
 class BatchParser:
-    """Turns one raw batch (a pair or a mapping) into a `Batch`; `check` looks for NaN and infinity in it.
+    """Turns one raw batch (a pair, a mapping, a table with the target among its columns) into a `Batch`.
 
-    A mapping of inputs becomes keyword arguments of `forward`, or its one argument where it takes no such keywords.
+    `check` looks for NaN and infinity in it. A mapping of inputs becomes keyword arguments of `forward`, or its one argument
+    where it takes no such keywords. Arrays and tables become tensors, real numbers in `dtype`; the whole numbers of a
+    table too, except that they stay `tokens` for a model that embeds them, and targets stay classes unless the loss takes
+    `real_targets`. The names of columns and classes are those of the first table; later ones must agree.
     """
 
     own_loss: bool
@@ -127,13 +133,26 @@ class BatchParser:
     check: bool = True
     allow_empty: bool = False
     dtype: torch.dtype = torch.float32
+    tokens: bool = False
+    real_targets: bool = False
     forward: InitVar[Callable[..., Any] | None] = None
+    columns: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Any, target_key: str, **options: Any) -> BatchParser:
+        """The parser for a model and its loss, whose precision and kind of targets it knows."""
+        double = any(p.dtype == torch.float64 for p in model.parameters())
+        known: dict[str, Any] = {"own_loss": loss is None, "real_targets": compares_numbers(loss), "tokens": _embeds(model)}
+        known |= {"dtype": torch.float64 if double else torch.float32, "forward": model.forward, **options}
+        return cls(target_key=target_key, **known)
 
     def __post_init__(self, forward: Callable[..., Any] | None) -> None:
         self.signature = None if forward is None else inspect.signature(forward)
 
     def __call__(self, raw: Any, index: int) -> Batch:
-        raw = self._as_tensors(raw)
+        came = type(raw).__name__
+        raw = self._as_tensors(raw, index)
         if isinstance(raw, Batch):
             batch = raw
         elif isinstance(raw, Mapping):
@@ -144,24 +163,52 @@ class BatchParser:
             batch = Batch((raw,), {}, None, _size(raw, None))
         else:
             raise ValueError(
-                f"data: a batch must be a pair (inputs, targets) or a mapping with the key {self.target_key!r}. "
-                f"Batch {index} is a {type(raw).__name__}."
+                f"data: a batch must be a pair (inputs, targets), or a mapping or a table with {self.target_key!r}. "
+                f"Batch {index} is a {came}."
             )
         if batch.size == 0 and not self.allow_empty:
             raise ValueError(f"data: batch {index} is empty: give at least one sample.")
         _check_batch(batch, index, finite=self.check)
         return batch.mapped(lambda t: t.clone() if t.is_inference() else t)  # such tensors have no derivatives
 
-    def _as_tensors(self, raw: Any) -> Any:
-        """NumPy arrays as tensors, floating ones in the model's precision."""
-        if _is_array(raw):
-            t = torch.as_tensor(raw.__array__())
-            return t.to(self.dtype) if t.is_floating_point() else t
+    def _as_tensors(self, raw: Any, index: int) -> Any:
+        """Tables and arrays as tensors; the last of a tuple and the target of a mapping are targets."""
+        if is_frame(raw) and self.target_key in raw.columns:
+            raw = (raw.drop(columns=self.target_key), raw[self.target_key])
         if isinstance(raw, Mapping):
-            return {key: self._as_tensors(value) for key, value in raw.items()}
-        if type(raw) in (tuple, list):
-            return type(raw)(map(self._as_tensors, raw))
-        return raw
+            names = self._names([value for key, value in raw.items() if key != self.target_key])
+            found: Any = {k: self._target(v) if k == self.target_key else self._input(v) for k, v in raw.items()}
+        elif type(raw) in (tuple, list) and len(raw) >= 2:
+            names = self._names(raw[:-1])
+            found = type(raw)([*map(self._input, raw[:-1]), self._target(raw[-1])])
+        else:
+            names, found = self._names(raw), self._input(raw)
+        if names is not None and self.columns not in (None, names):
+            own, other = (f"{len(columns)} columns ({listed(columns, 6)})" for columns in (self.columns, names))
+            raise ValueError(f"data: batch {index} has {other}, the first table {own}: take frame[[...]] with the same columns.")
+        self.columns = self.columns or names
+        return found
+
+    def _names(self, inputs: Any) -> tuple[str, ...] | None:
+        """The names of the columns, where the inputs hold one table."""
+        frames = [column_names(part) for part in _leaves(inputs) if is_frame(part)]
+        return frames[0] if len(frames) == 1 else None
+
+    def _input(self, raw: Any) -> Any:
+        if is_array(raw):
+            return input_tensor(raw, self.dtype, whole=self.tokens, check=self.check)
+        if isinstance(raw, Mapping):
+            return {key: self._input(value) for key, value in raw.items()}
+        return type(raw)(map(self._input, raw)) if type(raw) in (tuple, list) else raw
+
+    def _target(self, raw: Any) -> Any:
+        if is_array(raw):
+            t, names = target_tensor(raw, self.dtype, real=self.real_targets, known=self.classes, check=self.check)
+            self.classes = self.classes or names
+            return t
+        if isinstance(raw, Mapping):
+            return {key: self._target(value) for key, value in raw.items()}
+        return type(raw)(map(self._target, raw)) if type(raw) in (tuple, list) else raw
 
     def _from_mapping(self, raw: Mapping[str, Any], index: int) -> Batch:
         fields = dict(raw)
@@ -245,15 +292,27 @@ def _check_batch(batch: Batch, index: int, *, finite: bool) -> None:
 
 
 class Data:
-    """Batches that can be iterated any number of times."""
+    """Batches that can be iterated any number of times. `varying`: their source gives other samples at each reading."""
 
-    def __init__(self, batches: list[Batch] | None, source: Iterable[Any] | None, parse: BatchParser) -> None:
-        self._batches, self._source, self._parse = batches, source, parse
+    def __init__(
+        self, batches: list[Batch] | None, source: Iterable[Any] | None, parse: BatchParser, *, varying: bool = False
+    ) -> None:
+        self._batches, self._source, self._parse, self.varying = batches, source, parse, varying
         self._fingerprints: list[float] = []
         if batches is None:
             self._fingerprints = [fingerprint(b) for b in self._read()]
             for _ in self:  # the probe: a second pass must equal the first
                 pass
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of the inputs, where they came as a table with named columns."""
+        return self._parse.columns
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """What the user calls the classes 0, 1, ..., where the targets came as categories."""
+        return self._parse.classes
 
     @property
     def held(self) -> bool:
@@ -320,7 +379,23 @@ def read_data(data: Any, parse: BatchParser, *, hold_bytes: int = HOLD_BYTES) ->
                 raise NotRepeatableError(f"data: more than {size} from a generator, which may be endless. {_FIRST_FEW}")
             held.clear()
             return Data(None, data, parse)
-    return Data(_not_empty(held), None, parse)
+    return Data(_not_empty(held), None, parse, varying=_samples_vary(data, parse))
+
+
+def _samples_vary(data: Any, parse: BatchParser) -> bool:
+    """Whether a loader's data set gives another sample when it is asked for the same one again, as random transforms do."""
+    dataset: Any = getattr(data, "dataset", None)
+    if not hasattr(dataset, "__getitem__") or not has_length(dataset) or not len(dataset):
+        return False
+
+    def read() -> list[Tensor]:
+        return [t for _, t in named_tensors(parse._as_tensors(dataset[0], 0))]
+
+    try:
+        first = read()
+        return any(len(again) != len(first) or not all(map(torch.equal, again, first)) for again in (read() for _ in range(6)))
+    except Exception:  # a data set that is not asked by numbers
+        return False
 
 
 def _not_empty(batches: list[Batch]) -> list[Batch]:
@@ -345,7 +420,7 @@ def has_length(data: Any) -> bool:
 
 
 def _is_one_batch(data: Any, parse: BatchParser) -> bool:
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) or is_frame(data):
         return True
     if not isinstance(data, tuple | list) or len(data) < 2:
         return False
@@ -353,16 +428,26 @@ def _is_one_batch(data: Any, parse: BatchParser) -> bool:
         return not parse.own_loss and parse.target_key not in data[0]  # inputs and targets, each by name
     # (X, y), (inputs mapping, y), (x1, x2, y), (X, (y1, y2)): the last item or the first is a bare tensor. A list of batches
     # begins and ends with a pair or mapping, except that a model with its own loss may take bare tensors.
-    return _is_bare(data[-1]) or (_is_bare(data[0]) and not parse.own_loss)
+    return is_bare(data[-1]) or (is_bare(data[0]) and not parse.own_loss)
 
 
-def _is_bare(item: Any) -> bool:
-    return isinstance(item, Tensor) or _is_array(item)
+def is_bare(item: Any) -> bool:
+    """Whether this is numbers, not a collection of them: a tensor, an array or a table."""
+    return isinstance(item, Tensor) or is_array(item)
 
 
-def _is_array(item: Any) -> bool:
-    """Whether this is a NumPy array, or something else that wants to be one."""
-    return hasattr(item, "__array__") and not isinstance(item, Tensor)
+def _leaves(tree: Any) -> Iterator[Any]:
+    """What nested tuples, lists and mappings hold."""
+    if isinstance(tree, Mapping | tuple | list):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _leaves(part)
+    else:
+        yield tree
+
+
+def _embeds(model: nn.Module) -> bool:
+    """Whether a model has a table of vectors that whole numbers are looked up in."""
+    return any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
 
 
 def generators_of(data: Any) -> list[torch.Generator]:

@@ -30,6 +30,7 @@ from theodolite.problem.derivatives.second_order import (
 from theodolite.problem.parameters import Layer, Selection, Selector, join_like, select_parameters, split_like
 from theodolite.problem.state_guard import left_as_found, random_states_kept
 from theodolite.problem.weighting import BatchWeight, Weighting, coupling, establish_weighting
+from theodolite.progress import TimeLimit
 
 Mode = Literal["eval", "train"] | None
 _HALF = (torch.bfloat16, torch.float16)
@@ -48,12 +49,13 @@ class Problem:
         loss: `(output, target) -> scalar`, or None for models that return `.loss` (Hugging Face). It is given all that the model
             returns where it takes that, else the `.logits` or the first floating tensor.
         data: `(inputs, targets)`, a mapping, a list of batches or a `DataLoader`; a batch is a pair or a mapping. Inputs in a
-            mapping become keywords of the model, or its one argument where it takes a mapping.
+            mapping become keywords of the model, or its one argument where it takes a mapping. Arrays of NumPy and tables of
+            pandas stand wherever tensors do, a table with the target among its columns too; names are kept.
         params: None (all that require grad), a glob or list of globs on names, parameters of the model, or a predicate `(name,
             parameter) -> bool`.
         mode: `"eval"`, `"train"` or None (as found), entered for each computation.
         batch_weight: overrides what a batch weighs: a function of the batch or one number per batch.
-        target: key of the target in mapping batches.
+        target: key of the target in mapping batches, or its column in a table.
         check: probe before anything is measured that two evaluations agree, that batches can be weighed against each other, and
             that autograd's derivatives are those of the loss: on a few samples along one direction, or with `"full"` on every
             batch along several. False: measured as it is.
@@ -97,13 +99,12 @@ class Problem:
         self.device = self._one_device()
         self._set_precision()
         self._call = ModelCall(self.model, self.loss_function)
-        parse = BatchParser(
-            own_loss=loss is None, target_key=target, allow_empty=True, dtype=self.dtype, forward=self.model.forward
-        )
+        parse = BatchParser.of(self.model, loss, target, allow_empty=True, dtype=self.dtype, forward=self.model.forward)
         self._parse, self._batch_weight = parse, batch_weight
         self._weighting: Weighting | None = None
         self._coupled: str | None = None
         self._constant: set[int] = set()  # batches that were shown to be constant in the measured parameters
+        self.time_limit = TimeLimit()  # of all that is computed on this problem and its copies
         self.elsewhere: dict[str, Tensor] = {}  # values that stand in for parameters of the model, by name; see `at`
         with random_states_kept(generators=generators_of(data)):
             self.data: Data = read_data(data, parse, hold_bytes=hold_bytes)
@@ -217,6 +218,7 @@ class Problem:
 
     def evaluate(self, tensors: dict[str, Tensor], batch: Batch, index: int) -> Evaluation:
         """One batch through the model, inside a `session`."""
+        self.time_limit.check()
         result = self._call(tensors, batch, index)
         if not bool(torch.isfinite(result.loss)):
             raise NonFiniteError(probe.first_bad_tensor(tensors, batch, result, index))
@@ -240,6 +242,11 @@ class Problem:
         if check and not bool(torch.isfinite(output).all()):
             raise NonFiniteError(f"The model's output for batch {index} holds NaN or inf.")
         return output
+
+    def live_loss(self, batch: Batch) -> Tensor:
+        """The loss of one batch on the model itself as it stands, with its graph: that of a training step."""
+        self.time_limit.check()
+        return self._call({}, self.placed(batch), 0).loss
 
     def raw_loss(self, tensors: dict[str, Tensor], batch: Batch) -> float:
         """The loss of one batch as it comes, NaN included."""
@@ -364,9 +371,15 @@ class Problem:
 
     def batch_of(self, inputs: Any, name: str = "inputs") -> Batch:
         """Inputs without targets as a batch: a tensor, a tuple of arguments or a mapping."""
-        parse = BatchParser(own_loss=False, target_key="", dtype=self.dtype, forward=self.model.forward)
+        parse = BatchParser.of(self.model, self.loss_function, "", own_loss=False, dtype=self.dtype)
         with about(name):
             return parse((inputs, None), 0)
+
+    def limited(self, limit: TimeLimit) -> Problem:
+        """The same problem, of which nothing is computed once the time is over."""
+        other = copy.copy(self)
+        other.time_limit = limit
+        return other
 
     def with_batches(self, batches: list[Batch]) -> Problem:
         """The same problem on other batches."""
@@ -374,6 +387,13 @@ class Problem:
             raise ValueError("Other batches need a batch_weight that is a function of the batch, not a list of numbers.")
         other = self._copy()
         other.data = Data(batches, None, self._parse)
+        return other
+
+    def on(self, data: Any) -> Problem:
+        """The same problem on other data of the user's, in any form that the constructor takes."""
+        other = self._copy()
+        with random_states_kept(generators=generators_of(data)):
+            other.data = read_data(data, self._parse)
         return other
 
     def at(self, weights: Mapping[str, Tensor]) -> Problem:

@@ -20,16 +20,13 @@ from torch import Tensor, nn
 from theodolite.arguments import about, shown
 from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.problem.batches import Batch, join_trees
+from theodolite.problem.losses import ELEMENTWISE
 from theodolite.problem.tensors import map_tensors
 
 if TYPE_CHECKING:
     from theodolite.problem.problem import Problem
 
 IGNORED = -100
-
-ELEMENTWISE = (
-    nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss, nn.GaussianNLLLoss,
-)  # fmt: skip
 
 Weigher = Callable[[Batch], float]
 BatchWeight = Callable[[Any], float] | Sequence[float] | None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from theodolite.report.gallery import Gallery as Gallery
     from theodolite.report.gallery import collect_runs as collect_runs
     from theodolite.report.gallery import write_gallery as write_gallery
+    from theodolite.report.page import Answer as Answer
     from theodolite.report.page import Page as Page
     from theodolite.report.page import Section as Section
     from theodolite.report.page import page_html as page_html

@@ -104,6 +104,16 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The verdict of a page; `tone` is a severity's value. `svg` has to come from `plots.to_svg`."""
+
+    sentences: Sequence[str]
+    tone: str = "note"
+    setting: str = ""
+    svg: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Page:
     """All that a page shows. `findings` is None where a page has none by its nature; then `badges` sum it up.
 
@@ -111,9 +121,15 @@ class Page:
     sections, else their titles are listed; `plan` is the table of expected and real costs, `provenance` what somebody needs to
     repeat it, `made` the time (now by default). `kind` is what the page calls itself, `part` what it calls that which a section
     stands for. Every text may come from a user: the template escapes it.
+
+    `answer` stands before everything else: its sentences, a `setting` to copy ("lr=0.1") and a picture; of the findings `most`
+    are seen at once, and `folded` sections show their title and first sentence until they are opened.
     """
 
     title: str
+    answer: Answer | None = None
+    most: int | None = None
+    folded: bool = False
     findings: Sequence[Finding] | None = None
     sections: Sequence[Section]
     badges: Sequence[Badge] = ()
@@ -147,6 +163,7 @@ class Part:
     table: Table
     badge: Badge | None
     findings: list[Finding]
+    first: str  # what a folded section says
 
 
 def page_html(page: Page) -> str:
@@ -161,11 +178,13 @@ def page_html(page: Page) -> str:
 
     anchors = _anchors([section.name for section in page.sections])
     parts = [_part(section, anchor) for section, anchor in zip(page.sections, anchors, strict=True)]
-    findings = None if page.findings is None else worst_first(page.findings)
+    findings = None if page.findings is None else list(page.findings) if page.answer else worst_first(page.findings)
+    most = len(findings or ()) if page.most is None else page.most
     template = environment().get_template("page.html.j2")
     return template.render(
         page=page,
-        findings=findings,
+        findings=None if findings is None else findings[:most],
+        further=(findings or [])[most:],
         badges=page.badges or _counts(findings or ()),
         states=_states(page.sections, page.part),
         quiet=_quiet(page.sections),
@@ -267,7 +286,8 @@ def _part(section: Section, anchor: str) -> Part:
     tone = section.state if section.state in ("failed", "skipped") else findings[0].severity.value if findings else ""
     badge = Badge(tone, tone) if tone else None
     further = [finding for finding in findings if finding.sentence != section.sentence]
-    return Part(section, anchor, table_of(section.rows, section.shown), badge, further)
+    first = findings[0].sentence if findings else section.sentence or section.reason
+    return Part(section, anchor, table_of(section.rows, section.shown), badge, further, first)
 
 
 def _counts(findings: Sequence[Finding]) -> list[Badge]:

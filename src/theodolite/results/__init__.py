@@ -6,6 +6,7 @@ from theodolite.results.base import ResultMapping as ResultMapping
 from theodolite.results.base import Row as Row
 from theodolite.results.base import fields_of as fields_of
 from theodolite.results.base import html_table as html_table
+from theodolite.results.causes import CAUSES as CAUSES
 from theodolite.results.findings import Finding as Finding
 from theodolite.results.findings import Severity as Severity
 from theodolite.results.findings import worst_first as worst_first

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from theodolite._names import room
 from theodolite.arguments import a_mapping, count, sequence
 from theodolite.results.provenance import Cost, Outcome, Provenance
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 
@@ -76,6 +78,15 @@ class Result:
 
         return pandas.DataFrame(self.rows())
 
+    def plot(self) -> Figure:
+        """The picture of the result, as a matplotlib figure: shown where it stands in a notebook, or saved by `savefig`.
+
+        Raises:
+            ValueError: where this kind of result has no picture.
+        """
+        figure: Figure = room("plots.results").draw(self)
+        return figure
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write `path`.json and, where there are tensors, `path`.safetensors."""
         from theodolite.results.storage import save
@@ -99,7 +110,14 @@ class Result:
         return f"<{type(self).__name__}: {self.sentence()}>"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.sentence())}</p>{html_table(self.rows())}"
+        """A card: the sentence, how it ended, what it took; the rows unfold."""
+        took = f"{self.cost.seconds:.3g} s" if self.cost.seconds else ""
+        facts = " · ".join(html.escape(text) for text in (type(self).__name__, self.outcome.value, took) if text)
+        rows = self.rows()
+        table = f"<details><summary>{len(rows)} rows</summary>{html_table(rows)}</details>" if rows else ""
+        frame = "border-left:4px solid #5b6670;padding:0.2em 1em;max-width:60em"
+        sentence = html.escape(self.sentence()).replace("\n", "<br>")
+        return f'<div style="{frame}"><p><b>{sentence}</b></p><p style="opacity:0.7"><small>{facts}</small></p>{table}</div>'
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

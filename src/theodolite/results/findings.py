@@ -28,7 +28,8 @@ class Finding:
 
     `sentence` is for people; `label` is the same in a word or two that programs can rely on ("monotone", "dead layer");
     `quantity`, `value` and `error` are the number behind it, `advice` what to do about it and `source` where the
-    knowledge comes from. `instrument` names the section of the survey that measured it.
+    knowledge comes from. `instrument` names the section of the survey that measured it; `cause` is what is at fault (a name of
+    `theodolite.results.CAUSES`), so that several findings of one fault count as one.
 
     >>> found = Finding(instrument="rate", severity=Severity.NOTE, sentence="The critical rate is 0.5.", value=0.5, error=0.01)
     >>> print(found)
@@ -44,11 +45,12 @@ class Finding:
     error: float | None = None
     advice: str = ""
     source: str = ""
+    cause: str = ""
     headline: bool = False  # answers what the user asked: it stands before notes, however harmless
 
     def row(self) -> Row:
         """The finding as one flat dictionary."""
-        found = fields_of(self, "instrument severity label sentence quantity value error advice source")
+        found = fields_of(self, "instrument severity label sentence quantity value error advice source cause")
         return {**found, "severity": self.severity.value}
 
     def __str__(self) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -89,6 +88,8 @@ class OperatorContract:
             op.check_symmetry()
 
     def test_float32(self) -> None:
+        import pytest
+
         self.dtype = torch.float32
         op, dense = self.make()
         if op.dtype != torch.float32:
@@ -143,6 +144,8 @@ class OperatorContract:
 
     def test_nothing_leaves_the_device(self) -> None:
         """Neither is a tensor fetched to the CPU or to NumPy, nor one made where torch makes them by default."""
+        import pytest
+
         op, dense = self.make()
         if not self.on_device:
             pytest.skip("Another library makes the products.")
@@ -155,16 +158,22 @@ class OperatorContract:
     # Wrong input, and what is left behind
 
     def test_wrong_shape_names_both_shapes(self) -> None:
+        import pytest
+
         op, _ = self.make()
         with pytest.raises(ValueError, match=str(op.shape[1])):
             op @ torch.zeros(op.shape[1] + 1, dtype=op.dtype)
 
     def test_integer_vectors_are_refused(self) -> None:
+        import pytest
+
         op, _ = self.make()
         with pytest.raises(ValueError, match="floating-point"):
             op @ torch.zeros(op.shape[1], dtype=torch.long)
 
     def test_the_vector_and_the_model_are_left_as_found(self) -> None:
+        import pytest
+
         op, dense = self.make()
         model = nn.Module() if self.model is None else self.model
         x, before = self.draw(op.shape[1], 2, op.dtype), model_state(model)

@@ -13,8 +13,6 @@ from abc import abstractmethod
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from pathlib import Path
 
-import pytest
-
 from theodolite.results import Cost, Outcome, Provenance, Result, load
 from theodolite.testing.equality import same
 
@@ -27,6 +25,8 @@ class ResultContract:
         """A small result as a user gets it."""
 
     def test_it_is_a_frozen_record(self) -> None:
+        import pytest
+
         result = self.make()
         assert is_dataclass(result)
         with pytest.raises(FrozenInstanceError):
@@ -58,7 +58,17 @@ class ResultContract:
         assert str(result) == sentence
         assert repr(result).startswith(f"<{type(result).__name__}: ")
         assert sentence in repr(result)
-        assert ("<table>" in result._repr_html_()) == bool(result.rows())
+        assert "<script>" not in result._repr_html_()
+
+    def test_it_can_be_drawn_or_says_that_it_has_no_picture(self) -> None:
+        from matplotlib.figure import Figure
+
+        try:
+            drawn = self.make().plot()
+        except ValueError as error:
+            assert "no picture" in str(error)  # noqa: PT017
+        else:
+            assert isinstance(drawn, Figure)
 
     def test_saving_and_loading_gives_the_same(self, tmp_path: Path) -> None:
         result = self.make()

@@ -112,8 +112,7 @@ def train(
     (1.0, 0.25, 0.0625)
     """
     check_length(steps, epochs)
-    parse = BatchParser(own_loss=loss is None, target_key=target, forward=unwrap(model).forward)
-    feed = Feed(data, parse, batch_size=batch_size, shuffle=shuffle, seed=seed)
+    feed = Feed(data, BatchParser.of(unwrap(model), loss, target), batch_size=batch_size, shuffle=shuffle, seed=seed)
     optimizer = _own_optimizer(optimizer, model, schedule)
     run = _Run(
         model, ModelCall(model, loss), optimizer, schedule, until, clip, dict(measure or {}), every, observe, feed.generator

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from theodolite.arguments import also_called, checked, count, each, nonnegative, positive, shown, whole
 from theodolite.files import json_check_sum
-from theodolite.problem.batches import Batch, BatchParser
+from theodolite.problem.batches import Batch, BatchParser, is_bare
 from theodolite.problem.tensors import named_tensors
 from theodolite.training.interruption import tensor_check_sums
 
@@ -32,7 +32,7 @@ class Feed:
         self.generator: torch.Generator | None = getattr(data, "generator", None)  # a loader's own
         self._whole: Batch | None = None
         self._parts: Sequence[Any] | Iterable[Any] = ()
-        if isinstance(data, tuple) and data and isinstance(data[-1], Tensor):
+        if isinstance(data, tuple) and data and is_bare(data[-1]):
             self._whole = self._parse(data, 0)
         elif isinstance(data, Iterator):
             raise ValueError("data can be read only once; give a list of batches or a DataLoader.")

@@ -240,11 +240,20 @@ def prompts() -> Result:
     return compare_prompts(models, labels=world.labels, a=signs, b=u.quantile(0.25, dim=0))
 
 
+def targets() -> Result:
+    return th.measures.data_audit.audit_targets(regression())
+
+
+def validation() -> Result:
+    problem = classifier()
+    return th.measures.data_audit.audit_validation(problem, problem.with_batches([next(iter(problem.data))]))
+
+
 SOURCES: list[Callable[[], Result]] = [
     survey, plan, comparison, linearity, full_approximation, kronecker_factors, kronecker_eigenpairs, trajectory, maximum_rate,
     sweep, width, trace, fleet_trace, monitor_report, catapult_report, stability, power_fit, windows, explanation, convex, path,
     matches, split, dictionary_study, learned_dictionaries, coding_loss, atoms_matched, usage, hidden_error, isometry, probe,
-    certificate, readouts, prompts,
+    certificate, readouts, prompts, targets, validation,
 ]  # fmt: skip
 
 

@@ -137,9 +137,11 @@ def test_own_targets_for_shared_inputs():
 
 
 def test_equal_orders_share_the_batch():
+    from theodolite.problem.batches import BatchParser
     from theodolite.training.fleets.data import FleetFeed
 
-    options = {"shared": True, "batch_size": 4, "own_loss": False, "target": "labels", "device": torch.device("cpu")}
+    parse = BatchParser(own_loss=False, target_key="labels")
+    options = {"shared": True, "batch_size": 4, "parse": parse, "device": torch.device("cpu")}
     shared = FleetFeed((X, LABELS), 3, order_seeds=[5, 5, 5], **options).batch(0, 0)
     assert shared.dims == [None, None]
     assert shared.leaves[0].shape == (4, 5)

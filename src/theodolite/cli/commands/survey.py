@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +14,13 @@ import typer
 
 from theodolite.cli.ctrl_c import exit_when_interrupted
 from theodolite.cli.terminal import Samples, Seed, check_folder, print_json, say, with_notes
-from theodolite.text import printable
+from theodolite.text import duration, listed, plural, printable
 
 if TYPE_CHECKING:
+    from theodolite.cli.loading.datasets import Part
     from theodolite.cli.loading.subject import Subject
     from theodolite.instruments import Plan, Survey
+    from theodolite.results import Finding
 
 #: Seconds of a budget kept for drawing and writing the page.
 PAGE_SECONDS = 4.0
@@ -37,61 +41,104 @@ def survey(
         typer.Option(help="sgd, momentum, nesterov, adam, adamw; settings as adamw:weight_decay=0.1; module:attribute."),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Weights for the model: safetensors, or what weights_only loads.")
+        list[Path] | None,
+        typer.Option(help="Weights for the model: safetensors, or what weights_only loads. Of several the last is surveyed."),
     ] = None,
     samples: Samples = None,
     batch_size: Annotated[int | None, typer.Option(help="Cut the data into batches of this size, to save memory.")] = None,
+    valid: Annotated[str | None, typer.Option(help="Validation data, as --data; default: the test part of the data.")] = None,
     train: Annotated[int, typer.Option(help="First train for so many steps, in batches of 64.")] = 0,
     budget: Annotated[str, typer.Option(help="Time allowed, such as 60s or 5m, or none: efforts are chosen to fit.")] = "10m",
+    depth: Annotated[
+        str, typer.Option(help="quick (the answer), normal (and what explains it) or deep (everything that applies).")
+    ] = "normal",
     only: Annotated[list[str] | None, typer.Option(help="Only this instrument (again for more).")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be measured and what it would take.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("survey"),
+    everything: Annotated[bool, typer.Option("--all", help="Print every finding, by section.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Also save every result (eigenvectors included) for th.load.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON on the standard output.")] = False,
     seed: Seed = 0,
 ) -> None:
-    """Survey a model: measure its loss surface, say what was found, write a page.
+    """Survey a model: is it learning, what is wrong, what to change? Try the advice, print the answer, write a page.
 
     Without arguments a small network is trained on handwritten digits and surveyed. Exit code 1 if something critical was
-    found or an instrument failed.
+    found or an instrument failed, 130 if it was interrupted; what was finished by then is printed and written.
     """
     began = time.perf_counter()
-    from theodolite.cli.loading.subject import embedded_example, load_subject
-    from theodolite.instruments import plan_survey
+    from theodolite.cli.loading.subject import embedded_example, load_subject, load_test_part
+    from theodolite.instruments import SurveyInterrupted, plan_survey
     from theodolite.instruments import survey as survey_problem
     from theodolite.instruments.survey_run import seconds_of
 
+    weights = checkpoint[-1] if checkpoint else None
     allowed = None if budget == "none" else seconds_of(budget)
     if not dry_run:
         check_folder(out)
-    if model is not None or data is not None or checkpoint is not None:
-        subject = load_subject(model, data, loss, checkpoint=checkpoint, samples=samples, batch_size=batch_size, seed=seed)
-    elif loss or samples or batch_size:
-        raise ValueError("--loss, --samples and --batch-size go with --model or --data; the embedded example has its own.")
+    if model is not None or data is not None or checkpoint:
+
+        def load(word: str | None, part: Part = "train") -> Subject:
+            return load_subject(
+                model,
+                word,
+                loss,
+                checkpoint=weights if part == "train" else None,
+                samples=samples,
+                batch_size=batch_size,
+                seed=seed,
+                part=part,
+            )
+
+        subject, held = load(data), load_test_part(load, valid, data)
+        subject = replace(subject, valid=None if held is None else held.data)
+    elif loss or samples or batch_size or valid:
+        raise ValueError(
+            "--loss, --samples, --batch-size and --valid go with --model or --data; the embedded example has its own."
+        )
     else:
         subject = embedded_example(seed)
     form = (subject.problem,) if subject.problem is not None else (subject.model, subject.loss, subject.data)
     given = {**_arguments(subject, lr, optimizer, train, seed), "budget": _left(allowed, began), "only": only, "seed": seed}
+    given["depth"] = depth
     if dry_run:
         _show_plan(plan_survey(*form, **given), as_json)
         raise typer.Exit(0)
-    facts = with_notes(subject.facts, subject.notes)
-    with exit_when_interrupted("Interrupted; nothing was written."):
-        found = survey_problem(*form, **given, name=subject.name, population=subject.population, facts=facts)
+    facts, code = with_notes(subject.facts, subject.notes), 0
+    given |= {
+        "checkpoints": (checkpoint or [])[:-1],
+        "valid": subject.valid,
+        "batch_size": batch_size,
+        "population": subject.population,
+    }
+    try:
+        found = survey_problem(*form, **given, name=subject.name, facts=facts, progress=_progress())
+    except SurveyInterrupted as interrupted:
+        say("Interrupted; what was finished follows.", err=True)
+        found, code = interrupted.survey, 130
     page = out / "index.html"
     with exit_when_interrupted("Interrupted; the page was not written."):
         if as_json:  # printed before anything is written, which may fail
-            facts_of = {"title": found.title, "good": found.good, "findings": found.rows(), "facts": found.facts}
-            print_json({**facts_of, "plan": [*found.plan], "page": str(page)})
+            print_json({**_document(found), "page": str(page)})
         else:
-            _show(found)
+            _show(found, everything)
         found.to_html(page)
     if save:
         with exit_when_interrupted(f"Interrupted; the page is {page}, the results were not saved."):
             found.save(out / "survey")
     if not as_json:
         say(f"The page is {page}")
-    raise typer.Exit(0 if found.good else 1)
+    raise typer.Exit(code or (0 if found.sound and found.learning is not False else 1))
+
+
+def _document(found: Survey) -> dict[str, Any]:
+    """A survey for machines."""
+    answer = {name: getattr(found, name) for name in ("title", "verdict", "lr", "causes", "learning", "good", "facts")}
+    return {**answer, "findings": found.rows(), "plan": [*found.plan]}
+
+
+def _progress() -> Any:
+    """A bar on a terminal, else a line for each instrument."""
+    return None if sys.stderr.isatty() else lambda title: say(title, err=True)
 
 
 def _arguments(subject: Subject, lr: float | None, optimizer: str | None, steps: int, seed: int) -> dict[str, Any]:
@@ -120,32 +167,53 @@ def _left(allowed: float | None, began: float) -> float | None:
     return max(0.1 * allowed, allowed - (time.perf_counter() - began) - min(PAGE_SECONDS, allowed / 4))
 
 
-def _show(found: Survey) -> None:
-    """Findings as text, the worst first, wrapped to the terminal."""
+def _show(found: Survey, everything: bool) -> None:
+    """The verdict and the few findings that matter, or all of them by section, wrapped to the terminal."""
     width = min(110, shutil.get_terminal_size((100, 24)).columns)
-    counts = {word: sum(f.severity.value == word for f in found.findings) for word in _SIGNS}
-    counted = [f"{n} {word if n == 1 or word in ('critical', 'good') else word + 's'}" for word, n in counts.items() if n]
-    say("", head=typer.style(printable(f"Survey of {found.title}: {', '.join(counted)}"), bold=True))
-    if "notes" in found.facts:
+    colour = "red" if found.causes or found.learning is False else "green" if found.good else "yellow"
+    say("", head=typer.style(printable(f"Survey of {found.title}"), bold=True))
+    say(textwrap.fill(found.verdict, width), head="")
+    if found.lr is not None:
+        say("", head=typer.style(f"lr={found.lr:.3g}", fg=colour, bold=True))
+    if "notes" in found.facts and everything:
         say(textwrap.fill(f"({found.facts['notes']})", width))
-    for finding in found.findings:
-        sign, colour = _SIGNS[finding.severity.value]
-        head = typer.style(f"{sign} {finding.severity.value:<8} ", fg=colour, bold=True)
-        lines = textwrap.wrap(finding.sentence, width - 11) or [""]
-        say(("\n" + " " * 11).join(lines), head=head)
-        for line in textwrap.wrap(finding.advice, width - 13):
-            say(" " * 13 + line)
+    if everything:
+        for section in dict.fromkeys(f.instrument for f in found.findings):
+            say("", head=typer.style(printable(section), bold=True))
+            for finding in found.of(section):
+                _show_finding(finding, width, whole=True)
+    else:
+        for finding in found.shown:
+            _show_finding(finding, width, whole=False)
+    _show_rest(found, width, everything)
+
+
+def _show_finding(finding: Finding, width: int, *, whole: bool) -> None:
+    """One finding; where not all of it is wanted, what fits on one line."""
+    sign, colour = _SIGNS[finding.severity.value]
+    head = typer.style(f"{sign} ", fg=colour, bold=True)
+    if not whole:
+        say(textwrap.shorten(finding.sentence, width - 2, placeholder=" …"), head=head)
+        return
+    say("\n  ".join(textwrap.wrap(finding.sentence, width - 2) or [""]), head=head)
+    for line in textwrap.wrap(finding.advice, width - 4):
+        say(" " * 4 + line)
+
+
+def _show_rest(found: Survey, width: int, everything: bool) -> None:
+    """What is not on the screen: further findings, instruments that were left out, and what it took."""
     skipped = [row for row in found.plan if row["state"] == "skipped"]
-    for row in skipped:
-        say(textwrap.fill(f"not measured: {row['instrument']}, {row['reason']}", width, subsequent_indent="  "))
-    _show_cost(found)
-
-
-def _show_cost(found: Survey) -> None:
-    expected = sum(row["seconds"] or 0.0 for row in found.plan if row.get("took") is not None and row.get("seconds") is not None)
+    if everything:
+        for row in skipped:
+            say(textwrap.fill(f"not measured: {row['instrument']}, {row['reason']}", width, subsequent_indent="  "))
+    elif skipped:
+        names = listed([row["instrument"] for row in skipped])
+        say(textwrap.shorten(f"not measured: {names} (--all says why)", width, placeholder=" … (--all says why)"))
     took = sum(row["took"] for row in found.plan if row.get("took") is not None)
-    if expected:
-        say(f"Measuring took {took:.2g} s; expected {expected:.2g} s.")
+    done = sum(row["state"] == "done" for row in found.plan)
+    more = len(found.findings) - len(found.shown)
+    further = f"; {plural(more, 'further finding')} with --all and on the page" if more > 0 and not everything else ""
+    say(f"{plural(done, 'instrument')} in {duration(took)}{further}.")
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:

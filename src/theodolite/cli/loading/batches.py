@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from theodolite.problem.batches import is_bare
 from theodolite.problem.tensors import map_tensors, named_tensors
 
 LABELS = "labels"
@@ -17,7 +18,7 @@ def is_one_batch(data: Any) -> bool:
     """Whether data is a single batch, a mapping or tensors that end in the target, and not a collection of batches."""
     if isinstance(data, Mapping):
         return True
-    return isinstance(data, tuple | list) and len(data) >= 2 and isinstance(data[-1], Tensor)
+    return isinstance(data, tuple | list) and len(data) >= 2 and is_bare(data[-1])
 
 
 def raw_batches(data: Any) -> Iterator[Any]:

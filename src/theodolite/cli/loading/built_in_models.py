@@ -63,7 +63,8 @@ class BuildRequest:
         """The network on the data, with where both come from."""
         random = f"random, initialisation {getattr(model, 'initialisation', 'torch')}, seed {self.seed}"
         facts = {"model": f"{self.name}, built in", "weights": weights or random, "data": source.origin}
-        return Subject(model, self.name, data, source.name, population=source.population, facts=facts, **more)
+        found = Subject(model, self.name, data, source.name, population=source.population, facts=facts, **more)
+        return replace(found, columns=source.columns, labels=source.labels)
 
 
 def builder_of(name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:

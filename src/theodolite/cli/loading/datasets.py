@@ -16,10 +16,14 @@ from theodolite.cli.loading.batches import is_one_batch, take_samples
 from theodolite.cli.loading.checkpoints import read_file
 from theodolite.cli.loading.module_attribute import call, load_attribute, names_code
 from theodolite.data.readers import read_arrays, read_text
+from theodolite.problem.tables import column_names, input_tensor, target_tensor
 from theodolite.text import listed, nearest
 
 Part = Literal["train", "test"]
-FILES = (".npz", ".pt", ".pth", ".safetensors", ".txt", ".txt.gz")
+TABLES = (".csv", ".csv.gz", ".tsv", ".parquet")
+FILES = (".npz", ".pt", ".pth", ".safetensors", ".txt", ".txt.gz", *TABLES)
+TARGETS = ("target", "label", "labels", "class", "y")  # what the column of targets is called in a table, else it is the last
+CLASSES = 20  # more different whole numbers than this are no classes
 DEFAULT_SAMPLES = 1000
 STORIES, SAMPLE_TEXT = "stories260k", "tinystories_sample"  # a trained network, and the text it knows
 
@@ -62,7 +66,7 @@ class Source:
     """What a data word stands for: tensors or batches in `content`, or running text, or labelled texts.
 
     `own` is True for what the user's code gave: that is passed on as it is, while images and text of data sets and
-    files are fitted to the network.
+    files are fitted to the network. `columns` and `labels` are what a table calls its inputs and its classes.
     """
 
     name: str
@@ -74,6 +78,8 @@ class Source:
     population: int | None = None
     notes: tuple[str, ...] = ()
     own: bool = False
+    columns: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
 
 
 def load_data(word: str, share: Share, default: int = DEFAULT_SAMPLES) -> Source:
@@ -168,6 +174,8 @@ def _from_file(path: Path, suffix: str, share: Share, default: int) -> Source:
     name = path.name.removesuffix(suffix)
     if share.part == "test" and suffix.startswith(".txt"):
         raise NoTestPartError(f"--data {path} is one text without parts.")
+    if suffix in TABLES:
+        return _from_table(path, suffix, share, default)
     if suffix.startswith(".txt"):
         text = data_sets.Text(read_text(path), "", "", name, str(path))
         return Source(name, str(path), text=text)
@@ -178,6 +186,43 @@ def _from_file(path: Path, suffix: str, share: Share, default: int) -> Source:
     x, scaled = _fitting_inputs(pair[0])
     notes = (*remarks.pop("notes", ()), *(("bytes of the file were scaled to 0..1",) if scaled else ()))
     return Source(name, str(path), (x, pair[1]), notes=notes, **remarks)
+
+
+def _from_table(path: Path, suffix: str, share: Share, default: int) -> Source:
+    """A table with named columns; the targets are the column of that name, or the last one."""
+    if share.part == "test":
+        raise NoTestPartError(f"--data {path} is one table without parts.")
+    frame = _read_table(path, suffix)
+    if frame.shape[1] < 2 or not len(frame):
+        raise ValueError(f"--data {path} must hold samples with at least one input and one target. It has shape {frame.shape}.")
+    name = next((column for column in frame.columns if str(column).lower() in TARGETS), frame.columns[-1])
+    inputs, target = frame.drop(columns=name), frame[name]
+    named = target.dtype.kind in "bOSU" or str(target.dtype) in ("category", "str", "string")
+    few = target.dtype.kind in "iu" and target.nunique() <= CLASSES
+    y, labels = target_tensor(target.astype("category") if named or few else target, torch.get_default_dtype(), real=False)
+    y = y if labels is not None else y.to(torch.get_default_dtype())
+    x = input_tensor(inputs, torch.get_default_dtype())
+    pair, _ = take_samples((x, y), share.most(default), share.seed)
+    remarks = share.remarks(len(pair[1]), len(x))
+    kind = f"{len(labels)} classes" if labels is not None else "numbers"
+    notes = (*remarks.pop("notes", ()), f"the targets are the column {name!r} ({kind}), the inputs the {x.shape[1]} others")
+    found = Source(path.name.removesuffix(suffix), str(path), pair, notes=notes, **remarks)
+    return replace(found, columns=column_names(inputs), labels=labels, classes=None if labels is None else len(labels))
+
+
+def _read_table(path: Path, suffix: str) -> Any:
+    import pandas
+
+    try:
+        if suffix == ".parquet":
+            return pandas.read_parquet(path)
+        return pandas.read_csv(path, sep="\t" if suffix == ".tsv" else ",")
+    except ImportError as error:
+        raise ValueError(
+            f"--data {path}: pandas reads .parquet with pyarrow; pip install pyarrow, or save it as .csv."
+        ) from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--data {path} is no table that pandas reads: {str(error).splitlines()[0]}") from error
 
 
 def _x_and_y(content: Any, path: Path, part: Part) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,8 @@ class Subject:
 
     `loss` is None and `own_loss` true where the model returns its own. `facts` says what was loaded from where, `notes` what the
     user must know. `population` is the size of the full data where these are a part of it. `optimizer`, `lr` and `problem` are
-    there where the user's own code gave them, `optimizer_state` where the checkpoint held one.
+    there where the user's own code gave them, `optimizer_state` where the checkpoint held one, `valid` where validation data
+    belong to it, `columns` and `labels` where a table named its inputs and classes.
     """
 
     model: nn.Module
@@ -58,6 +59,9 @@ class Subject:
     facts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     optimizer_state: dict[str, Any] | None = None
+    valid: Any = None
+    columns: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
 
 
 def load_subject(
@@ -101,9 +105,28 @@ def load_subject(
         found = _with_loss(found, loss)
         if batch_size is not None:
             found = replace(found, data=in_batches(found.data, batch_size), problem=None)
+    found = replace(found, data=_with_names(found))
     title = f"{found.name} on {found.data_name}" if found.data_name else found.name
     facts = {**found.facts, "loss": found.facts.get("loss", losses.name_of(found.loss))}
     return replace(found, name=title, facts=facts, notes=tuple(dict.fromkeys(found.notes)))
+
+
+def _with_names(found: Subject) -> Any:
+    """Tables get back the names of their columns and classes: the survey speaks in them."""
+    names, labels = found.columns, found.labels
+    if names is None:
+        return found.data
+    import pandas
+
+    def frame(x: Any) -> Any:
+        fits = isinstance(x, Tensor) and x.ndim == 2 and x.shape[1] == len(names)
+        return pandas.DataFrame(x.numpy(), columns=list(names)) if fits else x
+
+    def series(y: Tensor) -> Any:
+        fits = labels is not None and y.ndim == 1 and not y.is_floating_point()
+        return pandas.Series(pandas.Categorical.from_codes(y.tolist(), pandas.Index(labels or ()))) if fits else y
+
+    return with_inputs(with_targets(found.data, series), frame)
 
 
 def load_test_part(load: Callable[[str, Part], Subject], test: str | None, data: str | None) -> Subject | None:
@@ -180,6 +203,7 @@ def _own_parts(target: str, data: str | None, share: Share) -> Subject:
     return replace(
         own, data=source.content, data_name="" if data is None else source.name, population=source.population,
         problem=own.problem if untouched else None, facts={**own.facts, "data": source.origin}, notes=source.notes,
+        columns=source.columns, labels=source.labels,
     )  # fmt: skip
 
 
@@ -354,4 +378,7 @@ def embedded_example(seed: int = 0) -> Subject:
         "data set": f"scikit-learn digits, {len(digits.y_train)} training samples",
         "training": f"{STEPS} steps of SGD at {RATE:g} in batches of {BATCH}, loss {trace.loss[0]:.3g} to {trace.loss[-1]:.3g}",
     }
-    return Subject(name="a small network on handwritten digits", model=model, loss=loss, data=data, facts=facts, optimizer=sgd)
+    return Subject(
+        name="a small network on handwritten digits", model=model, loss=loss, data=data, valid=(digits.x_test, digits.y_test),
+        facts=facts, optimizer=sgd,
+    )  # fmt: skip

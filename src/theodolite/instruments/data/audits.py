@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 import theodolite as th
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
+from theodolite.instruments.remedies import best_remedy
 from theodolite.measures import audit
 from theodolite.measures.audit import SAMPLES, BatchAudit, InputAudit, ParameterAudit, has_main_input
+from theodolite.measures.progress.gradient_flow import module_path
+from theodolite.measures.progress.new_weights import redraw
+from theodolite.measures.trials import Remedy, Setup, start_anew
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Finding, Row, Severity
-from theodolite.text import listed
+from theodolite.text import listed, the_layers
+
+#: A layer of at least so many units has mostly died where this share of them is dead, a model where that share of all is.
+WIDE, MOST_OF_A_LAYER, MOST_OF_ALL = 8, 0.7, 0.5
+#: A rate that kills units is lowered by this factor.
+LOWER = 0.1
 
 
 class Batches(Instrument):
     name = "batches"
+    depth = "quick"
     order = 10
     title = "Batch by batch"
     question = "Are the loss and its gradient finite everywhere, and is one batch unlike the others?"
@@ -46,9 +56,10 @@ class Batches(Instrument):
 
 class Weighting(Instrument):
     name = "weighting"
+    depth = "quick"
     order = 20
     title = "What each sample weighs"
-    question = "Do batches of different size, ignored labels or rare classes tilt the objective?"
+    question = "Do batches of different size, ignored labels or weights of classes tilt the objective?"
     how = "From the pass over the batches: each batch weighs what its loss divides by; labels are counted."
     source = "A mean over batches is the mean over samples only if all batches weigh the same."
     needs = ("batches",)
@@ -102,18 +113,11 @@ class Weighting(Instrument):
             text = f"The loss weighs its classes, between {float(weights.min()):.3g} and {float(weights.max()):.3g}."
             spread = float(weights.max() / weights.min().clamp_min(1e-30))
             yield self.found(Severity.NOTE, text, "class weights", "largest over smallest weight", spread)
-        elif result.labels and result.classes == 1:
-            text = "All labels are one class: the loss falls to zero without anything being learned."
-            yield self.found(Severity.WARNING, text, "one class", advice="Look at how the data was chosen or sorted.")
-        elif result.labels and result.majority > 0.8:
-            text = f"{100 * result.majority:.3g} % of the labels are one class of {result.classes}."
-            advice = "Judge the model by more than its accuracy, or weigh the classes in the loss."
-            largest = ("share of the largest class", result.majority)
-            yield self.found(Severity.NOTE, text, "unbalanced classes", *largest, advice=advice)
 
 
 class Inputs(Instrument):
     name = "inputs"
+    depth = "quick"
     order = 40
     title = "Input features"
     question = "Which inputs never change, and which say the same as another?"
@@ -136,13 +140,15 @@ class Inputs(Instrument):
     def findings(self, context: SurveyContext, result: InputAudit) -> list[Finding]:
         found = []
         if result.duplicated:
-            first = " = ".join(map(str, result.duplicated[0][:4]))
-            text = f"{result.redundant} of {result.features} inputs repeat another up to shift and scale (feature {first})."
+            first = " = ".join(result.called(i) for i in result.duplicated[0][:4])
+            text = f"{result.redundant} of {result.features} inputs repeat another up to shift and scale ({first})."
             advice = "Remove the copies: the loss is flat along the difference of their weights, and weight decay alone decides."
             count = ("redundant inputs", float(result.redundant))
-            found.append(self.found(Severity.WARNING, text, "duplicated feature", *count, advice=advice))
+            cause = "duplicated inputs"
+            found.append(self.found(Severity.NOTE, text, "duplicated feature", *count, advice=advice, cause=cause))
         if result.constant:
-            text = f"{len(result.constant)} of {result.features} inputs never change on these samples."
+            few = f" ({listed([result.called(i) for i in result.constant], 6)})" if result.names else ""
+            text = f"{len(result.constant)} of {result.features} inputs never change on these samples{few}."
             advice = "The weights on them act as biases, or not at all where they are zero."
             count = ("constant inputs", float(len(result.constant)))
             found.append(self.found(Severity.NOTE, text, "constant feature", *count, advice=advice))
@@ -151,6 +157,7 @@ class Inputs(Instrument):
 
 class Parameters(Instrument):
     name = "parameters"
+    depth = "quick"
     order = 30
     title = "Parameters that cannot train"
     question = "Which units are dead, which repeat another, which parameters are tied, frozen or never used?"
@@ -180,7 +187,7 @@ class Parameters(Instrument):
         if result.frozen_count == total:
             text = f"The model is frozen: none of its {total} parameters requires a gradient, so training changes nothing."
             advice = "Call requires_grad_(True) on what shall train. The survey measures all parameters as if they could."
-            yield self.found(Severity.CRITICAL, text, "frozen model", quantity, share, advice=advice)
+            yield self.found(Severity.CRITICAL, text, "frozen model", quantity, share, cause="frozen model", advice=advice)
             return
         text = f"{100 * share:.3g} % of the parameters are frozen ({listed(result.frozen, 4)}); the survey measures the others."
         yield self.found(Severity.NOTE, text, "frozen parameters", quantity, share)
@@ -189,24 +196,26 @@ class Parameters(Instrument):
         if result.motionless:
             text = "No parameter moves any output here at first order."
             advice = "Weights that are all zero, or units that are all shut, do this: look at the initialisation."
-            yield self.found(Severity.WARNING, text, "no effect", advice=advice)
+            yield self.found(Severity.WARNING, text, "no effect", cause="dead layer", advice=advice)
             return
-        advice = (
-            "Its activation is shut (a large negative bias, exploded weights) or nothing reads it: initialise it anew, "
-            "lower the learning rate, or use an activation with a slope on both sides."
-        )
-        for row in result.layers:
-            if row["layer"] in result.dead_layers:
-                text = f"Layer {row['layer']} is dead: none of its units moves an output on any sample, so it gets no gradient."
-                yield self.found(Severity.CRITICAL, text, "dead layer", "dead units", float(row["dead"]), advice=advice)
+        dead = {str(row["layer"]): float(row["dead"]) for row in result.layers}
+        for layer, *before in result.shut:
+            units = f"{dead[layer]:.0f} units" if dead[layer] > 1 else "units"
+            text = f"Layer {layer} is dead: none of its {units} moves an output on any sample, so it gets no gradient"
+            text += f", and nothing comes back to {the_layers(before)} before it" if before else ""
+            text += f"; {the_layers(result.starved)} behind it sees only zeros." if result.starved else "."
+            advice = f"Re-initialise layer {layer}; if it dies again, lower the learning rate, or use a leaky ReLU."
+            measured = ("dead units", sum(dead[name] for name in (layer, *before)))
+            yield self.found(Severity.CRITICAL, text, "dead layer", *measured, cause="dead layer", advice=advice)
         partly = [row for row in result.layers if row["dead"] and row["layer"] not in result.dead_layers]
         if partly:
-            dead, units = sum(row["dead"] for row in partly), result.total("units")
+            count, total = sum(row["dead"] for row in partly), result.total("units")
             where = _by_layer(partly, "dead") + (", ..." if len(partly) > 4 else "")
-            severity = Severity.WARNING if dead > 0.05 * units else Severity.NOTE
-            text = f"{dead} of {units} units are dead ({where}): they move no output on any sample."
-            advice = "A few are harmless; many say that the learning rate was too high or the initialisation off."
-            yield self.found(severity, text, "dead units", "dead units", float(dead), advice=advice)
+            text = f"{count} of {total} units are dead ({where}): they move no output on any sample."
+            many = _mostly_dead(result) and not result.dead_layers
+            advice = "Re-initialise them, at a lower learning rate." if many else "The others may well suffice."
+            said = (Severity.WARNING, text, "dead units") if many else (Severity.NOTE, text, "dead units")
+            yield self.found(*said, "dead units", float(count), cause="dead units" if many else "", advice=advice)
 
     def _idle(self, result: ParameterAudit) -> Iterator[Finding]:
         rows = [row for row in result.layers if row["duplicated"]]
@@ -217,11 +226,13 @@ class Parameters(Instrument):
             "Initialise at random, or remove them."
         )
         if rows:
-            yield self.found(Severity.WARNING, text, "duplicated units", "duplicated units", float(count), advice=advice)
+            measured = ("duplicated units", float(count))
+            yield self.found(Severity.WARNING, text, "duplicated units", *measured, cause="duplicated units", advice=advice)
         if result.unreached:
             text = f"The loss does not depend on {listed(result.unreached, 4)} at all."
             advice = "Remove them or connect them; distributed training stumbles over such parameters."
-            yield self.found(Severity.WARNING, text, "unused parameters", "", float(len(result.unreached)), advice=advice)
+            measured = ("unused parameters", float(len(result.unreached)))
+            yield self.found(Severity.WARNING, text, "unused parameters", *measured, cause="unused parameters", advice=advice)
 
     def _notes(self, result: ParameterAudit) -> Iterator[Finding]:
         for group in result.tied[:3]:
@@ -240,6 +251,76 @@ class Parameters(Instrument):
         if result.total("unused_rows"):
             text = f"{result.total('unused_rows')} rows of embeddings are never asked for by this data."
             yield self.found(Severity.NOTE, text, "unused embeddings", value=float(result.total("unused_rows")))
+
+    def remedies(self, context: SurveyContext, result: ParameterAudit) -> Mapping[str, Remedy]:
+        found = {}
+        if result.frozen_count and not any(p.requires_grad for p in context.problem.model.parameters()):
+            found["frozen model"] = Remedy("call requires_grad_(True) on what shall train", why_not="as it is, there is no run")
+        if result.shut or result.motionless:
+            found["dead layer"] = best_remedy(context, _against_a_dead_layer(context, [group[0] for group in result.shut]))
+        elif _mostly_dead(result):
+            found["dead units"] = best_remedy(context, _against_dead_units(context))
+        if result.total("duplicated"):
+            twins = [str(row["layer"]) for row in result.layers if row["duplicated"]]
+            found["duplicated units"] = Remedy(f"initialise {the_layers(twins)} at random", _redrawing(context, twins))
+        if result.unreached:
+            why = "the loss does not depend on them"
+            found["unused parameters"] = Remedy(f"remove or connect {listed(result.unreached, 4)}", why_not=why)
+        return found
+
+
+def _mostly_dead(result: ParameterAudit) -> bool:
+    """Whether a wide layer, or all of them together, have lost most of their units."""
+    wide = any(row["units"] >= WIDE and row["dead"] >= MOST_OF_A_LAYER * row["units"] for row in result.layers)
+    return wide or result.total("dead") >= MOST_OF_ALL * result.total("units") > 0
+
+
+def _redrawing(context: SurveyContext, layers: Sequence[str], lr: float | None = None) -> Callable[[Setup], None]:
+    """New weights for layers of a copy, or for all of them where none is named, and perhaps another rate."""
+    paths = [module_path(context.problem, layer) for layer in layers]
+
+    def change(setup: Setup) -> None:
+        if not paths:
+            start_anew(setup.model, context.seed)
+        for path in paths:
+            redraw(setup.model.get_submodule(path), seed=context.seed)
+        setup.optimizer.state.clear()
+        if lr is not None:
+            setup.set_lr(lr)
+
+    return change
+
+
+def _against_a_dead_layer(context: SurveyContext, layers: Sequence[str]) -> list[Remedy]:
+    """New weights for the layer, at this rate or at a lower one; or for all layers, where the rate has spoiled more than one."""
+    name = the_layers(layers) if layers else "all layers"
+    options = [Remedy(f"re-initialise {name}", _redrawing(context, layers))]
+    if context.lr is None:
+        return options
+    lower = LOWER * context.lr
+    for who, which in ((name, layers), ("all layers", [])):
+        advice = f"re-initialise {who} and lower the learning rate to {lower:.2g}"
+        options.append(Remedy(advice, _redrawing(context, which, lower), lr=lower))
+    return options if layers else options[:2]
+
+
+def _against_dead_units(context: SurveyContext) -> list[Remedy]:
+    masks = {module_path(context.problem, layer): dead for layer, dead in audit.dead_units(context.problem).items() if dead.any()}
+
+    def change(setup: Setup) -> None:
+        for path, units in masks.items():
+            redraw(setup.model.get_submodule(path), units, context.seed)
+
+    def gently(setup: Setup) -> None:
+        change(setup)
+        setup.set_lr(LOWER * setup.lr)
+
+    options = [Remedy("re-initialise the dead units", change)]
+    if context.lr is not None:
+        lower = LOWER * context.lr
+        advice = f"re-initialise the dead units and lower the learning rate to {lower:.2g}"
+        options.append(Remedy(advice, gently, lr=lower))
+    return options
 
 
 def _by_layer(rows: list[Row], column: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import theodolite as th
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import InapplicableError, Picture, Results, SurveyContext, Work, inapplicable
 from theodolite.instruments.subset import OnSubset, of_samples, subset
+from theodolite.measures.audit import column_names
 from theodolite.measures.features import FeatureMovement, FeatureReport, feature_movement, feature_report
 from theodolite.measures.features.agop import QUANTITY, token_embedding
 from theodolite.measures.features.report import DENSE, cannot_start_anew
@@ -98,6 +99,12 @@ def input_shape(problem: Problem) -> InputShape:
     return InputShape(embedding.name, out.numel() // first.size, out.shape[-1], outputs)
 
 
+def _namer(problem: Problem, report: FeatureReport) -> Callable[[int], str]:
+    """How a sentence calls a coordinate: by the name of its column, or by its number."""
+    names = column_names(problem, report.dim) if report.at is None else ()
+    return lambda i: repr(names[i]) if names else str(i)
+
+
 class Features(OnSubset):
     name = "features"
     order = 150
@@ -141,13 +148,14 @@ class Features(OnSubset):
         if report.top_share > ALONE and report.dim > 1:
             advice = "One direction of the input decides: whatever else is in the data, the outputs do not see it."
         rank = ("effective rank of the gradient outer product", report.effective_rank, report.effective_rank_error)
-        used = ", ".join(f"{i} ({100 * share:.3g} %)" for i, share in report.coordinates[:3])
+        called = _namer(context.problem, report)
+        used = ", ".join(f"{called(i)} ({100 * share:.3g} %)" for i, share in report.coordinates[:3])
         text = f"On {of_samples(result.samples, result.population)}: {report.sentence()} Most used coordinates: {used}."
         found = [self.found(Severity.NOTE, text, "input directions", *rank, advice=advice)]
-        return [*found, *self._unused(result), *self._movement(result)]
+        return [*found, *self._unused(context, result), *self._movement(result)]
 
-    def _unused(self, result: FeaturesOfModel) -> Iterator[Finding]:
-        unused = result.report.unused
+    def _unused(self, context: SurveyContext, result: FeaturesOfModel) -> Iterator[Finding]:
+        unused = [_namer(context.problem, result.report)(i) for i in result.report.unused]
         what = "inputs" if result.report.at is None else f"features of {result.report.at}"
         text = f"{len(unused)} of {result.report.dim} {what} have no effect on any output, at any sample: {listed(unused, 4)}."
         advice = (

@@ -6,12 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 import theodolite as th
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
-from theodolite.measures.audit import BatchAudit
 from theodolite.measures.dynamics import BatchCriticalRates, GradientNoise, Proportion, batch_critical_rates, gradient_noise
 from theodolite.results import Finding, Row, Severity, number
 
@@ -24,8 +21,8 @@ MOST = 0.5
 class Noise(Instrument):
     name = "noise"
     order = 50
-    title = "Loss, gradient and its noise"
-    question = "How low is the loss, how long is the gradient, and how large must a batch be to see it?"
+    title = "The gradient and its noise"
+    question = "How long is the gradient, and how large must a batch be to see it?"
     how = (
         "The data is cut into groups; the spread of their gradients gives the variance of one sample's gradient, tr Σ. The noise "
         "scale is tr Σ / ‖g‖², with ‖g‖² freed of its own noise. Errors by the jackknife over the groups."
@@ -55,22 +52,6 @@ class Noise(Instrument):
         ]
 
     def findings(self, context: SurveyContext, result: GradientNoise) -> list[Finding]:
-        return [self._loss(context, result), *self._noise(context, result)]
-
-    def _loss(self, context: SurveyContext, result: GradientNoise) -> Finding:
-        text = f"The loss is {number(result.loss, result.loss_error)}"
-        measured = ("loss", result.loss, result.loss_error)
-        guess = _guessing(context)
-        if guess is None:
-            return self.found(Severity.NOTE, f"{text}.", "loss", *measured)
-        if result.loss > guess - 2 * result.loss_error - 0.02 * guess:
-            advice = "Nothing has been learned yet, or the labels do not fit the inputs."
-            text += f", no better than always predicting the frequencies of the classes ({guess:.4g})."
-            return self.found(Severity.NOTE, text, "chance level", *measured, advice=advice)
-        text += f"; predicting the frequencies of the classes would give {guess:.4g}."
-        return self.found(Severity.GOOD, text, "loss", *measured)
-
-    def _noise(self, context: SurveyContext, result: GradientNoise) -> list[Finding]:
         length = number(result.norm, result.norm_error)
         measured = ("gradient norm", result.norm, result.norm_error)
         if result.norm <= 1e-12 * max(1.0, abs(result.loss)):
@@ -99,16 +80,6 @@ def _scale(result: GradientNoise) -> str:
     if result.noise_scale_error >= result.noise_scale:
         return f"of the order of {result.noise_scale:.1g} samples, poorly known from {result.samples}"
     return f"{number(result.noise_scale, result.noise_scale_error)} samples"
-
-
-def _guessing(context: SurveyContext) -> float | None:
-    """The cross-entropy of predicting the class frequencies; None where the loss is another or weighs the classes."""
-    loss, audit = context.problem.loss_function, context.results.get("batches")
-    if not isinstance(loss, nn.CrossEntropyLoss) or loss.weight is not None or loss.label_smoothing:
-        return None
-    if not isinstance(audit, BatchAudit) or audit.classes < 2:
-        return None
-    return audit.label_entropy * (audit.labels if loss.reduction == "sum" else 1)
 
 
 def _against(context: SurveyContext, result: GradientNoise) -> str:

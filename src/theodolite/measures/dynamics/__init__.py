@@ -10,6 +10,8 @@ from theodolite.measures.dynamics.eigenspace_split import split_loss as split_lo
 from theodolite.measures.dynamics.eigenspace_split import split_loss_by_curvature as split_loss_by_curvature
 from theodolite.measures.dynamics.noise import GradientNoise as GradientNoise
 from theodolite.measures.dynamics.noise import gradient_noise as gradient_noise
+from theodolite.measures.dynamics.range_test import RangeTest as RangeTest
+from theodolite.measures.dynamics.range_test import lr_range_test as lr_range_test
 from theodolite.measures.dynamics.regimes import Regime as Regime
 from theodolite.measures.dynamics.regimes import classify_run as classify_run
 from theodolite.measures.dynamics.regimes import expected_regime as expected_regime

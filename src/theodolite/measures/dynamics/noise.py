@@ -70,7 +70,7 @@ def gradient_noise(problem: Problem, *, groups: int = 32, gradient: Tensor | Non
     """
     began = time.perf_counter()
     g = (problem.gradient() if gradient is None else gradient).double()
-    parts = _parts(problem, groups, seed)
+    parts = random_parts(problem, groups, seed)
     if len(parts.data) < 2:
         raise ValueError("gradient_noise needs at least two samples (or batches, where samples are coupled).")
     sizes, losses, squares, dots = _measure_parts(parts, g)
@@ -134,7 +134,7 @@ def _jackknife(values: list[float]) -> float:
     return math.sqrt((len(values) - 1) / len(values) * sum((v - mean) ** 2 for v in values))
 
 
-def _parts(problem: Problem, groups: int, seed: int) -> Problem:
+def random_parts(problem: Problem, groups: int, seed: int) -> Problem:
     """The problem with its samples in `groups` random parts; its own batches where samples may not be parted."""
     if not problem.data.held:
         return problem

@@ -27,6 +27,8 @@ from theodolite.errors import NonFiniteError, NotRepeatableError
 from theodolite.interrupts import called_within
 from theodolite.problem.accuracy import right_answers
 from theodolite.problem.arguments import a_finite_tensor, of_dimensions, tensors_fit
+from theodolite.problem.batches import is_bare
+from theodolite.problem.tables import as_tensors
 from theodolite.results import Row
 from theodolite.training import Fleet, FleetTrace
 from theodolite.training.fleets.fleet import AnySchedule
@@ -101,8 +103,8 @@ def read_pool(data: Any, name: str) -> Pool:
         raise ValueError(
             f"{name} can be read only once or in one order; give tensors (inputs, targets) or a data set with an index."
         )
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        inputs, targets = data
+    if isinstance(data, tuple) and len(data) == 2 and all(map(is_bare, data)):
+        inputs, targets = as_tensors(*data)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | dict):
         inputs, targets = _read_samples(data, name)
     else:

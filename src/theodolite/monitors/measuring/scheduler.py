@@ -192,7 +192,7 @@ class MeasurementScheduler:
         if watched.probe.data is None:
             return None
         began = time.perf_counter()
-        loss = self._safely(watched, lambda: watched.probe_problem(before=before).loss())
+        loss = self._safely(watched, lambda: watched.probe_loss(before=before))
         self.budget.pay("probe loss", time.perf_counter() - began, from_budget=False)
         return loss
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from theodolite.results import Finding, Row, Severity, fields_of
 from theodolite.text import plural
@@ -28,6 +29,10 @@ LARGE_JUMP = 3.0
 SURPRISE = 2.5
 #: ... after it has fallen by this factor from its recent level.
 MOMENT_FALL = 3.0
+
+
+#: How a spike ended: not judged yet, all as before, the loss stayed up, or units died in it.
+Aftermath = Literal["", "settled", "did not recover", "died"]
 
 
 class Cause(StrEnum):
@@ -81,7 +86,8 @@ class Spike:
 
     `height` is the highest loss over the one before (not a number where that was not positive), `rise` their difference; both
     are infinite where the loss was not finite. `took` counts the steps until the loss was back, None while it is not. `ratio`
-    is the learning rate over the critical one, and `top_share` the part of the rise in the top eigenspace.
+    is the learning rate over the critical one, and `top_share` the part of the rise in the top eigenspace. `aftermath` is what
+    the steps after it have shown; `bad_data`, that the batch itself holds what is not finite.
     """
 
     start: int
@@ -102,14 +108,26 @@ class Spike:
     over: bool = False
     rising: bool = False  # the learning rate was on its way up
     detail: str = ""
+    aftermath: Aftermath = ""
+    bad_data: bool = False
 
     @property
     def recovered(self) -> bool:
-        return self.end is not None
+        """Whether the loss came back, and nothing has shown since that it was not for good."""
+        return self.end is not None and not self.harmed
+
+    @property
+    def died(self) -> bool:
+        return self.aftermath == "died"
+
+    @property
+    def harmed(self) -> bool:
+        """Whether it is known to have done lasting harm."""
+        return self.aftermath in ("did not recover", "died") or (self.over and self.end is None)
 
     def row(self) -> Row:
         place = {**fields_of(self, "start peak end height"), "cause": self.cause.value}
-        return place | fields_of(self, "rate ratio top_share sharpness_before sharpness_after batch")
+        return place | fields_of(self, "rate ratio top_share sharpness_before sharpness_after batch aftermath")
 
     @property
     def fall(self) -> float | None:
@@ -201,6 +219,7 @@ def detail_of(cause: Cause, evidence: Evidence) -> str:
 def finding_of(spike: Spike) -> Finding:
     """The spike in words, with its number, its advice and its weight."""
     severity, outcome = _outcome(spike)
+    advice = _HARMED if spike.harmed and spike.cause in _BY_THE_RATE else RISING_RATE if spike.rising else _ADVICE[spike.cause]
     return Finding(
         instrument="monitor",
         severity=severity,
@@ -208,11 +227,23 @@ def finding_of(spike: Spike) -> Finding:
         label=f"spike: {spike.cause.value}",
         quantity="learning rate / critical rate" if spike.ratio is not None else "height",
         value=spike.ratio if spike.ratio is not None else spike.height,
-        advice=(RISING_RATE if spike.rising else _ADVICE[spike.cause]).format(batch=spike.batch),
+        advice=advice.format(batch=spike.batch, start=spike.start),
         source=SOURCE,
+        cause="" if severity.rank < Severity.WARNING.rank else FAULTS[spike.cause],
     )
 
 
+#: What is at fault (a name of `theodolite.results.CAUSES`) where a spike matters.
+FAULTS = {
+    Cause.CATAPULT: "rate too high",
+    Cause.RATE_JUMP: "rate too high",
+    Cause.BAD_BATCH: "bad batch",
+    Cause.DATA_SHIFT: "data shift",
+    Cause.MOMENT_COLLAPSE: "stale moments",
+    Cause.NON_FINITE: "not finite",
+    Cause.UNEXPLAINED: "",
+}
+_BY_THE_RATE = (Cause.CATAPULT, Cause.RATE_JUMP)
 _HEADS = {
     Cause.CATAPULT: "was a catapult",
     Cause.RATE_JUMP: "came from a jump of the learning rate",
@@ -222,6 +253,7 @@ _HEADS = {
     Cause.NON_FINITE: "was not a catapult but a number that is not finite",
     Cause.UNEXPLAINED: "saw the loss rise for a reason that was not found",
 }
+_HARMED = "Go back to a checkpoint before step {start}, and keep the learning rate below the critical one."
 RISING_RATE = "Keep the learning rate where it was before, or raise it more slowly."
 _PLACES = {"batch": "for that batch", "probe": "on the probe"}
 _ADVICE = {
@@ -263,12 +295,18 @@ def _height(spike: Spike) -> str:
 
 def _outcome(spike: Spike) -> tuple[Severity, str]:
     """How it ended, and how much that matters."""
+    blameless = spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP, Cause.UNEXPLAINED)
+    known = FAULTS[spike.cause] != ""
+    if spike.died:
+        return (Severity.CRITICAL if known else Severity.NOTE), "and units died in it that have had no gradient since"
+    if spike.aftermath == "did not recover":
+        return (Severity.WARNING if known else Severity.NOTE), "and the loss did not recover: it settled above where it had been"
     if spike.recovered:
-        blameless = spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP, Cause.UNEXPLAINED)
         steps = f"back after {plural(spike.took or 0, 'step')}"
-        return (Severity.NOTE if blameless else Severity.WARNING), f"{steps}: harmless" if blameless else steps
+        settled = blameless and spike.aftermath == "settled"
+        return (Severity.NOTE if blameless else Severity.WARNING), f"{steps}: harmless" if settled else steps
     if math.isinf(spike.rise):
         return Severity.CRITICAL, "and training cannot go on from it"
-    if spike.over:
-        return Severity.WARNING, "and it has not come back"
-    return Severity.WARNING, "not back yet"
+    return (
+        Severity.WARNING if known and spike.over else Severity.NOTE
+    ), "and it has not come back" if spike.over else "not back yet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -13,9 +13,11 @@ import torch
 
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.measuring.scheduler import MeasurementScheduler
+from theodolite.monitors.progress.layers import LayerSummary
 from theodolite.monitors.spikes.detector import PATIENCE, Correction, LossState, log_noise
 from theodolite.monitors.spikes.diagnosis import (
     IN_A_ROW,
+    Aftermath,
     Cause,
     Evidence,
     Spike,
@@ -43,6 +45,13 @@ GROWTH, GREW = 200, 1.5
 LIKES, LIKES_WITHIN = 2, 500
 #: Steps within which a spike may be the aftershock of another.
 AFTERSHOCK = 15
+#: Calm steps after a spike that tell whether the loss came back for good, and steps after which they are not waited for.
+SETTLED, SETTLED_WITHIN = 40, 300
+#: A loss above that before a spike by this share, and by so many noises, has not come back; fewer than this share of the units
+#: that lived before it, and they have died in it.
+STAYS_UP, STAYS_UP_NOISES, LIVING = 0.1, 2.0, 0.5
+#: Steps within which units that die were killed by a spike.
+KILLED_WITHIN = 100
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class Situation:
     history: Sequence[StepStats]
     watched: WatchedModel
     measure: MeasurementScheduler
+    layers: LayerSummary = field(default_factory=LayerSummary)  # as they were last seen
 
     @property
     def now(self) -> StepStats:
@@ -113,6 +123,18 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
 
 
+@dataclass
+class _Unsettled:
+    """A spike whose loss is back, until the steps after it have shown whether for good."""
+
+    place: int  # among the spikes
+    before: float
+    noise: float
+    ended: int  # in observed steps
+    alive: float | None
+    losses: list[float] = field(default_factory=list)  # of calm steps since
+
+
 class SpikeTracker:
     """Follows the spikes of a run from step to step."""
 
@@ -123,6 +145,9 @@ class SpikeTracker:
         self._outliers: deque[tuple[int, float]] = deque(maxlen=20)  # batches called bad: observed step and loss
         self._began = 0  # of the last spike, in observed steps
         self._moments: deque[tuple[float, bool]] = deque(maxlen=MEMORY)  # of each step, and whether it was quiet
+        self._noise = 0.0  # of the loss before the last spike
+        self._alive: float | None = None  # share of living units before the last spike
+        self._unsettled: list[_Unsettled] = []
 
     def update(self, here: Situation) -> Diagnosis:
         """Follow one step."""
@@ -140,7 +165,8 @@ class SpikeTracker:
             found = self._end(here)
         else:
             found = Diagnosis()
-        return replace(found, notes=(*notes, *found.notes))
+        judged = self._settle(here, calm=phase == "calm")
+        return replace(found, notes=(*notes, *found.notes), spikes=(*found.spikes, *judged)) if notes or judged else found
 
     def _odd_inputs(self, here: Situation) -> tuple[str, ...]:
         """Inputs of another size than all others deserve a word even where the loss does not mind."""
@@ -257,7 +283,8 @@ class SpikeTracker:
             start=now.step, batch_loss=now.loss, before=here.state.before, gradient_norm=now.gradient_norm, bad_parameter=name
         )
         led = here.history[-2] if poisoned is not None and len(here.history) > 1 else now
-        spike = here.spike(cause_of(evidence), led, detail, rate=now.rate, height=math.inf)
+        bad_data = bool(here.record.bad_data)
+        spike = here.spike(cause_of(evidence), led, detail, rate=now.rate, height=math.inf, bad_data=bad_data)
         opened = self._open(here, spike, evidence, correction="spike" if here.state.start is None else None)
         return replace(opened, spikes=(*closed.spikes, *opened.spikes))
 
@@ -345,11 +372,43 @@ class SpikeTracker:
             over=True,
             sharpness_after=_sharpness(after),
         )
+        if back:
+            unsettled = _Unsettled(len(self.spikes) - 1, here.state.before, self._noise, here.index, self._alive)
+            self._unsettled.append(unsettled)
         return replace(self._change(closed), correction="short rise" if took <= SHORT and blameless else None)
+
+    # What the steps after it show
+
+    def _settle(self, here: Situation, *, calm: bool) -> list[Spike]:
+        """Judge spikes whose loss came back by the calm steps since, and by the units that have died."""
+        changed = self._killed(here)
+        for one in list(self._unsettled):
+            if calm:
+                one.losses.append(here.now.loss)
+            if len(one.losses) < SETTLED and here.index - one.ended < SETTLED_WITHIN:
+                continue
+            self._unsettled.remove(one)
+            spike = self.spikes[one.place]
+            if not spike.died:
+                alive = here.layers.alive if one.place == len(self.spikes) - 1 else None  # the last one of a series kills
+                self.spikes[one.place] = replace(spike, aftermath=_aftermath(one, alive))
+                changed.append(self.spikes[one.place])
+        return changed
+
+    def _killed(self, here: Situation) -> list[Spike]:
+        """The last spike, where a layer has died in it or soon after."""
+        if not here.layers.dead or not self.spikes or self.spikes[-1].died:
+            return []
+        since, last = max(here.layers.dead.values()), self.spikes[-1]
+        if not 0 <= since - last.start <= KILLED_WITHIN:
+            return []
+        self.spikes[-1] = replace(last, aftermath="died")
+        return [self.spikes[-1]]
 
     def _open(self, here: Situation, spike: Spike, evidence: Evidence, correction: Correction | None = None) -> Diagnosis:
         began = here.state.start if correction is None else None
         self._evidence, self._began = evidence, here.index if began is None else began
+        self._noise, self._alive = here.state.noise, here.layers.alive
         self.spikes.append(spike)
         return Diagnosis((spike,), correction)
 
@@ -362,6 +421,16 @@ class SpikeTracker:
             return Diagnosis()
         self.spikes[-1] = spike
         return Diagnosis((spike,))
+
+
+def _aftermath(one: _Unsettled, alive: float | None) -> Aftermath:
+    """Whether loss and units are what they were before a spike."""
+    if alive is not None and one.alive is not None and alive < LIVING * one.alive:
+        return "died"
+    if len(one.losses) < SETTLED // 2 or not math.isfinite(one.before):
+        return "settled" if not math.isfinite(one.before) else ""
+    above = median(one.losses) - one.before
+    return "did not recover" if above > max(STAYS_UP * abs(one.before), STAYS_UP_NOISES * one.noise) else "settled"
 
 
 def _harmless(here: Situation, evidence: Evidence) -> bool:

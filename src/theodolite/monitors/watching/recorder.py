@@ -6,7 +6,7 @@ Nothing is computed twice and nothing is changed: hooks only read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +115,8 @@ class StepStats:
 
     `update_norm` is the length of the step before. `moment` is the root mean square of Adam's second moment and `surprise`
     the gradient's norm over what that moment expects: about 1 in steady training, large where it has become stale; both None
-    for other optimizers. `input_size` is the root mean square of the batch's floating inputs, None where it has none.
+    for other optimizers. `input_size` is the root mean square of the batch's floating inputs, None where it has none. `seconds`
+    is the time of training so far, without that of the monitor.
     """
 
     step: int
@@ -126,6 +127,7 @@ class StepStats:
     moment: float | None = None
     surprise: float | None = None
     input_size: float | None = None
+    seconds: float | None = None
 
     @property
     def finite(self) -> bool:
@@ -133,17 +135,33 @@ class StepStats:
 
     def row(self) -> Row:
         """What the log keeps of every step."""
-        return fields_of(self, "step loss gradient_norm update_norm rate")
+        found = fields_of(self, "step loss gradient_norm update_norm rate")
+        return found if self.seconds is None else {**found, "seconds": round(self.seconds, 4)}
 
 
 def norm_of(tensors: Sequence[Tensor]) -> float:
     """Euclidean norm of all entries, in float32 at least; 0 of nothing."""
+    return joint_norm(norms_of(tensors))
+
+
+def norms_of(tensors: Sequence[Tensor]) -> list[float]:
+    """The norm of each tensor, in float32 at least."""
     if not tensors:
-        return 0.0
+        return []
     kinds = {(t.device, t.dtype) for t in tensors}
     if len(kinds) > 1 or next(iter(kinds))[1].itemsize < 4:  # several devices, or half precision, whose norms overflow
-        return math.sqrt(sum(float(t.detach().float().norm()) ** 2 for t in tensors))
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))))
+        return [float(t.detach().float().norm()) for t in tensors]
+    found: list[float] = torch.stack(torch._foreach_norm(list(tensors))).tolist()
+    return found
+
+
+def joint_norm(norms: Iterable[float]) -> float:
+    """The norm of all entries of tensors with these norms.
+
+    >>> joint_norm([3.0, 4.0])
+    5.0
+    """
+    return math.sqrt(sum(norm * norm for norm in norms))
 
 
 def trained(optimizer: Optimizer) -> list[Tensor]:
@@ -198,14 +216,17 @@ class PreviousWeights:
     def __init__(self, named: Mapping[str, Tensor]) -> None:
         self._named = named
         self.values: dict[str, Tensor] = {}
+        self.lengths: list[float] = []  # of the last step, parameter by parameter
 
     def step_length(self) -> float | None:
         """Length of the step since `keep`; None at the first call, which keeps the weights."""
         now = [p.detach() for p in self._named.values()]
         if [w.shape for w in self.values.values()] != [p.shape for p in now]:
             self.values = {name: p.clone() for name, p in zip(self._named, now, strict=True)}
+            self.lengths = []
             return None
-        return norm_of(torch._foreach_sub(now, list(self.values.values())))
+        self.lengths = norms_of(torch._foreach_sub(now, list(self.values.values())))
+        return joint_norm(self.lengths)
 
     def keep(self) -> None:
         """Copy the weights as they stand: those before the coming step."""

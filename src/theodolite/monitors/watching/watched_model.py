@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -25,16 +25,18 @@ from theodolite.monitors.watching.recorder import (
     PreviousWeights,
     StepStats,
     input_size,
-    norm_of,
+    joint_norm,
+    norms_of,
     rate_of,
     second_moment,
     trained,
 )
 from theodolite.problem import Problem
-from theodolite.problem.activations import Call, recorded_calls
+from theodolite.problem.activations import Call, Hooks, recorded_calls
 from theodolite.problem.batches import Batch, BatchParser, rows_of
 from theodolite.problem.calling import ModelCall, unwrap
 from theodolite.problem.calling.outputs import possible_outputs
+from theodolite.problem.parameters import clean_name
 from theodolite.problem.state_guard import modes_kept
 from theodolite.problem.tensors import map_tensors, named_tensors
 
@@ -48,17 +50,26 @@ PROBE_BATCHES = 8
 PROJECTIONS = 10
 #: Gradients that agree in their norm so closely were clipped to it, where one is among so many steps before the other.
 SAME_NORM, CLIPPED_WITHIN = 1e-4, 20
+#: Least and largest output of functions that saturate, and how near to one of them, in shares of their distance, is at it.
+_LIMITS: dict[type[nn.Module], tuple[float, float]] = {nn.Tanh: (-1.0, 1.0), nn.Sigmoid: (0.0, 1.0), nn.Hardtanh: (-1.0, 1.0)}
+SATURATED = 0.005
 #: Parts into which a batch is cut to see whether all of it is hard.
 PARTS = 8
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of the loop: its numbers, and its batches unless `bad_data` says what is wrong with them."""
+    """One step of the loop: its numbers, and its batches unless `bad_data` says what is wrong with them.
+
+    `gradient_norms` are those of the watched parameters one by one, None where there is no gradient; `output` is what the model
+    returned, where it passed by.
+    """
 
     stats: StepStats
     batches: list[Batch]
     bad_data: str = ""
+    gradient_norms: Sequence[float | None] = ()
+    output: Any = None
 
 
 class ProbeSet:
@@ -199,14 +210,21 @@ class WatchedModel:
         self._batches: list[Batch] = []
         self.pending: tuple[bool, float] | None = None  # critical rate exceeded at the step before, loss of the probe there
         self._coupled: bool | None = None  # whether samples of a batch belong together
+        self.saturation: dict[str, float] = {}  # share of saturated outputs by layer, at the last loss of the probe
         self._call = ModelCall(self.inner, self.loss)
-        self._parse = BatchParser(own_loss=loss is None, target_key=target, forward=self.inner.forward)
-        self._parse_unchecked = replace(self._parse, check=False, forward=self.inner.forward)
-        self._target = target
+        self._parse = BatchParser.of(self.inner, loss, target)
+        self._parse_unchecked = BatchParser.of(self.inner, loss, target, check=False)
+        self.target_key = target
+
+    @property
+    def called_parameters(self) -> dict[str, Tensor]:
+        """The watched parameters as the model itself names them, whatever it is wrapped in."""
+        prefix = "model." if self.called is not self.inner else ""
+        return {name.removeprefix(prefix): p for name, p in self.named.items()}
 
     # Recording
 
-    def record(self, step: int, batch: Any, value: Any) -> StepRecord:
+    def record(self, step: int, batch: Any, value: Any, seconds: float | None = None) -> StepRecord:
         """The step under way, from what its loop has computed; `batch` and `value` are the recorded ones where they are None."""
         self.recorder.trains_in_train_mode = self.model.training
         batch = self.recorder.batch() if batch is None else batch
@@ -217,10 +235,16 @@ class WatchedModel:
             )
         with about("batch"):
             batches, size, bad_data = self._parsed(batch)
+        output = self.recorder.output
         loss = self._loss_of_step(batches) if value is None else _as_loss(value)
         if value is not None:
             self.recorder.take()
-        gradient_norm = norm_of([p.grad for p in self.named.values() if p.grad is not None])
+        gradients = [p.grad for p in self.named.values()]
+        norms: list[float | None] = [*norms_of([g for g in gradients if g is not None])]
+        gradient_norm = joint_norm(norm for norm in norms if norm is not None)
+        if len(norms) < len(gradients):
+            found = iter(norms)
+            norms = [None if g is None else next(found) for g in gradients]
         self._learn_clipping(gradient_norm, batches)
         moment, surprise = second_moment(self.optimizer, gradient_norm)
         stats = StepStats(
@@ -232,8 +256,9 @@ class WatchedModel:
             moment=moment,
             surprise=surprise,
             input_size=size if batches else None,
+            seconds=seconds,
         )
-        return StepRecord(stats, batches, bad_data)
+        return StepRecord(stats, batches, bad_data, norms, output)
 
     # Clipped gradients
 
@@ -316,7 +341,7 @@ class WatchedModel:
         return found.at(self.previous_weights.values) if before else found
 
     def _problem(self, batches: Any, **options: Any) -> Problem:
-        own: dict[str, Any] = {"mode": None, "target": self._target, "check": False}
+        own: dict[str, Any] = {"mode": None, "target": self.target_key, "check": False}
         return Problem(self.inner, self.loss, batches, params=lambda name, p: name in self.named, **own, **options)
 
     def coupled(self, batches: list[Batch]) -> bool:
@@ -344,6 +369,29 @@ class WatchedModel:
             yield
 
     # Measurements other than curvature
+
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of an output that no model has made."""
+        assert self.loss is not None
+        with self.measuring():
+            found: Tensor = self.loss(output, target)
+        return found
+
+    def probe_loss(self, *, before: bool = False) -> float:
+        """The loss of the probe, now or `before` the last step; in passing, how many outputs lie at their limits."""
+        modules = {name: m for name, m in self.called.named_modules() if type(m) in _LIMITS}
+        found: dict[str, list[float]] = {name: [] for name in modules}
+
+        def count(call: Call) -> None:
+            low, high = _LIMITS[type(call.module)]
+            edge = SATURATED * (high - low)
+            found[call.name].append(float(((call.output < low + edge) | (call.output > high - edge)).float().mean()))
+
+        with Hooks(modules, count):
+            loss = self.probe_problem(before=before).loss()
+        if not before:
+            self.saturation = {clean_name(name): sum(shares) / len(shares) for name, shares in found.items() if shares}
+        return loss
 
     def typical_loss(self, batches: list[Batch]) -> float:
         """The median loss over parts of the batches."""

@@ -164,9 +164,11 @@ class Snapshot:
         held = problem.data if problem.data.held else ()
         data = [t for batch in held for _, t in named_tensors({**batch.inputs, "target": batch.target})]
         self._data = Watch(lambda: data)
+        self._time_limit = problem.time_limit
 
     def check(self) -> None:
-        """Raise if anything changed."""
+        """Raise if anything changed, or if the time is over."""
+        self._time_limit.check()
         if self._model.changed():
             raise StaleOperatorError(
                 "The model's parameters or buffers changed after this operator was built (an optimizer step, load_state_dict, "

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from theodolite.errors import TheodoliteError
@@ -21,8 +20,8 @@ from theodolite.problem.batches import Batch
 from theodolite.problem.calling.outputs import Output, OutputChoice, main_output, possible_outputs, read_by_loss, read_in_graph
 from theodolite.problem.calling.stand_ins import LossOfParameters, StandIns, tensors_of
 from theodolite.problem.derivatives.exact_derivatives import GROUPED, grouped_matmul
+from theodolite.problem.losses import BROADCASTING, ELEMENTWISE
 from theodolite.problem.tensors import inside_transform, map_tensors, named_tensors
-from theodolite.problem.weighting import ELEMENTWISE
 
 Loss = Callable[[Any, Any], Tensor] | None
 
@@ -253,18 +252,13 @@ def _chosen_output(found: Mapping[str, Tensor]) -> str | None:
 
 def _check_elementwise(loss: Any, raw: Any, target: Any, index: int) -> None:
     """Squared error and the like broadcast silently: (B, 1) against (B,) becomes B × B."""
-    known = type(loss) in ELEMENTWISE or loss in _BROADCASTING
+    known = type(loss) in ELEMENTWISE or loss in BROADCASTING
     if known and isinstance(target, Tensor) and (output := main_output(raw)).shape != target.shape:
         name = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
             f"{name} compares element by element, but the output of batch {index} has shape {tuple(output.shape)} "
-            f"and the target {tuple(target.shape)}. Reshape the target, for instance y.view(-1, 1)."
+            f"and the target {tuple(target.shape)}. Reshape the target, for instance y.view(-1, 1), of a Series y.to_frame()."
         )
-
-
-_BROADCASTING = (
-    functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss, functional.poisson_nll_loss,
-)  # fmt: skip
 
 
 class _NoAccidentalBroadcast(TorchFunctionMode):
@@ -272,7 +266,7 @@ class _NoAccidentalBroadcast(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func in _BROADCASTING:
+        if func in BROADCASTING:
             pair = [*args, *(kwargs[name] for name in ("input", "target") if name in kwargs)][:2]
             # Pairs that grow beyond both are meant by nobody; one number for all, or one row, may be.
             shapes = [tuple(t.shape) for t in pair]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from theodolite.problem.batches import Batch, BatchParser
+from theodolite.problem.batches import Batch, BatchParser, is_bare
 from theodolite.training.schedules import epoch_order
 
 Shared = bool | Literal["inputs"]
@@ -44,7 +44,7 @@ def read_data(data: Any, replicas: int, shared: Shared, parse: BatchParser) -> L
         raise ValueError(f"shared must be True, False or 'inputs' (own targets only). Got {shared!r}.")
     if isinstance(data, list) and shared is False:
         return _read_list(data, replicas, parse)
-    if not (isinstance(data, Mapping) or (isinstance(data, tuple | list) and data and isinstance(data[-1], Tensor))):
+    if not (isinstance(data, Mapping) or (isinstance(data, tuple | list) and data and is_bare(data[-1]))):
         raise ValueError(
             "data must be tensors (inputs, targets) in a fleet, with shared=False with a leading replica axis or as a list of "
             f"one (inputs, targets) per replica. Got {type(data).__name__}."
@@ -128,8 +128,7 @@ class FleetFeed:
         replicas: int,
         *,
         order_seeds: Sequence[int],
-        own_loss: bool,
-        target: str,
+        parse: BatchParser,
         device: torch.device,
         shared: Shared = True,
         batch_size: int | None = None,
@@ -139,7 +138,6 @@ class FleetFeed:
     ) -> None:
         if index is not None and shared is not True:
             raise ValueError(f"index chooses samples of data that all share: leave shared at True. Got shared={shared!r}.")
-        parse = BatchParser(own_loss=own_loss, target_key=target, forward=forward)
         self.leaves, self.kinds, self.spec, self.size = read_data(data, replicas, shared, parse)
         self.leaves = [leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         self.index: Tensor | None = read_index(index, replicas, self.size)

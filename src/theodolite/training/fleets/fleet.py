@@ -32,6 +32,7 @@ from theodolite.arguments import (
 )
 from theodolite.interrupts import called_within
 from theodolite.problem.arguments import a_factory, a_loss, a_plain_function
+from theodolite.problem.batches import BatchParser
 from theodolite.problem.calling import Loss
 from theodolite.problem.derivatives.second_order import quiet_vmap
 from theodolite.progress import counting
@@ -446,8 +447,9 @@ class Fleet:
         return self._random
 
     def _feed(self, data: Any, replicas: int, *, order_seeds: Sequence[int] = (0,), **options: Any) -> FleetFeed:
-        own: dict[str, Any] = {"own_loss": self.loss is None, "target": self.target, "forward": self.module.forward}
-        return FleetFeed(data, replicas, order_seeds=order_seeds, device=self._replicas.state.device, **own, **options)
+        parse = BatchParser.of(self._replicas.state.module, self.loss, self.target)
+        own: dict[str, Any] = {"parse": parse, "device": self._replicas.state.device}
+        return FleetFeed(data, replicas, order_seeds=order_seeds, **own, **options)
 
     def _order_seeds(self, seeds: Sequence[int] | int | None) -> list[int]:
         if seeds is None:

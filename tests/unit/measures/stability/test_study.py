@@ -25,6 +25,7 @@ from theodolite.measures.stability import (
 )
 from theodolite.measures.stability.study import make_bench
 from theodolite.measures.stability.training_pairs import LossTarget, Recipe, differences, distances, draw_swaps, null_swap
+from theodolite.problem.batches import BatchParser
 from theodolite.training.fleets.data import FleetFeed
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -122,8 +123,8 @@ def test_check_05_the_batches_that_differ_are_those_predicted(m, batch, drop_las
     pool = torch.arange(260)[:, None].float(), torch.arange(260)
     index = swap.rows(160)
     feed = FleetFeed(
-        pool, 2, shared=True, batch_size=min(batch, m), order_seeds=[7, 7], own_loss=False, target="labels",
-        device=torch.device("cpu"), index=index, drop_last=drop_last,
+        pool, 2, shared=True, batch_size=min(batch, m), order_seeds=[7, 7], device=torch.device("cpu"), index=index,
+        parse=BatchParser(own_loss=False, target_key="labels"), drop_last=drop_last,
     )  # fmt: skip
     expected = visiting_steps(torch.tensor([swap.i]), m, batch, 30, order_seed=7, drop_last=drop_last)[0]
     for step in range(30):

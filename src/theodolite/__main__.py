@@ -1,0 +1,5 @@
+"""`python -m theodolite`: the command line."""
+
+from theodolite.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""What the survey advises, tried before it is given."""

@@ -1,0 +1,1 @@
+"""Instruments: is it learning, do gradients reach every layer, does the set-up fit?"""

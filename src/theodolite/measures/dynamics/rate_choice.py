@@ -1,0 +1,450 @@
+"""One learning rate: yours, a lower or a higher one, decided by short trainings of copies.
+
+Every rate is tried from the same weights on the same batches. A run holds its rate for three quarters of its steps and then
+lets it fall linearly to zero, because a lower rate always ends lower by its lesser noise alone: after such a cool-down the rates
+are compared by what they have learned. The rules are conservative: yours is kept unless another is clearly better.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch.optim import Optimizer
+
+from theodolite.arguments import checked, count, positive, seed
+from theodolite.measures import trials
+from theodolite.measures.dynamics.optimizers import plain_optimizer
+from theodolite.problem import Problem
+from theodolite.problem.arguments import a_problem
+from theodolite.problem.optimizers import as_optimizer
+from theodolite.results import Cost, Outcome, Result, Row
+
+Verdict = Literal["keep", "too high", "too low", "needs warm-up", "converged", "unknown"]
+
+#: Rates that are tried, in units of yours; those in the second place only where nothing before them works, or all of it helps.
+LOWER, MUCH_LOWER, HIGHER, MUCH_HIGHER = (1 / 3, 1 / 10), (1 / 100, 1 / 1000), (3.0, 10.0), (100.0, 1000.0)
+#: The higher rate that is tried where the near one helps and the far one is too much.
+BETWEEN = 6.0
+#: Share of the steps over which the rate falls to zero, and over which it rises where warm-up is tried.
+COOLDOWN, WARMUP = 0.25, 0.5
+#: A loss is clearly lower by this share of the size of the loss.
+LEAST = 0.02
+#: Yours is too high where its run makes less than this share of the progress of a rate a third, or a fifth and less, of it.
+SHARE_NEAR, SHARE_FAR = 0.35, 0.7
+FAR = 5.0
+#: An alarm is confirmed by runs so many times longer; of higher rates it takes more to see that they last.
+LONGER, STILL_LONGER = 3, 5
+#: A loss below this share of that of knowing nothing is about as low as it gets.
+LOW = 0.05
+#: Where yours has brought the loss below this share of that of new weights, it is not asked what new weights would do.
+LEARNED = 0.25
+#: A rate works where it holds the loss within this share of the size of the loss above its start.
+HELD = 0.25
+#: Weights whose loss is so many times that of new ones are lost.
+LOST = 3.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: the loss when the rate begins to fall (`held`) and at the end, infinite where it blew up."""
+
+    rate: float
+    held: float
+    final: float
+    steps: int
+    warm: bool = False
+    fresh: bool = False
+    seed: int = 0
+
+    def row(self, start: float) -> Row:
+        begin = "new weights" if self.fresh else "here"
+        ends = {"start": start, "held": self.held, "final": self.final, "diverged": not math.isfinite(self.final)}
+        return {"rate": self.rate, "steps": self.steps, "from": begin, "warm-up": self.warm, "order": self.seed, **ends}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class RateChoice(Result):
+    """The one rate to train with, and why.
+
+    `verdict` is of the rate that was asked about, `own`: "keep"; "too high" or "too low": `recommended` is clearly better;
+    "needs warm-up": it fails at once and works when it rises over the first steps; "converged": hardly anything is left to learn,
+    and no rate changes that; "unknown": there was no rate to ask about, or none that was tried moves the loss. `recommended` is
+    the rate to set, `best` the one that ended lowest and `gain` how much lower the loss ended than with yours (infinite where
+    yours blew up). `restart`: that was seen from new weights, because the present ones do not recover. `runs` has a row for each
+    training: rate, steps, loss at the `start`, when the rate began to fall (`held`) and at the end (`final`). `margin` is what
+    the loss had to differ by to count.
+    """
+
+    own: float | None
+    best: float | None
+    verdict: Verdict
+    recommended: float | None
+    gain: float
+    margin: float
+    start: float
+    own_final: float
+    best_final: float
+    steps: int
+    runs: tuple[Row, ...]
+    batch_size: int
+    optimizer: str
+    restart: bool = False
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the training at the rate asked about blew up."""
+        return self.own is not None and not math.isfinite(self.own_final)
+
+    def rows(self) -> list[Row]:
+        return [dict(row) for row in self.runs]
+
+    def sentence(self) -> str:
+        if self.own is None:
+            lowest = "No rate that was tried lowers the loss" if self.recommended is None else self._lowest()
+            return f"{lowest}."
+        texts = {
+            "keep": f"Keep the learning rate {self.own:.3g}: no other that was tried is clearly better",
+            "converged": f"Hardly anything is left to learn: the loss is {self.start:.3g}, and no rate that was tried changes that",
+            "unknown": "No rate that was tried moves the loss: it is not the learning rate that is at fault",
+            "needs warm-up": f"The learning rate {self.own:.3g} fails at once and works after a warm-up",
+        }
+        if self.verdict in texts:
+            return f"{texts[self.verdict]}."
+        new = " from new weights" if self.restart else ""
+        mine = "blows up" if self.diverged else f"ends at {self.own_final:.3g}"
+        return f"The learning rate {self.own:.3g} is {self.verdict}: it {mine}. {self._lowest()}{new}."
+
+    def _lowest(self) -> str:
+        return f"{self.steps} steps at {self.recommended:.2g} bring the loss from {self.start:.3g} to {self.best_final:.3g}"
+
+
+@checked(problem=a_problem, lr=positive, batch_size=count, steps=count, seconds=positive, seed=seed)
+def choose_rate(
+    problem: Problem,
+    lr: float | None = None,
+    optimizer: Optimizer | str | None = None,
+    *,
+    others: Iterable[float] = (),
+    batch_size: int | None = None,
+    steps: int = 60,
+    score_on: Problem | None = None,
+    trivial: float | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+) -> RateChoice:
+    """Whether to keep a learning rate, and which one to take instead, from short trainings of copies at several rates.
+
+    Yours is tried with two orders of batches, whose difference is the noise, then a third and a tenth of it, three and ten times it,
+    and `others`; farther ones only where these leave the question open. A higher rate must be ahead before and after the
+    cool-down, and in runs three times longer. Where the weights no longer recover from a rate, lower ones are tried from new
+    weights beside it, if every layer can draw new ones.
+
+    Args:
+        lr, optimizer: what you train with; the optimizer is copied with its state. Without `lr` the best of `others` is chosen.
+        others: further rates to try, such as the suggestion of `lr_range_test` or half the critical rate.
+        batch_size: of random batches; None is that of the problem's own, or 32 where the data is one batch.
+        score_on: the problem by whose loss runs are compared, by default the one that trains, in eval mode.
+        trivial: the loss of a predictor that has learned nothing, where it is known.
+        seconds: about as long as it all may take; runs are shorter then.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> _ = torch.nn.init.zeros_(model.weight)
+    >>> x = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
+    >>> problem = Problem(model, torch.nn.MSELoss(), (x, x))
+    >>> choose_rate(problem, 1e-4).verdict, choose_rate(problem, 10.0).verdict
+    ('too low', 'too high')
+    """
+    began = time.perf_counter()
+    optimizer = as_optimizer(plain_optimizer(optimizer), problem.parameters, lr=lr)
+    width = trials.usual_batch_size(problem) if batch_size is None else batch_size
+    bench = _Bench(problem, optimizer, width, steps, score_on or problem, seed)
+    if seconds is not None:
+        bench.fit(seconds, lr or next(iter(others), 1e-6))
+    found = _Decision(bench, lr, tuple(others), trivial).made()
+    return replace(found, seed=seed, cost=Cost(time.perf_counter() - began, "short trainings of copies", 0, problem.notes))
+
+
+class _Bench:
+    """Where runs are made; each is made once."""
+
+    def __init__(
+        self, problem: Problem, optimizer: Optimizer | None, batch_size: int, steps: int, score_on: Problem, seed: int
+    ) -> None:
+        self.problem, self.optimizer, self.batch_size, self.steps = problem, optimizer, batch_size, max(trials.FEWEST, steps)
+        self.score_on, self.seed = score_on, seed
+        self.runs: dict[tuple[float, bool, bool, int, int], Run] = {}
+        self.start = trials.loss_of(problem.model, score_on)
+        self.can_restart = not trials.cannot_restart(problem.model)
+        self._fresh_start: float | None = None
+
+    @property
+    def fresh_start(self) -> float:
+        """The loss of new weights; not a number where there can be none."""
+        if self._fresh_start is None:
+            setup = trials.copied_setup(self.problem, 1.0, self.optimizer, self.batch_size, fresh=True, seed=self.seed)
+            self._fresh_start = trials.loss_of(setup.model, self.score_on) if self.can_restart else math.nan
+        return self._fresh_start
+
+    def fit(self, seconds: float, lr: float) -> None:
+        """Take as many steps as about twelve runs may have."""
+        setup = trials.copied_setup(self.problem, lr, self.optimizer, self.batch_size)
+        began = time.perf_counter()
+        trials.run_steps(setup, 3, seed=self.seed)
+        self.steps = max(trials.FEWEST, min(self.steps, int(3 * seconds / 12 / (time.perf_counter() - began))))
+
+    def run(self, rate: float, *, warm: bool = False, fresh: bool = False, longer: int = 1, other: bool = False) -> Run:
+        """Train a copy; `other` takes the batches in another order."""
+        steps, seed = longer * self.steps, self.seed + other
+        key = (rate, warm, fresh, steps, seed)
+        if key not in self.runs:
+            setup = trials.copied_setup(self.problem, rate, self.optimizer, self.batch_size, fresh=fresh, seed=self.seed)
+            self.runs[key] = Run(rate, *self._losses(setup, steps, warm, seed), steps, warm, fresh, int(other))
+        return self.runs[key]
+
+    def _losses(self, setup: trials.Setup, steps: int, warm: bool, seed: int) -> tuple[float, float]:
+        cooldown = max(1, int(COOLDOWN * steps))
+        setup.warmup = int(WARMUP * self.steps) if warm else 0
+        losses = trials.run_steps(setup, steps - cooldown, seed=seed)
+        held = trials.loss_of(setup.model, self.score_on) if math.isfinite(losses[-1]) else math.inf
+        if not math.isfinite(held):
+            return math.inf, math.inf
+        setup.warmup, setup.cooldown = 0, cooldown
+        losses = trials.run_steps(setup, cooldown, seed=seed + 10_000)
+        return held, trials.loss_of(setup.model, self.score_on) if math.isfinite(losses[-1]) else math.inf
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The same training with two orders of batches."""
+
+    one: Run
+    two: Run
+
+    @property
+    def held(self) -> float:
+        return 0.5 * (self.one.held + self.two.held)
+
+    @property
+    def final(self) -> float:
+        return 0.5 * (self.one.final + self.two.final)
+
+    @property
+    def least(self) -> float:
+        return min(self.one.final, self.two.final)
+
+    @property
+    def most(self) -> float:
+        return max(self.one.final, self.two.final)
+
+
+class _Decision:
+    """The rules, in the order in which they are asked."""
+
+    def __init__(self, bench: _Bench, own: float | None, others: Sequence[float], trivial: float | None) -> None:
+        self.bench, self.rate, self.others, self.trivial = bench, own, others, trivial
+        self.start = bench.start
+
+    def made(self) -> RateChoice:
+        if self.rate is None:
+            return self._without_a_rate() if math.isfinite(self.start) else self._result("unknown", None, None)
+        self.own = self._pair(self.rate)
+        if self._is_lost():
+            return self._too_high_from_new_weights(self.rate) or self._result("unknown", None, None)
+        self.lower, self.higher = self._below(self.rate), self._above(self.rate)
+        found = self._too_high(self.rate) or self._too_high_from_new_weights(self.rate) or self._too_low(self.rate)
+        return found or self._nothing_to_change(self.rate)
+
+    # What counts
+
+    @property
+    def reference(self) -> float | None:
+        """The loss of knowing nothing, where it can be had."""
+        if self.trivial is not None:
+            return self.trivial
+        return self.bench.fresh_start if self.bench.can_restart else None
+
+    @property
+    def margin(self) -> float:
+        """By what a loss must be lower to count."""
+        start = abs(self.start) if math.isfinite(self.start) and not self._is_lost() else 0.0
+        return LEAST * max(start, abs(self.reference or 0.0), 1e-30)
+
+    def _is_lost(self) -> bool:
+        known = self.reference is not None and self.reference > 0
+        return not math.isfinite(self.start) or (known and self.start > LOST * max(self.reference or 0.0, self.bench.fresh_start))
+
+    def _is_low(self) -> bool:
+        return self.reference is not None and self.start <= LOW * self.reference
+
+    def _pair(self, rate: float, **settings: bool) -> _Pair:
+        return _Pair(self.bench.run(rate, **settings), self.bench.run(rate, other=True, **settings))
+
+    def _works(self, run: Run, start: float) -> bool:
+        """Whether a run did not need its cool-down to come back from far above its start."""
+        return math.isfinite(run.final) and run.held <= start + HELD / LEAST * self.margin
+
+    # What is tried
+
+    def _below(self, own: float) -> list[Run]:
+        """Lower rates, as long as they are not clearly worse; far lower ones where none of these works."""
+        found: list[Run] = []
+        best = min((run.final for run in (self.own.one, self.own.two) if self._works(run, self.start)), default=math.inf)
+        for factor in (*LOWER, *MUCH_LOWER):
+            if factor in MUCH_LOWER and math.isfinite(best):
+                break
+            found.append(self.bench.run(own * factor))
+            if found[-1].final > best + self.margin:
+                break
+            best = min(best, found[-1].final) if self._works(found[-1], self.start) else best
+        return found + self._others(own, found, lower=True)
+
+    def _above(self, own: float) -> list[Run]:
+        """Higher rates, as long as they are not clearly worse; far higher ones as long as each helps."""
+        found: list[Run] = []
+        best = self.own.final
+        for factor in (*HIGHER, *MUCH_HIGHER):
+            if not math.isfinite(best):
+                break
+            found.append(self.bench.run(own * factor))
+            if best - found[-1].final < (-self.margin if factor == HIGHER[0] else self.margin):
+                break
+            best = min(best, found[-1].final)
+        if len(found) == len(HIGHER) and found[0].final < self.own.least - self.margin:
+            found.append(self.bench.run(own * BETWEEN))
+        return found + self._others(own, found, lower=False)
+
+    def _others(self, own: float, tried: Sequence[Run], *, lower: bool) -> list[Run]:
+        rates = [own, *(run.rate for run in tried)]
+        wanted = [rate for rate in self.others if (rate < own) == lower and all(abs(math.log(rate / r)) > 0.6 for r in rates)]
+        return [self.bench.run(rate) for rate in wanted]
+
+    # Verdicts
+
+    def _too_high(self, own: float) -> RateChoice | None:
+        """A lower rate is clearly better, and a warm-up does not mend it."""
+        chosen = self._better_below(own, self.lower)
+        if chosen is None:
+            return None
+        if self.bench.run(own, warm=True).final <= min(run.final for run in self.lower) + self.margin:
+            warm, long = (self.bench.run(rate, warm=rate == own, longer=LONGER) for rate in (own, chosen.rate))
+            if warm.final <= long.final + self.margin and warm.held <= long.held + self.margin:
+                return self._result("needs warm-up", own, self.bench.run(own, warm=True))
+        return self._result("too high", chosen.rate, chosen)
+
+    def _too_high_from_new_weights(self, own: float) -> RateChoice | None:
+        """New weights at a lower rate get further than yours are now, and new weights at yours do not, also with a warm-up."""
+        bench = self.bench
+        if not bench.can_restart or self._is_low() or self.own.least < LEARNED * bench.fresh_start:
+            return None
+        tried = [bench.run(own * factor, fresh=True) for factor in LOWER]
+        if self._is_lost() and not math.isfinite(min(run.final for run in tried)):
+            tried += [bench.run(own * factor, fresh=True) for factor in MUCH_LOWER]
+        if not min(run.final for run in tried) < self.own.least - self.margin:
+            return None
+        chosen = self._better_below(own, tried, fresh=True)
+        return None if chosen is None else self._result("too high", chosen.rate, chosen)
+
+    def _better_below(self, own: float, lower: Sequence[Run], *, fresh: bool = False) -> Run | None:
+        """A lower rate that is clearly better with each order of batches, and in longer runs, where a catapult is over."""
+        bench, start = self.bench, self.bench.fresh_start if fresh else self.start
+        mine = self._pair(own, fresh=fresh)
+        better = [run for run in lower if self._worse(own, mine, run, start)]
+        better = [run for run in better if self._worse(own, mine, bench.run(run.rate, fresh=fresh, other=True), start)]
+        if not better:
+            return None
+        if math.isfinite(mine.final) or fresh:
+            later = bench.run(own, fresh=fresh, warm=fresh, longer=LONGER)
+            mine = _Pair(later, later)
+        rates = sorted({*(run.rate for run in better), *(own * factor for factor in LOWER)}, reverse=True)
+        long = [bench.run(rate, fresh=fresh, longer=LONGER) for rate in rates]
+        while not any(self._works(run, start) for run in long) and long[-1].rate > own * MUCH_LOWER[-1]:
+            long.append(bench.run(long[-1].rate / 10, fresh=fresh, longer=LONGER))
+        long = [run for run in long if self._works(run, start)]
+        if not any(self._worse(own, mine, run, start) for run in long):
+            return None
+        lowest = min(long, key=lambda run: run.final)
+        alike = [run for run in long if run.final <= lowest.final + self.margin and run.rate >= lowest.rate / FAR]
+        return bench.run(min(run.rate for run in alike), fresh=fresh)  # the gentlest of those that are as good
+
+    def _worse(self, own: float, mine: _Pair, lower: Run, start: float) -> bool:
+        """Whether the lower rate is clearly better than yours, and gets so much further that yours is too high."""
+        if not self._works(lower, start) or not mine.least - lower.final > self.margin:
+            return False
+        if not math.isfinite(mine.final) or start - lower.final <= self.margin:
+            return mine.final > start + self.margin
+        return share_of_progress(start, mine.final, lower.final) < (SHARE_FAR if lower.rate * FAR <= own else SHARE_NEAR)
+
+    def _too_low(self, own: float) -> RateChoice | None:
+        """A rate far above yours is ahead of it and of all between, before and after the cool-down, also in longer runs."""
+        ahead = [r for r in self.higher if r.final < self.own.least - self.margin and r.held < self.own.held]
+        if self._is_low() or not any(r.rate >= FAR * own for r in ahead):
+            return None
+        mine = self.bench.run(own, longer=STILL_LONGER)
+        long = [self.bench.run(r.rate, longer=STILL_LONGER) for r in ahead]
+        long = [r for r in long if r.final < mine.final - self.margin and r.held < mine.held]
+        if not long:
+            return None
+        lowest = min(r.final for r in long)
+        chosen = min((r for r in long if r.final <= lowest + 0.5 * self.margin), key=lambda r: r.rate)
+        short = next(r for r in ahead if r.rate == chosen.rate)
+        return self._result("too low", chosen.rate, short) if chosen.rate >= FAR * own else None
+
+    def _nothing_to_change(self, own: float) -> RateChoice:
+        if self._is_low():
+            return self._result("converged", own, None)
+        if not math.isfinite(self.own.final):
+            return self._result("unknown", None, None)  # it blows up, and no rate was found that does not
+        if min(self.own.final, *(run.final for run in (*self.lower, *self.higher))) < self.start - self.margin:
+            return self._result("keep", own, None)
+        learned = self.reference is not None and self.start < self.reference - 5 * self.margin
+        return self._result("converged" if learned else "unknown", own, None)
+
+    def _without_a_rate(self) -> RateChoice:
+        """The best of the others, and of rates around the first of them."""
+        around = [rate * factor for rate in self.others[:1] for factor in (1.0, 1 / 3, 3.0)]
+        runs = [self.bench.run(rate) for rate in (*around, *self.others[1:])]
+        ended = [run for run in runs if run.final < self.start]
+        if not ended:
+            return self._result("unknown", None, None)
+        lowest = min(run.final for run in ended)
+        alike = [run for run in ended if run.final <= lowest + self.margin]
+        chosen = min(alike, key=lambda run: run.held)  # of those that end alike the one that needs no cool-down
+        return self._result("unknown", chosen.rate, chosen)
+
+    def _result(self, verdict: Verdict, recommended: float | None, best: Run | None) -> RateChoice:
+        restart = best is not None and best.fresh
+        own = math.nan if self.rate is None else self._pair(self.rate, fresh=restart).final
+        theirs = own if best is None else best.final
+        return RateChoice(
+            own=self.rate,
+            best=self.rate if best is None else best.rate,
+            verdict=verdict,
+            recommended=recommended,
+            gain=0.0 if best is None or self.rate is None else own - theirs,
+            margin=self.margin,
+            start=self.bench.fresh_start if restart else self.start,
+            own_final=own,
+            best_final=theirs,
+            steps=self.bench.steps,
+            runs=tuple(run.row(self.bench.fresh_start if run.fresh else self.start) for run in self.bench.runs.values()),
+            batch_size=self.bench.batch_size,
+            optimizer="gradient descent" if self.bench.optimizer is None else type(self.bench.optimizer).__name__,
+            restart=restart,
+            outcome=Outcome.FINISHED,
+        )
+
+
+def share_of_progress(start: float, own: float, best: float) -> float:
+    """How far one run came on the way of another; in the logarithm of the loss where that is positive.
+
+    >>> share_of_progress(1.0, 0.1, 0.01), share_of_progress(1.0, 0.0, -3.0)
+    (0.5, 0.25)
+    """
+    if min(start, own, best) > 0:
+        start, own, best = (math.log(value) for value in (start, own, best))
+    return (start - own) / (start - best)

@@ -1,0 +1,98 @@
+"""New weights for layers of a copy: as the layer itself draws them, or at the scale that its activation wants."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.measures.kernel.problem_views import reset_of
+
+#: Gains at which the variance of activations, and of gradients, stays about the same from layer to layer.
+GAINS = {"relu": math.sqrt(2.0), "tanh": 5.0 / 3.0, "sigmoid": 4.0}
+#: The mean of an activation's values; where it is not zero, biases are drawn so that the next layer still sees zero.
+MEANS = {"sigmoid": 0.5}
+
+
+def new_module(module: nn.Module, seed: int = 0) -> nn.Module | None:
+    """A module of the same kind with newly drawn weights; None where it does not know how to draw them."""
+    if reset_of(module) is None:
+        return None
+    fresh = copy.copy(module)  # with parameters and buffers of its own: nothing of the user's is drawn anew
+    fresh._parameters = {n: None if p is None else nn.Parameter(torch.empty_like(p)) for n, p in module._parameters.items()}
+    fresh._buffers = {n: None if b is None else b.clone() for n, b in module._buffers.items()}
+    reset = reset_of(fresh)
+    assert reset is not None
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        try:
+            reset()
+        except Exception:  # an initialisation of the user's that reaches for more than its own weights
+            return None
+    return fresh
+
+
+def looks_new(module: nn.Module) -> bool:
+    """Whether the matrices of a module look as its own initialisation draws them: the same spread, the same largest entry.
+
+    >>> layer = nn.Linear(30, 20)
+    >>> looks_new(layer), looks_new(nn.Linear(30, 20).requires_grad_(False).apply(lambda m: m.weight.mul_(1.3)))
+    (True, False)
+    """
+    fresh = new_module(module)
+    if fresh is None:
+        return False
+    drawn = dict(fresh.named_parameters(recurse=False))
+    pairs = [(p.detach().double(), drawn[n].detach().double()) for n, p in module.named_parameters(recurse=False) if p.ndim >= 2]
+    return bool(pairs) and all(_alike(own, new) for own, new in pairs)
+
+
+def _alike(own: Tensor, new: Tensor) -> bool:
+    if own.numel() < 16 or not float(new.std()) > 0:
+        return False
+    spread = float(own.std() / new.std())
+    largest = float(own.abs().max() / new.abs().max())
+    return abs(spread - 1.0) < 0.03 + 3.0 / math.sqrt(own.numel()) and abs(largest - 1.0) < 0.1 + 3.0 / math.sqrt(own.numel())
+
+
+@torch.no_grad()
+def redraw(module: nn.Module, units: Tensor | None = None, seed: int = 0) -> None:
+    """New weights for a module of a copy, or for some of its output units."""
+    fresh = new_module(module, seed)
+    if fresh is None:
+        raise ValueError(f"{type(module).__name__} does not know how to draw new weights (it has no reset_parameters).")
+    for name, p in fresh.named_parameters(recurse=False):
+        own = module._parameters[name]
+        assert own is not None
+        if units is None:
+            own.copy_(p)
+        elif len(own) == len(units):
+            own[units] = p[units]
+    for name, b in fresh.named_buffers(recurse=False):
+        if units is None:
+            module.get_buffer(name).copy_(b)
+
+
+@torch.no_grad()
+def draw_at_scale(model: nn.Module, activations: Mapping[str, str], seed: int = 0) -> None:
+    """New weights for the linear and convolutional layers of a copy, by name, at the scale of the activation behind each.
+
+    Gaussian weights of variance gain²/fan-in, biases zero: He's for a ReLU, Xavier's where nothing follows. Behind a sigmoid,
+    whose values have the mean ½, biases take that mean away again.
+    """
+    before = 0.0  # mean of what the layer is given
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name, activation in activations.items():
+            module = model.get_submodule(name)
+            weight = getattr(module, "weight", None)
+            if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or not isinstance(weight, Tensor):
+                continue
+            fan = weight[0].numel()
+            weight.copy_(torch.randn(weight.shape, dtype=torch.float64) * GAINS.get(activation, 1.0) / math.sqrt(fan))
+            if module.bias is not None:
+                module.bias.copy_(-before * weight.reshape(len(weight), -1).sum(1))
+            before = MEANS.get(activation, 0.0)

@@ -1,0 +1,336 @@
+"""Advice is tried before it is given: short trainings of copies, as they are and with one change.
+
+All runs of a comparison see the same batches in the same order, start from the same weights and are scored by the same loss, so
+that what differs in the end is the change.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from theodolite.errors import NonFiniteError
+from theodolite.measures.dynamics.noise import joined_parts
+from theodolite.measures.dynamics.optimizers import BLOWN_UP, copy_optimizer
+from theodolite.measures.kernel.problem_views import reset_of
+from theodolite.problem import Batch, Problem
+from theodolite.results import Cost, Outcome, Result, Row
+
+#: Size of random batches where the data comes as one batch and nothing else is said.
+USUAL_BATCH = 32
+#: Steps below which a trial says nothing.
+FEWEST = 8
+#: A change is better where it ends lower by these shares of the loss as it is and of the loss at the start. New weights may
+#: start anywhere: that says nothing about what a little is.
+BETTER, BETTER_THAN_START = 0.05, 0.01
+
+Score = Callable[[nn.Module], float]
+
+
+@dataclass
+class Setup:
+    """A training of a copy, before its first step: everything in it may be changed, and nothing of it is the user's.
+
+    `problem` has the copied model, the loss and the data; `optimizer` moves the parameters of that copy; random batches of
+    `batch_size` are drawn; the learning rate rises linearly over the first `warmup` steps and falls linearly towards zero over
+    the last `cooldown`; `clip` is a largest gradient norm.
+    """
+
+    problem: Problem
+    optimizer: Optimizer
+    batch_size: int
+    warmup: int = 0
+    clip: float | None = None
+    cooldown: int = 0
+
+    @property
+    def model(self) -> nn.Module:
+        return self.problem.model
+
+    @property
+    def lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def set_lr(self, lr: float) -> None:
+        """Another learning rate for the first group; the others keep their ratio to it."""
+        factor = lr / (self.lr or 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = float(group["lr"]) * factor
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A piece of advice, and what it means for a training.
+
+    `advice` is a clause to act on ("standardise the inputs", "re-initialise layer 3"). `change` does it to a `Setup`; None where
+    it cannot be tried, for the reason `why_not`. `fresh`: both runs start from new weights, where the change only makes sense
+    from the beginning. `score` judges the trained model; None is the loss of the problem. `lr` is the learning rate that the
+    advice names, if it names one.
+    """
+
+    advice: str
+    change: Callable[[Setup], None] | None = None
+    fresh: bool = False
+    score: Score | None = None
+    why_not: str = ""
+    lr: float | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TrialRuns(Result):
+    """What became of each change.
+
+    `trials` has a row for each: cause, advice, steps, the score at the `start`, after training as it is (`own`) and with the
+    change (`changed`), whether that is `better`, and why it was `not_tried`. `curves` holds the losses of the batches, by run.
+    """
+
+    trials: tuple[Row, ...]
+    curves: tuple[Row, ...] = ()
+
+    def of(self, cause: str) -> Row | None:
+        """The trial of one cause."""
+        return next((row for row in self.trials if row["cause"] == cause), None)
+
+    def rows(self) -> list[Row]:
+        return [dict(row) for row in self.trials]
+
+    def sentence(self) -> str:
+        if not self.trials:
+            return "Nothing was tried."
+        return " ".join(f"{row['advice'][0].upper()}{row['advice'][1:]}: {outcome_of(row)}." for row in self.trials)
+
+
+def outcome_of(trial: Row) -> str:
+    """What became of a change, as a sentence tells it.
+
+    >>> outcome_of({"not_tried": "", "start": 2.3, "own": 2.3, "changed": 1.71, "steps": 60})
+    'loss 2.3 → 1.71 in 60 steps (as it is: 2.3)'
+    """
+    if trial["not_tried"]:
+        return f"not tried ({trial['not_tried']})"
+    start, own, changed = (_shown(trial[name]) for name in ("start", "own", "changed"))
+    return f"loss {start} → {changed} in {trial['steps']} steps (as it is: {own})"
+
+
+def _shown(loss: float) -> str:
+    return f"{loss:.3g}" if math.isfinite(loss) else "not finite"
+
+
+def try_changes(
+    problem: Problem,
+    remedies: Mapping[str, Remedy],
+    *,
+    lr: float,
+    optimizer: Optimizer | None = None,
+    steps: int = 60,
+    batch_size: int | None = None,
+    score_on: Problem | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+) -> TrialRuns:
+    """Train copies for some steps as they are and with each change, and compare their losses.
+
+    Args:
+        remedies: by cause.
+        lr, optimizer: what the user trains with; the optimizer is copied with its state, plain descent where there is none.
+        batch_size: of random batches; None is that of the problem's batches, or 32 where the data is one batch.
+        score_on: the problem by whose loss runs are compared, by default the one that trains, in eval mode.
+        seconds: about as long as it all may take; steps are fewer then, the same for all.
+    """
+    began = time.perf_counter()
+    width = usual_batch_size(problem) if batch_size is None else batch_size
+    arms = _Arms(problem, lr, optimizer, width, score_on or problem, seed)
+    rows: list[Row] = []
+    share = None if seconds is None else seconds / max(1, sum(r.change is not None for r in remedies.values()) + 1)
+    for cause, remedy in remedies.items():
+        row: Row = {"cause": cause, "advice": remedy.advice, "lr": remedy.lr, "steps": 0, "start": math.nan, "own": math.nan}
+        row |= {"changed": math.nan, "better": False, "not_tried": remedy.why_not}
+        if remedy.change is None:
+            rows.append({**row, "not_tried": remedy.why_not or "it cannot be done to a copy"})
+            continue
+        try:
+            rows.append({**row, **arms.compare(cause, remedy, steps, share)})
+        except Exception as error:  # a remedy that cannot be applied here is no reason to lose the others
+            rows.append({**row, "not_tried": f"{type(error).__name__}: {error}"})
+    return TrialRuns(
+        trials=tuple(rows),
+        curves=tuple(arms.curves),
+        outcome=Outcome.FINISHED,
+        seed=seed,
+        cost=Cost(time.perf_counter() - began, "short trainings of copies", 0, problem.notes),
+    )
+
+
+def usual_batch_size(problem: Problem) -> int:
+    """The size of the problem's own batches; where it has one only, that of usual random ones."""
+    sizes = sorted(batch.size for batch in problem.data)
+    if len(sizes) > 1:
+        return sizes[len(sizes) // 2]
+    return min(USUAL_BATCH, max(1, sizes[0] // 2))
+
+
+class _Arms:
+    """Runs from the same start on the same batches; that of the training as it is is made once."""
+
+    def __init__(
+        self, problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int, score_on: Problem, seed: int
+    ) -> None:
+        self.problem, self.lr, self.optimizer, self.batch_size = problem, lr, optimizer, batch_size
+        self.score_on, self.seed = score_on, seed
+        self.curves: list[Row] = []
+        self._own: dict[tuple[bool, Score | None], tuple[float, float]] = {}
+        self._steps: int | None = None
+
+    def compare(self, cause: str, remedy: Remedy, steps: int, seconds: float | None) -> Row:
+        score = remedy.score or self._loss
+        key = (remedy.fresh, remedy.score)
+        if key not in self._own:
+            self._own[key] = self._own_run(remedy, score, steps, seconds)
+        start, own = self._own[key]
+        assert self._steps is not None
+        setup = self._setup(fresh=remedy.fresh)
+        assert remedy.change is not None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            remedy.change(setup)
+        changed = self._ended(setup, self._steps, remedy.advice, score)
+        return {
+            "start": start,
+            "own": own,
+            "changed": changed,
+            "steps": self._steps,
+            "better": _better(0.0 if remedy.fresh else start, own, changed),
+        }
+
+    def _own_run(self, remedy: Remedy, score: Score, steps: int, seconds: float | None) -> tuple[float, float]:
+        setup = self._setup(fresh=remedy.fresh)
+        start = score(setup.model)
+        name = "as it is, from new weights" if remedy.fresh else "as it is"
+        if self._steps is None and seconds is not None:
+            self._steps = self._affordable(setup, steps, seconds)
+            setup = self._setup(fresh=remedy.fresh)
+        self._steps = self._steps or steps
+        return start, self._ended(setup, self._steps, name, score)
+
+    def _affordable(self, setup: Setup, steps: int, seconds: float) -> int:
+        """As many steps as fit, from the time that a few take."""
+        began = time.perf_counter()
+        run_steps(setup, 3, seed=self.seed)
+        return max(FEWEST, min(steps, int(3 * seconds / (time.perf_counter() - began))))
+
+    def _setup(self, *, fresh: bool) -> Setup:
+        return copied_setup(self.problem, self.lr, self.optimizer, self.batch_size, fresh=fresh, seed=self.seed)
+
+    def _ended(self, setup: Setup, steps: int, name: str, score: Score) -> float:
+        losses = run_steps(setup, steps, seed=self.seed)
+        self.curves += [{"run": name, "step": i, "loss": loss} for i, loss in enumerate(losses)]
+        return score(setup.model) if math.isfinite(losses[-1]) else math.inf
+
+    def _loss(self, model: nn.Module) -> float:
+        return loss_of(model, self.score_on)
+
+
+def loss_of(model: nn.Module, problem: Problem) -> float:
+    """The loss of another model on the data of a problem, infinite where it is not finite."""
+    try:
+        return problem.with_model(model).loss()
+    except NonFiniteError:
+        return math.inf
+
+
+def copied_setup(
+    problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int, *, fresh: bool = False, seed: int = 0
+) -> Setup:
+    """A training of a copy as the user's stands, the optimizer with its state at the rate `lr`; `fresh`: from new weights."""
+    trial = problem.in_float64() if problem.half_precision else problem.copied()
+    copied = copy_optimizer(optimizer, problem, trial, lr)
+    if fresh:
+        start_anew(trial.model, seed)
+        copied.state.clear()
+    return Setup(trial, copied, batch_size)
+
+
+def _better(start: float, own: float, changed: float) -> bool:
+    if not math.isfinite(changed):
+        return False
+    return not math.isfinite(own) or own - changed > max(BETTER * abs(own), BETTER_THAN_START * abs(start))
+
+
+def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:
+    """The losses of the batches of so many training steps; the last is not finite where the run blew up, and ends there."""
+    model, optimizer = setup.model, setup.optimizer
+    targets = [float(group["lr"]) for group in optimizer.param_groups]
+    losses: list[float] = []
+    with in_training(model, seed):
+        for step, batch in enumerate(random_batches(setup.problem, setup.batch_size, steps, seed)):
+            ramp = min(1.0, (step + 1) / setup.warmup) if setup.warmup else 1.0
+            ramp *= min(1.0, (steps - step) / setup.cooldown) if setup.cooldown else 1.0
+            for group, lr in zip(optimizer.param_groups, targets, strict=True):
+                group["lr"] = lr * ramp
+            optimizer.zero_grad()
+            loss = setup.problem.live_loss(batch)
+            losses.append(float(loss.detach()))
+            if not math.isfinite(losses[-1]) or abs(losses[-1]) > BLOWN_UP * max(abs(losses[0]), 1e-30):
+                return [*losses[:-1], math.inf]
+            loss.backward()
+            if setup.clip is not None:
+                nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], setup.clip)
+            optimizer.step()
+    return losses
+
+
+def random_batches(problem: Problem, batch_size: int, steps: int, seed: int = 0) -> Iterator[Batch]:
+    """So many random batches, epoch by epoch; where samples cannot be joined, the problem's own in random order."""
+    batches = list(problem.data)
+    joined = joined_parts(batches)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = 0
+    while drawn < steps:
+        if len(joined) == 1:
+            whole = joined[0]
+            order = torch.randperm(whole.size, generator=generator)
+            width = min(batch_size, whole.size)
+            parts = [order[i : i + width] for i in range(0, whole.size - width + 1, width)]
+            epoch = [whole.part(rows) for rows in parts[: steps - drawn]]
+        else:
+            epoch = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()][: steps - drawn]
+        yield from epoch
+        drawn += len(epoch)
+
+
+@contextmanager
+def in_training(model: nn.Module, seed: int) -> Iterator[None]:
+    """Train mode, gradients, and a random state of its own, which is given back; the model is a copy and need not be."""
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        model.train()
+        yield
+    model.eval()
+
+
+def cannot_restart(model: nn.Module) -> str:
+    """Why the layers of a model cannot draw new weights; empty where they can."""
+    for name, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is not None and reset_of(module) is None:
+            return f"{name or type(module).__name__} has no reset_parameters"
+    return ""
+
+
+def start_anew(model: nn.Module, seed: int) -> None:
+    """New weights for every layer, from its own initialisation."""
+    why = cannot_restart(model)
+    if why:
+        raise ValueError(f"The model cannot start from new weights: {why}.")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for module in reversed(list(model.modules())):  # inner ones first: an outer one may know better
+            reset = reset_of(module)
+            if reset is not None:
+                reset()

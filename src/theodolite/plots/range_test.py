@@ -1,0 +1,80 @@
+"""The learning-rate range test as people know it: loss over rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from theodolite.plots.axes_style import note, reference, span
+from theodolite.plots.style import GREY, PALETTE, new_axes, style
+
+
+def range_test(
+    rows: Any,
+    *,
+    suggestion: float | None = None,
+    own: float | None = None,
+    critical: float | None = None,
+    window: Sequence[float] | None = None,
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """The loss of each batch as a dot and the smoothed loss of each sweep as a line, over the rate.
+
+    Rows hold `sweep`, `rate`, `loss` and `smoothed`. The suggested rate, the user's own, the critical one and the window above
+    it in which training catapults are marked; one that lies outside is named below the axes.
+
+    >>> ax = range_test([{"sweep": 0, "rate": 10.0**-i, "loss": 1.0, "smoothed": 1.0} for i in range(3)], own=0.02)
+    >>> ax.get_xscale(), ax.get_xlabel()
+    ('log', 'learning rate')
+    """
+    table = sorted((dict(row) for row in rows), key=lambda row: (row["sweep"], row["rate"]))
+    if not table:
+        raise ValueError("range_test needs at least one row.")
+    rates = np.array([row["rate"] for row in table], dtype=float)
+    losses = np.array([row["loss"] for row in table], dtype=float)
+    with style():
+        ax = new_axes(ax)
+        ax.set_xscale("log")
+        ax.plot(rates, losses, ".", color=GREY, markersize=3, alpha=0.35, zorder=1.5)
+        for _, sweep in groupby(table, key=lambda row: row["sweep"]):
+            line = list(sweep)
+            ax.plot([r["rate"] for r in line], [r["smoothed"] for r in line], color=PALETTE[0], linewidth=1.5, alpha=0.8)
+        ax.set_xlim(rates.min(), rates.max())
+        ax.set_ylim(*_limits([row["smoothed"] for row in table]))
+        ax.set_xlabel("learning rate")
+        ax.set_ylabel("loss of the batch")
+        ax.set_title(title or "Loss while the learning rate rises")
+    if window and len(window) == 2:
+        low, high = max(window[0], rates.min()), min(window[1], rates.max())
+        if low < high:
+            span(ax, x=(low, high), label="catapults", colour=PALETTE[4])
+    for place, label, colour in (
+        (critical, "critical", GREY),
+        (own, "yours", PALETTE[1]),
+        (suggestion, "suggested", PALETTE[2]),
+    ):
+        _mark(ax, place, label, colour)
+    return ax
+
+
+def _limits(smoothed: Sequence[float]) -> tuple[float, float]:
+    """From below the lowest smoothed loss to as far above the first one as it fell; a blow-up leaves at the top."""
+    first, lowest = smoothed[0], min(smoothed)
+    fall = max(first - lowest, 0.15 * abs(first), 1e-12)
+    return lowest - 0.15 * fall, first + 0.8 * fall
+
+
+def _mark(ax: Axes, place: float | None, label: str, colour: str) -> None:
+    if place is None or not math.isfinite(place):
+        return
+    low, high = ax.get_xlim()
+    if low <= place <= high:
+        reference(ax, x=place, label=f"{label} {place:.2g}", colour=colour)
+    else:
+        note(ax, f"{label}: {place:.2g}, outside the range")

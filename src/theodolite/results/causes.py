@@ -1,0 +1,46 @@
+"""What can be wrong with a training: one name for each fault, and which faults follow from which."""
+
+from __future__ import annotations
+
+#: Name -> the faults that it brings about: where both are found, these are its consequences and no causes of their own.
+#: Those that stop a training altogether stand first; the order decides between causes of which none could be tried.
+CAUSES: dict[str, tuple[str, ...]] = {
+    "not finite": (),
+    "frozen model": ("not learning",),
+    "missing parameters": ("frozen layer", "unused parameters"),
+    "dead layer": ("dead units", "vanishing gradients", "rate too low", "batch too small"),
+    "double softmax": ("rate too low", "vanishing gradients"),
+    "labels do not fit": ("label noise", "overfitting", "rate too low", "rate too high", "batch too small"),
+    "input scale": (
+        "rate too high", "rate too low", "exploding gradients", "vanishing gradients", "saturation", "dead layer", "dead units",
+        "batch too small",
+    ),
+    "target scale": ("rate too high", "rate too low", "exploding gradients", "dead layer", "dead units"),
+    "summed loss": ("rate too high", "exploding gradients", "no warm-up", "dead layer"),
+    "schedule ended": ("rate too low",),
+    "weight decay": ("rate too low", "vanishing gradients", "dead layer", "dead units"),
+    "exploding gradients": ("rate too high", "no warm-up", "saturation"),
+    "saturation": ("vanishing gradients", "rate too low"),
+    "vanishing gradients": ("rate too low",),
+    "no warm-up": ("rate too high",),
+    "rate too high": ("dead units", "exploding gradients", "batch too small", "not learning"),
+    "rate too low": ("not learning",),
+    "frozen layer": ("not learning",),
+    "batch statistics": ("overfitting", "validation shift", "not learning"),
+    "dead units": ("not learning",),
+    "leaked validation": ("duplicated samples",),
+    "augmented validation": ("overfitting", "validation shift"),
+    "label noise": ("overfitting", "not learning"),
+    "contradictory labels": ("label noise",),
+    "class imbalance": ("not learning",),
+    "batch too small": ("not learning",),
+    "not learning": (),
+    "overfitting": (),
+    "validation shift": (),
+    "collinear inputs": (),
+    "duplicated inputs": (),
+    "duplicated samples": (),
+    "padding": (),
+    "unused parameters": (),
+    "duplicated units": ("not learning",),
+}  # fmt: skip

@@ -1,0 +1,132 @@
+"""The rules by which findings and trials become a verdict."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import theodolite as th
+from theodolite.instruments.verdict import gain, judge, shown
+from theodolite.measures.trials import TrialRuns
+from theodolite.results import CAUSES, Finding, Severity
+
+
+def finding(cause, severity=Severity.WARNING, **more):
+    return Finding(instrument="x", severity=severity, sentence=f"There is {cause}.", label=cause, cause=cause, **more)
+
+
+def trial(cause, changed, own=2.0, **more):
+    better = own - changed > 0.1
+    row = {"cause": cause, "advice": f"mend {cause}", "lr": None, "steps": 60, "start": 2.0, "own": own, "changed": changed}
+    return {**row, "better": better, "not_tried": "", **more}
+
+
+def judged(findings, *trials, **more):
+    return judge(findings, {"trials": TrialRuns(trials=tuple(trials))}, **more)
+
+
+def test_the_change_that_helps_most_names_the_cause():
+    verdict, _ = judged(
+        [finding("rate too high"), finding("label noise")], trial("rate too high", 1.5), trial("label noise", 0.2)
+    )
+    assert verdict.causes == ("label noise", "rate too high")
+    assert "mend label noise" in str(verdict)
+    assert "loss 2 → 0.2 in 60 steps" in str(verdict)
+
+
+def test_what_follows_from_another_cause_is_a_note():
+    verdict, found = judged(
+        [finding("rate too high"), finding("input scale")], trial("rate too high", 1.0), trial("input scale", 0.9)
+    )
+    assert verdict.causes == ("input scale",)
+    assert [f.severity for f in found if f.cause == "rate too high"] == [Severity.NOTE]
+
+
+def test_a_consequence_whose_remedy_helps_far_more_is_a_cause():
+    verdict, _ = judged(
+        [finding("rate too high"), finding("input scale")], trial("rate too high", 0.1), trial("input scale", 1.5)
+    )
+    assert verdict.causes[0] == "rate too high"
+
+
+def test_advice_that_was_tried_in_vain_is_not_given():
+    verdict, found = judged([finding("class imbalance")], trial("class imbalance", 2.0))
+    assert verdict.causes == ()
+    assert found[0].severity is Severity.NOTE
+
+
+def test_what_an_inspection_proves_stands_whatever_the_trial_says():
+    verdict, _ = judged(
+        [finding("dead layer", Severity.CRITICAL), finding("label noise")], trial("dead layer", 2.0), trial("label noise", 0.1)
+    )
+    assert verdict.causes[0] == "dead layer"
+
+
+def test_what_could_not_be_tried_is_marked_so():
+    row = trial("padding", math.nan, not_tried="the data cannot be packed here")
+    verdict, _ = judged([finding("padding")], row)
+    assert "Not tried: the data cannot be packed here." in str(verdict)
+
+
+def test_the_rate_is_that_of_the_advice_and_else_the_users_own():
+    row = trial("rate too high", 0.5, lr=0.01)
+    assert judged([finding("rate too high")], row, lr=1.0)[0].lr == 0.01
+    assert judged([], lr=1.0)[0].lr == 1.0
+
+
+def test_at_most_three_sentences_and_seven_findings():
+    many = [finding(cause) for cause in list(CAUSES)[:12]]
+    verdict, found = judged(many, *(trial(f.cause, 0.5) for f in many))
+    assert len(verdict.sentences) <= 3
+    assert len(shown(found)) <= 7
+
+
+def test_findings_of_one_cause_are_shown_once():
+    found = [finding("dead layer", Severity.CRITICAL), finding("dead layer", Severity.CRITICAL), finding("padding")]
+    assert [f.cause for f in shown(found)] == ["dead layer", "padding"]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_consequences_are_causes_too(cause):
+    assert set(CAUSES[cause]) <= set(CAUSES)
+
+
+def test_a_run_that_blew_up_loses_everything():
+    assert gain(trial("rate too high", 1.0, own=math.inf)) == 1.0
+
+
+def test_interrupted_surveys_keep_what_was_finished():
+    class Impatient(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            Impatient.calls += 1
+            if Impatient.calls > 40:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    model = Impatient(2, 1)
+    data = (torch.randn(20, 2), torch.randn(20, 1))
+    with pytest.raises(th.instruments.SurveyInterrupted) as stopped:
+        th.survey(model, nn.MSELoss(), data, lr=0.1, progress=False)
+    found = stopped.value.survey
+    assert found.plan
+    assert found.verdict
+    assert "batches" in found.results
+
+
+def test_a_survey_ends_when_its_time_is_over():
+    import time
+
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(0.01)
+            return super().forward(x)
+
+    began = time.perf_counter()
+    found = th.survey(Slow(2, 1), nn.MSELoss(), (torch.randn(20, 2), torch.randn(20, 1)), lr=0.1, budget=2.0, progress=False)
+    assert {row["state"] for row in found.plan} <= {"done", "skipped"}
+    assert time.perf_counter() - began < 10  # generous: this is about the end, not about speed

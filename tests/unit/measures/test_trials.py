@@ -1,0 +1,97 @@
+"""Short trainings of copies: what is compared, and that nothing of the user's is touched."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import theodolite as th
+from theodolite.measures.trials import Remedy, cannot_restart, random_batches, start_anew, try_changes
+from theodolite.testing import ResultContract
+
+
+def problem(norm=False):
+    torch.manual_seed(0)
+    parts = [nn.Linear(6, 16), *([nn.BatchNorm1d(16)] if norm else []), nn.ReLU(), nn.Linear(16, 3)]
+    x = torch.randn(120, 6)
+    return th.Problem(nn.Sequential(*parts), nn.CrossEntropyLoss(), (x, x[:, :3].argmax(1)))
+
+
+def rate(lr):
+    return Remedy(f"set lr={lr}", lambda setup: setup.set_lr(lr), lr=lr)
+
+
+class TestTrialRuns(ResultContract):
+    def make(self):
+        return try_changes(problem(), {"rate too low": rate(0.3)}, lr=1e-4, steps=10)
+
+
+def test_a_better_rate_is_found_better_and_a_worse_one_is_not():
+    found = try_changes(problem(), {"rate too low": rate(0.3), "other": rate(1e-5)}, lr=1e-4, steps=40)
+    assert found.of("rate too low")["better"]
+    assert not found.of("other")["better"]
+    assert found.of("rate too low")["own"] == found.of("other")["own"]
+
+
+def test_the_same_training_ends_in_the_same_loss():
+    found = try_changes(problem(), {"nothing": Remedy("change nothing", lambda setup: None)}, lr=0.1, steps=15)
+    row = found.of("nothing")
+    assert row["own"] == row["changed"]
+    assert not row["better"]
+
+
+def test_a_run_that_blows_up_is_not_better_and_anything_is_better_than_it():
+    found = try_changes(problem(), {"x": rate(1e9)}, lr=0.1, steps=15)
+    assert found.of("x")["changed"] == math.inf
+    assert not found.of("x")["better"]
+    assert try_changes(problem(), {"x": rate(0.1)}, lr=1e9, steps=15).of("x")["better"]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_users_model_and_optimizer_are_left_as_found(fresh):
+    mine = problem(norm=True)
+    optimizer = torch.optim.AdamW(mine.model.parameters(), lr=1e-2)
+    mine.model(torch.randn(8, 6)).sum().backward()
+    optimizer.step()
+    before, state = copy.deepcopy(mine.model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    remedy = Remedy("change", lambda setup: setup.set_lr(0.1), fresh=fresh)
+    random = torch.get_rng_state()
+    try_changes(mine, {"x": remedy}, lr=1e-2, optimizer=optimizer, steps=10)
+    assert torch.equal(random, torch.get_rng_state())
+    after = mine.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert torch.equal(state["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert mine.model.training
+
+
+def test_a_remedy_that_fails_is_not_tried_and_the_others_are():
+    def broken(setup):
+        raise RuntimeError("no such layer")
+
+    found = try_changes(
+        problem(), {"a": Remedy("break", broken), "b": rate(0.3), "c": Remedy("pray", why_not="no")}, lr=0.1, steps=10
+    )
+    assert "no such layer" in found.of("a")["not_tried"]
+    assert found.of("b")["not_tried"] == ""
+    assert found.of("c")["not_tried"] == "no"
+
+
+def test_batches_are_drawn_without_repetition_within_an_epoch():
+    batches = list(random_batches(problem(), 40, 3, seed=1))
+    rows = torch.cat([batch.args[0] for batch in batches])
+    assert len(torch.unique(rows, dim=0)) == 120
+
+
+def test_models_without_reset_parameters_cannot_start_anew():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+    assert "Own" in cannot_restart(Own())
+    with pytest.raises(ValueError, match="reset_parameters"):
+        start_anew(Own(), 0)
