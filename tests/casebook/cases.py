@@ -53,7 +53,7 @@ def case(name: str, *causes: str, **more: Any) -> Callable[[Callable[[], Trainin
 # Learning rates: ten times too high and too low of what suits these trainings
 
 
-@case("rate too high, MLP, SGD", "rate too high", mended=lambda lr: mlp_training(optimizer=sgd(lr or 0.3)))
+@case("rate too high, MLP, SGD", "rate too high", "dead units", mended=lambda lr: mlp_training(optimizer=sgd(lr or 0.3)))
 def _() -> Training:
     return mlp_training(optimizer=sgd(3.0)).run(40)
 
@@ -85,7 +85,7 @@ def _() -> Training:
 
 @case("rate too low, CNN, momentum", "rate too low", mended=lambda lr: cnn_training(optimizer=sgd(lr or 0.05, momentum=0.9)))
 def _() -> Training:
-    return cnn_training(optimizer=sgd(0.003, momentum=0.9)).run(40)
+    return cnn_training(optimizer=sgd(0.001, momentum=0.9)).run(40)
 
 
 @case("rate too low, GPT, AdamW", "rate too low", mended=lambda lr: gpt_training(optimizer=adamw(lr or 3e-3)))

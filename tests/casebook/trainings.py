@@ -86,6 +86,8 @@ class SmallCnn(nn.Module):
         self.norm1 = nn.BatchNorm2d(8) if norm else nn.Identity()
         self.norm2 = nn.BatchNorm2d(16) if norm else nn.Identity()
         self.fc1, self.fc2 = nn.Linear(16 * 4, 32), nn.Linear(32, 10)
+        for layer in (self.conv1, self.conv2, self.fc1):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.max_pool2d(torch.relu(self.norm1(self.conv1(x))), 2)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.arguments import A_NUMBER, a_mapping, a_text, checked, choice, count, each, positive, seed
+from theodolite.arguments import shown as described
 from theodolite.errors import (
     ArgumentError,
     NonFiniteError,

@@ -14,8 +14,6 @@ from theodolite.results import Finding, Row, Severity, number
 
 #: Size of random batches where the data comes as one batch.
 USUAL = 32
-#: Share of batches from which on the loss rises more often than it falls.
-MOST = 0.5
 
 
 class Noise(Instrument):
@@ -147,15 +145,10 @@ class Spikes(Instrument):
         lies = f"exceeds the critical rate of {hits} of" if hits else "lies below the critical rate of"
         text = f"Your learning rate {result.rate:.4g} {lies} {looked} (smallest {lowest}, median {middle})"
         if not hits:
-            text += ": no spikes expected at these weights."
-            return [self.found(Severity.GOOD, text, "no spikes expected", *measured)]
-        severity = Severity.WARNING if result.below >= MOST else Severity.NOTE
-        text += ": spikes of the loss expected."
-        advice = (
-            f"A spike that settles is a short catapult and leaves a flatter place. For a smooth descent go below {lowest}, or "
-            "use larger batches, whose critical rates lie closer to that of all the data."
-        )
-        return [self.found(severity, text, "spikes expected", *measured, advice=advice)]
+            text += ": no batch overshoots at these weights."
+            return [self.found(Severity.NOTE, text, "batches below the edge", *measured)]
+        text += ": single batches overshoot in their sharpest direction; whether that does harm, the trials of rates say."
+        return [self.found(Severity.NOTE, text, "batches above the edge", *measured)]
 
     def figure(self, results: Results) -> Picture:
         result: BatchCriticalRates = results[self.name]
@@ -175,5 +168,7 @@ def _uncut(context: SurveyContext) -> str:
 
 
 def _size(context: SurveyContext) -> int | None:
-    """The size of random batches, None where the data comes in batches of its own."""
-    return min(USUAL, context.problem.samples // 2) if len(context.problem.data) == 1 else None
+    """The size of random batches: that of the user's; None where the data comes in batches of its own."""
+    if len(context.problem.data) > 1:
+        return None
+    return min(context.batch_size or USUAL, max(1, context.problem.samples // 2))

@@ -11,15 +11,8 @@ from theodolite.instruments.base import Instrument, Picture, Results, SurveyCont
 from theodolite.instruments.curvature.spectrum import basis_bytes
 from theodolite.linalg import Eigenpairs
 from theodolite.measures.dynamics import CriticalRate, Regime, critical_learning_rate, expected_regime
+from theodolite.measures.trials import Remedy
 from theodolite.results import Finding, Row, Severity, number
-
-#: How serious regimes are that are no reason for a warning, or for more than one.
-_SEVERITY = {
-    "monotone": Severity.GOOD,
-    "stable": Severity.GOOD,
-    "edge of stability": Severity.NOTE,
-    "divergence expected": Severity.CRITICAL,
-}
 
 
 class Rate(Instrument):
@@ -93,24 +86,27 @@ class Rate(Instrument):
         quantity = "critical learning rate"
         if math.isinf(critical.value):
             text = f"No direction curves upwards (λ = {critical.sharpness:.3g}): no learning rate is critical at this point."
-            return [self.found(Severity.NOTE, text, "no critical rate", quantity, None, critical.error, headline=True)]
+            return [self.found(Severity.NOTE, text, "no critical rate", quantity, None, critical.error)]
         edge = f"{number(critical.value, critical.error)} ({critical.rule})"
         if not isinstance(result, Regime):
             name = "Gradient descent" if critical.optimizer == "gradient descent" else critical.optimizer
-            text = f"{name} is stable up to a learning rate of {edge}.{_caveat(critical)}"
-            advice = (
-                f"Half of it, {critical.value / 2:.2g}, is a usual start, but the edge moves as training moves: "
-                "name your own rate (lr=, --lr) and it is tried on a copy."
-            )
-            measured = (quantity, critical.value, critical.error)
-            return [self.found(Severity.NOTE, text, "critical rate", *measured, advice=advice, headline=True)]
+            text = f"{name} is stable up to a learning rate of {edge} at this point.{_caveat(critical)}"
+            return [self.found(Severity.NOTE, text, "critical rate", quantity, critical.value, critical.error)]
         text = (
             f"Your learning rate {result.rate:.4g} is {number(result.ratio, result.error)} times the critical rate of "
             f"{critical.optimizer}, {edge}: {_expectation(result)}{_caveat(critical)}"
         )
-        severity = _SEVERITY.get(result.regime, Severity.WARNING)
         measured = ("learning rate over the critical one", result.ratio, result.error)
-        return [self.found(severity, text, result.regime, *measured, advice=_advice(result), headline=True)]
+        if result.regime != "divergence expected":
+            return [self.found(Severity.NOTE, text, result.regime, *measured)]
+        advice = f"Set lr={critical.value / 2:.2g}, half the critical rate."
+        return [self.found(Severity.CRITICAL, text, result.regime, *measured, cause="rate too high", advice=advice)]
+
+    def remedies(self, context: SurveyContext, result: CriticalRate | Regime) -> Mapping[str, Remedy]:
+        if not isinstance(result, Regime) or result.regime != "divergence expected" or "rate too high" in context.remedies:
+            return {}
+        lr = result.critical.value / 2
+        return {"rate too high": Remedy(f"set lr={lr:.2g}, half the critical rate", lambda setup: setup.set_lr(lr), lr=lr)}
 
     def figure(self, results: Results) -> Picture:
         result = results[self.name]
@@ -159,20 +155,3 @@ def _expectation(result: Regime) -> str:
 def _surprising(result: Regime) -> bool:
     """Whether a run below the edge did not simply descend: the edge moves while training moves."""
     return result.ratio <= 1 and result.regime in ("catapult", "unstable", "edge of stability", "divergence expected")
-
-
-def _advice(result: Regime) -> str:
-    edge = result.critical.value
-    if _surprising(result):
-        return f"Lower the rate, to {result.rate / 4:.2g} say, or warm it up: the edge, {edge:.2g}, holds at this point only."
-    room = f"The edge is {edge:.2g} at this point; it moves as training moves, and mini-batches are sharper than all the data."
-    texts = {
-        "monotone": room,
-        "stable": room,
-        "catapult": f"Harmless if it settles, and often better for generalisation; below {edge:.2g} there is none.",
-        "edge of stability": f"Usual in training, but a spike may come at any time; below {edge:.2g} the descent is smooth.",
-        "unstable": f"Lower the learning rate below {edge:.2g}, or warm it up.",
-        "unknown": f"Lower the learning rate below {edge:.2g}, or allow a larger budget for a trial.",
-        "divergence expected": f"Lower the learning rate below {edge:.2g}; half of that is a usual start.",
-    }
-    return texts[result.regime]

@@ -291,7 +291,7 @@ class Regimes(OnSubset):
             after = ", after spikes that do not lower the tangent kernel" if spikes else ""
             ends = f"no run catapults; up to {last:.3g} times it the loss still ends below its start{after}{diverged}"
         measured = ("largest rate that lowered the loss over the critical one", last, _gap(result, last))
-        return [self.found(Severity.NOTE, f"Above {edge}, {ends}.{aside}", label, *measured, advice=self._advice(result))]
+        return [self.found(Severity.NOTE, f"Above {edge}, {ends}.{aside}", label, *measured)]
 
     def _catapult(self, result: RegimeDiagram, edge: str, aside: str) -> Finding:
         low, high = result.window
@@ -307,17 +307,7 @@ class Regimes(OnSubset):
             f"{result.steps} steps, and the norm of the tangent kernel falls by {100 * fall:.3g} %.{aside}"
         )
         measured = ("largest rate that catapults over the critical one", high, _gap(result, high))
-        return self.found(Severity.NOTE, text, "catapult window", *measured, advice=self._advice(result))
-
-    @staticmethod
-    def _advice(result: RegimeDiagram) -> str:
-        best = result.best
-        if best is None:
-            return f"Every rate tried diverged: go below {result.network()[0]['rate']:.2g}."
-        return (
-            f"Of the rates tried {best['rate']:.2g} ({best['ratio']:.3g} times the critical one, {best['regime']}) ended lowest "
-            f"after {result.steps} full-batch steps, at {best['final_loss']:.3g}; mini-batches are sharper and want less."
-        )
+        return self.found(Severity.NOTE, text, "catapult window", *measured)
 
     def figure(self, results: Results) -> Picture:
         result: RegimeDiagram = results[self.name]

@@ -240,7 +240,7 @@ def compare_readouts(
 def _solvable() -> Iterator[None]:
     try:
         yield
-    except torch._C._LinAlgError as error:
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise ValueError(
             "train_shift, or the states themselves, are so large that the regression on the state has no solution in float64."
         ) from error
