@@ -1,4 +1,4 @@
-"""Normalisation over the batch in train mode, with buffers that a forward pass writes into: blocks are right, the rest is refused."""
+"""Normalisation over the batch, with buffers that a forward pass writes into: blocks are right, the rest is refused."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def test_layer_blocks_and_the_model_left_as_found(kind, mode):
     problem = th.Problem(model, nn.CrossEntropyLoss(), data, mode=mode)
     blocks = th.layer_hessians(problem, bias=True)
     own = copy.deepcopy(model).train(mode == "train")
-    dense = sum(
-        len(y) / 11 * dense_hessian(lambda x=x, y=y: F.cross_entropy(own(x), y), list(own.parameters())) for x, y in data
-    )
+    dense = sum(len(y) / 11 * dense_hessian(lambda x=x, y=y: F.cross_entropy(own(x), y), list(own.parameters())) for x, y in data)
     for name, block in blocks.items():
         place = blocks.positions(name)
         assert torch.allclose(block.to_dense(), dense[place][:, place], atol=1e-10)

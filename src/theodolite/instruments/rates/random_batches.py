@@ -12,7 +12,14 @@ import theodolite as th
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
 from theodolite.measures.audit import BatchAudit
-from theodolite.measures.dynamics import BatchCriticalRates, GradientNoise, Proportion, batch_critical_rates, gradient_noise
+from theodolite.measures.dynamics import (
+    BatchCriticalRates,
+    GradientNoise,
+    Proportion,
+    Regime,
+    batch_critical_rates,
+    gradient_noise,
+)
 from theodolite.results import Finding, Row, Severity, number
 
 #: Size of random batches where the data comes as one batch.
@@ -178,6 +185,10 @@ class Spikes(Instrument):
         if not hits:
             text += ": no spikes expected at these weights."
             return [self.found(Severity.GOOD, text, "no spikes expected", *measured)]
+        rate = context.results.get("rate")
+        if isinstance(rate, Regime) and rate.regime == "edge is no limit":
+            text += ". On all the data a trial has shown the edge to be no limit here: spikes may come, and need not."
+            return [self.found(Severity.NOTE, text, "edge is no limit", *measured)]
         severity = Severity.WARNING if result.below >= MOST else Severity.NOTE
         text += ": spikes of the loss expected."
         advice = (

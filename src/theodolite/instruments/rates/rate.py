@@ -17,7 +17,9 @@ from theodolite.results import Finding, Row, Severity, number
 _SEVERITY = {
     "monotone": Severity.GOOD,
     "stable": Severity.GOOD,
+    "uneven": Severity.NOTE,
     "edge of stability": Severity.NOTE,
+    "edge is no limit": Severity.NOTE,
     "divergence expected": Severity.CRITICAL,
 }
 
@@ -146,7 +148,9 @@ def _expectation(result: Regime) -> str:
         "monotone": f"monotone descent expected{run}.",
         "stable": f"stable; oscillations fade{run}.",
         "catapult": f"a catapult: the loss rises to {peak}, then settles in a flatter place{run}.",
+        "uneven": f"below the edge; the loss falls, but not in every step{run}.",
         "edge of stability": f"above the edge, yet the loss stays below its start and goes on falling{run}.",
+        "edge is no limit": f"the trial says that the edge is no limit here: the loss never rose{run}.",
         "unstable": f"unstable: the loss rose to {peak} and had not settled{run}.",
         "unknown": "above the edge; whether it catapults or diverges was not tried.",
         "divergence expected": f"divergence expected{', as the loss is quadratic' if result.exact else confirmed}.",
@@ -158,7 +162,7 @@ def _expectation(result: Regime) -> str:
 
 def _surprising(result: Regime) -> bool:
     """Whether a run below the edge did not simply descend: the edge moves while training moves."""
-    return result.ratio <= 1 and result.regime in ("catapult", "unstable", "edge of stability", "divergence expected")
+    return result.ratio <= 1 and result.regime in ("catapult", "unstable", "divergence expected")
 
 
 def _advice(result: Regime) -> str:
@@ -170,6 +174,11 @@ def _advice(result: Regime) -> str:
         "monotone": room,
         "stable": room,
         "catapult": f"Harmless if it settles, and often better for generalisation; below {edge:.2g} there is none.",
+        "uneven": f"The edge, {edge:.2g}, moves as training moves; or the loss has jumps (a router that chooses other experts).",
+        "edge is no limit": (
+            "Near zero loss the curvature falls with the loss, and the edge of this point says little: go by the trial, and mind "
+            "that batches and later stages have edges of their own."
+        ),
         "edge of stability": f"Usual in training, but a spike may come at any time; below {edge:.2g} the descent is smooth.",
         "unstable": f"Lower the learning rate below {edge:.2g}, or warm it up.",
         "unknown": f"Lower the learning rate below {edge:.2g}, or allow a larger budget for a trial.",

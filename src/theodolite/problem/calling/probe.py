@@ -143,7 +143,9 @@ def refuse_batch_coupling(problem: Problem, quantity: str) -> None:
         always = _modules_that(problem, lambda module: _couples(module) and module.running_mean is None)
         remedy = "Problem(..., mode='eval') uses the running statistics"
         if always:
-            remedy = f"{always[0]} keeps no running statistics, so that eval mode is no help: build it with track_running_stats=True"
+            remedy = (
+                f"{always[0]} keeps no running statistics, so that eval mode is no help: build it with track_running_stats=True"
+            )
         raise BatchCoupledError(
             f"{quantity} is a per-sample quantity, but {(always or coupled)[0]} normalises over the batch. Remedies: {remedy}; "
             "theodolite.hessian measures the batch-coupled loss of these very batches."
@@ -152,12 +154,14 @@ def refuse_batch_coupling(problem: Problem, quantity: str) -> None:
 
 def refuse_waiting_layers(problem: Problem) -> None:
     """Raise for layers that wait for other processes, which take no part in a measurement."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
     found = _modules_that(problem, lambda module: isinstance(module, nn.SyncBatchNorm) and module.training)
-    distributed = torch.distributed
-    if found and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+    others = torch.distributed.get_world_size() - 1
+    if found and others:
         raise ValueError(
-            f"{found[0]} is an nn.SyncBatchNorm in train mode, which waits for {distributed.get_world_size() - 1} other processes. "
-            "Measure with mode='eval', or a copy of the model with nn.BatchNorm in its place."
+            f"{found[0]} is an nn.SyncBatchNorm in train mode, which waits for {others} other processes. Measure with "
+            "mode='eval', or a copy of the model with nn.BatchNorm in its place."
         )
 
 
