@@ -229,6 +229,16 @@ def test_a_rate_that_tells_nothing():
     assert "blew up" in wild["regime not told"].sentence
 
 
+def test_a_loss_below_zero_is_never_gone():
+    problem = narrow()
+    inner = problem.loss_function
+    for shift in (1e3, 0.9 * problem.loss()):  # below 0 from the start, or from some step on
+        below = th.Problem(problem.model, lambda out, t, shift=shift: inner(out, t) - shift, list(problem.data))
+        _, by = survey(below, "linearity", lr=0.1)
+        assert "A loss below 0 has no end to compare with" in by["regime not told"].sentence
+        assert not {"kernel regime", "between regimes", "feature regime"} & by.keys()
+
+
 def test_the_error_of_the_drift_is_that_of_looking_at_other_samples():
     """One run, its kernel on twelve draws of samples: the jackknife error is as large as the spread, within a factor of two."""
     problem = narrow()

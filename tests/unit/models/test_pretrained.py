@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import theodolite as th
 from theodolite import models
 from theodolite.data import Tokenizer
 
@@ -93,6 +94,22 @@ def test_resnet20_accuracy_on_the_stored_images():
         ]
     assert len(y) == 2500
     assert torch.cat(right).double().mean().item() == pytest.approx(0.916, abs=0.0005)
+
+
+@pytest.mark.slow
+def test_near_zero_loss_the_edge_of_resnet20_is_no_limit():
+    """At three times the critical rate the loss of training images never rises."""
+    with np.load(stored("cifar10_subset.npz")) as data:
+        x, y = torch.from_numpy(data["x_train"][:32]), torch.from_numpy(data["y_train"][:32]).long()
+    mean, std = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    model = models.resnet20_from(tensors("resnet20_cifar10.npz"))
+    problem = th.Problem(model, nn.CrossEntropyLoss(), ((x.permute(0, 3, 1, 2).float() / 255 - mean) / std, y))
+    critical = th.critical_learning_rate(problem, trial=True, progress=False)
+    assert critical.never_rose is not None
+    assert critical.never_rose >= 3 * critical.value
+    assert "the edge is no limit here" in critical.sentence()
+    found = th.survey(problem, lr=3 * critical.value, only=["rate", "spikes"], progress=False)
+    assert [finding.label for name in ("rate", "spikes") for finding in found.of(name)] == ["edge is no limit"] * 2
 
 
 @pytest.fixture(scope="module")

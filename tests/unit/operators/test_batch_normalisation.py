@@ -1,4 +1,4 @@
-"""Normalisation over the batch in train mode, with buffers that a forward pass writes into: blocks are right, the rest is refused."""
+"""Normalisation over the batch, with buffers that a forward pass writes into: blocks are right, the rest is refused."""
 
 from __future__ import annotations
 

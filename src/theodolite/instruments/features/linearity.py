@@ -104,6 +104,13 @@ class Linearity(OnSubset):
             went = f"blew up within {result.steps} steps at {whose}" if result.blew_up else went
             text = f"The loss {went}, which does not tell a kernel regime from a feature regime."
             advice = "Name a learning rate at which training moves downhill (lr=, --lr), or survey another point of the run."
+            if not result.blew_up and end["loss"] < min(0.0, first["loss"]):
+                changed = f"changed by {number(100 * result.drift, 100 * result.drift_error)} % of its norm"
+                text = (
+                    f"The tangent kernel {changed} while the loss {went}. A loss below 0 has no end to compare with, so this "
+                    "does not tell a kernel regime from a feature regime."
+                )
+                advice = "Subtract the least value that the loss can take, where there is one."
             return self.found(Severity.NOTE, text, "regime not told", *drift, advice=advice)
         if result.projected <= KERNEL:
             label, name = "kernel regime", "Kernel regime"

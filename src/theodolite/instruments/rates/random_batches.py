@@ -9,7 +9,14 @@ from typing import Any
 import theodolite as th
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
-from theodolite.measures.dynamics import BatchCriticalRates, GradientNoise, Proportion, batch_critical_rates, gradient_noise
+from theodolite.measures.dynamics import (
+    BatchCriticalRates,
+    GradientNoise,
+    Proportion,
+    Regime,
+    batch_critical_rates,
+    gradient_noise,
+)
 from theodolite.results import Finding, Row, Severity, number
 
 #: Size of random batches where the data comes as one batch.
@@ -147,6 +154,10 @@ class Spikes(Instrument):
         if not hits:
             text += ": no batch overshoots at these weights."
             return [self.found(Severity.NOTE, text, "batches below the edge", *measured)]
+        rate = context.results.get("rate")
+        if isinstance(rate, Regime) and rate.regime == "edge is no limit":
+            text += ". On all the data a trial has shown the edge to be no limit here."
+            return [self.found(Severity.NOTE, text, "edge is no limit", *measured)]
         text += ": single batches overshoot in their sharpest direction; whether that does harm, the trials of rates say."
         return [self.found(Severity.NOTE, text, "batches above the edge", *measured)]
 

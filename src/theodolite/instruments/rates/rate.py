@@ -142,7 +142,9 @@ def _expectation(result: Regime) -> str:
         "monotone": f"monotone descent expected{run}.",
         "stable": f"stable; oscillations fade{run}.",
         "catapult": f"a catapult: the loss rises to {peak}, then settles in a flatter place{run}.",
+        "uneven": f"below the edge; the loss falls, but not in every step{run}.",
         "edge of stability": f"above the edge, yet the loss stays below its start and goes on falling{run}.",
+        "edge is no limit": f"the trial says that the edge is no limit here: the loss never rose{run}.",
         "unstable": f"unstable: the loss rose to {peak} and had not settled{run}.",
         "unknown": "above the edge; whether it catapults or diverges was not tried.",
         "divergence expected": f"divergence expected{', as the loss is quadratic' if result.exact else confirmed}.",
@@ -154,4 +156,4 @@ def _expectation(result: Regime) -> str:
 
 def _surprising(result: Regime) -> bool:
     """Whether a run below the edge did not simply descend: the edge moves while training moves."""
-    return result.ratio <= 1 and result.regime in ("catapult", "unstable", "edge of stability", "divergence expected")
+    return result.ratio <= 1 and result.regime in ("catapult", "unstable", "divergence expected")

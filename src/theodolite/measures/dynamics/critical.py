@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from theodolite.arguments import also_called, checked, choice, count, fraction, 
 from theodolite.errors import BatchCoupledError
 from theodolite.interrupts import unbroken
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.measures.dynamics.optimizers import StabilityLaw, has_law, plain_optimizer, run_trial, stability_law
+from theodolite.measures.dynamics.optimizers import StabilityLaw, has_law, never_rises, plain_optimizer, run_trial, stability_law
 from theodolite.measures.dynamics.spikes import Proportion
 from theodolite.measures.kernel.problem_views import (
     TRIAL_SEEDS,
@@ -47,6 +46,19 @@ from theodolite.results import Cost, Outcome, Result, Row, fields_of, number
 #: Rates tried on a copy, in units of the critical one, and how many steps each gets.
 TRIALS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 TRIAL_STEPS = 60
+#: By how much a quadratic loss must have grown above the edge for a run that never rises to say something: even from rounding.
+GROWN = 1e16
+
+
+def edge_is_no_limit(losses: Sequence[float], ratio: float) -> bool:
+    """Whether a run at `ratio` times the critical rate never rises, where a quadratic loss would have grown by (2 ratio − 1)².
+
+    As near zero loss, where the curvature falls with the loss.
+
+    >>> edge_is_no_limit([1.0, 0.5, 0.2], 1.5), edge_is_no_limit([0.99**i for i in range(61)], 1.5)
+    (False, True)
+    """
+    return ratio > 1.0 and never_rises(losses) and 2 * (len(losses) - 1) * math.log(2 * ratio - 1) > math.log(GROWN)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -59,9 +71,10 @@ class CriticalRate(Result):
     quadratic in its parameters under a squared loss and plain descent; that is the limit of wide models, and narrow ones may
     diverge before or even below the edge. None and "" where nobody looked. `predicted_maximum` is the largest rate by
     theory: `value` for a quadratic loss, twice that for a squared loss, which is where the quadratic twin of a wide network
-    diverges (ReLU networks tolerate more); None where there is no theory. `quadratic` says whether the loss is a quadratic
-    function of the parameters, `linear` whether the optimizer is then a linear recursion, so that theory is exact (Adam is
-    not: it adapts). `rule` is the formula used.
+    diverges (ReLU networks tolerate more); None where there is no theory. `never_rose` is the largest rate above the edge up
+    to which trial runs never raise the loss though a quadratic one would have shown it: the edge is no limit there.
+    `quadratic` says whether the loss is a quadratic function of the parameters, `linear` whether the optimizer is then a linear
+    recursion, so that theory is exact (Adam is not: it adapts). `rule` is the formula used.
     """
 
     value: float
@@ -77,6 +90,7 @@ class CriticalRate(Result):
     note: str = ""
     predicted_maximum: float | None = None
     window_by: str = ""
+    never_rose: float | None = None
 
     def rows(self) -> list[Row]:
         low, high = self.window if self.window else (None, None)
@@ -96,7 +110,13 @@ class CriticalRate(Result):
             return ""
         if self.window_by == "trial":
             tried = f"In trial runs of {TRIAL_STEPS} steps"
-            return f" {tried} it still converges up to {self.window[1]:.3g}." if self.window else f" {tried} it diverges above."
+            if self.never_rose is None:
+                return (
+                    f" {tried} it still converges up to {self.window[1]:.3g}." if self.window else f" {tried} it diverges above."
+                )
+            times = f"{self.never_rose:.3g}, {self.never_rose / self.value:.3g} times the edge"
+            farther = f" It still converges up to {self.window[1]:.3g}." if self.window[1:] > (self.never_rose,) else ""
+            return f" {tried} the loss never rises at rates up to {times}: the edge is no limit here.{farther}"
         if not self.window:
             return " Above it training diverges."
         return f" Theory for wide models: it still converges up to {self.window[1]:.3g}; trial=True measures it."
@@ -165,7 +185,11 @@ def critical_learning_rate(
     if population is not None and math.isfinite(value):
         error = math.hypot(error, _sampling_error(problem, by, optimizer, clip, population, pairs, tol, seed))
     quadratic = is_quadratic(problem)
-    window, window_by, maximum = (None, "", None) if math.isinf(value) else _above(problem, optimizer, value, quadratic, trial)
+    window, window_by, maximum, calm = None, "", None, None
+    if math.isfinite(value):
+        window, window_by, maximum = _above(problem, optimizer, value, quadratic)
+        if trial and not quadratic:
+            (window, calm), window_by = _window(problem, optimizer, value), "trial"
     return CriticalRate(
         value=value,
         sharpness=sharpness,
@@ -180,6 +204,7 @@ def critical_learning_rate(
         note="; ".join(filter(None, [law.note, _on_the_floor(law, pairs) if by != "kernel" else ""])),
         predicted_maximum=maximum,
         window_by=window_by,
+        never_rose=calm,
         outcome=pairs.outcome,
         seed=seed,
         cost=Cost(time.perf_counter() - began, pairs.cost.route, pairs.cost.peak_bytes, pairs.cost.notes),
@@ -295,15 +320,13 @@ def _by_trial(problem: Problem, by: MatrixName, optimizer: Optimizer, seed: int,
 
 
 def _above(
-    problem: Problem, optimizer: Optimizer | None, value: float, quadratic: bool, trial: bool
+    problem: Problem, optimizer: Optimizer | None, value: float, quadratic: bool
 ) -> tuple[tuple[float, ...] | None, str, float | None]:
     """The window above the edge, how it is known, and the largest rate that theory allows."""
     if quadratic:
         return (), "exact", value
     squared = _is_plain(optimizer) and squared_loss_curvature(problem) is not None
     maximum = 2.0 * value if squared else None
-    if trial:
-        return _window(problem, optimizer, value), "trial", maximum
     if squared and is_quadratic_model(problem):
         return (value, 2.0 * value), "theory", maximum
     return None, "", maximum
@@ -320,15 +343,17 @@ def _is_plain(optimizer: Optimizer | None) -> bool:
     )
 
 
-def _window(problem: Problem, optimizer: Optimizer | None, value: float) -> tuple[float, ...]:
-    """Rates above the edge at which a short run on a copy ends below its start."""
-
-    def converges(rate: float) -> bool:
-        losses = run_trial(problem, rate, optimizer=optimizer, steps=TRIAL_STEPS)
-        return losses[-1] < losses[0]
-
-    good = list(itertools.takewhile(converges, (factor * value for factor in TRIALS)))
-    return (value, good[-1]) if good else ()
+def _window(problem: Problem, optimizer: Optimizer | None, value: float) -> tuple[tuple[float, ...], float | None]:
+    """Rates above the edge at which a short run on a copy ends below its start, and the largest up to which none ever rises."""
+    good: list[float] = []
+    calm: list[float] = []
+    for factor in TRIALS:
+        losses = run_trial(problem, factor * value, optimizer=optimizer, steps=TRIAL_STEPS)
+        if not losses[-1] < losses[0]:
+            break
+        calm += [factor * value] if len(calm) == len(good) and edge_is_no_limit(losses, factor) else []
+        good.append(factor * value)
+    return (value, good[-1]) if good else (), calm[-1] if calm else None
 
 
 def is_quadratic(problem: Problem) -> bool:

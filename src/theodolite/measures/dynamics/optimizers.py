@@ -7,8 +7,9 @@ unstable where a root of its characteristic polynomial passes −1. The rules be
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -319,6 +320,18 @@ def _second_moment(optimizer: Optimizer, problem: Problem, ready: float | None, 
 
 #: A loss this many times the first one has diverged.
 BLOWN_UP = 1e8
+
+
+def never_rises(losses: Sequence[float], slack: float = 1e-6) -> bool:
+    """Whether no loss exceeds the one before by more than the share `slack`.
+
+    Below a millionth of the first loss the slack no longer shrinks: rounding there is no rise.
+
+    >>> never_rises([1.0, 0.5, 0.5]), never_rises([1.0, 2.0]), never_rises([1.0, float("nan")])
+    (True, False, False)
+    """
+    least = 1e-6 * max(abs(losses[0]), 1e-30)
+    return all(b <= a + slack * max(abs(a), least) for a, b in itertools.pairwise(losses))
 
 
 def run_trial(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -12,8 +11,8 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 
 from theodolite.arguments import also_called, checked, nonnegative, number_in, positive, seed, series, series_with_gaps, whole
-from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
-from theodolite.measures.dynamics.optimizers import BLOWN_UP, run_trial
+from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate, edge_is_no_limit
+from theodolite.measures.dynamics.optimizers import BLOWN_UP, never_rises, run_trial
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_problem
 from theodolite.problem.optimizers import as_optimizer
@@ -87,8 +86,7 @@ def classify_losses(
     scale = max(abs(first), 1e-30)
     if not all(map(math.isfinite, losses)) or most > blown_up * scale:
         return "divergent"
-    # Below a millionth of the first loss the slack no longer shrinks: rounding there is no rise.
-    if all(b <= a + slack * max(abs(a), 1e-6 * scale) for a, b in itertools.pairwise(losses)):
+    if never_rises(losses, slack):
         return "monotone"
     if rose(losses, rise) and last < first and most - last > (1.0 - settled) * abs(most):
         return "catapult"
@@ -118,11 +116,12 @@ def _read(trace: Trace | Iterable[float], kernel: Iterable[float | None] | None)
 class Regime(Result):
     """What to expect at a learning rate.
 
-    `regime` is one of "monotone" (below the edge), "stable" (below it, with momentum: oscillations fade), "catapult" (the loss
-    rises, then settles in a flatter place), "edge of stability" (above the edge, yet the loss of the trial stays below its
-    start), "divergence expected", "unstable" (it neither settled nor blew up within the trial) and "unknown" (above the edge,
-    not tried). `ratio` is the rate over the critical one; `losses` are those of a short run on a copy, empty where theory is
-    `exact` (a quadratic loss and an optimizer that is linear on it), or where no trial was asked for.
+    `regime` is one of "monotone" (below the edge), "stable" (below it, with momentum: oscillations fade), "uneven" (below it, and
+    the loss falls, but not in every step), "catapult" (the loss rises, then settles in a flatter place), "edge of stability"
+    (above the edge, yet the loss of the trial stays below its start), "edge is no limit" (above it, where a quadratic loss would
+    have blown up, and the loss never rises), "divergence expected", "unstable" (it neither settled nor blew up within the trial)
+    and "unknown" (above the edge, not tried). `ratio` is the rate over the critical one; `losses` are those of a short run on a
+    copy, empty where theory is `exact` (a quadratic loss and an optimizer that is linear on it), or where no trial was asked for.
     """
 
     regime: str
@@ -209,10 +208,14 @@ def classify(losses: Sequence[float], ratio: float, momentum: bool = False) -> s
     ('monotone', 'catapult', 'divergence expected')
     """
     word = classify_losses(losses)
+    if edge_is_no_limit(losses, ratio):
+        return "edge is no limit"
     if word == "monotone":
         return word if ratio <= 1.0 else "edge of stability"
     if word != "other":
         return "divergence expected" if word == "divergent" else word
     if rose(losses) or losses[-1] >= losses[0]:
         return "unstable"
-    return "stable" if ratio <= 1.0 and momentum else "edge of stability"
+    if ratio > 1.0:
+        return "edge of stability"
+    return "stable" if momentum else "uneven"

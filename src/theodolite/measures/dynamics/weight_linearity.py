@@ -81,9 +81,9 @@ class WeightLinearity(Result):
 
     @property
     def fall(self) -> float:
-        """The share of the loss that the trial took away; NaN where the loss is not positive."""
+        """The share of the loss that the trial took away; NaN where the loss is below 0 at either end: it is never gone."""
         first, last = self.path[0]["loss"], self.path[-1]["loss"]
-        return (first - last) / first if first > 0 else math.nan
+        return (first - last) / first if first > 0 and last >= 0 else math.nan
 
     @property
     def drift(self) -> float:

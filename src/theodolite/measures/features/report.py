@@ -359,7 +359,8 @@ class FeatureMovement(Result):
 
     The mean alignment with the fresh ones; the effective rank (Tr G)²/‖G‖², which counts directions; and the same of the
     diagonal, (Σ Gᵢᵢ)²/Σ Gᵢᵢ², which counts coordinates. `values` are the model's, `fresh` the geometric means over the fresh
-    networks (of each with the others), `spreads` the standard deviations of their logarithms.
+    networks (of each with the others), `spreads` the standard deviations of their logarithms. A number has moved if its logarithm
+    is farther from theirs than `least` (a column of the rows).
     """
 
     values: tuple[float, ...]
@@ -384,15 +385,16 @@ class FeatureMovement(Result):
         scale = float(quantile) * math.sqrt(1.0 + 1.0 / self.copies)
         rows: list[Row] = []
         for name, v, f, s in zip(QUANTITIES, self.values, self.fresh, self.spreads, strict=True):
-            moved = abs(math.log(v / f)) > max(LEAST, scale * s)
-            rows.append({"quantity": name, "value": v, "fresh": f, "spread": s, "moved": moved, "seed": self.seed})
+            least = max(LEAST, scale * s)
+            facts = {"value": v, "fresh": f, "spread": s, "least": least, "moved": abs(math.log(v / f)) > least}
+            rows.append({"quantity": name, **facts, "seed": self.seed})
         return rows
 
     def sentence(self) -> str:
         told = [row for row in self.rows() if row["moved"] or not self.moved]
         numbers = "; ".join(
-            f"{r['quantity']} {r['value']:.3g}, of fresh ones {r['fresh']:.3g} ({r['fresh'] * math.exp(-r['spread']):.2g} to "
-            f"{r['fresh'] * math.exp(r['spread']):.2g})"
+            f"{r['quantity']} {r['value']:.3g}, of fresh ones {r['fresh']:.3g} (told apart outside "
+            f"{r['fresh'] * math.exp(-r['least']):.3g} to {r['fresh'] * math.exp(r['least']):.3g})"
             for r in told
         )
         what = "have moved away" if self.moved else "cannot be told"

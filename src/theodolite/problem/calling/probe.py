@@ -162,12 +162,14 @@ def refuse_batch_coupling(problem: Problem, quantity: str) -> None:
 
 def refuse_waiting_layers(problem: Problem) -> None:
     """Raise for layers that wait for other processes, which take no part in a measurement."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
     found = _modules_that(problem, lambda module: isinstance(module, nn.SyncBatchNorm) and module.training)
-    distributed = torch.distributed
-    if found and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+    others = torch.distributed.get_world_size() - 1
+    if found and others:
         raise ValueError(
-            f"{found[0]} is an nn.SyncBatchNorm in train mode, which waits for {distributed.get_world_size() - 1} other processes. "
-            "Measure with mode='eval', or a copy of the model with nn.BatchNorm in its place."
+            f"{found[0]} is an nn.SyncBatchNorm in train mode, which waits for {others} other processes. Measure with "
+            "mode='eval', or a copy of the model with nn.BatchNorm in its place."
         )
 
 

@@ -53,6 +53,14 @@ def test_unused_parameters_and_embeddings():
     assert next(row["unused_rows"] for row in audit.rows() if row["layer"] == "embed") == 4
 
 
+@pytest.mark.parametrize(("padding", "unused"), [(0, 4), (9, 3), (-1, 3)])
+def test_a_row_that_pads_is_not_one_that_nobody_asks_for(padding, unused):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 3, padding_idx=padding), nn.Linear(3, 2))
+    audit = th.measures.audit.audit_parameters(th.Problem(model, nn.CrossEntropyLoss(), (torch.arange(6), torch.arange(6) % 2)))
+    assert audit.total("unused_rows") == unused  # 6, 7, 8 and 9 never occur; row 0 gets no gradient where it pads
+
+
 def test_zero_biases_hold_nothing_back():
     """Units shut by zero weights and zero bias stay shut: no gradient reaches them, now or later."""
     torch.manual_seed(0)

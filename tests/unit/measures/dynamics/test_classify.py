@@ -94,3 +94,22 @@ def test_trial_runs_are_read_by_the_same_core(losses):
     word, trial = classify_losses(losses), classify(losses, ratio=0.9)
     assert (trial == "catapult") == (word == "catapult")
     assert (trial == "monotone") == (word == "monotone")
+
+
+@pytest.mark.parametrize(
+    ("losses", "ratio", "word"),
+    [
+        ([0.9**i for i in range(61)], 0.5, "monotone"),
+        ([0.9**i for i in range(61)], 3.0, "edge is no limit"),
+        ([0.9**i for i in range(61)], 1.05, "edge of stability"),  # would a quadratic one have shown it yet?
+        ([0.9**i for i in range(6)], 3.0, "edge of stability"),
+        ([1.0, 0.6, 0.7, 0.3], 3.0, "edge of stability"),
+        ([1.0, 0.6, 0.7, 0.3], 0.5, "uneven"),  # a jump below the edge is not the edge's doing
+    ],
+)
+def test_what_a_trial_says_of_the_edge(losses, ratio, word):
+    assert classify(losses, ratio) == word
+
+
+def test_oscillations_below_the_edge_belong_to_momentum():
+    assert classify([1.0, 0.6, 0.7, 0.3], 0.5, momentum=True) == "stable"

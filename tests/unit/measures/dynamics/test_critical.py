@@ -212,3 +212,29 @@ def test_numbers_outside_their_range_are_refused(change):
     [name] = change
     with pytest.raises(ValueError, match=f"^{name} must"):
         th.critical_learning_rate(bowl(), **change)
+
+
+def exponential(margin: float = 0.0) -> th.Problem:
+    """`exp(−w)`: λ and the gradient are the loss itself, so that no rate ever raises it."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, margin)
+    x = torch.ones(1, 1).double()
+    return th.Problem(model, lambda out, t: torch.exp(-out).mean(), (x, x))
+
+
+def test_where_the_edge_is_no_limit_a_trial_says_so():
+    found = th.critical_learning_rate(exponential(), trial=True, progress=False)
+    assert (found.value, found.never_rose) == (pytest.approx(2.0), pytest.approx(16.0))
+    assert "never rises at rates up to 16, 8 times the edge: the edge is no limit here." in found.sentence()
+    assert th.critical_learning_rate(exponential(), progress=False).never_rose is None
+    survey = th.survey(exponential(), lr=6.0, only=["rate"], progress=False)
+    assert "the trial says that the edge is no limit here: the loss never rose" in survey.of("rate")[0].sentence
+
+
+def test_where_the_edge_is_a_limit_nothing_else_is_said():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    data = torch.randn(12, 3).double(), torch.randn(12, 1).double()
+    found = th.critical_learning_rate(th.Problem(model, nn.MSELoss(), data), trial=True, progress=False)
+    assert found.never_rose is None
+    assert "no limit" not in found.sentence()

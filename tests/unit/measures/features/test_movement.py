@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import theodolite as th
 from tests.unit.measures.features.cases import cnn, numbers
-from theodolite.measures.features import agop, feature_movement
+from theodolite.measures.features import FeatureMovement, agop, feature_movement
 
 
 def wide(seed: int, outputs: int = 1) -> nn.Module:
@@ -84,3 +86,14 @@ def test_what_cannot_start_anew_is_refused() -> None:
 
     with pytest.raises(ValueError, match="Own holds scale but has no reset_parameters"):
         feature_movement(Own(), numbers(4, 3).float())
+
+
+def test_the_sentence_agrees_with_the_intervals_that_it_shows() -> None:
+    """A number lies within what the sentence names exactly where it is not said to have moved."""
+    for factor in (1.0, 1.3, 2.0, 6.0):
+        found = FeatureMovement(values=(0.4 * factor, 5.0, 9.0), fresh=(0.4, 5.0, 9.0), spreads=(0.15, 0.1, 0.1), copies=10)
+        sentence = found.sentence()
+        shown = re.search(r"alignment with fresh networks ([\d.]+), of .*? outside ([\d.]+) to ([\d.]+)", sentence)
+        assert shown is not None
+        value, low, high = map(float, shown.groups())
+        assert (low <= value <= high) == ("cannot be told" in sentence)
