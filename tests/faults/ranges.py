@@ -72,7 +72,7 @@ RANGES: tuple[Range, ...] = (
         "expected_regime.steps visiting_steps.steps class_orbit.steps descend.steps one_example.steps pure_quadratic.steps "
         "unit_sigma.steps raises"),
     Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
-        "n_train n_test transfer_certificate.top", bounded=True),
+        "n_train n_test", bounded=True),
     Range("2, 3, ...", lambda v: is_whole(v) and v >= 2,
         "period groups side exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim ntk_cnn.depth"),
     Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),
@@ -128,7 +128,8 @@ RANGES: tuple[Range, ...] = (
         "sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks cnn.widths"),
     Range("none of 1, 2, 3, ... or more", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 1, v), "widths"),
     Range("one of 1, 2, 3, ... or several", lambda v: is_whole(v) and v >= 1, "seeds trials ntk_cnn.width ntk_fcn.width"),
-    Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "top labels bulk at order replicas"),
+    Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "labels bulk at order replicas"),
+    Range("one of 0, 1, 2, ... or several, also as a float", lambda v: is_finite(v) and v >= 0 and float(v).is_integer(), "top"),
     Range("one of 0, 1, 2, ... or several, or none", lambda v: v == [] or (is_whole(v) and v >= 0), "exclude"),
     Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
     Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
