@@ -8,8 +8,8 @@ import itertools
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from theodolite.arguments import a_function, positive_integers, shown
+from theodolite.arguments import about, checked, positive_integers, shown
 from theodolite.errors import NonFiniteError
 from theodolite.interrupts import unbroken_context
 from theodolite.measures.hessian.tracking import load
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_loss, a_model, a_plain_function
 from theodolite.problem.accuracy import answers, right_answers
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, unwrap
 from theodolite.progress import counting
@@ -277,6 +278,7 @@ class LinearPath(Result):
         )
 
 
+@checked(model=a_model, loss=a_loss)
 def linear_path(
     model: nn.Module,
     state_a: State,
@@ -316,13 +318,13 @@ def linear_path(
     >>> path.barrier_train, path.connected, len(path.alphas)
     (0.0, True, 76)
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
     _check_words(batchnorm, batch_size)
-    if accuracy not in ("auto", None):
-        a_function("accuracy", accuracy)
-    problem = problem_of(model, loss, train, batch_size, "train")
-    other = None if test is None else problem_of(model, loss, test, batch_size, "test")
+    if accuracy is not None and not (isinstance(accuracy, str) and accuracy == "auto"):
+        a_plain_function("accuracy", accuracy)
+    with about("train"):
+        problem = problem_of(model, loss, train, batch_size, "train")
+    with about("test"):
+        other = None if test is None else problem_of(model, loss, test, batch_size, "test")
     return path_between(
         problem,
         state_a,
@@ -354,7 +356,8 @@ def path_between(
     at = _checked(alphas)
     twin = in_parts(train, batch_size).copied()
     a, b = (end_tensors(train, twin, state, label) for state, label in ((state_a, "state_a"), (state_b, "state_b")))
-    twin.check_repeatable()
+    with about("train"):
+        twin.check_repeatable()
     problems = {"train": twin} | ({} if test is None else {"test": in_parts(test, batch_size).with_model(twin.model)})
     meters = {name: Meter(problem, accuracy) for name, problem in problems.items()}
     norms = statistics_of(twin.model) if batchnorm != "interpolate" else {}
@@ -399,7 +402,9 @@ def _point(
         recompute_statistics(tensors, norms, meters["train"])
     with batch_statistics(norms) if policy == "batch" else nullcontext():
         for name, meter in meters.items():
-            yield name, meter.read(tensors)
+            with about(name):
+                found = meter.read(tensors)
+            yield name, found
 
 
 def _columns(
@@ -429,7 +434,7 @@ def _checked(alphas: Any) -> Tensor:
         raise ValueError(f"alphas must be numbers, such as torch.linspace(-1, 2, 76). Got {type(alphas).__name__}.") from error
     if not bool(torch.isfinite(given).all()):
         raise ValueError("alphas must be finite numbers; one of them is NaN or infinite.")
-    if torch.as_tensor(alphas).ndim == 0 or not bool(((given > 0) & (given < 1)).any()):
+    if not isinstance(alphas, Iterable) or not bool(((given > 0) & (given < 1)).any()):
         raise ValueError(
             "alphas must be points of the path, at least one of them between 0 and 1, where a barrier would stand, such as "
             f"torch.linspace(-1, 2, 76). Got {shown(alphas)}."

@@ -232,14 +232,17 @@ def numbers_in(**ends: float) -> Callable[[str, Any], Any]:
     rule = number_in(**ends)
 
     def check(name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor | np.ndarray | list | tuple) or not np.ndim(value):
+        if not isinstance(value, Tensor | np.ndarray | list | tuple):
             return rule(name, value)
-        entries = torch.as_tensor(np.asarray(value, dtype=np.float64)) if not isinstance(value, Tensor) else a_tensor(name, value)
-        if not entries.numel():
+        try:
+            entries = a_tensor(name, value).detach() if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must hold numbers. Got {shown(value)}.") from None
+        if 0 in entries.shape:
             raise ValueError(f"{name} must hold at least one number. Got {shown(value)}.")
-        for extreme in (entries.double().min(), entries.double().max()):  # both are NaN where an entry is
+        for extreme in (float(entries.min()), float(entries.max())):  # both are NaN where an entry is
             try:
-                rule(name, float(extreme))
+                rule(name, extreme)
             except ValueError as error:
                 raise ValueError(
                     f"{str(error).split('. Got')[0].replace('be a number', 'hold numbers')}. Got {shown(value)}."

@@ -29,7 +29,7 @@ def as_optimizer(
 ) -> Optimizer | None:
     """An optimizer as it is, None too; one made by a function of the parameters; or a new one from its name or its class.
 
-    The last two need `lr` where the rate matters. `rate` names the argument that gives it.
+    The last two need `lr` where the rate matters. `rate` names the argument that gives it, where there is one.
 
     >>> as_optimizer("momentum", nn.Linear(1, 1).parameters(), lr=0.5).defaults["momentum"]
     0.9
@@ -49,8 +49,8 @@ def as_optimizer(
         )
     if needs_rate and lr is None:
         raise ValueError(
-            f"optimizer={value if isinstance(value, type) else repr(value)} has no learning rate: give {rate}, or the optimizer "
-            f"itself, torch.optim.{kind.__name__}(model.parameters(), lr=0.1)."
+            f"optimizer={value if isinstance(value, type) else repr(value)} has no learning rate: give {rate + ', or ' if rate else ''}"
+            f"the optimizer itself, torch.optim.{kind.__name__}(model.parameters(), lr=0.1)."
         )
     made: Any = kind
     return made(list(parameters), lr=SGD_RATE if lr is None else lr, **settings)  # type: ignore[no-any-return]

@@ -475,7 +475,7 @@ def batch_critical_rates(
     """
     check_matrix_or_none(by)
     began = time.perf_counter()
-    optimizer = as_optimizer(optimizer, problem.parameters, needs_rate=True)
+    optimizer = as_optimizer(optimizer, problem.parameters, needs_rate=True, rate="")
     law = stability_law(optimizer, problem)
     if own:
         chosen = _some(list(problem.data), batches, seed)

@@ -51,15 +51,18 @@ def labelled(checkpoints: Any, labels: Iterable[Label] | None, first: int = 0) -
         yield label, checkpoint
 
 
-def load(checkpoint: Any, into: Problem, home: Problem, label: Label) -> None:
-    """Put a checkpoint into the problem that is measured, a copy of `home`; a vector leaves the rest as it is in `home`."""
+def load(checkpoint: Any, into: Problem, home: Problem, label: str) -> None:
+    """Put a checkpoint into the problem that is measured, a copy of `home`; a vector leaves the rest as it is in `home`.
+
+    `label` is what errors call the checkpoint.
+    """
     if isinstance(checkpoint, Tensor):
         _load_vector(checkpoint, into, home, label)
         return
     state = checkpoint.state_dict() if isinstance(checkpoint, nn.Module) else checkpoint
     if not isinstance(state, Mapping):
         accepted = "a module, a state dict or a flat vector"
-        raise ValueError(f"checkpoints: {label!r} must be {accepted}. Got {type(checkpoint).__name__}.")
+        raise ValueError(f"{label} must be {accepted}. Got {type(checkpoint).__name__}.")
     into.model.load_state_dict(_fitted(into.model, state, label))
 
 
@@ -73,10 +76,10 @@ def telling(label: Label) -> Iterator[None]:
         raise
 
 
-def _load_vector(vector: Tensor, into: Problem, home: Problem, label: Label) -> None:
+def _load_vector(vector: Tensor, into: Problem, home: Problem, label: str) -> None:
     if vector.shape != (home.size,):
         raise ValueError(
-            f"checkpoints: {label!r} is a tensor of shape {tuple(vector.shape)}; "
+            f"{label} is a tensor of shape {tuple(vector.shape)}; "
             f"a flat vector of the measured parameters has shape ({home.size},)."
         )
     _check_finite({"the vector": vector}, label)
@@ -86,7 +89,7 @@ def _load_vector(vector: Tensor, into: Problem, home: Problem, label: Label) -> 
             parameter.copy_(part)
 
 
-def _fitted(model: nn.Module, state: Mapping[str, Any], label: Label) -> dict[str, Any]:
+def _fitted(model: nn.Module, state: Mapping[str, Any], label: str) -> dict[str, Any]:
     """A state dict under the model's own names; raises where it belongs to another architecture."""
     own = model.state_dict()
     keys = {name: key for key, name in clean_names(own).items()}
@@ -95,26 +98,26 @@ def _fitted(model: nn.Module, state: Mapping[str, Any], label: Label) -> dict[st
     if unknown:
         near = ", ".join(nearest(unknown[0], keys, count=3))
         raise ValueError(
-            f"checkpoints: {label!r} holds {unknown[0]!r}, which the problem's model has not. Nearest names: {near}."
+            f"{label} holds {unknown[0]!r}, which the problem's model has not. Nearest names: {near}."
         )
     for name, key in keys.items():
         if name not in given:
-            raise ValueError(f"checkpoints: {label!r} lacks {name!r}. Save the whole state: model.state_dict().")
+            raise ValueError(f"{label} lacks {name!r}. Save the whole state: model.state_dict().")
         mine, shape = own[key], tuple(getattr(given[name], "shape", ()))
         if isinstance(mine, Tensor) and shape != tuple(mine.shape):
             raise ValueError(
-                f"checkpoints: {label!r}: {name} has shape {shape}; in the problem's model it is {tuple(mine.shape)}."
+                f"{label}: {name} has shape {shape}; in the problem's model it is {tuple(mine.shape)}."
             )
     _check_finite(given, label)
     return {keys[name]: value for name, value in given.items()}
 
 
-def _check_finite(tensors: Mapping[str, Any], label: Label) -> None:
+def _check_finite(tensors: Mapping[str, Any], label: str) -> None:
     for name, value in tensors.items():
         if isinstance(value, Tensor) and value.is_meta:
-            raise ValueError(f"checkpoints: {label!r}: {name} lies on the meta device and has no values.")
+            raise ValueError(f"{label}: {name} lies on the meta device and has no values.")
         if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise NonFiniteError(f"checkpoints: {label!r}: {name} holds NaN or inf. The run has diverged there; leave it out.")
+            raise NonFiniteError(f"{label}: {name} holds NaN or inf. The run has diverged there; leave it out.")
 
 
 Which = Literal["largest", "smallest", "magnitude"]
@@ -254,7 +257,7 @@ def track_eigenpairs(
     here = problem.copied()
     with counting("tracking", progress=progress, total=total) as count:
         for label, checkpoint in labelled(checkpoints, labels, first=max(map(len, tracks.values()), default=0)):
-            load(checkpoint, here, problem, label)
+            load(checkpoint, here, problem, f"checkpoints: {label!r}")
             with telling(label):
                 loss = here.loss()
                 found, single = _pairs(at(here), tracks, single, k, settings)

@@ -177,7 +177,7 @@ def test_hooks_are_gone_after_an_exception():
             return self.head(self.body(x))
 
     model = Failing().train()
-    with pytest.raises(RuntimeError, match="on purpose"):
+    with pytest.raises(ValueError, match="on purpose"):
         anchor_probe(model, [torch.randn(10, 4) for _ in range(4)])
     assert model.training
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())

@@ -130,7 +130,7 @@ def test_max_positions_exclude_and_restrict(model):
     assert probe.held_out_positions == 66
     assert any("first 60 of 70" in note for note in probe.notes)
     assert probe.mass_mean[0] < 1
-    with pytest.raises(ValueError, match=r"restrict_vocab must be 1 \.\. 70"):
+    with pytest.raises(ValueError, match=r"restrict_vocab: words must be one of 1 \.\. 70"):
         anchor_probe(model, IDS, restrict_vocab=71)
 
 
@@ -158,9 +158,9 @@ def test_bad_arguments(model):
     for wrong, message in (
         ({"context": 25}, r"context must be 1 \.\. 24"),
         ({"stride": 30}, r"stride must be 1 \.\. context=24"),
-        ({"held_out": 1.0}, "held_out is a share"),
+        ({"held_out": 1.0}, "held_out must be a number"),
         ({"max_positions": 0}, "max_positions must be"),
-        ({"chunk": 0}, "chunk and sample"),
+        ({"chunk": 0}, "(chunk|sample) must be"),
         ({"top": 70}, "leaves no bulk"),
         ({"drop_first": 24}, "drop_first"),
         ({"exclude": [70]}, "exclude must hold"),

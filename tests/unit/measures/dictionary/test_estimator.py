@@ -243,7 +243,7 @@ def test_several_starts_that_cannot_be_compared_are_refused_before_they_are_trai
     with pytest.raises(ValueError, match="sparsity must be from 1 to 15"):
         Learner(30, sparsity=16, objective="reconstruction", n_init=2, max_iter=10**9).fit(signals)
     for settings in ({"score_masks": 0}, {"score_masks": -1}):
-        with pytest.raises(ValueError, match="masks of a score"):
+        with pytest.raises(ValueError, match="score_masks must be"):
             Learner(max_iter=1, **settings).fit(signals).score(signals)
 
 

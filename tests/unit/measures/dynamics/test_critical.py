@@ -197,11 +197,11 @@ def test_optimizers_by_name():
         by_name, by_instance = (th.critical_learning_rate(problem, optimizer=o).value for o in (name, made))
         assert by_name == pytest.approx(by_instance)
     assert th.measures.dynamics.expected_regime(problem, 0.6, optimizer="sgd").regime == "divergence expected"
-    with pytest.raises(ValueError, match=r"optimizer must be a torch optimizer or one of 'sgd'.* Got 'sdg'"):
+    with pytest.raises(ValueError, match=r"optimizer must be a torch optimizer.* or one of 'sgd'.* Got 'sdg'"):
         th.critical_learning_rate(problem, optimizer="sdg")
-    with pytest.raises(ValueError, match="a name without a learning rate"):
+    with pytest.raises(ValueError, match="has no learning rate"):
         th.measures.dynamics.batch_critical_rates(problem, optimizer="sgd", batch_size=1)
-    with pytest.raises(ValueError, match="a name without a learning rate"):
+    with pytest.raises(ValueError, match="has no learning rate"):
         th.survey(problem, optimizer="sgd", only=["rate"])
 
 

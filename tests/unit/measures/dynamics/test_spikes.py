@@ -104,7 +104,7 @@ def test_a_flat_direction_holds_nothing():
 @pytest.mark.parametrize("ranks", [(), (0,), (13,)])
 def test_ranks_beyond_the_kernel_are_refused(ranks):
     problem = problem_of(1)
-    with pytest.raises(ValueError, match="ranks must be whole numbers from 1 to 12"):
+    with pytest.raises(ValueError, match="ranks"):
         split_loss(th.tangent_kernel(problem), residual_of(problem), ranks=ranks)
 
 

@@ -307,7 +307,7 @@ def test_what_has_no_expansion_is_refused_with_the_remedy() -> None:
         th.quadratize(Counting().double().eval())(numbers(3, 4))
     with pytest.raises(ValueError, match="no parameter requires"):
         th.linearize(nn.Linear(2, 2).requires_grad_(False))
-    with pytest.raises(ValueError, match="takes a torch"):
+    with pytest.raises(ValueError, match="model must be a torch"):
         th.linearize(lambda x: x)  # type: ignore[arg-type]
     model, x = made("batch norm")
     with pytest.raises(BatchCoupledError):

@@ -165,8 +165,8 @@ def test_a_rate_above_the_edge_is_said_and_results_are_saved(tmp_path):
     ("change", "message"),
     [
         ({"batch": 0}, "batch must be a positive integer"),
-        ({"smoothness": math.inf}, "smoothness must be at least 0"),
-        ({"rate": -0.1}, "rate must be positive"),
+        ({"smoothness": math.inf}, "smoothness must be a positive number"),
+        ({"rate": -0.1}, "rate must be a number above 0"),
         ({"visits": -1}, "at least 0"),
         ({"rate": [0.1, 0.1], "visits": 2}, "zeros and ones"),
         ({"outputs": 0}, "outputs must be a positive integer"),

@@ -147,11 +147,11 @@ def test_other_columns_frames_and_results():
             return rows
 
     assert explains(Study()).delta_b == explains(rows).delta_b
-    with pytest.raises(ValueError, match=r"no column 'gap_los'\. Nearest: gap_loss"):
+    with pytest.raises(ValueError, match=r"no 'gap_los'\. Nearest: gap_loss"):
         explains(rows, gap="gap_los")
     with pytest.raises(TypeError, match="Got int"):
         explains(3)
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match="holds no row"):
         explains([])
 
 

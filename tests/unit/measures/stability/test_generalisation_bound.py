@@ -52,11 +52,11 @@ def test_floats_arrays_and_tensors_agree():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((-0.1, 10, 0.1), "beta must be at least 0"),
-        ((0.1, 0.5, 0.1), "m must be at least 1"),
-        ((0.1, 10, 0.0), "delta must be between 0 and 1"),
-        ((0.1, 10, 1.0), "delta must be between 0 and 1"),
-        ((torch.tensor([0.1, math.nan]), 10, 0.1), "beta must be at least 0"),
+        ((-0.1, 10, 0.1), "beta must (be a number|hold numbers) of at least 0"),
+        ((0.1, 0.5, 0.1), "m must be a number of at least 1"),
+        ((0.1, 10, 0.0), "delta must be a number above 0 and below 1"),
+        ((0.1, 10, 1.0), "delta must be a number above 0 and below 1"),
+        ((torch.tensor([0.1, math.nan]), 10, 0.1), "beta must (be a number|hold numbers) of at least 0"),
         ((0.1, 10, 0.1, -1.0), "c must be a positive number"),
     ],
 )

@@ -82,7 +82,7 @@ def test_loaders_that_choose_or_change_examples_are_refused(options, message):
 @pytest.mark.parametrize(
     ("train", "test", "kinds"),
     [
-        ((X.to(torch.uint8), Y), (X / 255, Y), r"inputs of the training pool and the test pool.*torch.uint8 and torch.float32"),
+        ((X.to(torch.uint8), Y), (X / 255, Y), r"inputs of train_pool and test_pool.*torch.uint8 and torch.float32"),
         ((X, Y), (X.long(), Y), r"torch.float32 and torch.int64"),
         ((X.to(torch.uint8), Y), (X.long(), Y), r"torch.uint8 and torch.int64"),
         ((X, Y), (X, Y + 0.5), r"targets of .*torch.int64 and torch.float32.*convert one pool as the other was"),

@@ -49,7 +49,8 @@ def check_top(top: int | Iterable[int] | None, vocabulary: int, excluded: int = 
         raise ValueError(f"top must be whole numbers of words to remove. Got {shown(top)}.")
     plain = top.tolist() if hasattr(top, "tolist") else top  # numbers and arrays of NumPy and torch
     given = list(plain) if isinstance(plain, Iterable) else [plain]
-    if not given or not all(isinstance(k, numbers.Integral) and not isinstance(k, bool) and int(k) >= 0 for k in given):
+    real = all(isinstance(k, numbers.Real) and not isinstance(k, bool) for k in given)
+    if not given or not real or not all(float(k) >= 0 and float(k).is_integer() for k in given):
         raise ValueError(f"top must be one or more whole numbers of words to remove, 0 or more. Got {shown(top)}.")
     if max(given) + excluded >= vocabulary:
         more = f" and {excluded} excluded words" if excluded else ""

@@ -390,7 +390,10 @@ def _as_model(model: Any, name: str) -> LogLinear | Tensor:
     if isinstance(model, LogLinear):
         return model
     if isinstance(model, Tensor) or hasattr(model, "__array__"):
-        return of_dimensions(2)(name, torch.as_tensor(model))
+        logits = of_dimensions(2, finite=False)(name, torch.as_tensor(model))
+        if not bool(logits.isfinite().all()):
+            raise NonFiniteError(f"{name}: logits hold NaN or infinity; words the model excludes must be left out.")
+        return logits
     raise TypeError(f"{name} must be LogLinear models or logits (contexts, words). Got {type(model).__name__}.")
 
 
