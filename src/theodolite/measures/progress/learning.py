@@ -132,13 +132,16 @@ class LearningProgress(Result):
     def sentence(self) -> str:
         against = "" if self.trivial is None else f", where {self.trivial_name} gives {_shown(self.trivial)}"
         said = f"loss {_shown(self.loss)}{against}"
-        begins = (
-            "hardly learns yet" if self.hardly else "begins to learn" if self.trivial is not None and not self.below else "learns"
-        )
-        verb = {"learning": begins, "not learning": "does not learn", "diverges": "diverges"}
-        verb["learned"] = "has learned little" if self.little else "has learned"
-        head = f"It {verb[self.state]}: {said}" if self.state in verb else f"L{said[1:]}"
+        head = f"L{said[1:]}" if self.state == "unknown" else f"It {self._verb()}: {said}"
         return " ".join([f"{head}{self._trend()}.", *self._validation()])
+
+    def _verb(self) -> str:
+        if self.state == "learning":
+            begins = self.trivial is not None and not self.below
+            return "hardly learns yet" if self.hardly else "begins to learn" if begins else "learns"
+        if self.state == "learned":
+            return "has learned little" if self.little else "has learned"
+        return "does not learn" if self.state == "not learning" else "diverges"
 
     def _trend(self) -> str:
         if self.state == "diverges":
@@ -149,18 +152,13 @@ class LearningProgress(Result):
             return "; its outputs are the same for all samples"
         if self.slope is None or (self.falls and self.state == "learned"):
             return ""
-        if self.falls:
-            why = (
-                ", too slowly to get there"
-                if self.hardly or self.knows_more is None
-                else ", without fitting its inputs any better"
-            )
-            return f"; it falls by {_shown(-self.slope)} per step" + (why if self.hardly or not self.learning else "")
-        return (
-            "; it does not fall"
-            + (" any further" if self.state == "learned" else " yet" if self.hardly else "")
-            + f" in {self.steps} steps on a copy"
-        )
+        if not self.falls:
+            how_far = " any further" if self.state == "learned" else " yet" if self.hardly else ""
+            return f"; it does not fall{how_far} in {self.steps} steps on a copy"
+        fall = f"; it falls by {_shown(-self.slope)} per step"
+        if self.hardly or (not self.learning and self.knows_more is None):
+            return f"{fall}, too slowly to get there"
+        return fall if self.learning else f"{fall}, without fitting its inputs any better"
 
     def _validation(self) -> Iterator[str]:
         if self.valid_loss is not None:
