@@ -16,7 +16,7 @@ from theodolite.problem import Problem
 from theodolite.results import Finding, Severity
 
 #: A model overfits where this share of what it gained over the constant prediction is missing on validation data.
-OVERFIT = 0.15
+OVERFIT = 0.3
 #: And where it has learned its own data: a loss below this share of the constant prediction's.
 LEARNED = 0.5
 #: Factors of weight decay and rate that are tried against overfitting.
