@@ -68,7 +68,7 @@ def names() -> list[str]:
     """Names of all instruments.
 
     >>> names()[:3]
-    ['batches', 'weighting', 'parameters']
+    ['batches', 'progress', 'settings']
     """
     return list(_classes())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from theodolite.plots.axes_style import reference
 from theodolite.plots.bars import bars
 from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
+from theodolite.plots.layers import layer_ratios
 from theodolite.plots.linear_path import linear_path_panels
 from theodolite.plots.monitor import plot_monitor
 from theodolite.plots.range_test import range_test
@@ -64,6 +66,25 @@ def trial_runs(result: Any) -> Axes:
     if not result.curves:
         raise ValueError("Nothing was tried, so there is no picture.")
     return curves(list(result.curves), "step", "loss", by="run", markers=False, title="Short trainings of copies")
+
+
+def short_training(result: Any) -> Axes:
+    """The losses of a short training, beside those of the same batches without it and that of the best constant prediction."""
+    rows = [row for row in result.curve() if math.isfinite(row["loss"])]
+    if not rows:
+        raise ValueError("No run was made, so there is no picture: name a learning rate.")
+    title = "A short training of a copy, as it stands"
+    axes = curves(rows, x="step", y="loss", by="run", markers=False, title=title, ylabel="loss of the batch")
+    near = result.trivial is not None and result.trivial < 3 * max(row["loss"] for row in rows)
+    return reference(axes, y=result.trivial, label="constant prediction") if near else axes
+
+
+def gradients_by_layer(result: Any) -> Axes:
+    """Gradients and updates over the weights of each layer, from the first to the last."""
+    columns = {"gradient_ratio": "gradient over weights"}
+    if result.lr is not None:
+        columns["update_ratio"] = f"one step of {result.optimizer} over weights"
+    return layer_ratios(result.rows(), columns, title="Gradients from the first layer to the last")
 
 
 def gradient_groups(result: Any) -> Axes:
@@ -150,9 +171,11 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "eigenpairs": eigenvalues,
     "feature-report": input_directions,
     "fleet-trace": loss_curve,
+    "gradient-flow": gradients_by_layer,
     "gradient-noise": gradient_groups,
     "kernel-drift": drift_by_distance,
     "label-audit": class_counts,
+    "learning-progress": short_training,
     "linear-path": lambda result: linear_path_panels(result.rows()),
     "monitor-report": plot_monitor,
     "range-test": rates_swept,

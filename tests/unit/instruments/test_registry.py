@@ -39,11 +39,11 @@ class Theirs(Instrument):
 
 def test_every_class_in_a_folder_is_an_instrument_and_orders_differ():
     kinds = [type(instrument) for instrument in registry.all_instruments()]
-    assert registry.names()[:4] == ["batches", "weighting", "parameters", "inputs"]
+    assert registry.names()[:4] == ["batches", "progress", "settings", "weighting"]
     assert len({kind.order for kind in kinds}) == len(kinds)
     assert [kind.order for kind in kinds] == sorted(kind.order for kind in kinds)
     folders = {kind.__module__.split(".")[2] for kind in kinds}
-    assert folders == {"data", "curvature", "rates", "features", "language"}
+    assert folders == {"progress", "data", "advice", "curvature", "rates", "features", "language"}
 
 
 def test_an_instrument_of_another_package_is_found_by_its_entry_point_and_runs_last(monkeypatch):

@@ -246,3 +246,24 @@ def test_inputs_that_all_samples_share_are_shared_by_parts_too():
     assert plain.sampling_error(lambda part: part.loss()) > 0
     first = th.Problem(WithTable(), LOSS, [((torch.ones(1, 3).double(), X), Y)], check=False, params="linear*")
     assert first.samples == len(X)
+
+
+class Jittered(torch.utils.data.Dataset):
+    """A data set whose samples change at each reading, or do not."""
+
+    def __init__(self, noise: float) -> None:
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(2) + self.noise * torch.randn(2), torch.ones(1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_samples_that_change_at_each_reading_are_noticed(noise):
+    loader = DataLoader(Jittered(noise), batch_size=3)
+    problem = th.Problem(nn.Linear(2, 1), nn.MSELoss(), loader)
+    assert problem.data.varying == bool(noise)
+    assert not problem.on((torch.ones(4, 2), torch.ones(4, 1))).data.varying

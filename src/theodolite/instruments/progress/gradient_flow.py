@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-import theodolite as th
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
 from theodolite.instruments.remedies import best_remedy
 from theodolite.measures.audit import ParameterAudit
@@ -133,12 +132,7 @@ class GradientsByLayer(Instrument):
 
     def figure(self, results: Results) -> Picture:
         result: GradientFlow = results[self.name]
-        if len(result.layers) < 2:
-            return None
-        columns = {"gradient_ratio": "gradient over weights"}
-        if result.lr is not None:
-            columns["update_ratio"] = f"one step of {result.optimizer} over weights"
-        return th.plots.layer_ratios(result.rows(), columns, title="Gradients from the first layer to the last")
+        return result.plot() if len(result.layers) > 1 else None
 
 
 _START = "start from weights {at}"

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import theodolite as th
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
 from theodolite.instruments.remedies import best_remedy
 from theodolite.measures.dynamics.optimizers import decoupled
@@ -17,7 +16,7 @@ from theodolite.problem import Problem
 from theodolite.results import Finding, Severity
 
 #: A model overfits where this share of what it gained over the constant prediction is missing on validation data.
-OVERFIT = 0.15
+OVERFIT = 0.3
 #: And where it has learned its own data: a loss below this share of the constant prediction's.
 LEARNED = 0.5
 #: Factors of weight decay and rate that are tried against overfitting.
@@ -95,14 +94,7 @@ class Progress(Instrument):
 
     def figure(self, results: Results) -> Picture:
         result: LearningProgress = results[self.name]
-        rows = [row for row in result.curve() if math.isfinite(row["loss"])]
-        if len(rows) < 6:
-            return None
-        title = "A short training of a copy, as it stands"
-        axes = th.plots.curves(rows, x="step", y="loss", by="run", markers=False, title=title, ylabel="loss of the batch")
-        if result.trivial is None or result.trivial > 3 * max(row["loss"] for row in rows):
-            return axes
-        return th.plots.reference(axes, y=result.trivial, label="constant prediction")
+        return result.plot() if sum(map(math.isfinite, result.losses)) > 2 else None
 
 
 UNKNOWN_CAUSE = (

@@ -132,13 +132,16 @@ class LearningProgress(Result):
     def sentence(self) -> str:
         against = "" if self.trivial is None else f", where {self.trivial_name} gives {_shown(self.trivial)}"
         said = f"loss {_shown(self.loss)}{against}"
-        begins = (
-            "hardly learns yet" if self.hardly else "begins to learn" if self.trivial is not None and not self.below else "learns"
-        )
-        verb = {"learning": begins, "not learning": "does not learn", "diverges": "diverges"}
-        verb["learned"] = "has learned little" if self.little else "has learned"
-        head = f"It {verb[self.state]}: {said}" if self.state in verb else f"L{said[1:]}"
+        head = f"L{said[1:]}" if self.state == "unknown" else f"It {self._verb()}: {said}"
         return " ".join([f"{head}{self._trend()}.", *self._validation()])
+
+    def _verb(self) -> str:
+        if self.state == "learning":
+            begins = self.trivial is not None and not self.below
+            return "hardly learns yet" if self.hardly else "begins to learn" if begins else "learns"
+        if self.state == "learned":
+            return "has learned little" if self.little else "has learned"
+        return "does not learn" if self.state == "not learning" else "diverges"
 
     def _trend(self) -> str:
         if self.state == "diverges":
@@ -149,18 +152,13 @@ class LearningProgress(Result):
             return "; its outputs are the same for all samples"
         if self.slope is None or (self.falls and self.state == "learned"):
             return ""
-        if self.falls:
-            why = (
-                ", too slowly to get there"
-                if self.hardly or self.knows_more is None
-                else ", without fitting its inputs any better"
-            )
-            return f"; it falls by {_shown(-self.slope)} per step" + (why if self.hardly or not self.learning else "")
-        return (
-            "; it does not fall"
-            + (" any further" if self.state == "learned" else " yet" if self.hardly else "")
-            + f" in {self.steps} steps on a copy"
-        )
+        if not self.falls:
+            how_far = " any further" if self.state == "learned" else " yet" if self.hardly else ""
+            return f"; it does not fall{how_far} in {self.steps} steps on a copy"
+        fall = f"; it falls by {_shown(-self.slope)} per step"
+        if self.hardly or (not self.learning and self.knows_more is None):
+            return f"{fall}, too slowly to get there"
+        return fall if self.learning else f"{fall}, without fitting its inputs any better"
 
     def _validation(self) -> Iterator[str]:
         if self.valid_loss is not None:
@@ -322,6 +320,7 @@ def _measured(problem: Problem, seed: int) -> _Measured:
     """One pass over groups of samples."""
     parts = random_parts(problem, GROUPS, seed)
     columns: list[tuple[float, ...]] = []
+    constants: list[list[float]] = []
     right = counted = 0
     kind: LossKind | None = None
     trivial: Trivial | None = None
@@ -336,24 +335,23 @@ def _measured(problem: Problem, seed: int) -> _Measured:
                 trivial = None if kind is None else trivial_prediction(parts, kind, found)
             fraction = batch.size / parts.samples if summed else share
             scale = 1.0 / fraction if summed else 1.0  # a sum over a part, as the whole would have it
-            loss, constant = float(found.loss.detach()), _constant_loss(parts, trivial, found.output, batch)
-            constant = constant if trivial is not None and trivial.loss is not None else scale * constant
-            exchanged = _exchanged_loss(parts, kind, found.output, batch)
-            columns.append((fraction, scale * loss, constant, scale * (exchanged - loss)))
+            loss, exchanged = float(found.loss.detach()), _exchanged_loss(parts, kind, found.output, batch)
+            constants.append([scale * value for value in _constant_losses(parts, trivial, found.output, batch)])
+            columns.append((fraction, scale * loss, scale * (exchanged - loss)))
             bits = right_answers(
                 found.output.detach(), batch.target, parts.loss_function, shift=0 if kind is None else kind.shift
             )
             right, counted = (right, counted) if bits is None else (right + int(bits.sum()), counted + bits.numel())
             outputs.append(_some_values(found.output))
-    shares, losses, constants, advantage = torch.tensor(columns, dtype=torch.float64).T
+    shares, losses, advantage = torch.tensor(columns, dtype=torch.float64).T
     shares = shares / shares.sum()
-    known = trivial is not None and bool(torch.isfinite(constants).all())
+    constant = _best_constant(trivial, torch.tensor(constants, dtype=torch.float64), shares)
     return _Measured(
         loss=float(shares @ losses),
         loss_error=jackknife(shares, losses),
-        trivial=float(shares @ constants) if known else None,
-        trivial_name=trivial.name if trivial is not None and known else "",
-        margin_error=jackknife(shares, constants - losses) if known else math.inf,
+        trivial=None if constant is None else float(shares @ constant),
+        trivial_name="" if trivial is None or constant is None else trivial.name,
+        margin_error=math.inf if constant is None else jackknife(shares, constant - losses),
         accuracy=right / counted if counted else None,
         constant=_same_for_all(outputs),
         shares=shares,
@@ -366,17 +364,26 @@ def _exchanged_loss(problem: Problem, kind: LossKind | None, output: Tensor, bat
     target = batch.target
     if kind is None or problem.loss_function is None or batch.size < 2 or target.ndim == 0 or len(target) != batch.size:
         return math.nan
-    return float(problem.loss_function(output.detach(), target.roll(1, 0)))
+    return float(problem.loss_function(output.detach(), target.roll(1, 0)).detach())
 
 
-def _constant_loss(problem: Problem, trivial: Trivial | None, output: Tensor, batch: Batch) -> float:
-    """The loss of the best constant prediction on a part."""
+def _constant_losses(problem: Problem, trivial: Trivial | None, output: Tensor, batch: Batch) -> list[float]:
+    """The losses of the constant predictions that could be the best, on a part."""
     if trivial is None:
-        return math.nan
+        return []
+    assert problem.loss_function is not None or not trivial.outputs
+    loss: Any = problem.loss_function
+    return [float(loss(make(output.detach()), batch.target).detach()) for make in trivial.outputs]
+
+
+def _best_constant(trivial: Trivial | None, losses: Tensor, shares: Tensor) -> Tensor | None:
+    """By group, the loss of the constant prediction that is best on all of them."""
+    if trivial is None:
+        return None
     if trivial.loss is not None:
-        return trivial.loss
-    assert problem.loss_function is not None
-    return min(float(problem.loss_function(make(output.detach()), batch.target)) for make in trivial.outputs)
+        return torch.full_like(shares, trivial.loss)
+    best = losses[:, (shares @ losses).argmin()]
+    return best if bool(torch.isfinite(best).all()) else None
 
 
 def _some_values(output: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from theodolite.measures.kernel.problem_views import reset_of
 GAINS = {"relu": math.sqrt(2.0), "tanh": 5.0 / 3.0, "sigmoid": 4.0}
 #: The mean of an activation's values; where it is not zero, biases are drawn so that the next layer still sees zero.
 MEANS = {"sigmoid": 0.5}
+#: Added to seeds: users' own are small numbers, and what they began with is not to be drawn again.
+_OTHER = 7919
 
 
 def new_module(module: nn.Module, seed: int = 0) -> nn.Module | None:
@@ -27,7 +29,7 @@ def new_module(module: nn.Module, seed: int = 0) -> nn.Module | None:
     reset = reset_of(fresh)
     assert reset is not None
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.manual_seed(seed + _OTHER)
         try:
             reset()
         except Exception:  # an initialisation of the user's that reaches for more than its own weights

@@ -211,7 +211,7 @@ def label_entropy(counts: Tensor) -> float:
     small number added to each count, the best one of a few.
 
     >>> round(label_entropy(torch.tensor([600.0, 600.0])), 4), round(label_entropy(torch.tensor([2.0, 2.0])), 4)
-    (0.6931, 0.6965)
+    (0.6931, 0.6981)
     """
     total, classes = float(counts.sum()), len(counts)
     seen = counts[counts > 0]
