@@ -54,6 +54,8 @@ class Columns(Instrument):
         return any(t.is_floating_point() for t in sample_tensors(next(iter(context.problem.data))))
 
     def applies(self, context: SurveyContext) -> str:
+        if not self.concerns(context):
+            return "the inputs are no real numbers"
         return "fewer than ten samples say nothing of spreads" if context.problem.samples < 10 else ""
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
@@ -216,6 +218,9 @@ class Targets(Instrument):
     def concerns(self, context: SurveyContext) -> bool:
         problem = context.problem
         return labels_of(problem) is None and numbers_of(problem, torch.arange(min(8, problem.samples))) is not None
+
+    def applies(self, context: SurveyContext) -> str:
+        return "" if self.concerns(context) else "the targets are no numbers"
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         return Work(gradients=0.4 * min(1.0, 2000 / context.problem.samples), seconds=0.01)

@@ -46,6 +46,9 @@ class Labels(Instrument):
         problem = context.problem
         return labels_of(problem) is not None or numbers_of(problem, torch.arange(min(8, problem.samples))) is not None
 
+    def applies(self, context: SurveyContext) -> str:
+        return "" if self.concerns(context) else "samples have no class or number of their own as target"
+
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         count = min(SAMPLES, context.problem.samples)
         forward = 0.4 * min(1.0, SAMPLES / context.problem.samples)

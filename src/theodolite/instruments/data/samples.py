@@ -129,6 +129,8 @@ class Validation(Instrument):
         return context.valid is not None
 
     def applies(self, context: SurveyContext) -> str:
+        if context.valid is None:
+            return "there are no validation data (valid=, --valid)"
         return "" if sample_tensors(next(iter(context.problem.data))) else "the inputs are no tensors with one entry per sample"
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
