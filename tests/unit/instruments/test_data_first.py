@@ -218,6 +218,14 @@ def test_copies_that_contradict_each_other():
     assert one(found, "duplicated samples").severity is Severity.NOTE
 
 
+def test_validation_text_that_speaks_of_other_things_is_no_alarm():
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randint(low, low + 8, (200, 20), generator=generator) for low in (0, 4))
+    found = look(Tagger(), nn.CrossEntropyLoss(), (first, first), valid=(second, second))
+    assert one(found, "validation shift").severity is Severity.NOTE
+    assert serious(found) == []
+
+
 class Tagger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
