@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -41,6 +42,23 @@ def test_tensors_from_torch_and_safetensors(surveyed, here):
     save_file({"x": X, "y": Y}, here / "d.safetensors")
     for name in ("d.pt", "pair.pt", "d.safetensors"):
         assert torch.equal(surveyed("F-5", name).data[0], X)
+
+
+def test_a_table_gives_its_names_to_the_survey(surveyed, here):
+    kinds = ["cat" if i % 3 else "dog" for i in range(30)]
+    frame = pd.DataFrame({"age": range(30), "label": kinds, "income": [1000.0 * i for i in range(30)]})
+    frame.to_csv(here / "pets.csv", index=False)
+    subject = surveyed("F-5", "pets.csv", samples=20)
+    assert list(subject.data[0].columns) == ["age", "income"]
+    assert list(subject.data[1].cat.categories) == ["cat", "dog"]
+    assert subject.population == 30
+    problem = th.Problem(subject.model, subject.loss, subject.data)
+    assert (problem.data.columns, problem.data.classes) == (("age", "income"), ("cat", "dog"))
+    frame.drop(columns="label").to_csv(here / "prices.csv", index=False)
+    assert surveyed("F-5", "prices.csv", batch_size=10).data[0][1].shape == (10, 1)
+    frame.rename(columns={"label": "kind"}).to_csv(here / "text.csv", index=False)
+    with pytest.raises(ValueError, match=r"'kind' \(text\)"):
+        load_subject("F-5", "text.csv")
 
 
 def test_files_that_do_not_fit(here):

@@ -21,11 +21,12 @@ LABELS = frozenset(re.findall(r"^   \* - ``([^`]+)``$", FINDINGS.read_text(encod
 
 
 def classifier() -> SurveyContext:
-    """Two batches of different sizes, three classes."""
+    """Two batches of different sizes, three classes, with validation data."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     x, y = torch.randn(40, 4), torch.randint(3, (40,))
-    return SurveyContext(th.Problem(model, nn.CrossEntropyLoss(), [(x[:25], y[:25]), (x[25:], y[25:])]), lr=0.1)
+    problem = th.Problem(model, nn.CrossEntropyLoss(), [(x[:25], y[:25]), (x[25:], y[25:])])
+    return SurveyContext(problem, lr=0.1, valid=problem.on((torch.randn(20, 4), torch.randint(3, (20,)))))
 
 
 def regression() -> SurveyContext:

@@ -15,12 +15,12 @@ from theodolite import data as data_sets
 from theodolite.cli.loading.batches import is_one_batch, take_samples
 from theodolite.cli.loading.checkpoints import read_file
 from theodolite.cli.loading.module_attribute import call, load_attribute, names_code
+from theodolite.cli.loading.table_files import TABLES, read_table
 from theodolite.data.readers import read_arrays, read_text
 from theodolite.problem.tables import column_names, input_tensor, target_tensor
 from theodolite.text import listed, nearest
 
 Part = Literal["train", "test"]
-TABLES = (".csv", ".csv.gz", ".tsv", ".parquet")
 FILES = (".npz", ".pt", ".pth", ".safetensors", ".txt", ".txt.gz", *TABLES)
 TARGETS = ("target", "label", "labels", "class", "y")  # what the column of targets is called in a table, else it is the last
 CLASSES = 20  # more different whole numbers than this are no classes
@@ -192,7 +192,7 @@ def _from_table(path: Path, suffix: str, share: Share, default: int) -> Source:
     """A table with named columns; the targets are the column of that name, or the last one."""
     if share.part == "test":
         raise NoTestPartError(f"--data {path} is one table without parts.")
-    frame = _read_table(path, suffix)
+    frame = read_table(path)
     if frame.shape[1] < 2 or not len(frame):
         raise ValueError(f"--data {path} must hold samples with at least one input and one target. It has shape {frame.shape}.")
     name = next((column for column in frame.columns if str(column).lower() in TARGETS), frame.columns[-1])
@@ -208,21 +208,6 @@ def _from_table(path: Path, suffix: str, share: Share, default: int) -> Source:
     notes = (*remarks.pop("notes", ()), f"the targets are the column {name!r} ({kind}), the inputs the {x.shape[1]} others")
     found = Source(path.name.removesuffix(suffix), str(path), pair, notes=notes, **remarks)
     return replace(found, columns=column_names(inputs), labels=labels, classes=None if labels is None else len(labels))
-
-
-def _read_table(path: Path, suffix: str) -> Any:
-    import pandas
-
-    try:
-        if suffix == ".parquet":
-            return pandas.read_parquet(path)
-        return pandas.read_csv(path, sep="\t" if suffix == ".tsv" else ",")
-    except ImportError as error:
-        raise ValueError(
-            f"--data {path}: pandas reads .parquet with pyarrow; pip install pyarrow, or save it as .csv."
-        ) from error
-    except (ValueError, OSError) as error:
-        raise ValueError(f"--data {path} is no table that pandas reads: {str(error).splitlines()[0]}") from error
 
 
 def _x_and_y(content: Any, path: Path, part: Part) -> tuple[Tensor, Tensor]:

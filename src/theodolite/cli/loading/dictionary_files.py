@@ -7,7 +7,6 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from theodolite.analyses.dictionary_study import DictionaryPlan, DictionaryStudy, Learner, encode
-from theodolite.cli.loading.module_attribute import reason
+from theodolite.cli.loading.table_files import read_table
 from theodolite.cli.terminal import check_folder, plain
 from theodolite.data.readers import blaming, read_arrays
 from theodolite.files import write_whole
@@ -64,8 +63,7 @@ def read_signals(path: Path, *, key: str | None = None, columns: str | None = No
     if columns is not None and not table:
         raise ValueError(f"--columns chooses among the columns of a .csv or .parquet. {path.name} has no names.")
     if table:
-        frame = _read_csv(path) if suffix == ".csv" else _read_parquet(path)
-        return _from_table(frame, path, columns)
+        return _from_table(read_table(path), path, columns)
     return _from_array(_read_npy(path) if suffix == ".npy" else _one_of(read_arrays(path), path, key), path)
 
 
@@ -139,39 +137,6 @@ def _from_array(array: NDArray[Any], path: Path) -> Signals:
     flat = array.reshape(len(array), -1) if array.size else array.reshape(len(array), math.prod(array.shape[1:]))
     values = flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float64)
     return Signals(values, path.stem, path.name, shape=shape)
-
-
-def _read_csv(path: Path) -> pandas.DataFrame:
-    import pandas
-
-    try:
-        frame = pandas.read_csv(path)
-        if len(frame.columns) and all(_is_number(name) for name in frame.columns):  # its first line is no header
-            frame = pandas.read_csv(path, header=None)
-            frame.columns = pandas.Index([f"column {i}" for i in range(frame.shape[1])])
-    except (ValueError, UnicodeDecodeError) as error:  # pandas' own errors are ValueErrors
-        raise ValueError(f"{path.name} cannot be read as a table: {reason(error).rstrip('.')}.") from error
-    return frame
-
-
-def _is_number(name: Any) -> bool:
-    # pandas tells equal names apart by a suffix: 0.5 and 0.5.1
-    for candidate in (str(name), str(name).rpartition(".")[0]):
-        with suppress(ValueError):
-            float(candidate)
-            return True
-    return False
-
-
-def _read_parquet(path: Path) -> pandas.DataFrame:
-    import pandas
-
-    try:
-        return pandas.read_parquet(path)
-    except ImportError:
-        raise ValueError(f"Reading {path.name} needs the package pyarrow (or fastparquet): pip install pyarrow.") from None
-    except Exception as error:  # the engines raise errors of their own
-        raise ValueError(f"{path.name} is no sound .parquet: {reason(error).rstrip('.')}.") from error
 
 
 def _from_table(frame: pandas.DataFrame, path: Path, columns: str | None) -> Signals:

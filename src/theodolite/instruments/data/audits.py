@@ -154,6 +154,9 @@ class Inputs(Instrument):
             found.append(self.found(Severity.NOTE, text, "constant feature", *count, advice=advice))
         return found or [self.found(Severity.GOOD, result.sentence(), "inputs vary")]
 
+    def remedies(self, context: SurveyContext, result: InputAudit) -> Mapping[str, Remedy]:
+        return {"duplicated inputs": Remedy("leave the copies out", why_not="in a short run copies change little")}
+
 
 class Parameters(Instrument):
     name = "parameters"

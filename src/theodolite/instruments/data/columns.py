@@ -54,6 +54,8 @@ class Columns(Instrument):
         return any(t.is_floating_point() for t in sample_tensors(next(iter(context.problem.data))))
 
     def applies(self, context: SurveyContext) -> str:
+        if not self.concerns(context):
+            return "the inputs are no real numbers"
         return "fewer than ten samples say nothing of spreads" if context.problem.samples < 10 else ""
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
@@ -76,7 +78,15 @@ class Columns(Instrument):
         lost = result.reached_standardised - result.reached
         wide = len(result.table) > 200
         uneven = (result.usually_slower >= SLOW or lost >= LOST) and slowest["slower"] >= 0.1 * SLOW
-        if uneven or (slowest["slower"] >= SLOW and not wide):
+        given: dict[str, Any] = {"advice": self._advice(context, result), "cause": "input scale"}
+        if not uneven and not SMALL < result.size < LARGE:
+            text = (
+                f"The inputs have a size of {result.size:.3g} (root mean square), while layers are initialised for about 1: "
+                f"{'the first outputs are as many times too large' if result.size > 1 else 'biases drown them'}."
+            )
+            size = ("root mean square of the inputs", result.size)
+            yield self.found(Severity.WARNING, text, "input scale", *size, **given)
+        elif uneven or (slowest["slower"] >= SLOW and not wide):
             largest = max(result.plain, key=lambda row: math.hypot(row["mean"], row["spread"]))
             text = (
                 f"The scales of the inputs differ: {called(largest)} has mean {grouped(largest['mean'])} and spread "
@@ -86,17 +96,7 @@ class Columns(Instrument):
             )
             text += _reach(result) if lost >= LOST else "."
             numbers = ("how many times slower the slowest column is learned", slowest["slower"])
-            severity = Severity.WARNING if uneven else Severity.NOTE
-            yield self.found(severity, text, "input scale", *numbers, advice=self._advice(context, result), cause="input scale")
-        elif not SMALL < result.size < LARGE:
-            text = (
-                f"The inputs have a size of {result.size:.3g} (root mean square), while layers are initialised for about 1: "
-                f"{'the first outputs are as many times too large' if result.size > 1 else 'biases drown them'}."
-            )
-            yield self.found(
-                Severity.WARNING, text, "input scale", "root mean square of the inputs", result.size,
-                advice=self._advice(context, result), cause="input scale",
-            )  # fmt: skip
+            yield self.found(Severity.WARNING if uneven else Severity.NOTE, text, "input scale", *numbers, **given)
 
     def _advice(self, context: SurveyContext, result: ColumnAudit) -> str:
         called = _namer(context.problem, result)
@@ -216,6 +216,9 @@ class Targets(Instrument):
     def concerns(self, context: SurveyContext) -> bool:
         problem = context.problem
         return labels_of(problem) is None and numbers_of(problem, torch.arange(min(8, problem.samples))) is not None
+
+    def applies(self, context: SurveyContext) -> str:
+        return "" if self.concerns(context) else "the targets are no numbers"
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         return Work(gradients=0.4 * min(1.0, 2000 / context.problem.samples), seconds=0.01)

@@ -46,6 +46,9 @@ class Labels(Instrument):
         problem = context.problem
         return labels_of(problem) is not None or numbers_of(problem, torch.arange(min(8, problem.samples))) is not None
 
+    def applies(self, context: SurveyContext) -> str:
+        return "" if self.concerns(context) else "samples have no class or number of their own as target"
+
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         count = min(SAMPLES, context.problem.samples)
         forward = 0.4 * min(1.0, SAMPLES / context.problem.samples)
@@ -166,9 +169,12 @@ class Labels(Instrument):
         return Remedy(advice, change, score=lambda model: context.problem.with_model(model, loss).loss())
 
     def rows(self, result: LabelAudit) -> list[Row]:
+        """The samples that are suspected where there are some, else the classes."""
         names = {"class": "class", "samples": "samples", "share": "share", "model_is_right": "model is right",
                  "predicted_from_inputs": "inputs give it"}  # fmt: skip
-        return [{name: row[key] for key, name in names.items()} for row in result.rows()[:100]]
+        if result.suspects:
+            names = {"sample": "sample", "label": "label", "inputs_say": "inputs say", "certainty": "certainty", "loss": "loss"}
+        return [{name: row[key] for key, name in names.items()} for row in (result.suspects or result.rows()[:100])]
 
     def figure(self, results: Results) -> Picture:
         result: LabelAudit = results[self.name]

@@ -15,7 +15,14 @@ from torch.nn import functional
 
 from theodolite.arguments import checked, count, seed
 from theodolite.measures.data_audit.discreteness import coincide
-from theodolite.measures.data_audit.neighbours import LeaveOneOut, column_skill, permutation_test, permuted_copies, with_products
+from theodolite.measures.data_audit.neighbours import (
+    LeaveOneOut,
+    column_skill,
+    linear_skill,
+    permutation_test,
+    permuted_copies,
+    with_products,
+)
 from theodolite.measures.data_audit.views import (
     Answers,
     Labels,
@@ -229,6 +236,7 @@ def _inputs(
     p_values = [
         permutation_test(near.skill(targets), near.skill(orders)),
         permutation_test(column_skill(columns, targets), column_skill(columns, orders)),
+        permutation_test(linear_skill(vectors, targets), linear_skill(vectors, orders)),
     ]
     predicted = near.predictions(targets)
     found: dict[str, object] = {

@@ -91,3 +91,18 @@ def with_products(columns: Tensor, most: int = 64) -> Tensor:
         return columns
     i, j = torch.triu_indices(d, d)
     return torch.cat([columns, columns[:, i] * columns[:, j]], dim=1)
+
+
+def linear_skill(columns: Tensor, targets: Tensor) -> Tensor:
+    """The share of the variance of targets (..., n, k) that a line in all columns (n, d) explains; 0 where these are too many.
+
+    Least squares see what lies in a direction of little variance, which distances do not.
+    """
+    n, d = columns.shape
+    y = targets.double() - targets.double().mean(-2, keepdim=True)
+    if d > n // 3:
+        return torch.zeros(y.shape[:-2], dtype=torch.float64)
+    values, sizes, _ = torch.linalg.svd(columns.double() - columns.double().mean(0), full_matrices=False)
+    basis = values[:, sizes > 1e-6 * float(sizes[0])]
+    explained: Tensor = (basis.T @ y).square().sum((-2, -1)) / y.square().sum((-2, -1)).clamp_min(1e-300)
+    return explained

@@ -177,10 +177,10 @@ class ValidationAudit(Result):
 
     `copied` is the share of validation samples that stand in the training data too, `near` the share that nearly do, and
     `near_in_training` the share of training samples that nearly equal another one, which is what to expect without a leak.
-    `leaked` are the numbers of validation samples. `separable` is how well a linear rule tells the two sets apart on samples it
-    was not made from, as an area under the curve: 1/2 is not at all, 1 without error. `shifts` are the columns with
-    the largest difference of means, in spreads; `class_shift` the share of validation samples whose class would have to change
-    for the classes to be shared out as in training.
+    `leaked` are the numbers of validation samples. `tokens`: the inputs are text or the like. `separable` is how well a linear
+    rule tells the two sets apart on samples it was not made from, as an area under the curve: 1/2 is not at all, 1 without error.
+    `shifts` are the columns with the largest difference of means, in spreads; `class_shift` the share of validation samples
+    whose class would have to change for the classes to be shared out as in training.
     """
 
     samples: int
@@ -189,6 +189,7 @@ class ValidationAudit(Result):
     near_in_training: float
     leaked: Tensor
     few_values: bool
+    tokens: bool
     separable: float
     separable_error: float
     shifts: tuple[Row, ...]
@@ -234,6 +235,7 @@ def audit_validation(problem: Problem, valid: Problem, *, seed: int = 0) -> Vali
         near_in_training=math.nan if near is None else near.usual,
         leaked=torch.nonzero(leaked).flatten(),
         few_values=coincide(problem, rows),
+        tokens=tokens,
         separable=separable,
         separable_error=separable_error,
         shifts=tuple(shifts),

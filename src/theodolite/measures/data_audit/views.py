@@ -53,8 +53,9 @@ def part_of(problem: Problem, rows: Tensor) -> Problem:
 
 
 def sample_tensors(batch: Batch) -> list[Tensor]:
-    """The inputs of a batch that have one entry per sample."""
-    return [t for _, t in named_tensors(batch.inputs) if t.ndim and t.shape[0] == batch.size and t is not batch.target]
+    """The inputs of a batch that have one entry per sample; the labels that a model with its own loss takes are no inputs."""
+    found = [t for _, t in named_tensors(batch.inputs) if t.ndim and t.shape[0] == batch.size]
+    return [t for t in found if t is not batch.target] or found[:1]
 
 
 class SampleVectors:
