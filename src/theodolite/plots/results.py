@@ -14,7 +14,7 @@ from theodolite.plots.bars import bars
 from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
 from theodolite.plots.linear_path import linear_path_panels
-from theodolite.plots.monitor import plot_monitor
+from theodolite.plots.monitor import plot_monitor, plot_runs
 from theodolite.plots.regimes import regime_diagram
 from theodolite.plots.scatter import scatter
 from theodolite.plots.spectra import density, eigenvalues
@@ -147,6 +147,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "linear-path": lambda result: linear_path_panels(result.rows()),
     "monitor-report": plot_monitor,
     "regime": trial_run,
+    "run-comparison": plot_runs,
     "stability-result": lambda result: stability_panels(result.rows()),
     "trace": loss_curve,
     "trial-runs": trial_runs,
