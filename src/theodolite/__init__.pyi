@@ -32,6 +32,7 @@ from theodolite.monitors import MultiCatapult as MultiCatapult
 
 # What happened in the run?
 from theodolite.monitors import Monitor as Monitor
+from theodolite.monitors import compare_runs as compare_runs
 from theodolite.measures.dynamics import classify_run as classify_run
 from theodolite.training import train as train
 from theodolite.training import Fleet as Fleet

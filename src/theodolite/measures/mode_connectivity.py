@@ -9,7 +9,7 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -27,8 +27,8 @@ from theodolite.errors import NonFiniteError
 from theodolite.interrupts import unbroken_context
 from theodolite.measures.hessian.tracking import load
 from theodolite.problem import Batch, Problem
-from theodolite.problem.arguments import a_loss, a_model, a_plain_function
 from theodolite.problem.accuracy import answers, right_answers
+from theodolite.problem.arguments import a_loss, a_model, a_plain_function
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, unwrap
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row, fields_of, number

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 from theodolite._names import attach
 
 if TYPE_CHECKING:
+    from theodolite.monitors.compare import RunComparison as RunComparison
+    from theodolite.monitors.compare import compare_runs as compare_runs
     from theodolite.monitors.log import MonitorLog as MonitorLog
     from theodolite.monitors.log import read_log as read_log
     from theodolite.monitors.monitor import Monitor as Monitor
+    from theodolite.monitors.progress.alerts import Alert as Alert
     from theodolite.monitors.rates.critical_rate import CriticalRateLR as CriticalRateLR
     from theodolite.monitors.rates.critical_rate import cyclical_rate as cyclical_rate
     from theodolite.monitors.rates.multi_catapult import MultiCatapult as MultiCatapult

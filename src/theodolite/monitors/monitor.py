@@ -111,8 +111,7 @@ class Monitor(UnbrokenContext["Monitor"]):
             if not (given is None or callable(given) or (isinstance(given, bool) and name == "alerts")):
                 wanted = "True, False or a function of a line" if name == "alerts" else "a function of an Alert, or None"
                 raise ValueError(f"{name} must be {wanted}. Got {given!r}.")
-        #: How the line of an alert is shown; None where it is not.
-        self.show_alert: Callable[[str], object] | None = alerts if callable(alerts) else print_alert if alerts else None
+        self._show_alert: Callable[[str], object] | None = alerts if callable(alerts) else print_alert if alerts else None
         self._on_alert = on_alert
         self.loss, self.budget = loss, budget
         self._probe, self._target, self._writer = probe, target, writer
@@ -199,11 +198,16 @@ class Monitor(UnbrokenContext["Monitor"]):
         for alert in alerts:
             self._write_record("alert", **alert.row())
             with self.quietly("an alert was not shown"):
-                if self.show_alert is not None:
-                    self.show_alert(str(alert))
+                if self._show_alert is not None:
+                    self._show_alert(str(alert))
             with self.quietly("on_alert failed"):
                 if self._on_alert is not None:
                     self._on_alert(alert)
+
+    def show_alerts_by(self, show: Callable[[str], object]) -> None:
+        """Show alerts by a trainer's own logger, where they would go to stderr."""
+        if self._show_alert is print_alert:
+            self._show_alert = show
 
     def validated(self, step: int, loss: float | torch.Tensor) -> None:
         """Take a validation loss that the loop has computed after so many steps: for verdict, log and page."""

@@ -18,6 +18,8 @@ from theodolite.text import listed, plural
 
 #: Validations before their course is judged, and by how much the last ones exceed the best where a model overfits.
 VALIDATIONS, OVERFIT = 4, 0.25
+#: A share of what a guess loses that is little to have gained.
+LITTLE = 0.3
 #: Of the steps so far, the share after the best validation that makes the rise lasting.
 LATE = 0.3
 
@@ -69,7 +71,7 @@ def verdict_of(
         sentences += [_sentence(note.why), note.advice]
         found.append(_finding(Severity.NOTE, _sentence(note.why), "slow", advice=note.advice))
     else:
-        sentences += [_quiet(state, spikes)]
+        sentences += [_quiet(sample, state, spikes)]
     lr = trouble.lr if trouble is not None else note.lr if note is not None else None
     said = {finding.cause for finding in found if finding.cause}
     past = trouble is None and state in ("learning", "flat")  # what an alert said is over
@@ -96,16 +98,19 @@ def _head(loss: LossSummary, state: str, validation: Sequence[Row]) -> str:
         "learning": f"Learning: {course}{still}{last}.",
         "flat": f"Learned, and flat by now: {course}{last}.",
         "starting": f"Too early to say: {course}.",
-        "lost": f"Progress was lost: the loss rose from {_shown(loss.best)} at step {loss.best_step} to {_shown(loss.level)}{guess}.",
+        "lost": f"Progress was lost: from {_shown(loss.best)} at step {loss.best_step} to {_shown(loss.level)} now{guess}.",
         "not learning": f"Not learning: after {plural(loss.steps, 'step')} the loss is {_shown(loss.level)}{at}.",
         "diverged": f"Diverged: the loss went from {_shown(loss.began)} to {_shown(loss.level)}{guess}.",
         "not finite": "Broken: the loss is not a finite number any more.",
     }[state]
 
 
-def _quiet(state: str, spikes: Sequence[Spike]) -> str:
+def _quiet(sample: ProgressSample, state: str, spikes: Sequence[Spike]) -> str:
     if state not in ("learning", "flat"):
         return ""
+    loss, frozen = sample.loss, sample.layers.frozen
+    if frozen > 0.5 and loss.reference - loss.level < LITTLE * abs(loss.reference):
+        return f"Little is gained, and {100 * frozen:.0f} % of the weights are frozen: unfreeze them if that is not meant."
     harmed = [spike for spike in spikes if spike.harmed]
     if harmed:
         return f"It went on after {plural(len(harmed), 'spike')} whose loss did not come back."

@@ -33,6 +33,7 @@ from theodolite.plots.layers import layer_ratios as layer_ratios
 from theodolite.plots.linear_path import linear_path as linear_path
 from theodolite.plots.linear_path import linear_path_panels as linear_path_panels
 from theodolite.plots.monitor import plot_monitor as plot_monitor
+from theodolite.plots.monitor import plot_runs as plot_runs
 from theodolite.plots.range_test import range_test as range_test
 from theodolite.plots.regimes import regime_diagram as regime_diagram
 from theodolite.plots.scatter import PowerLaw as PowerLaw

@@ -1,4 +1,4 @@
-"""A monitored training in one figure: loss and its spikes, rate against the critical one, curvature, shares, norms, features."""
+"""A monitored training in one figure: loss and its spikes, units and steps, rate against the critical one, curvature, features."""
 
 from __future__ import annotations
 
@@ -28,13 +28,27 @@ CAUSES = {
     "unexplained": (GREY, "P"),
 }
 _OTHER = (GREY, "P")
+RATIO = "Learning rate over critical rate"
 _LOWEST = 3e-3  # of the rate over the critical one
 _PARTS = 800  # of a long run, of which the extremes are drawn: about what a printed panel resolves
 
+_KINDS = ("step", "look", "spike", "progress", "validation")
+
 # title, logarithmic, lines as (table, column, label)
 _PANELS: list[tuple[str, bool, list[tuple[str, str, str]]]] = [
-    ("Loss", True, [("steps", "loss", "batch"), ("probe", "loss", "probe")]),
-    ("Learning rate over critical rate", True, [("batch", "ratio", "batch"), ("probe", "ratio", "probe")]),
+    (
+        "Loss",
+        True,
+        [
+            ("steps", "loss", "batch"),
+            ("probe", "loss", "probe"),
+            ("validation", "loss", "validation"),
+            ("progress", "trivial", "best constant prediction"),
+        ],
+    ),
+    ("Share of the hidden units that get gradients", False, [("progress", "alive", "")]),
+    ("Length of a step over that of the weights", True, [("progress", "update_ratio", "median of the layers")]),
+    (RATIO, True, [("batch", "ratio", "batch"), ("probe", "ratio", "probe")]),
     (
         "Sharpness and kernel norm",
         True,
@@ -62,29 +76,60 @@ def plot_monitor(log: Any, *, title: str | None = None, figure: Figure | None = 
     ('Loss', [2.0, 1.0])
     """
     tables, spikes = _tables(log)
-    if not any(tables.values()):
+    filled = [
+        (name, log_axis, [(_thinned(tables[table], column), column, label) for table, column, label in lines])
+        for name, log_axis, lines in _PANELS
+    ]
+    filled = [panel for panel in filled if any(rows for rows, _, _ in panel[2])]  # what was not measured has no panel
+    if not filled:
         raise ValueError("log holds no step and no look yet, so there is nothing to draw.")
-    figure, axes = panels(len(_PANELS), columns=2, size=(4.7, 2.8), title=title, figure=figure)
-    for ax, (name, log_axis, lines) in zip(axes, _PANELS, strict=True):
-        _panel(ax, name, log_axis, [(_thinned(tables[table], column), column, label) for table, column, label in lines])
-    _mark_spikes(axes[0], spikes, tables["steps"])
-    _mark_exceeded(axes[1], tables["batch"])
+    figure, axes = panels(len(filled), columns=2, size=(4.7, 2.8), title=title, figure=figure)
+    for ax, (name, log_axis, lines) in zip(axes, filled, strict=True):
+        _panel(ax, name, log_axis, lines)
+        if name == _PANELS[0][0]:
+            _mark_spikes(ax, spikes, tables["steps"])
+        elif name == RATIO:
+            _mark_exceeded(ax, tables["batch"])
+    widest = max((ax.get_xlim() for ax in axes), key=lambda ends: ends[1] - ends[0])
+    for ax in axes:  # one axis of time for all
+        ax.set_xlim(widest)
+    return figure
+
+
+def plot_runs(comparison: Any) -> Figure:
+    """The losses of two runs by steps and, where it is known, by time; a line where they part.
+
+    `comparison` is what `compare_runs` returns.
+    """
+    points = [dict(row) for row in comparison.points]
+    if not points:
+        raise ValueError("Neither run has a step yet, so there is nothing to draw.")
+    wide = min(row["loss"] for row in points) > 0
+    timed = [row for row in points if row["seconds"] is not None]
+    figure, axes = panels(1 + bool(timed), size=(4.7, 3.2))
+    for ax, rows, x in zip(axes, (points, timed), ("step", "seconds"), strict=False):
+        xlabel = "step" if x == "step" else "seconds of training"
+        curves(rows, x, "loss", by="run", band=None, log="y" if wide else "", markers=False, labels="legend", xlabel=xlabel, ax=ax)
+    if comparison.parted is not None:
+        reference(axes[0], x=comparison.parted, label="they part")
     return figure
 
 
 def _tables(log: Any) -> tuple[dict[str, list[Row]], list[Row]]:
-    """Steps, looks at batches, looks at the probe; and spikes. Of records about the same place the last one stays."""
+    """Steps, looks at batches and at the probe, progress, validations; and spikes. Of records about the same place the last one stays."""
     if hasattr(log, "records"):
         log = log.records()
     if all(hasattr(log, name) for name in ("steps", "looks", "spikes")):
         steps, looks, spikes = log.steps, log.looks, log.spikes
-    elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict) and not getattr(log, "is_meta", False):
-        records = [a_mapping(f"log[{i}]", record) for i, record in enumerate(log)]
-        steps, looks, spikes = ([row for row in records if row.get("kind") == kind] for kind in ("step", "look", "spike"))
+        progress, validation = getattr(log, "progress", ()), getattr(log, "validation", ())
+    elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
+        records = list(log)
+        steps, looks, spikes, progress, validation = ([row for row in records if row.get("kind") == kind] for kind in _KINDS)
     else:
         raise TypeError(f"log must be a MonitorReport, a MonitorLog or a list of its records. Got {type(log).__name__}.")
     by_place = {on: _last([look for look in looks if look.get("on") == on], "step") for on in ("batch", "probe")}
-    return {"steps": _last(steps, "step"), **by_place}, _last(spikes, "start")
+    more = {"progress": _last(progress, "step"), "validation": _last(validation, "step")}
+    return {"steps": _last(steps, "step"), **by_place, **more}, _last(spikes, "start")
 
 
 def _last(rows: Iterable[Row], place: str) -> list[Row]:
@@ -112,17 +157,14 @@ def _panel(ax: Axes, name: str, log_axis: bool, lines: list[tuple[list[Row], str
     shown = [(rows, column, label) for rows, column, label in lines if rows]
     with style():
         ax.set(title=name, xlabel="step")
-        if not shown:
-            ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", va="center", color=GREY)
-            ax.set(xticks=[], yticks=[])
-            return
     values = np.concatenate([numbers(rows, column) for rows, column, _ in shown])
     values = values[finite(values)]
     mostly_positive = len(values) > 0 and positive(values).mean() >= 0.9
     scale = "y" if log_axis and mostly_positive else ""
     for rows, column, label in shown:
         drawn = len(ax.lines)
-        curves(rows, "step", column, log=scale, label=label, labels="none", markers=len(rows) <= 40, ylabel="", ax=ax)
+        markers = len(rows) <= 40 and column != "trivial"
+        curves(rows, "step", column, log=scale, label=label, labels="none", markers=markers, ylabel="", ax=ax)
         if len(rows) > _PARTS // 2:  # a noisy line: thin, or it is a band
             for line in ax.lines[drawn:]:
                 line.set_linewidth(0.9)

@@ -16,7 +16,7 @@ from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
 from theodolite.plots.layers import layer_ratios
 from theodolite.plots.linear_path import linear_path_panels
-from theodolite.plots.monitor import plot_monitor
+from theodolite.plots.monitor import plot_monitor, plot_runs
 from theodolite.plots.range_test import range_test
 from theodolite.plots.regimes import regime_diagram
 from theodolite.plots.scatter import scatter
@@ -180,6 +180,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "monitor-report": plot_monitor,
     "range-test": rates_swept,
     "regime": trial_run,
+    "run-comparison": plot_runs,
     "stability-result": lambda result: stability_panels(result.rows()),
     "trace": loss_curve,
     "trial-runs": trial_runs,

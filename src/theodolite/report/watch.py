@@ -1,4 +1,4 @@
-"""The live page of a monitored training: served to this machine only while lines are appended, or written once for later.
+"""The live page of a monitored training, or of two: served to this machine only while lines are appended, or written for later.
 
 The page gets the log as columns and draws them itself, so the same script serves a running training and a file that is
 opened years later.
@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from theodolite.files import write_whole
-from theodolite.monitors.log import Chunk, MonitorLog, Record, encode, existing, fold, log_path, read_chunk, restored
+from theodolite.monitors.log import NAME, Chunk, MonitorLog, Record, encode, existing, fold, log_path, read_chunk, restored
 from theodolite.report.rendering import environment
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
@@ -35,6 +35,8 @@ COLUMNS = {
     "steps": ("loss", "gradient_norm", "update_norm", "rate"),
     "batch": ("rate", "critical_rate", "ratio", "exceeded", "sharpness", "converged", "seconds"),
     "probe": ("rate", "critical_rate", "ratio", "sharpness", "kernel_norm", "loss", "top_share", "agop_alignment", "seconds"),
+    "progress": ("level", "best", "trivial", "alive", "update_ratio", "low_gradient", "high_gradient"),
+    "validation": ("loss",),
 }
 BUCKETS = 1500  # parts of a long run of which a written page keeps the extremes: about the pixels of a wide screen
 CHUNK = 4_000_000  # bytes of the log per answer: a page that comes late to a long run fills step by step
@@ -51,45 +53,63 @@ _HEADERS = {
 }
 
 
-def watch_html(path: str | PathLike[str], log: MonitorLog | None = None, *, age: float | None = None, made: str = "") -> str:
-    """The page as one self-contained text: with `log` inside, or, without, one that asks its server for it.
+def watch_html(
+    path: str | PathLike[str],
+    log: MonitorLog | None = None,
+    *,
+    age: float | None = None,
+    made: str = "",
+    other: str | PathLike[str] | None = None,
+    other_log: MonitorLog | None = None,
+) -> str:
+    """The page as one self-contained text: with logs inside, or, without, one that asks its server for them.
 
-    `age` is how many seconds ago the last line was written.
+    `age` is how many seconds ago the last line was written. `other` is a second run, drawn beside the first.
     """
-    data = None if log is None else {**page_data(log, BUCKETS), "bad_lines": log.bad_lines}
-    return _page(path, data, age=age, made=made)
+    runs = [(path, log, age)] if other is None else [(path, log, age), (other, other_log, None)]
+    return _page([_run(p, None if found is None else _whole_log(found), a) for p, found, a in runs], made=made)
 
 
-def write_watch(path: str | PathLike[str], out: str | PathLike[str]) -> Path:
-    """Write the page of the log at `path` (a file or a folder) to `out`; it needs no server."""
-    data = whole_data(existing(path), BUCKETS)
-    age = max(0.0, time.time() - log_path(path).stat().st_mtime)
+def write_watch(path: str | PathLike[str], out: str | PathLike[str], *, other: str | PathLike[str] | None = None) -> Path:
+    """Write the page of the log at `path` (a file or a folder), and of another one beside it, to `out`; it needs no server."""
+    runs = []
+    for given in (path,) if other is None else (path, other):
+        data = whole_data(existing(given), BUCKETS)
+        runs.append(_run(given, data, max(0.0, time.time() - log_path(given).stat().st_mtime)))
     out = Path(out)
-    write_whole(out, _page(path, data, age=age).encode(errors="replace"))
+    write_whole(out, _page(runs).encode(errors="replace"))
     return out
 
 
-def _page(path: str | PathLike[str], data: dict[str, Any] | None, *, age: float | None, made: str = "") -> str:
+def _whole_log(log: MonitorLog) -> dict[str, Any]:
+    return {**page_data(log, BUCKETS), "bad_lines": log.bad_lines}
+
+
+def _run(path: str | PathLike[str], data: dict[str, Any] | None, age: float | None) -> dict[str, Any]:
+    """What the page is told of one run; `data` is None where it asks for it."""
+    file = log_path(path)
+    return {"path": str(file), "name": file.parent.name if file.name == NAME else file.stem, "age": age, "data": data}
+
+
+def _page(runs: list[dict[str, Any]], *, made: str = "") -> str:
     from theodolite import __version__
 
     setup = {
-        "live": data is None,
-        "path": str(log_path(path)),
-        "age": age,
+        "live": runs[0]["data"] is None,
+        "runs": runs,
         "made": made or datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,
-        "data": data,
     }
     return environment().get_template("watch.html.j2").render(setup=setup, script=_script())
 
 
 def page_data(log: MonitorLog, buckets: int | None = None) -> dict[str, Any]:
-    """What the page draws: three tables of columns, and the few other records as they are.
+    """What the page draws: tables of columns, and the few other records as they are; `standing` is the last word on progress.
 
     With `buckets` long tables are thinned to the extremes of that many parts; `counts` are those of all rows.
     """
     looks = {on: [look for look in log.looks if look.get("on") == on] for on in ("batch", "probe")}
-    tables = {"steps": log.steps, **looks}
+    tables = {"steps": log.steps, **looks, "progress": log.progress, "validation": log.validation}
     columns = {name: _columns(rows, COLUMNS[name]) for name, rows in tables.items()}
     return {
         "tables": columns if buckets is None else {name: thinned(table, buckets) for name, table in columns.items()},
@@ -97,6 +117,8 @@ def page_data(log: MonitorLog, buckets: int | None = None) -> dict[str, Any]:
         "nonfinite": _nonfinite(log.steps),
         "runs": _plain(log.runs),
         "spikes": _plain(log.spikes),
+        "alerts": _plain(log.alerts),
+        "standing": _plain(log.progress[-1:])[0] if log.progress else None,
         "end": None if log.end is None else _plain([log.end])[0],
     }
 
@@ -110,6 +132,8 @@ def whole_data(path: Path, buckets: int) -> dict[str, Any]:
     nonfinite: dict[str, set[float]] = {}
     runs: list[Record] = []
     spikes: dict[float, Record] = {}
+    alerts: dict[tuple[Any, Any], Record] = {}
+    standing: Record | None = None
     end, chunk, bad_lines = None, Chunk([], 0, "", 0, more=True), 0
     while chunk.more:
         chunk = read_chunk(path, chunk.offset, chunk.token, CHUNK)
@@ -122,6 +146,9 @@ def whole_data(path: Path, buckets: int) -> dict[str, Any]:
             nonfinite[name] = (nonfinite.get(name, set()) - set(part["tables"]["steps"]["step"])) | set(steps)
         runs += part["runs"]
         spikes |= {spike["start"]: spike for spike in part["spikes"]}
+        alerts |= {(alert["step"], alert.get("alert", "")): alert for alert in part["alerts"]}
+        if part["standing"] is not None and (standing is None or part["standing"]["step"] >= standing["step"]):
+            standing = part["standing"]
         end = part["end"] if part["runs"] else part["end"] or end
     tables = {name: _last_of_each_step(table) for name, table in arrays.items()}
     return {
@@ -130,6 +157,8 @@ def whole_data(path: Path, buckets: int) -> dict[str, Any]:
         "nonfinite": {name: sorted(steps) for name, steps in nonfinite.items()},
         "runs": runs,
         "spikes": [spikes[start] for start in sorted(spikes)],
+        "alerts": [alerts[place] for place in sorted(alerts)],
+        "standing": standing,
         "end": end,
         "bad_lines": bad_lines,
     }
@@ -166,7 +195,7 @@ def _shown(value: Any) -> Any:
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves the page of the log at `path` on the loopback address; `port` 0 takes a free one.
+    """Serves the page of the log at `path`, and of an `other` beside it, on the loopback address; `port` 0 takes a free one.
 
     It answers GET of three paths, to whoever calls it by a loopback name: a web page elsewhere that points its own name at
     this machine is refused.
@@ -174,8 +203,9 @@ class WatchServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, path: str | PathLike[str], port: int = 0) -> None:
+    def __init__(self, path: str | PathLike[str], port: int = 0, *, other: str | PathLike[str] | None = None) -> None:
         self.path = log_path(path)
+        self.other = None if other is None else log_path(other)
         self._free = threading.BoundedSemaphore(CALLERS)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -233,9 +263,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         address = urlsplit(self.path)
         if address.path == "/":
-            self._answer(HTTPStatus.OK, watch_html(self.server.path).encode(errors="replace"), "text/html; charset=utf-8")
+            page = watch_html(self.server.path, other=self.server.other)
+            self._answer(HTTPStatus.OK, page.encode(errors="replace"), "text/html; charset=utf-8")
         elif address.path == "/data":
-            self._answer(HTTPStatus.OK, news(self.server.path, address.query), "application/json")
+            second = parse_qs(address.query).get("run", ["0"])[0] == "1"
+            path = self.server.other if second and self.server.other is not None else self.server.path
+            self._answer(HTTPStatus.OK, news(path, address.query), "application/json")
         elif address.path == "/favicon.ico":
             self._answer(HTTPStatus.NO_CONTENT, b"", "image/x-icon")
         else:
@@ -295,7 +328,7 @@ def _is_ours(host: str, port: int) -> bool:
 
 def _counts(tables: dict[str, Columns]) -> dict[str, Any]:
     """How many rows there are, how many of them above the critical rate, and the seconds of measuring."""
-    counts: dict[str, Any] = {name: len(table["step"]) for name, table in tables.items()}
+    counts: dict[str, Any] = {name: len(tables[name]["step"]) for name in ("steps", "batch", "probe")}
     counts["exceeded"] = sum(bool(_shown(value)) for value in tables["batch"]["exceeded"])
     counts["seconds"] = sum(_shown(value) or 0 for name in ("batch", "probe") for value in tables[name]["seconds"])
     return counts

@@ -7,12 +7,14 @@ The loss watched is the one that `training_step` returns, whatever its signature
     callback.monitor.report()
 
 A loss that is given, `Monitor(nn.MSELoss())`, is computed from what the module's `forward` returns and the target of the batch;
-where that is not what `training_step` returns, the monitor says so and watches the latter.
+where that is not what `training_step` returns, the monitor says so and watches the latter. Alerts go to Lightning's logger; the
+validation loss is the metric that the module logs as `val_loss`, or by the name given as `validation=`.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -28,6 +30,9 @@ from theodolite.monitors.watching.recorder import norm_of, trained
 from theodolite.monitors.watching.watched_model import StepLoss, loss_of, quiet_training_mode
 from theodolite.problem import Problem
 
+#: Lightning's own logger, and names under which modules log their validation loss.
+LOGGER = logging.getLogger("lightning.pytorch")
+VALIDATION = ("val_loss", "valid_loss", "validation_loss", "val/loss", "valid/loss", "validation/loss")
 #: Relative difference from which two losses of one batch are not the same.
 DIFFERENT = 1e-3
 
@@ -37,11 +42,16 @@ class MonitorCallback(lightning.Callback):
 
     `model` picks what is called with the inputs of a batch and compared by the monitor's loss, instead of `training_step`:
     `model=lambda module: module.network`. Of several optimizers, which a module steps by itself, the first one is observed, and
-    its loss, gradients and steps are followed without curvature.
+    its loss, gradients and steps are followed without curvature. `validation` names the logged metric that is the validation
+    loss; None takes the first one of the usual names.
     """
 
-    def __init__(self, monitor: Monitor, *, model: Callable[[Any], nn.Module] | None = None) -> None:
+    def __init__(
+        self, monitor: Monitor, *, model: Callable[[Any], nn.Module] | None = None, validation: str | None = None
+    ) -> None:
         self.monitor, self._pick = monitor, model
+        self._validation = VALIDATION if validation is None else (validation,)
+        monitor.show_alerts_by(LOGGER.warning)
         self._watched: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         self._batches: list[tuple[Any, int]] = []
@@ -89,6 +99,11 @@ class MonitorCallback(lightning.Callback):
                     return module
         self.monitor.say("the monitor's loss of the module's output is not what training_step returns: the latter is watched")
         return step
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        found = next((name for name in self._validation if name in trainer.callback_metrics), None)
+        if found is not None and not trainer.sanity_checking:
+            self.monitor.validated(trainer.global_step, trainer.callback_metrics[found])
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self.monitor.close()

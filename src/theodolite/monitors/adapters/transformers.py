@@ -3,6 +3,8 @@
 >>> from theodolite.monitors import Monitor
 >>> from theodolite.monitors.adapters.transformers import MonitorCallback
 >>> callback = MonitorCallback(Monitor(None))       # Trainer(..., callbacks=[callback]); then callback.monitor.report()
+
+Alerts go to the logger of `transformers`; validation losses are those of the trainer's evaluations.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
+from transformers.utils import logging
 
 from theodolite.interrupts import unbroken_call, unbroken_context
 from theodolite.monitors.monitor import Monitor
 from theodolite.monitors.watching.watched_model import StepLoss, loss_of
 from theodolite.problem.state_guard import attributes_kept, being_measured
+
+LOGGER = logging.get_logger("transformers.theodolite")
 
 
 class MonitorCallback(TrainerCallback):
@@ -35,6 +40,7 @@ class MonitorCallback(TrainerCallback):
             raise ValueError("The Trainer computes the loss: use Monitor(None, ...).")
         self.monitor = monitor
         self._recorder: _TrainerRecorder | None = None
+        monitor.show_alerts_by(LOGGER.warning)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self.monitor.quietly("the trainer is not listened to"):
@@ -55,6 +61,10 @@ class MonitorCallback(TrainerCallback):
             batches, value = self._recorder.take()
             clip = self._recorder.clip
             self.monitor.observe(state.global_step, self._recorder.loss, batches, kwargs["optimizer"], value=value, clip=clip)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        if isinstance(metrics, dict) and "eval_loss" in metrics:
+            self.monitor.validated(state.global_step, metrics["eval_loss"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recorder is not None:

@@ -115,8 +115,8 @@ class AlertKeeper:
                 yield from self._raised(alert)
 
     def look(self, here: Situation) -> Iterator[Alert]:
-        """What a look at the whole shows."""
-        for rule in _RULES:
+        """What a look at the whole shows; nothing more, once the loss is no number."""
+        for rule in _RULES if here.now.loss.state != "not finite" else ():
             alert = rule(here)
             if alert is not None:
                 yield from self._raised(alert)

@@ -237,7 +237,8 @@ def _thrown_away(sample: ProgressSample, edge: Edge, how: str = "the loss ran aw
 def _rate_too_high(sample: ProgressSample, edge: Edge, why: str) -> Trouble:
     lr = lower_rate(sample, edge)
     again = "" if lr is None else f" with lr={lr:g}"
-    return Trouble(cause="rate too high", why=why, advice=f"Start again from before that{again}, or warm up longer.", lr=lr)
+    advice = f"Start again from before that{again}; a longer warm-up or clipped gradients help too."
+    return Trouble(cause="rate too high", why=why, advice=advice, lr=lr)
 
 
 def rate_too_low(sample: ProgressSample, edge: Edge) -> Trouble:

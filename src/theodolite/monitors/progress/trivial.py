@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.measures.progress.trivial import label_entropy
+from theodolite.problem.accuracy import class_axis
 from theodolite.problem.calling import main_output
 from theodolite.problem.weighting import ignored_label
 
@@ -33,7 +35,7 @@ class TrivialPredictor:
     >>> guess = TrivialPredictor(nn.CrossEntropyLoss())
     >>> guess.update(torch.tensor([0, 1] * 500))
     >>> round(guess.value, 3), guess.name
-    (0.694, 'guessing by class frequencies')
+    (0.693, 'always predicting the class frequencies')
     """
 
     def __init__(self, loss: Any) -> None:
@@ -53,15 +55,15 @@ class TrivialPredictor:
         target, output = target.detach(), _tensor(output)
         if target.is_floating_point():
             self._update_mean(target)
-            self.name = "guessing the mean of the targets"
+            self.name = "always predicting the mean of the targets"
             self._score(self._constants(output), target, score)
         elif target.dtype is not torch.bool:
             if not self._update_counts(target):
                 return
-            tokens = target.ndim > 1
-            self.name = f"guessing by {'token' if tokens else 'class'} frequencies"
+            self.name = f"always predicting the {'token' if target.ndim > 1 else 'class'} frequencies"
             if self.loss is None or _is_plain_cross_entropy(self.loss):
-                self.value = self._entropy()
+                assert self._counts is not None
+                self.value = label_entropy(self._counts)
             else:
                 self._score(self._frequencies(output, target), target, score)
 
@@ -89,12 +91,6 @@ class TrivialPredictor:
         self._mean += (mean - self._mean) / self._seen
         self._median += (median - self._median) / self._seen
 
-    def _entropy(self) -> float:
-        """Entropy of the frequencies in nats, with the first correction for how few labels they were counted on."""
-        assert self._counts is not None
-        total, seen = float(self._counts.sum()), self._counts[self._counts > 0]
-        return float(-(seen / total * (seen / total).log()).sum()) + (len(seen) - 1) / (2.0 * total)
-
     def _constants(self, output: Tensor | None) -> Iterator[Tensor]:
         """The same output for all samples: the mean, the median, and the mean as a logit where it is a probability."""
         if output is None or self._mean is None or self._median is None:
@@ -106,9 +102,9 @@ class TrivialPredictor:
 
     def _frequencies(self, output: Tensor | None, target: Tensor) -> Iterator[Tensor]:
         """Logarithms of the frequencies along the classes of the output."""
-        if output is None or self._counts is None or output.ndim != target.ndim + 1:
+        axis = None if output is None else class_axis(output, target, self.loss)
+        if output is None or self._counts is None or axis is None:
             return
-        axis = 1 if output.ndim > 1 and output.shape[2:] == target.shape[1:] else output.ndim - 1
         shares = torch.zeros(max(output.shape[axis], len(self._counts)), dtype=torch.float64)
         shares[: len(self._counts)] = self._counts / self._counts.sum()
         shape = [1] * output.ndim
