@@ -188,7 +188,9 @@ def test_odd_logs_are_shown_too(page, tmp_path, records):
     path = write_lines(tmp_path / "monitor.jsonl", records)
     (tmp_path / "page.html").write_text(watch_html(path, read_log(path), age=3.0))
     page.open((tmp_path / "page.html").as_uri(), width=390)
-    assert page.ask("[...document.querySelectorAll('svg.chart')].every((chart) => chart.querySelector('.trace'))")  # none is empty
+    assert page.ask(
+        "[...document.querySelectorAll('svg.chart')].every((chart) => chart.querySelector('.trace'))"
+    )  # none is empty
     assert "NaN" not in page.ask("document.querySelector('main').innerHTML")
     assert page.ask("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert page.errors == []

@@ -1,4 +1,4 @@
-"""Valid calls of measures, operators, algorithms and problems, so small that each takes a moment: the first part of the table of `signatures`."""
+"""Valid calls of measures, operators, algorithms and problems, so small that each takes a moment (see `signatures`)."""
 
 from __future__ import annotations
 

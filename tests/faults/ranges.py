@@ -180,27 +180,25 @@ RANGES: tuple[Range, ...] = (
 )  # fmt: skip
 
 #: Arguments that are shown as texts, whatever they are: no value is bad here.
-SHOWN = set(["title", "xlabel", "ylabel", "label", "ends", "regime_diagram.optimizer"])
+SHOWN = {"title", "xlabel", "ylabel", "label", "ends", "regime_diagram.optimizer"}
 
 _BY_NAME = {name: place for place in RANGES for name in place.names.split()}
 
 #: Arguments for which None is a choice of its own, though it is not the default.
-OPTIONAL = set(
-    [
-        "band",
-        "center",
-        "within.value",
-        "relative.value",
-        "mode",
-        "loss",
-        "norm",
-        "restricted.words",
-        "accuracy",
-        "masked_loss.visible",
-        "objective_and_gradient.visible",
-        "Monitor.budget",
-    ]
-)
+OPTIONAL = {
+    "band",
+    "center",
+    "within.value",
+    "relative.value",
+    "mode",
+    "loss",
+    "norm",
+    "restricted.words",
+    "accuracy",
+    "masked_loss.visible",
+    "objective_and_gradient.visible",
+    "Monitor.budget",
+}
 
 
 def keys(name: str, argument: str) -> list[str]:

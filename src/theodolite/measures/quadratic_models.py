@@ -522,8 +522,8 @@ class QuadraticStep(NamedTuple):
 def quadratic_step(residual: Tensor, jacobian: Tensor, curved: Tensor, rate: float) -> QuadraticStep:
     """One exact step of any quadratic model: (3.15), and (3.16) corrected.
 
-    A run that has blown up goes on, NaN giving NaN. `curved` (n, p) has the rows G_i = rᵀJ H_i with H_i the Hessian of output i. As J(t+1) = J − ηG, the kernel becomes
-    K − η(GJᵀ + JGᵀ) + η²GGᵀ; the source prints another form, which does not hold.
+    A run that has blown up goes on, NaN giving NaN. `curved` (n, p) has the rows G_i = rᵀJ H_i with H_i the Hessian of output i.
+    As J(t+1) = J − ηG, the kernel becomes K − η(GJᵀ + JGᵀ) + η²GGᵀ; the source prints another form, which does not hold.
     """
     cross = curved @ jacobian.mT
     kernel = jacobian @ jacobian.mT

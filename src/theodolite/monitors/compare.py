@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ class RunComparison(Result):
 
     `ahead` names the run with the lower loss at the last common step `at_step`, empty where the difference is within its error;
     `ahead_in_time` the same after the `at_seconds` of training that both had. `difference` and `time_difference` are the loss of
-    the second run minus that of the first, with standard errors. `parted` is the step from which they differ for good, `same_until`
-    the last step up to which their losses are equal bit by bit (None where there is none). `runs` has a row for each run;
+    the second run minus that of the first, with standard errors. `parted` is the step from which they differ for good,
+    `same_until` the last step up to which their losses are equal bit by bit (None where there is none). `runs` has a row for each run;
     `points` are mean losses over parts of the runs, to draw.
     """
 
@@ -158,7 +159,7 @@ class _Run:
 
     def points(self, edges: Sequence[float]) -> Iterable[Row]:
         """Mean losses over parts."""
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in itertools.pairwise(edges):
             inside = [(step, loss) for step, loss in self.losses.items() if low <= step < high and math.isfinite(loss)]
             if inside:
                 times = [self.seconds[step] for step, _ in inside if step in self.seconds]
@@ -244,7 +245,7 @@ def _parting(first: _Run, second: _Run) -> int | None:
     edges, found = _parts(first, second), None
     last = min(first.last_step, second.last_step)
     side = 0.0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         inside = [[loss for step, loss in run.losses.items() if low <= step < high and step <= last] for run in (first, second)]
         if min(map(len, inside)) < 2:
             continue

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from theodolite.arguments import a_mapping, checked
+from theodolite.arguments import checked
 from theodolite.plots.axes_style import legend, note, reference
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
@@ -109,14 +109,16 @@ def plot_runs(comparison: Any) -> Figure:
     figure, axes = panels(1 + bool(timed), size=(4.7, 3.2))
     for ax, rows, x in zip(axes, (points, timed), ("step", "seconds"), strict=False):
         xlabel = "step" if x == "step" else "seconds of training"
-        curves(rows, x, "loss", by="run", band=None, log="y" if wide else "", markers=False, labels="legend", xlabel=xlabel, ax=ax)
+        curves(
+            rows, x, "loss", by="run", band=None, log="y" if wide else "", markers=False, labels="legend", xlabel=xlabel, ax=ax
+        )
     if comparison.parted is not None:
         reference(axes[0], x=comparison.parted, label="they part")
     return figure
 
 
 def _tables(log: Any) -> tuple[dict[str, list[Row]], list[Row]]:
-    """Steps, looks at batches and at the probe, progress, validations; and spikes. Of records about the same place the last one stays."""
+    """Steps, looks at batches and at the probe, progress, validations; and spikes. Of records of one place the last stays."""
     if hasattr(log, "records"):
         log = log.records()
     if all(hasattr(log, name) for name in ("steps", "looks", "spikes")):

@@ -49,7 +49,8 @@ def as_optimizer(
         )
     if needs_rate and lr is None:
         raise ValueError(
-            f"optimizer={value if isinstance(value, type) else repr(value)} has no learning rate: give {rate + ', or ' if rate else ''}"
+            f"optimizer={value if isinstance(value, type) else repr(value)} has no learning rate: give "
+            f"{rate + ', or ' if rate else ''}"
             f"the optimizer itself, torch.optim.{kind.__name__}(model.parameters(), lr=0.1)."
         )
     made: Any = kind

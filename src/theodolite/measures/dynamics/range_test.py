@@ -100,8 +100,8 @@ def lr_range_test(
 ) -> RangeTest:
     """The loss while the learning rate rises exponentially from `low` to `high`, on copies of the model.
 
-    Each sweep takes one optimizer step per rate, on a random mini-batch. From the loss of a batch the loss of the first weights on
-    the same batch is taken away, so that easy and hard batches do not show; what is left is averaged exponentially (with the
+    Each sweep takes one optimizer step per rate, on a random mini-batch. From the loss of a batch the loss of the first weights
+    on the same batch is taken away, so that easy and hard batches do not show; what is left is averaged exponentially (with the
     correction of its bias), and the loss at the start added again. The suggestion is the geometric mean of two rates read from
     this curve, averaged over the sweeps: that at which two thirds of its whole fall are reached, and a quarter of that from which
     on it rises; the latter alone where the loss does not fall. The first is where learning is fast, the second keeps a distance
@@ -109,8 +109,8 @@ def lr_range_test(
     or far above its start. The model and the optimizer are left as found.
 
     Args:
-        optimizer: the optimizer as it stands, copied with its state, or a name ("sgd", "momentum", "adam", "adamw"); None is plain
-            gradient descent. It need not have a law of stability.
+        optimizer: the optimizer as it stands, copied with its state, or a name ("sgd", "momentum", "adam", "adamw"); None is
+            plain gradient descent. It need not have a law of stability.
         lr: the rate you train with, by default the optimizer's; it is drawn beside the curve.
         batch_size: of the mini-batches; None is that of the problem's own, or 32 where the data is one batch.
         low, high: the range. By default a coarse sweep finds where the loss begins to rise, and the range goes from a thousandth

@@ -108,7 +108,7 @@ class RateChoice(Result):
             return f"{lowest}."
         texts = {
             "keep": f"Keep the learning rate {self.own:.3g}: no other that was tried is clearly better",
-            "converged": f"Hardly anything is left to learn: the loss is {self.start:.3g}, and no rate that was tried changes that",
+            "converged": f"Hardly anything is left to learn: the loss is {self.start:.3g}, and no rate tried changes that",
             "unknown": "No rate that was tried moves the loss: it is not the learning rate that is at fault",
             "needs warm-up": f"The learning rate {self.own:.3g} fails at once and works after a warm-up",
         }
@@ -138,8 +138,8 @@ def choose_rate(
 ) -> RateChoice:
     """Whether to keep a learning rate, and which one to take instead, from short trainings of copies at several rates.
 
-    Yours is tried with two orders of batches, whose difference is the noise, then a third and a tenth of it, three and ten times it,
-    and `others`; farther ones only where these leave the question open. A higher rate must be ahead before and after the
+    Yours is tried with two orders of batches, whose difference is the noise, then a third and a tenth of it, three and ten times
+    it, and `others`; farther ones only where these leave the question open. A higher rate must be ahead before and after the
     cool-down, and in runs three times longer. Where the weights no longer recover from a rate, lower ones are tried from new
     weights beside it, if every layer can draw new ones.
 
