@@ -1,8 +1,8 @@
 """Checks of arguments: each says what is accepted and what came.
 
 A rule takes the name of an argument and its value, and returns the value as it is used; `checked` applies rules by name before a
-function runs. `wanted` are the words for what is accepted, where the usual ones do not say enough. What the common names mean, and
-so which numbers they take, is said in the guide (`docs/guide/python.rst`).
+function runs. `wanted` are the words for what is accepted, where the usual ones do not say enough. What the common names mean,
+and so which numbers they take, is said in the guide (`docs/guide/python.rst`).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from theodolite.arguments import about, checked, positive_integers, shown
 from theodolite.errors import NonFiniteError
 from theodolite.measures.hessian.tracking import load
 from theodolite.problem import Batch, Problem
-from theodolite.problem.arguments import a_loss, a_model, a_plain_function
 from theodolite.problem.accuracy import answers, right_answers
+from theodolite.problem.arguments import a_loss, a_model, a_plain_function
 from theodolite.problem.calling import Evaluation, Loss, ModelCall, unwrap
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row, fields_of, number

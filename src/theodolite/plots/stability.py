@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from theodolite.arguments import checked, one_of, shown, whole
+from theodolite.arguments import checked, one_of, whole
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law, of_one_checkpoint, signed, slope_windows
 from theodolite.plots.axes_style import make_headroom, note, span
 from theodolite.plots.chart import chart, drawing

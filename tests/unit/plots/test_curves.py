@@ -184,7 +184,7 @@ def test_reference_lines():
     found = {t.get_text(): t for t in ax.texts}
     assert found["edge"].xyann[1] < found["critical rate"].xyann[1]  # names of near lines do not overlap
     for bad in ({}, {"x": 1.0, "y": 2.0}, {"x": math.inf}):
-        with pytest.raises(ValueError, match="reference line|x must be|y must be"):
+        with pytest.raises(ValueError, match=r"reference line|x must be|y must be"):
             plots.reference(ax, **bad)
 
 
@@ -198,5 +198,5 @@ def test_spans():
     plots.span(ax, y=(0.0, 10.0))
     assert ax.patches[1].get_height() == pytest.approx(10.0)
     for bad in ({}, {"x": (2, 1)}, {"y": (math.nan, 1)}):
-        with pytest.raises(ValueError, match="span|must be two numbers, the smaller first"):
+        with pytest.raises(ValueError, match=r"span|must be two numbers, the smaller first"):
             plots.span(ax, **bad)

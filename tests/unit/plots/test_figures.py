@@ -31,7 +31,7 @@ def test_options():
     assert axes[2].get_ylim() == (0, 7)
     assert [_name(i) for i in (25, 26, 27, 52)] == ["z", "aa", "ab", "ba"]
     for bad in ({"count": 0}, {"count": 2, "columns": 0}):
-        with pytest.raises(ValueError, match="must be (one of 1|a positive integer)"):
+        with pytest.raises(ValueError, match=r"must be (one of 1|a positive integer)"):
             plots.panels(**bad)
 
 

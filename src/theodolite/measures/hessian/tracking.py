@@ -96,17 +96,13 @@ def _fitted(model: nn.Module, state: Mapping[str, Any], label: str) -> dict[str,
     unknown = [name for name in given if name not in keys]
     if unknown:
         near = ", ".join(nearest(unknown[0], keys, count=3))
-        raise ValueError(
-            f"{label} holds {unknown[0]!r}, which the problem's model has not. Nearest names: {near}."
-        )
+        raise ValueError(f"{label} holds {unknown[0]!r}, which the problem's model has not. Nearest names: {near}.")
     for name, key in keys.items():
         if name not in given:
             raise ValueError(f"{label} lacks {name!r}. Save the whole state: model.state_dict().")
         mine, shape = own[key], tuple(getattr(given[name], "shape", ()))
         if isinstance(mine, Tensor) and shape != tuple(mine.shape):
-            raise ValueError(
-                f"{label}: {name} has shape {shape}; in the problem's model it is {tuple(mine.shape)}."
-            )
+            raise ValueError(f"{label}: {name} has shape {shape}; in the problem's model it is {tuple(mine.shape)}.")
     _check_finite(given, label)
     return {keys[name]: value for name, value in given.items()}
 

@@ -77,8 +77,8 @@ class ConvexBounds(Result):
 
 @also_called(lr="rate")
 @checked(
-    largest_input=positive, largest_test_input=positive, rate=numbers_in(above=0), batch=count, visits=numbers_in(least=0, most=2.0**53),
-    smoothness=positive, outputs=count,
+    largest_input=positive, largest_test_input=positive, rate=numbers_in(above=0), batch=count,
+    visits=numbers_in(least=0, most=2.0**53), smoothness=positive, outputs=count,
 )  # fmt: skip
 def convex_bounds(
     *,

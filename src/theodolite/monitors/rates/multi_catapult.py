@@ -106,8 +106,8 @@ class MultiCatapult:
 
     Args:
         data: what loss and critical rate are measured on: all the data, or a part that stands for it.
-        ratio: of a raised rate over the critical one, above 1; it must lie below what the model survives (2 for wide quadratic models,
-            several times that for ReLU networks).
+        ratio: of a raised rate over the critical one, above 1; it must lie below what the model survives (2 for wide quadratic
+            models, several times that for ReLU networks).
         by: (or `matrix`) the matrix of the critical rate, "kernel", "gauss_newton" or "hessian"; None: the kernel or the
             Gauss-Newton matrix, whichever is cheaper.
         settle: steps a raise may take to bring the loss below its value before, or it counts as diverged.

@@ -228,9 +228,13 @@ def test_bad_input_says_what_is_accepted():
     with pytest.raises(ValueError, match=r"has no reset_parameters.*factory"):
         sweep(problem(Bare()), seeds=2, steps=2)
     for bad in ([], [0.0], [-1.0], [math.inf], [math.nan]):
-        with pytest.raises(ValueError, match="must be (positive numbers|a sequence with at least one)|must be a positive number"):
+        with pytest.raises(
+            ValueError, match=r"must be (positive numbers|a sequence with at least one)|must be a positive number"
+        ):
             sweep(outer, bad)
-        with pytest.raises(ValueError, match="must be (positive numbers|a sequence with at least one)|must be a positive number"):
+        with pytest.raises(
+            ValueError, match=r"must be (positive numbers|a sequence with at least one)|must be a positive number"
+        ):
             sweep(outer, ratios=bad)
     for bad in (0, [1, 1]):
         with pytest.raises(ValueError, match="seeds must be"):
