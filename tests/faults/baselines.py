@@ -1,4 +1,4 @@
-"""Valid calls of measures, operators, algorithms and problems, so small that each takes a moment (see `signatures`)."""
+"""Valid calls of measures, operators, algorithms and problems, each of a moment: the first part of what `signatures` has."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def path_ends() -> Arguments:
 
 def stability_rows() -> list[dict[str, Any]]:
     return [
-        {"m": m, "pair": k, "gap_loss": m**-0.4 * (1 - k / 50), "stab": 1.0 - k / 40} for m in (1e3, 2e3, 4e3) for k in range(4)
+        {"m": m, "pair": k, "trial": 0, "step": 9, "gap_loss": m**-0.4 * (1 - k / 50), "stab": 1.0 - k / 40}
+        for m in (1e3, 2e3, 4e3)
+        for k in range(4)
     ]
 
 
@@ -146,7 +148,7 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "overlap_curve": lambda: {"u": orthonormal(), "v": orthonormal()},
     "hessian_structure": lambda: {"problem": classification(), "layers": "2", "k": 2, "tol": 1e-2, "classes": 2, "mode": "ggn",
         "draws": 2, "max_passes": 4, "seed": 0},
-    "critical_learning_rate": lambda: with_optimizer(by="hessian", trial=False, population=50, start=numbers(17, 1),
+    "critical_learning_rate": lambda: with_optimizer(by="hessian", trial=False, clip=0.5, population=50, start=numbers(17, 1),
         max_matvecs=50,
         tol=1e-3, seed=0),
     "find_max_learning_rate": lambda: {"problem": problem(), "low": 0.1, "high": 50.0, "tol": 0.5, "steps": 3, "blown_up": 1e3},
@@ -169,7 +171,7 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "agop_alignment": lambda: {"a": symmetric(), "b": symmetric()},
     "anchor_probe": lambda: {"model": language_model(), "data": torch.randint(9, (8, 6)), "top": 1, "exclude": 0, "anchors": 1,
         "held_out": 0.2, "context": 6, "stride": 3, "drop_first": 0, "max_positions": 40, "batch_size": 4, "restrict_vocab": 8,
-        "chunk": 8, "every": 2, "geometry": True, "sample": 5, "seed": 0},
+        "chunk": 8, "mask_token": 0, "every": 2, "geometry": True, "sample": 5, "seed": 0},
     "MaskedDictionaryLearning": lambda: {"n_components": 4, "sparsity": 1, "hidden_fraction": 0.2, "objective": "masked",
         "masks": "batch", "n_init": 1, "max_iter": 2, "batch_size": 5, "learning_rate": 1e-3, "optimizer": "adam",
         "decoder": "omp",
@@ -280,7 +282,7 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "measures.anchors.atom_geometry": lambda: {"weight": numbers(5, 3), "pairs": 10, "seed": 0},
     "measures.anchors.compare_prompts": lambda: {"models": {"a": log_linear(), "b": log_linear(1)}, "labels": [0, 1],
         "a": [1.0, -1.0],
-        "b": [0.0, 0.0], "top": 1},
+        "b": [0.0, 0.0], "anchor": numbers(3), "top": 1, "mu": {"a": 0.5}},
     "measures.anchors.compare_readouts": lambda: {"model": log_linear(), "classes": torch.arange(12) % 2, "labels": [0, 1],
         "anchor": numbers(3).float(), "shift": 5.0, "train_shift": 0.0, "train_share": 0.5, "method": "logistic", "seed": 0},
     "measures.anchors.find_head": lambda: {"model": language_model(), "args": (torch.randint(9, (1, 4)),), "kwargs": {}},
@@ -336,7 +338,8 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
         "smoothness": 1.0, "outputs": 2},
     "measures.stability.example_losses": lambda: {"loss": nn.CrossEntropyLoss(), "outputs": numbers(4, 2),
         "targets": torch.arange(4) % 2},
-    "measures.stability.explains": lambda: {"rows_or_result": stability_rows(), "gap": "gap_loss", "stab": "stab",
+    "measures.stability.explains": lambda: {"rows_or_result": stability_rows(), "trial": 0, "step": 9, "gap": "gap_loss",
+        "stab": "stab",
         "reduce": "max",
         "resamples": 20, "level": 0.9, "seed": 0, "pool": 10000},
     "measures.stability.fit_power_law": lambda: {"ms": [100, 200, 400], "values_per_pair": [[1.0, 0.8], [0.5, 0.4], [0.25,

@@ -1,6 +1,6 @@
 """Which values make sense where: a range for every argument that is a number, by what it means and not by what is accepted.
 
-`docs/guide/python.rst` states the ranges of the common names; where a function means something else by a name, its docstring says so.
+`docs/guide/python.rst` states the ranges of the common names; where a function means something else by one, its docstring does.
 """
 
 from __future__ import annotations
@@ -56,72 +56,77 @@ RANGES: tuple[Range, ...] = (
     # Whole numbers
     Range("1, 2, 3, ...", lambda v: is_whole(v) and v >= 1,
         "steps epochs every checkpoint_every batch_size draws max_passes matvecs max_matvecs max_iter points copies "
-        "batches anchors context stride max_positions chunk n_components n_init masks score_masks n m "
-        "angles population patience settle spike_events.window segments pairs pool projections workers threads classes channels "
-        "inputs width depth heads kv_heads hidden vocabulary dim length neurons in_degree conv1 conv2 fc1 fc2 patch "
-        "residuals contexts words bulk_words label_words size columns count bins limit samples batch outputs eval_size per_class "
+        "batches anchors context stride max_positions chunk n_components n_init masks score_masks n m angles population "
+        "patience settle spike_events.window segments pairs pool projections workers threads classes channels inputs "
+        "width depth heads kv_heads hidden vocabulary dim length neurons in_degree conv1 conv2 fc1 fc2 patch residuals "
+        "contexts words bulk_words label_words size columns count bins limit samples batch outputs eval_size per_class "
         "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms dense.atoms omp_threshold.atoms "
-        "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel"),
+        "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
+        "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
         "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
     Range("0, 1, 2, ...", lambda v: is_whole(v) and v >= 0,
-        "memory_budget hold_bytes directions drop_first rounds rows expansions resamples paths check_steps best_step step "
-        "first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
-        "anchor_clusters.top compare_prompts.top "
-        # 0 takes no step
-        "expected_regime.steps visiting_steps.steps class_orbit.steps descend.steps one_example.steps pure_quadratic.steps "
-        "unit_sigma.steps raises"),
-    Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
-        "n_train n_test", bounded=True),
+        "memory_budget hold_bytes directions drop_first mask_token rounds rows expansions resamples paths check_steps best_step "
+        "step first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
+        "anchor_clusters.top compare_prompts.top expected_regime.steps visiting_steps.steps class_orbit.steps "
+        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises"),
+    Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000, "n_train n_test", bounded=True),
     Range("2, 3, ...", lambda v: is_whole(v) and v >= 2,
-        "period groups side exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim ntk_cnn.depth"),
+        "period groups side exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
+        "ntk_cnn.depth"),
+    Range("-1, where a schedule begins, or a step", lambda v: is_whole(v) and v >= -1, "last_epoch"),
     Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),
     Range("a place: 0, 1, ... below what there is", lambda v: is_whole(v) and 0 <= v < 1000,
-        "output index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
-        "linearity_deviation.sample StabilityResult.explains.trial StabilityResult.fit.trial StabilityResult.values.trial "
-        "tangent_kernel.outputs StabilityResult.explains.step StabilityResult.fit.step StabilityResult.values.step FleetTrace.state.step "
-        "AnchorProbe.histogram.top AnchorProbe.vector.top plot_log_partitions.top", bounded=True),
+        "output layer.index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
+        "linearity_deviation.sample trial StabilityResult.explains.trial StabilityResult.fit.trial "
+        "StabilityResult.values.trial tangent_kernel.outputs StabilityResult.explains.step StabilityResult.fit.step "
+        "StabilityResult.values.step FleetTrace.state.step AnchorProbe.histogram.top AnchorProbe.vector.top "
+        "plot_log_partitions.top", bounded=True),
     Range("a seed of torch: from -2^63 to 2^64 - 1", is_whole, "seed init_seed order_seed pair_seed train.seed"),
     Range("a seed of NumPy: from 0 to 2^32 - 1", lambda v: is_whole(v) and v >= 0,
         "random_state rng order_seeds Fleet.train.order_seeds"),
     # Real numbers
     Range("above 0 and finite", lambda v: is_finite(v) and v > 0,
         "bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
-        "largest_test_input memory budget rotary_base eps floor own multiple penalty norm fv_bound.c "
+        "largest_test_input memory budget loss_target rotary_base eps floor own multiple penalty norm fv_bound.c "
         "silencing_shift.slack finite_difference_product.step density.width scaled.std schedule oracle_risks.scale "
         "planted_samples.scale clip step_decay.factor"),
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
-        "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma weight_decay scale std within offset kernel_fall final rms "
-        "classify_run.rise Adam.eps cyclical_rate.low half_sum_rate.rate "
-        "overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule Fleet.rate stability.rate"),
+        "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma "
+        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps cyclical_rate.low "
+        "half_sum_rate.rate overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule "
+        "Fleet.rate stability.rate"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
         "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta"),
-    Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "safe_share settled"),
+    Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "transfer_certificate.mu safe_share settled"),
     Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out quantile"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
         "share coherence probability mean_cos class_frac label_noise dampening"),
     Range("above 1 and finite", lambda v: is_finite(v) and v > 1, "ratio rise"),
     Range("1 or more and finite", lambda v: is_finite(v) and v >= 1, "recovered"),
     Range("finite", is_finite,
-        "shift train.until strength center margin mean bound reference.x value exact_anchor_world.level displacement.c "
-        "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate reduced_step.w "
-        "experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v bilinear_problem.target "
-        "with_error.value scaled.mean"),
-    Range("0 or more, NaN where there is none", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and not v < 0, "with_error.error"),
+        "shift train.until strength center margin mean bound reference.x reference.y value exact_anchor_world.level "
+        "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate "
+        "reduced_step.w experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v "
+        "bilinear_problem.target with_error.value scaled.mean"),
+    Range("0 or more, NaN where there is none", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and not v < 0,
+        "with_error.error"),
     Range("a number, NaN where it has blown up", lambda v: isinstance(v, float | int), "Monitor.observe.value"),
     Range("finite, also as tensors that broadcast", lambda v: is_finite(v) or is_finite_tensor(v),
-        "class_orbit.rate GeneralQuadratic.step.y descend.rate top_direction.rate rare_word_kl.strength shift_logits.shift shift_log_linear.shift "
-        "one_example.g one_example.kernel one_example.rate one_example.y one_example.c one_example_step.y one_example_step.c "
-        "one_example_step.rate pure_quadratic.g pure_quadratic.kernel pure_quadratic.rate pure_quadratic.gamma "
-        "pure_quadratic.norm unit_sigma.g unit_sigma.kernel unit_sigma.rate unit_sigma.y unit_sigma.c0 unit_sigma.gamma"),
-    Range("from 0 to 1, also as tensors", lambda v: bool(((entries_of(v) >= 0) & (entries_of(v) <= 1)).all()), "rare_word_kl.probability"),
-    Range("0 or more, also as arrays", lambda v: bool((entries_of(v) >= 0).all()), "fv_bound.beta hold.distance hold.stability"),
+        "class_orbit.rate GeneralQuadratic.step.y descend.rate top_direction.rate rare_word_kl.strength "
+        "shift_logits.shift shift_log_linear.shift one_example.g one_example.kernel one_example.rate one_example.y "
+        "one_example_step.y one_example_step.rate pure_quadratic.g "
+        "pure_quadratic.kernel pure_quadratic.rate pure_quadratic.gamma unit_sigma.g "
+        "unit_sigma.kernel unit_sigma.rate unit_sigma.y unit_sigma.c0 unit_sigma.gamma"),
+    Range("from 0 to 1, also as tensors", lambda v: bool(((entries_of(v) >= 0) & (entries_of(v) <= 1)).all()),
+        "rare_word_kl.probability"),
+    Range("0 or more, also as arrays", lambda v: bool((entries_of(v) >= 0).all()),
+        "fv_bound.beta hold.distance hold.stability one_example.c one_example_step.c pure_quadratic.norm displacement.c"),
     Range("0 or more, what a float counts exactly", lambda v: bool(((entries_of(v) >= 0) & (entries_of(v) < 2**53)).all()),
         "convex_bounds.visits"),
     Range("1 or more, also as arrays", lambda v: bool((entries_of(v) >= 1).all()), "fv_bound.m"),
-    Range("above 0, also as arrays", lambda v: bool((entries_of(v) > 0).all()),
-        "convex_bounds.rate"),
+    Range("above 0, also as arrays", lambda v: bool((entries_of(v) > 0).all()), "convex_bounds.rate"),
     Range("above 0 and below 1, also as arrays", lambda v: is_finite(v) and 0 < v < 1, "fv_bound.delta"),
     # Several of them
     Range("one or more of 1, 2, 3, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 1, v),
@@ -129,25 +134,26 @@ RANGES: tuple[Range, ...] = (
     Range("none of 1, 2, 3, ... or more", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 1, v), "widths"),
     Range("one of 1, 2, 3, ... or several", lambda v: is_whole(v) and v >= 1, "seeds trials ntk_cnn.width ntk_fcn.width"),
     Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "labels bulk at order replicas"),
-    Range("one of 0, 1, 2, ... or several, also as a float", lambda v: is_finite(v) and v >= 0 and float(v).is_integer(), "top"),
+    Range("one of 0, 1, 2, ... or several, also as a float", lambda v: is_finite(v) and v >= 0 and float(v).is_integer(),
+        "top"),
     Range("one of 0, 1, 2, ... or several, or none", lambda v: v == [] or (is_whole(v) and v >= 0), "exclude"),
     Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
     Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
         "rates ratios panels.size"),
-    Range("two numbers, the smaller first; infinite ends reach the edge", lambda v: False, "limits quantiles log_log.window span.x"),
+    Range("two numbers, the smaller first; infinite ends reach the edge", lambda v: False,
+        "limits quantiles log_log.window span.x span.y"),
     Range("numbers, some of which may be missing", lambda v: isinstance(v, list) and all(isinstance(w, float) for w in v),
         "nodes correlation_of.x correlation_of.y power_law.x power_law.y"),
     Range("slopes, or none", lambda v: v == [], "guides"),
     Range("one or more of 0 or more", lambda v: is_list_of(lambda w: is_finite(w) and w >= 0, v), "eigenvalues"),
-    Range("one or more of finite numbers", lambda v: is_list_of(is_finite, v),
-        "a b g alphas betas"),
-    Range("losses of a run, NaN where it has blown up", lambda v: isinstance(v, list) and len(v) > 0,
-        "trace losses"),
+    Range("one or more of finite numbers", lambda v: is_list_of(is_finite, v), "a b g alphas betas"),
+    Range("losses of a run, NaN where it has blown up", lambda v: isinstance(v, list) and len(v) > 0, "trace losses"),
     Range("norms along a run, or none", lambda v: isinstance(v, list), "classify_run.kernel spike_events.kernel"),
     Range("a name, looked up once there is a model", lambda v: isinstance(v, str), "AGOP.at"),
     Range("a batch; one that holds NaN is diagnosed", lambda v: v == [] or (isinstance(v, tuple) and all(map(is_tensor, v))),
         "Monitor.observe.batch"),
-    Range("data, which may not fit the model that is still to come", lambda v: isinstance(v, tuple) and all(map(is_finite_tensor, v)),
+    Range("data, which may not fit the model that is still to come",
+        lambda v: isinstance(v, tuple) and all(map(is_finite_tensor, v)),
         "Monitor.probe"),
     Range("jobs, or none", lambda v: v == [], "run_all.jobs finish_all.jobs"),
     Range("rows, or none", lambda v: v == [], "html_table.rows"),
@@ -156,16 +162,20 @@ RANGES: tuple[Range, ...] = (
     Range("pairs of places", lambda v: v == [], "skips"),
     Range("what stands for each, of any kind", lambda v: isinstance(v, list), "track_eigenpairs.labels"),
     Range("true or false, or none", lambda v: v == [], "exceeded"),
+    Range("whole numbers, one for each", lambda v: is_list_of(is_whole, v),
+        "weight_of fan_in Graph.of.inputs Graph.of.outputs index"),
     # Tensors: of any shape, or of one that the other arguments set; of a run that may have blown up
     Range("logits of any shape, −inf for words that are never said", lambda v: is_tensor(v) and not bool(torch.isnan(v).any()),
         "rare_word_logits.logits shift_logits.logits"),
     Range("a tensor of finite numbers of any shape", is_finite_tensor,
         "class_orbit.v silencing_shift.logits silencing_shift.thresholds largest_norm.inputs largest_smoothness.inputs"),
     Range("a tensor of any numbers, which are only arranged or copied", is_tensor, "Problem.split.vector"),
-    Range("a matrix; entries that are not finite are shown as such", lambda v: all(map(is_tensor, v.values() if isinstance(v, dict) else [v])),
+    Range("a matrix; entries that are not finite are shown as such",
+        lambda v: all(map(is_tensor, v.values() if isinstance(v, dict) else [v])),
         "matrix.values leading_blocks.matrices"),
     Range("keys of any kind", lambda v: isinstance(v, list | Tensor), "looks.keys"),
-    Range("tensors of any numbers by name, which are only copied", lambda v: isinstance(v, dict) and all(map(is_tensor, v.values())),
+    Range("tensors of any numbers by name, which are only copied",
+        lambda v: isinstance(v, dict) and all(map(is_tensor, v.values())),
         "load_weights.weights"),
     Range("a tensor, NaN where a run has blown up", is_tensor,
         "class_eigenvalues.u class_eigenvalues.v class_eigenvalues.u0 gated_kernel.u gated_kernel.v gated_kernel.gate "
@@ -203,7 +213,7 @@ OPTIONAL = {
 
 def keys(name: str, argument: str) -> list[str]:
     """The names under which an argument may stand, the most particular first."""
-    parts = name.split(".")
+    parts = name.partition("#")[0].split(".")
     return [f"{'.'.join(parts[-2:])}.{argument}", f"{parts[-1]}.{argument}", argument]
 
 

@@ -12,7 +12,7 @@ import theodolite as th
 from tests.faults import baselines, room_baselines
 from tests.faults.baselines import Arguments
 
-#: Valid calls by name, made anew for each call, so that no call sees what another one changed.
+#: Valid calls by name, made anew for each call, so that no call sees what another one changed; "name#other" is a second one.
 BASELINES: dict[str, Callable[[], Arguments]] = {**baselines.BASELINES, **room_baselines.ROOMS}
 #: Names that stand for something done after the call.
 STAND_INS: dict[str, Callable[..., Any]] = {**baselines.STAND_INS, **room_baselines.STAND_INS}
@@ -83,16 +83,20 @@ def resolve(name: str) -> Callable[..., Any]:
     """The public callable of this name, or what stands for it."""
     if name in STAND_INS:
         return STAND_INS[name]
-    last = name.rpartition(".")[2]
     if name in room_baselines.OWNERS:
-        return getattr(room_baselines.OWNERS[name](), last)  # type: ignore[no-any-return]
+        return getattr(room_baselines.OWNERS[name](), plain_name(name).rpartition(".")[2])  # type: ignore[no-any-return]
     return declared(name)
+
+
+def plain_name(name: str) -> str:
+    """The name without what tells several valid calls of one callable apart."""
+    return name.partition("#")[0]
 
 
 def declared(name: str) -> Callable[..., Any]:
     """The function or class itself, for its signature."""
     thing: Any = th
-    for part in name.split("."):
+    for part in plain_name(name).split("."):
         thing = getattr(thing, part) if hasattr(thing, part) else importlib.import_module(f"{thing.__name__}.{part}")
     return thing  # type: ignore[no-any-return]
 
@@ -129,6 +133,19 @@ def _methods(owner: str, kind: type) -> Iterator[str]:
             continue
         if any(re.search(r"\b(int|float)\b", str(p.annotation)) for p in inspect.signature(method).parameters.values()):
             yield f"{owner}.{name}"
+
+
+def numbers_without_a_call() -> set[str]:
+    """Arguments annotated as whole or real numbers that no valid call has."""
+    called: dict[str, set[str]] = {}
+    for name, make in BASELINES.items():
+        called.setdefault(plain_name(name), set()).update(make())
+    return {
+        f"{name}.{p.name}"
+        for name, given in called.items()
+        for p in inspect.signature(declared(name)).parameters.values()
+        if re.search(r"\b(int|float)\b", str(p.annotation)) and p.name not in given
+    }
 
 
 def _is_record(thing: Any) -> bool:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from tests.faults.ranges import OPTIONAL, SHOWN, keys, range_of
-from tests.faults.signatures import BASELINES, STAND_INS, WITHOUT, declared, public_callables, resolve
+from tests.faults.ranges import OPTIONAL, RANGES, SHOWN, keys, range_of
+from tests.faults.signatures import BASELINES, STAND_INS, WITHOUT, declared, numbers_without_a_call, public_callables, resolve
 from theodolite.errors import TheodoliteError
 from theodolite.problem.tensors import map_tensors, named_tensors
 
@@ -188,10 +188,31 @@ def judge_all(cases: list[Case]) -> None:
     assert counts["cryptic"] <= CRYPTIC * len(found), f"{counts}\n{report(found)}"
 
 
-def test_every_public_callable_has_a_baseline_or_a_reason():
+def test_every_public_callable_has_a_valid_call_or_a_reason():
     assert public_callables() <= {*BASELINES, *WITHOUT}
     assert set(WITHOUT) <= public_callables()
     assert not set(BASELINES) & set(WITHOUT)
+    assert not numbers_without_a_call()
+
+
+def test_every_number_has_a_range_that_holds_the_valid_one():
+    """And no range is stated for what is no argument."""
+    calls = {name: make() for name, make in BASELINES.items()}
+    named = {key for name, given in calls.items() for argument in given for key in keys(name, argument)}
+    assert not [name for place in RANGES for name in place.names.split() if name not in named]
+    numeric = [(n, a, v) for n, given in calls.items() for a, v in given.items() if is_number(v)]
+    assert not [(n, a) for n, a, _ in numeric if range_of(n, a) is None]
+    odd = [(n, a) for n, a, v in numeric if not isinstance(v, list | tuple) and not range_of(n, a).holds(v)]
+    assert not odd
+
+
+def test_the_guide_states_the_ranges_of_the_common_names():
+    text = (Path(__file__).parents[2] / "docs/guide/python.rst").read_text(encoding="utf-8")
+    table = re.findall(r"   \* - (.*)\n     - (``.*``)", text)
+    assert len(table) >= 10
+    for words, names in table:
+        for name in re.findall(r"``(\w+)``", names):
+            assert range_of("", name).words == words, name
 
 
 @pytest.mark.parametrize("name", ["hessian", "critical_learning_rate", "measures.dynamics.split_loss", "train"])

@@ -29,7 +29,15 @@ from theodolite.arguments import (
     whole,
 )
 from theodolite.interrupts import unbroken
-from theodolite.problem.arguments import a_finite_tensor, a_plain_function, a_tensor, numbers, of_dimensions, tensors_fit
+from theodolite.problem.arguments import (
+    a_finite_tensor,
+    a_plain_function,
+    a_tensor,
+    numbers,
+    numbers_in,
+    of_dimensions,
+    tensors_fit,
+)
 
 __all__ = [
     "CONVENTIONS",
@@ -176,7 +184,7 @@ def _scalar_orbit(step: Step, g: Tensor, kernel: Tensor, y: Tensor, rate: Tensor
 
 
 @also_called(lr="rate")
-@checked(g=a_tensor, kernel=a_tensor, y=numbers, c=numbers, rate=numbers)
+@checked(g=a_tensor, kernel=a_tensor, y=numbers, c=numbers_in(least=0), rate=numbers)
 @tensors_fit
 def one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Number) -> tuple[Tensor, Tensor]:
     """Output and kernel of the gated network after one step, (3.11) and (3.12) without the division; c = ‖x‖²/(md).
@@ -193,7 +201,7 @@ def _one_example_step(g: Tensor, kernel: Tensor, y: Number, c: Number, rate: Num
 
 
 @also_called(lr="rate")
-@checked(g=numbers, kernel=numbers, y=numbers, c=numbers, rate=numbers, steps=whole, until=nonnegative)
+@checked(g=numbers, kernel=numbers, y=numbers, c=numbers_in(least=0), rate=numbers, steps=whole, until=nonnegative)
 @tensors_fit
 def one_example(
     g: Number, kernel: Number, y: Number, c: Number, rate: Number, steps: int, *, until: float | None = None
@@ -217,7 +225,7 @@ def reduced_step(u: Tensor, v: Tensor, w: Number = 0.0) -> tuple[Tensor, Tensor]
     return (1 - v + u + w).square() * u, v - u * (4 - v) - 4 * w
 
 
-@checked(orbit=instance(Orbit), c=numbers)
+@checked(orbit=instance(Orbit), c=numbers_in(least=0))
 @tensors_fit
 def displacement(orbit: Orbit, c: Number) -> Tensor:
     """How far the weights of a gated network have moved since the start, ‖w(t) − w(0)‖: (steps + 1, runs).
@@ -252,7 +260,7 @@ def unit_sigma(
 
 
 @also_called(lr="rate")
-@checked(g=numbers, kernel=numbers, gamma=numbers, norm=numbers, rate=numbers, steps=whole, until=nonnegative)
+@checked(g=numbers, kernel=numbers, gamma=numbers, norm=numbers_in(least=0), rate=numbers, steps=whole, until=nonnegative)
 def pure_quadratic(
     g: Number, kernel: Number, gamma: Number, norm: Number, rate: Number, steps: int, *, until: float | None = None
 ) -> Orbit:
@@ -522,7 +530,7 @@ class QuadraticStep(NamedTuple):
 def quadratic_step(residual: Tensor, jacobian: Tensor, curved: Tensor, rate: float) -> QuadraticStep:
     """One exact step of any quadratic model: (3.15), and (3.16) corrected.
 
-    A run that has blown up goes on, NaN giving NaN. `curved` (n, p) has the rows G_i = rᵀJ H_i with H_i the Hessian of output i.
+    `curved` (n, p) has the rows G_i = rᵀJ H_i with H_i the Hessian of output i; a run that has blown up goes on, NaN giving NaN.
     As J(t+1) = J − ηG, the kernel becomes K − η(GJᵀ + JGᵀ) + η²GGᵀ; the source prints another form, which does not hold.
     """
     cross = curved @ jacobian.mT

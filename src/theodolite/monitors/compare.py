@@ -31,8 +31,8 @@ class RunComparison(Result):
     `ahead` names the run with the lower loss at the last common step `at_step`, empty where the difference is within its error;
     `ahead_in_time` the same after the `at_seconds` of training that both had. `difference` and `time_difference` are the loss of
     the second run minus that of the first, with standard errors. `parted` is the step from which they differ for good,
-    `same_until` the last step up to which their losses are equal bit by bit (None where there is none). `runs` has a row for each run;
-    `points` are mean losses over parts of the runs, to draw.
+    `same_until` the last step up to which their losses are equal bit by bit (None where there is none). `runs` has a row for each
+    run; `points` are mean losses over parts of the runs, to draw.
     """
 
     names: tuple[str, str]

@@ -88,8 +88,8 @@ class Monitor(UnbrokenContext["Monitor"]):
 
     @also_called(matrix="by")
     @checked(
-        loss=a_loss, budget=optional(partial(positive, wanted="a positive number, the share of the training time")), top=count,
-        target=a_text, seed=a_seed,
+        loss=a_loss, top=count, target=a_text, seed=a_seed,
+        budget=optional(partial(positive, wanted="a positive number, the share of the training time")),
         probe=lambda name, value: value if isinstance(value, Problem) else some_data(name, value),
     )  # fmt: skip
     def __init__(

@@ -1,4 +1,4 @@
-"""A monitored training in one figure: loss and its spikes, units and steps, rate against the critical one, curvature, features."""
+"""A monitored training in one figure: loss and its spikes, units, steps, rate against the critical one, curvature, features."""
 
 from __future__ import annotations
 

@@ -50,8 +50,7 @@ def as_optimizer(
     if needs_rate and lr is None:
         raise ValueError(
             f"optimizer={value if isinstance(value, type) else repr(value)} has no learning rate: give "
-            f"{rate + ', or ' if rate else ''}"
-            f"the optimizer itself, torch.optim.{kind.__name__}(model.parameters(), lr=0.1)."
+            f"{rate + ', or ' if rate else ''}the optimizer itself, torch.optim.{kind.__name__}(model.parameters(), lr=0.1)."
         )
     made: Any = kind
     return made(list(parameters), lr=SGD_RATE if lr is None else lr, **settings)  # type: ignore[no-any-return]

@@ -309,7 +309,7 @@ class Problem:
             self.check_products(full=True)
 
     def _weigh_early(self) -> None:
-        """Find out what batches weigh, which every number needs, before the first of them; not from data read anew."""
+        """Find out what batches weigh, which every number needs, before the first of them; not where data are read anew."""
         if self.data.held:
             with suppress(NonFiniteError):  # the number that meets it says where it is
                 self._weighting = establish_weighting(self, self._batch_weight)

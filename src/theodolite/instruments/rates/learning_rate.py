@@ -68,8 +68,8 @@ class LearningRateChoice(Instrument):
     question = "Keep the learning rate, or take another?"
     how = (
         "Copies are trained for some mini-batch steps at your rate and at lower and higher ones, from the same weights on the "
-        "same batches; at the end the rate falls to zero, so that a lower rate does not win by its lesser noise alone. Yours is kept "
-        "unless another is clearly better, in longer runs too."
+        "same batches; at the end the rate falls to zero, so that a lower rate does not win by its lesser noise alone. Yours is "
+        "kept unless another is clearly better, in longer runs too."
     )
     source = "A comparison of short trainings; what is clearly better is measured by two orders of the batches."
     efforts = ({"steps": 60}, {"steps": 30}, {"steps": 12})

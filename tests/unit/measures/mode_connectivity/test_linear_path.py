@@ -231,7 +231,7 @@ def test_states_that_do_not_fit(solution, data):
     state = solution.state_dict()
     with pytest.raises(ValueError, match=r"state_b lacks '4.bias'"):
         linear_path(solution, state, {k: v for k, v in state.items() if k != "4.bias"}, data)
-    with pytest.raises(ValueError, match=r"'state_a' holds '4.bais'.*Nearest names: 4.bias"):
+    with pytest.raises(ValueError, match=r"state_a holds '4.bais'.*Nearest names: 4.bias"):
         linear_path(solution, {**state, "4.bais": torch.zeros(4)}, state, data)
     with pytest.raises(ValueError, match=r"0.weight has shape \(3, 6\).*\(16, 6\)"):
         linear_path(solution, state, {**state, "0.weight": torch.zeros(3, 6)}, data)
