@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 #: The instrument whose picture stands beside the verdict, the first that has one.
-FIRST = ("range_test", "rate", "trials")
+FIRST = ("learning_rate", "rate", "trials")
 
 
 def page_of(survey: Survey) -> Page:

@@ -72,7 +72,8 @@ class Remedy:
     `advice` is a clause to act on ("standardise the inputs", "re-initialise layer 3"). `change` does it to a `Setup`; None where
     it cannot be tried, for the reason `why_not`. `fresh`: both runs start from new weights, where the change only makes sense
     from the beginning. `score` judges the trained model; None is the loss of the problem. `lr` is the learning rate that the
-    advice names, if it names one.
+    advice names, if it names one. `tried` is what became of it where the measurement has tried it already: steps, and the losses
+    at the start, as it is (`own`) and `changed`.
     """
 
     advice: str
@@ -81,6 +82,7 @@ class Remedy:
     score: Score | None = None
     why_not: str = ""
     lr: float | None = None
+    tried: Row | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -152,6 +154,10 @@ def try_changes(
     for cause, remedy in remedies.items():
         row: Row = {"cause": cause, "advice": remedy.advice, "lr": remedy.lr, "steps": 0, "start": math.nan, "own": math.nan}
         row |= {"changed": math.nan, "better": False, "not_tried": remedy.why_not}
+        if remedy.tried is not None:
+            ends = (remedy.tried[name] for name in ("start", "own", "changed"))
+            rows.append({**row, **remedy.tried, "better": _better(*ends)})
+            continue
         if remedy.change is None:
             rows.append({**row, "not_tried": remedy.why_not or "it cannot be done to a copy"})
             continue
@@ -324,7 +330,10 @@ def cannot_restart(model: nn.Module) -> str:
 
 
 def start_anew(model: nn.Module, seed: int) -> None:
-    """New weights for every layer, from its own initialisation."""
+    """New weights for every layer, from its own initialisation; those of embeddings no larger than they are now.
+
+    By default an embedding has weights of size one, and hardly a language model leaves them so.
+    """
     why = cannot_restart(model)
     if why:
         raise ValueError(f"The model cannot start from new weights: {why}.")
@@ -332,5 +341,8 @@ def start_anew(model: nn.Module, seed: int) -> None:
         torch.manual_seed(seed)
         for module in reversed(list(model.modules())):  # inner ones first: an outer one may know better
             reset = reset_of(module)
+            before = float(module.weight.std()) if isinstance(module, nn.Embedding) and module.weight.numel() > 1 else 0.0
             if reset is not None:
                 reset()
+            if math.isfinite(before) and before > 0:
+                module.weight.mul_(min(1.0, before / float(module.weight.std())))

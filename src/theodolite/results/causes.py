@@ -7,7 +7,7 @@ from __future__ import annotations
 CAUSES: dict[str, tuple[str, ...]] = {
     "not finite": (),
     "frozen model": ("not learning",),
-    "missing parameters": ("frozen layer", "unused parameters"),
+    "missing parameters": ("frozen layer", "unused parameters", "rate too low"),
     "dead layer": ("dead units", "vanishing gradients", "rate too low", "batch too small"),
     "double softmax": ("rate too low", "vanishing gradients"),
     "labels do not fit": ("label noise", "overfitting", "rate too low", "rate too high", "batch too small"),
@@ -18,7 +18,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "target scale": ("rate too high", "rate too low", "exploding gradients", "dead layer", "dead units"),
     "summed loss": ("rate too high", "exploding gradients", "no warm-up", "dead layer"),
     "schedule ended": ("rate too low",),
-    "weight decay": ("rate too low", "vanishing gradients", "dead layer", "dead units"),
+    "weight decay": ("rate too low", "rate too high", "vanishing gradients", "dead layer", "dead units"),
     "exploding gradients": ("rate too high", "no warm-up", "saturation"),
     "saturation": ("vanishing gradients", "rate too low"),
     "vanishing gradients": ("rate too low",),

@@ -1,138 +1,228 @@
-"""Which learning rate? The curve that people know, and one rate that was tried against yours."""
+"""Which learning rate? The one instrument that names a rate to set; the others measure what rates do."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import theodolite as th
-from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
+from theodolite.errors import TheodoliteError
+from theodolite.instruments.base import InapplicableError, Instrument, Picture, Results, SurveyContext, Work
 from theodolite.instruments.subset import subset
-from theodolite.measures.dynamics.range_test import RangeTest, lr_range_test
-from theodolite.measures.dynamics.rate_choice import RateChoice, choose_rate
+from theodolite.measures.dynamics import CriticalRate, RangeTest, RateChoice, Regime, choose_rate, lr_range_test
+from theodolite.measures.dynamics.range_test import COARSE
+from theodolite.measures.dynamics.rate_choice import MOST
+from theodolite.measures.progress import learning_progress
 from theodolite.measures.trials import Remedy, Setup, usual_batch_size
-from theodolite.results import Finding, Row, Severity
+from theodolite.problem import Problem
+from theodolite.results import Finding, Outcome, Result, Row, Severity
 
 #: Samples on which runs are compared.
 SCORED = 1000
-#: The faults that a verdict on a rate stands for.
-CAUSES = {"too high": "rate too high", "too low": "rate too low", "needs warm-up": "no warm-up"}
+#: Steps of one sweep of the range test.
+SWEEP = 100
+#: What runs take on the average, in runs of the usual length: half as many where nothing is wrong, and up to 25 where something is.
+USUAL_RUNS = 12
 
 
-def _share(context: SurveyContext) -> float:
-    """One step as a share of a pass over the data."""
-    return min(1.0, (context.batch_size or usual_batch_size(context.problem)) / context.problem.samples)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LearningRate(Result):
+    """The range test and the trial of rates, and the one rate that follows from them."""
+
+    choice: RateChoice
+    range_test: RangeTest | None = None
+
+    @property
+    def recommended(self) -> float | None:
+        """The rate to set; yours where there is no reason for another, None where none was found."""
+        return self.choice.recommended
+
+    def rows(self) -> list[Row]:
+        return self.choice.rows()
+
+    def sentence(self) -> str:
+        return self.choice.sentence()
 
 
-class LearningRateRange(Instrument):
-    name = "range_test"
-    order = 17
-    depth = "quick"
-    title = "Loss over learning rate"
-    question = "From which learning rate on does the loss fall, and from which does it rise?"
-    how = (
-        "The learning rate of copies rises exponentially, one mini-batch step for each rate, with your optimizer and its state; "
-        "three sweeps over different batches."
-    )
-    source = "Smith (2017), Cyclical Learning Rates for Training Neural Networks: the learning-rate range test."
-    efforts = ({"steps": 100, "sweeps": 3}, {"steps": 60, "sweeps": 1}, {"steps": 30, "sweeps": 1})
-
-    def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        steps = effort["steps"] * effort["sweeps"]
-        return Work(gradients=2.0 + 1.7 * steps * _share(context), seconds=0.1 + 1.5e-3 * steps, bytes=16 * context.problem.size)
-
-    @inapplicable(ValueError)
-    def run(self, context: SurveyContext, **effort: Any) -> RangeTest:
-        given: dict[str, Any] = {"lr": context.lr, "batch_size": context.batch_size, "critical": False}
-        return lr_range_test(context.problem, context.optimizer, **given, **effort, seed=context.seed, progress=False)
-
-    def findings(self, context: SurveyContext, result: RangeTest) -> list[Finding]:
-        number = ("rate up to which the loss falls fastest", result.suggestion)
-        return [self.found(Severity.NOTE, result.sentence(), "range test", *number)]
-
-    def figure(self, results: Results) -> Picture:
-        result, edge = results[self.name], results.get("rate")
-        critical = getattr(edge, "critical", edge)
-        value = getattr(critical, "value", math.inf)
-        return th.plots.range_test(
-            result.rows(), suggestion=result.suggestion, own=result.lr, critical=value if math.isfinite(value) else None
-        )
-
-
-class LearningRateChoice(Instrument):
+class WhichRate(Instrument):
     name = "learning_rate"
-    order = 18
+    order = 12
     depth = "quick"
-    title = "One learning rate"
-    question = "Keep the learning rate, or take another?"
+    title = "The learning rate"
+    question = "Which learning rate should I train with?"
     how = (
-        "Copies are trained for some mini-batch steps at your rate and at lower and higher ones, from the same weights on the "
-        "same batches; at the end the rate falls to zero, so that a lower rate does not win by its lesser noise alone. Yours is "
-        "kept unless another is clearly better, in longer runs too."
+        "Range test: on copies of the model the rate rises from step to step, and what the loss of each batch has changed since "
+        "the start is drawn over it. Trials: copies are trained with your optimizer at your rate, at lower and at higher ones, on "
+        "the same batches; each holds its rate for three quarters of its steps and then lets it fall to zero, so that what was "
+        "learned is compared and not the noise that a rate leaves. Another rate is named only where it is clearly better, and "
+        "longer runs say so too. Weights that no longer recover are tried beside new ones."
     )
-    source = "A comparison of short trainings; what is clearly better is measured by two orders of the batches."
-    efforts = ({"steps": 60}, {"steps": 30}, {"steps": 12})
+    source = "Smith (2017), cyclical learning rates: the range test; Hägele and others (2024): rates compared after a cool-down."
+    efforts = ({"steps": 60, "sweeps": 3}, {"steps": 40, "sweeps": 1}, {"steps": 20, "sweeps": 1})
+    columns: Mapping[str, str] = {
+        "rate": "rate",
+        "from": "from",
+        "warm-up": "warm-up",
+        "steps": "steps",
+        "start": "loss at the start",
+        "held": "before the rate falls",
+        "final": "at the end",
+    }
+
+    def applies(self, context: SurveyContext) -> str:
+        trainable = any(p.requires_grad for p in context.problem.parameters)
+        return "" if trainable else "no parameter requires a gradient"
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        steps = 16 * effort["steps"]
-        scored = 24 * min(1.0, SCORED / context.problem.samples) / 3
-        return Work(gradients=scored + 1.1 * steps * _share(context), seconds=0.1 + 1e-3 * steps, bytes=16 * context.problem.size)
-
-    @inapplicable(ValueError)
-    def run(self, context: SurveyContext, **effort: Any) -> RateChoice:
-        swept, progress = context.results.get("range_test"), context.results.get("progress")
-        others = (
-            [] if swept is None else [swept.suggestion, *([] if context.lr else [swept.suggestion / 3, swept.suggestion / 10])]
+        samples = context.problem.samples
+        width = min(1.0, (context.batch_size or usual_batch_size(context.problem)) / samples)
+        runs = USUAL_RUNS if context.lr is not None else 3
+        trained, swept = runs * effort["steps"], COARSE + effort["sweeps"] * SWEEP
+        scored = 0.7 * runs * min(1.0, SCORED / samples)
+        seconds = 1e-3 * trained + 1.5e-3 * swept  # of the interpreter
+        return Work(
+            gradients=1.1 * width * (trained + 1.4 * swept) + scored + 0.5, seconds=seconds, bytes=12 * context.problem.size
         )
-        return choose_rate(
-            context.problem, context.lr, context.optimizer, others=others, batch_size=context.batch_size,
-            score_on=subset(context.problem, SCORED), trivial=getattr(progress, "trivial", None),
-            seconds=None if context.allowance is None else 0.8 * context.allowance, seed=context.seed, **effort,
-        )  # fmt: skip
 
-    def rows(self, result: RateChoice) -> list[Row]:
-        names = {"rate": "rate", "from": "from", "warm-up": "warm-up", "steps": "steps", "start": "loss at the start"}
-        names |= {"held": "loss before the cool-down", "final": "loss at the end"}
-        return [{name: row[key] for key, name in names.items()} for row in result.rows()]
+    def run(self, context: SurveyContext, **effort: Any) -> LearningRate:
+        problem, allowed = context.problem, context.allowance
+        given: dict[str, Any] = {"batch_size": context.batch_size, "seed": context.seed}
+        swept = _range_test(context, sweeps=effort["sweeps"], **given)
+        scored = subset(problem, SCORED)
+        choice = choose_rate(
+            problem,
+            context.lr,
+            context.optimizer,
+            others=() if swept is None else (swept.suggestion,),
+            steps=effort["steps"],
+            score_on=scored,
+            trivial=_trivial(scored),
+            seconds=None if allowed is None else max(0.1, 0.6 * MOST / USUAL_RUNS * allowed),
+            **given,
+        )
+        return LearningRate(choice=choice, range_test=swept, outcome=Outcome.FINISHED, seed=context.seed, cost=choice.cost)
 
-    def findings(self, context: SurveyContext, result: RateChoice) -> list[Finding]:
-        cause = CAUSES.get(result.verdict, "")
-        number = ("learning rate to set", result.recommended)
-        if not cause:
-            learns = getattr(context.results.get("progress"), "learning", None) is True
-            severity = Severity.GOOD if result.verdict == "keep" and learns else Severity.NOTE
-            label = {"keep": "rate kept", "converged": "converged"}.get(result.verdict, "rate suggested")
-            return [self.found(severity, result.sentence(), label, *number, headline=True)]
-        severity = Severity.CRITICAL if result.diverged else Severity.WARNING
-        advice = f"{_advice(result)}."
-        return [self.found(severity, result.sentence(), cause, *number, cause=cause, advice=advice, headline=True)]
+    def findings(self, context: SurveyContext, result: LearningRate) -> list[Finding]:
+        choice = result.choice
+        if choice.own is None:
+            return [self._suggested(choice)]
+        severity, label, text, advice = _said(choice)
+        measured = ("learning rate to set", choice.recommended)
+        cause = CAUSE.get(choice.verdict, "")
+        if choice.diverged and not cause:
+            cause = "rate too high"
+        return [self.found(severity, text, label, *measured, cause=cause, advice=advice, headline=True)]
 
-    def remedies(self, context: SurveyContext, result: RateChoice) -> Mapping[str, Remedy]:
-        cause, rate = CAUSES.get(result.verdict), result.recommended
-        if cause is None or rate is None:
-            return {}
+    def _suggested(self, choice: RateChoice) -> Finding:
+        if choice.recommended is None:
+            text = "No learning rate was given, and none that was tried lowers the loss."
+            return self.found(Severity.NOTE, text, "no rate helps", headline=True)
+        text = (
+            f"No learning rate was given; of those that were tried {choice.recommended:.2g} is best: {choice.steps} steps bring "
+            f"the loss from {choice.start:.3g} to {choice.best_final:.3g}."
+        )
+        measured = ("learning rate to set", choice.recommended)
+        advice = f"Set lr={choice.recommended:.2g}."
+        return self.found(Severity.NOTE, text, "suggested rate", *measured, advice=advice, headline=True)
 
-        def change(setup: Setup) -> None:
-            setup.set_lr(rate)
-            if cause == "no warm-up":
-                setup.warmup = result.steps // 2
-
-        advice = _advice(result)
-        return {cause: Remedy(f"{advice[0].lower()}{advice[1:]}", change, fresh=result.restart, lr=rate)}
+    def remedies(self, context: SurveyContext, result: LearningRate) -> Mapping[str, Remedy]:
+        choice = result.choice
+        if choice.verdict == "needs warm-up":
+            rise = choice.warmup
+            advice = f"let the learning rate rise to {choice.own:.3g} over the first {rise} steps"
+            return {"no warm-up": Remedy(advice, lambda setup: _warm(setup, rise), lr=choice.own)}
+        if choice.verdict in CAUSE:
+            assert choice.recommended is not None
+            rate, again = choice.recommended, "start anew with " if choice.restart else "set "
+            change = Remedy(f"{again}lr={rate:.2g}", lambda setup: setup.set_lr(rate), fresh=choice.restart, lr=rate)
+            return {CAUSE[choice.verdict]: change}
+        if choice.diverged:
+            return {"rate too high": Remedy("look for what makes it blow up", why_not="no rate was found at which it does not")}
+        return {}
 
     def figure(self, results: Results) -> Picture:
-        rows = [
-            row for row in results[self.name].rows() if math.isfinite(row["final"]) and not row["warm-up"] and not row["order"]
-        ]
-        if len({row["rate"] for row in rows}) < 3:
+        result: LearningRate = results[self.name]
+        if result.range_test is None:
             return None
-        title = "Loss after short trainings, with the rate falling to zero at the end"
-        return th.plots.curves(rows, "rate", "final", by="from", log="x", title=title, ylabel="loss at the end", band=None)
+        measured = results.get("rate")
+        edge: CriticalRate | None = measured.critical if isinstance(measured, Regime) else measured
+        known = edge is not None and math.isfinite(edge.value)
+        other = result.recommended if result.recommended != result.choice.own else None
+        return th.plots.range_test(
+            result.range_test.rows(),
+            own=result.choice.own,
+            suggestion=other,
+            critical=edge.value if edge is not None and known else None,
+            window=edge.window if edge is not None else None,
+        )
 
 
-def _advice(result: RateChoice) -> str:
-    again = " and start again from new weights" if result.restart else ""
-    if result.verdict == "needs warm-up":
-        return f"Keep lr={result.own:.2g} but let it rise from near zero over the first {result.steps // 2} steps or more"
-    return f"Set lr={result.recommended:.2g}{again}"
+#: Verdict -> what is at fault.
+CAUSE = {"too high": "rate too high", "too low": "rate too low", "needs warm-up": "no warm-up"}
+
+
+def _said(choice: RateChoice) -> tuple[Severity, str, str, str]:
+    """Severity, label, sentence and advice for the rate that was asked about."""
+    own, to = f"{choice.own:.3g}", choice.recommended
+    mine = "blow up" if choice.diverged else f"end at {choice.own_final:.3g}"
+    start, steps = f"{choice.start:.3g}", f"{choice.steps} steps"
+    stops = choice.diverged or choice.own_final > choice.start + choice.margin
+    worst = Severity.CRITICAL if stops else Severity.WARNING
+    if choice.verdict == "too high":
+        new = " from new weights" if choice.restart else ""
+        text = (
+            f"Your learning rate {own} is too high: {steps}{new} {mine}, at {to:.2g} at {choice.best_final:.3g} (start {start})."
+        )
+        text += " The present weights do not recover." if choice.restart else ""
+        return worst, "rate too high", text, f"{'Start anew with' if choice.restart else 'Set'} lr={to:.2g}."
+    if choice.verdict == "too low":
+        text = f"Your learning rate {own} is too low: {steps} {mine}, and at {to:.2g} at {choice.best_final:.3g} (start {start})."
+        return Severity.WARNING, "rate too low", text, f"Set lr={to:.2g}."
+    if choice.verdict == "needs warm-up":
+        rise = choice.warmup
+        text = (
+            f"Your learning rate {own} is too much for the first steps, not for later ones: {steps} {mine}, and with a rate that "
+            f"rises over the first {rise} at {choice.best_final:.3g} (start {start})."
+        )
+        return worst, "no warm-up", text, f"Let the learning rate rise over the first {rise} steps, and keep lr={own}."
+    if choice.verdict == "converged":
+        text = f"The loss is {start}, and no learning rate that was tried lowers it further: yours, {own}, is not what limits it."
+        return Severity.NOTE, "nothing left to learn", text, ""
+    if choice.diverged:
+        text = f"Training blows up at your learning rate {own}, and at every lower one that was tried."
+        return Severity.CRITICAL, "no rate helps", text, "Look for what makes it blow up: inputs, loss, initial weights."
+    if choice.verdict == "unknown":
+        text = f"No learning rate that was tried moves the loss from {start}: it is not your rate, {own}, that is at fault."
+        return Severity.NOTE, "no rate helps", text, ""
+    falls = choice.own_final < choice.start - choice.margin
+    text = f"Your learning rate {own} fits: {steps} on a copy bring the loss from {start} to {choice.own_final:.3g}"
+    text += f", and none of {len(_tried(choice))} others is clearly better." if _tried(choice) else "."
+    return Severity.GOOD if falls else Severity.NOTE, "rate fits", text, ""
+
+
+def _tried(choice: RateChoice) -> set[float]:
+    return {row["rate"] for row in choice.runs} - {choice.own}
+
+
+def _warm(setup: Setup, steps: int) -> None:
+    setup.warmup = steps
+
+
+def _range_test(context: SurveyContext, *, sweeps: int, **given: Any) -> RangeTest | None:
+    """The range test; None where no step moves the weights."""
+    with suppress(ValueError):
+        return lr_range_test(
+            context.problem, context.optimizer, lr=context.lr, steps=SWEEP, sweeps=sweeps, critical=False, progress=False, **given
+        )
+    if context.lr is None:
+        raise InapplicableError("the gradient is zero, so no learning rate moves the weights")
+    return None
+
+
+def _trivial(problem: Problem) -> float | None:
+    with suppress(TheodoliteError):
+        return learning_progress(problem).trivial
+    return None

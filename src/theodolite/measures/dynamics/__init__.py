@@ -1,6 +1,8 @@
 """How training moves: critical learning rates, regimes, the noise of the gradient."""
 
 from theodolite._names import imported
+from theodolite.measures.dynamics.batch_choice import BatchChoice as BatchChoice
+from theodolite.measures.dynamics.batch_choice import choose_batch_size as choose_batch_size
 from theodolite.measures.dynamics.critical import BatchCriticalRates as BatchCriticalRates
 from theodolite.measures.dynamics.critical import CriticalRate as CriticalRate
 from theodolite.measures.dynamics.critical import batch_critical_rates as batch_critical_rates
@@ -12,6 +14,8 @@ from theodolite.measures.dynamics.noise import GradientNoise as GradientNoise
 from theodolite.measures.dynamics.noise import gradient_noise as gradient_noise
 from theodolite.measures.dynamics.range_test import RangeTest as RangeTest
 from theodolite.measures.dynamics.range_test import lr_range_test as lr_range_test
+from theodolite.measures.dynamics.rate_choice import RateChoice as RateChoice
+from theodolite.measures.dynamics.rate_choice import choose_rate as choose_rate
 from theodolite.measures.dynamics.regimes import Regime as Regime
 from theodolite.measures.dynamics.regimes import classify_run as classify_run
 from theodolite.measures.dynamics.regimes import expected_regime as expected_regime

@@ -36,12 +36,20 @@ LEAST = 0.02
 #: Yours is too high where its run makes less than this share of the progress of a rate a third, or a fifth and less, of it.
 SHARE_NEAR, SHARE_FAR = 0.35, 0.7
 FAR = 5.0
+#: A loss that no rate lowers by this share of what would count does not move.
+FLAT = 0.25
 #: An alarm is confirmed by runs so many times longer; of higher rates it takes more to see that they last.
 LONGER, STILL_LONGER = 3, 5
 #: A loss below this share of that of knowing nothing is about as low as it gets.
 LOW = 0.05
 #: Where yours has brought the loss below this share of that of new weights, it is not asked what new weights would do.
 LEARNED = 0.25
+#: What all runs take at the most, in runs of the usual length.
+MOST = 30
+#: The loss stands still where no rate moves it and it is above this share of that of knowing nothing.
+STANDING = 0.5
+#: Starting anew is advised where it gets further than going on by so many times what counts.
+RESTART = 5
 #: A rate works where it holds the loss within this share of the size of the loss above its start.
 HELD = 0.25
 #: Weights whose loss is so many times that of new ones are lost.
@@ -74,7 +82,8 @@ class RateChoice(Result):
     "needs warm-up": it fails at once and works when it rises over the first steps; "converged": hardly anything is left to learn,
     and no rate changes that; "unknown": there was no rate to ask about, or none that was tried moves the loss. `recommended` is
     the rate to set, `best` the one that ended lowest and `gain` how much lower the loss ended than with yours (infinite where
-    yours blew up). `restart`: that was seen from new weights, because the present ones do not recover. `runs` has a row for each
+    yours blew up), after `steps` steps. `restart`: that was seen from new weights, because the present ones do not recover;
+    `warmup` over how many steps a rate has to rise that needs it. `runs` has a row for each
     training: rate, steps, loss at the `start`, when the rate began to fall (`held`) and at the end (`final`). `margin` is what
     the loss had to differ by to count.
     """
@@ -93,6 +102,7 @@ class RateChoice(Result):
     batch_size: int
     optimizer: str
     restart: bool = False
+    warmup: int = 0
 
     @property
     def diverged(self) -> bool:
@@ -162,64 +172,15 @@ def choose_rate(
     began = time.perf_counter()
     optimizer = as_optimizer(plain_optimizer(optimizer), problem.parameters, lr=lr)
     width = trials.usual_batch_size(problem) if batch_size is None else batch_size
-    bench = _Bench(problem, optimizer, width, steps, score_on or problem, seed)
+    bench = Bench(problem, optimizer, width, steps, score_on or problem, seed)
     if seconds is not None:
         bench.fit(seconds, lr or next(iter(others), 1e-6))
     found = _Decision(bench, lr, tuple(others), trivial).made()
     return replace(found, seed=seed, cost=Cost(time.perf_counter() - began, "short trainings of copies", 0, problem.notes))
 
 
-class _Bench:
-    """Where runs are made; each is made once."""
-
-    def __init__(
-        self, problem: Problem, optimizer: Optimizer | None, batch_size: int, steps: int, score_on: Problem, seed: int
-    ) -> None:
-        self.problem, self.optimizer, self.batch_size, self.steps = problem, optimizer, batch_size, max(trials.FEWEST, steps)
-        self.score_on, self.seed = score_on, seed
-        self.runs: dict[tuple[float, bool, bool, int, int], Run] = {}
-        self.start = trials.loss_of(problem.model, score_on)
-        self.can_restart = not trials.cannot_restart(problem.model)
-        self._fresh_start: float | None = None
-
-    @property
-    def fresh_start(self) -> float:
-        """The loss of new weights; not a number where there can be none."""
-        if self._fresh_start is None:
-            setup = trials.copied_setup(self.problem, 1.0, self.optimizer, self.batch_size, fresh=True, seed=self.seed)
-            self._fresh_start = trials.loss_of(setup.model, self.score_on) if self.can_restart else math.nan
-        return self._fresh_start
-
-    def fit(self, seconds: float, lr: float) -> None:
-        """Take as many steps as about twelve runs may have."""
-        setup = trials.copied_setup(self.problem, lr, self.optimizer, self.batch_size)
-        began = time.perf_counter()
-        trials.run_steps(setup, 3, seed=self.seed)
-        self.steps = max(trials.FEWEST, min(self.steps, int(3 * seconds / 12 / (time.perf_counter() - began))))
-
-    def run(self, rate: float, *, warm: bool = False, fresh: bool = False, longer: int = 1, other: bool = False) -> Run:
-        """Train a copy; `other` takes the batches in another order."""
-        steps, seed = longer * self.steps, self.seed + other
-        key = (rate, warm, fresh, steps, seed)
-        if key not in self.runs:
-            setup = trials.copied_setup(self.problem, rate, self.optimizer, self.batch_size, fresh=fresh, seed=self.seed)
-            self.runs[key] = Run(rate, *self._losses(setup, steps, warm, seed), steps, warm, fresh, int(other))
-        return self.runs[key]
-
-    def _losses(self, setup: trials.Setup, steps: int, warm: bool, seed: int) -> tuple[float, float]:
-        cooldown = max(1, int(COOLDOWN * steps))
-        setup.warmup = int(WARMUP * self.steps) if warm else 0
-        losses = trials.run_steps(setup, steps - cooldown, seed=seed)
-        held = trials.loss_of(setup.model, self.score_on) if math.isfinite(losses[-1]) else math.inf
-        if not math.isfinite(held):
-            return math.inf, math.inf
-        setup.warmup, setup.cooldown = 0, cooldown
-        losses = trials.run_steps(setup, cooldown, seed=seed + 10_000)
-        return held, trials.loss_of(setup.model, self.score_on) if math.isfinite(losses[-1]) else math.inf
-
-
 @dataclass(frozen=True)
-class _Pair:
+class Pair:
     """The same training with two orders of batches."""
 
     one: Run
@@ -242,19 +203,73 @@ class _Pair:
         return max(self.one.final, self.two.final)
 
 
+class Bench:
+    """Where runs from the same weights are made; each is made once. `pair` is one training with two orders of batches."""
+
+    def __init__(
+        self, problem: Problem, optimizer: Optimizer | None, batch_size: int, steps: int, score_on: Problem, seed: int
+    ) -> None:
+        self.problem, self.optimizer, self.batch_size, self.steps = problem, optimizer, batch_size, max(trials.FEWEST, steps)
+        self.score_on, self.seed = score_on, seed
+        self.runs: dict[tuple[float, bool, bool, int, int], Run] = {}
+        self.start = trials.loss_of(problem.model, score_on)
+        self.can_restart = not trials.cannot_restart(problem.model)
+        self._fresh_start: float | None = None
+
+    @property
+    def fresh_start(self) -> float:
+        """The loss of new weights; not a number where there can be none."""
+        if not self.can_restart:
+            return math.nan
+        if self._fresh_start is None:
+            setup = trials.copied_setup(self.problem, 1.0, self.optimizer, self.batch_size, fresh=True, seed=self.seed)
+            self._fresh_start = trials.loss_of(setup.model, self.score_on)
+        return self._fresh_start
+
+    def fit(self, seconds: float, lr: float) -> None:
+        """Take as many steps as all runs may have that could become necessary."""
+        setup = trials.copied_setup(self.problem, lr, self.optimizer, self.batch_size)
+        began = time.perf_counter()
+        trials.run_steps(setup, 3, seed=self.seed)
+        self.steps = max(trials.FEWEST, min(self.steps, int(3 * seconds / MOST / (time.perf_counter() - began))))
+
+    def run(self, rate: float, *, warm: bool = False, fresh: bool = False, longer: int = 1, other: bool = False) -> Run:
+        """Train a copy; `other` takes the batches in another order."""
+        steps, seed = longer * self.steps, self.seed + other
+        key = (rate, warm, fresh, steps, seed)
+        if key not in self.runs:
+            setup = trials.copied_setup(self.problem, rate, self.optimizer, self.batch_size, fresh=fresh, seed=self.seed)
+            self.runs[key] = Run(rate, *self._losses(setup, steps, warm, seed), steps, warm, fresh, int(other))
+        return self.runs[key]
+
+    def pair(self, rate: float, *, fresh: bool = False) -> Pair:
+        return Pair(self.run(rate, fresh=fresh), self.run(rate, fresh=fresh, other=True))
+
+    def _losses(self, setup: trials.Setup, steps: int, warm: bool, seed: int) -> tuple[float, float]:
+        cooldown = max(1, int(COOLDOWN * steps))
+        setup.warmup = int(WARMUP * self.steps) if warm else 0
+        losses = trials.run_steps(setup, steps - cooldown, seed=seed)
+        held = trials.loss_of(setup.model, self.score_on) if math.isfinite(losses[-1]) else math.inf
+        if not math.isfinite(held):
+            return math.inf, math.inf
+        setup.warmup, setup.cooldown = 0, cooldown
+        losses = trials.run_steps(setup, cooldown, seed=seed + 10_000)
+        return held, trials.loss_of(setup.model, self.score_on) if math.isfinite(losses[-1]) else math.inf
+
+
 class _Decision:
     """The rules, in the order in which they are asked."""
 
-    def __init__(self, bench: _Bench, own: float | None, others: Sequence[float], trivial: float | None) -> None:
+    def __init__(self, bench: Bench, own: float | None, others: Sequence[float], trivial: float | None) -> None:
         self.bench, self.rate, self.others, self.trivial = bench, own, others, trivial
         self.start = bench.start
 
     def made(self) -> RateChoice:
         if self.rate is None:
-            return self._without_a_rate() if math.isfinite(self.start) else self._result("unknown", None, None)
-        self.own = self._pair(self.rate)
+            return self._without_a_rate() if math.isfinite(self.start) else self._result("unknown", None)
+        self.own = self.bench.pair(self.rate)
         if self._is_lost():
-            return self._too_high_from_new_weights(self.rate) or self._result("unknown", None, None)
+            return self._too_high_from_new_weights(self.rate) or self._result("unknown", None)
         self.lower, self.higher = self._below(self.rate), self._above(self.rate)
         found = self._too_high(self.rate) or self._too_high_from_new_weights(self.rate) or self._too_low(self.rate)
         return found or self._nothing_to_change(self.rate)
@@ -275,14 +290,11 @@ class _Decision:
         return LEAST * max(start, abs(self.reference or 0.0), 1e-30)
 
     def _is_lost(self) -> bool:
-        known = self.reference is not None and self.reference > 0
-        return not math.isfinite(self.start) or (known and self.start > LOST * max(self.reference or 0.0, self.bench.fresh_start))
+        known = [loss for loss in (self.trivial, self.bench.fresh_start) if loss is not None and loss > 0]
+        return not math.isfinite(self.start) or (bool(known) and self.start > LOST * max(known))
 
     def _is_low(self) -> bool:
         return self.reference is not None and self.start <= LOW * self.reference
-
-    def _pair(self, rate: float, **settings: bool) -> _Pair:
-        return _Pair(self.bench.run(rate, **settings), self.bench.run(rate, other=True, **settings))
 
     def _works(self, run: Run, start: float) -> bool:
         """Whether a run did not need its cool-down to come back from far above its start."""
@@ -297,7 +309,7 @@ class _Decision:
         for factor in (*LOWER, *MUCH_LOWER):
             if factor in MUCH_LOWER and math.isfinite(best):
                 break
-            found.append(self.bench.run(own * factor))
+            found.append(self.bench.run(times(own, factor)))
             if found[-1].final > best + self.margin:
                 break
             best = min(best, found[-1].final) if self._works(found[-1], self.start) else best
@@ -310,12 +322,13 @@ class _Decision:
         for factor in (*HIGHER, *MUCH_HIGHER):
             if not math.isfinite(best):
                 break
-            found.append(self.bench.run(own * factor))
-            if best - found[-1].final < (-self.margin if factor == HIGHER[0] else self.margin):
+            found.append(self.bench.run(times(own, factor)))
+            standing = best > self.start - self.margin
+            if best - found[-1].final < (-self.margin if standing or factor == HIGHER[0] else self.margin):
                 break
             best = min(best, found[-1].final)
         if len(found) == len(HIGHER) and found[0].final < self.own.least - self.margin:
-            found.append(self.bench.run(own * BETWEEN))
+            found.append(self.bench.run(times(own, BETWEEN)))
         return found + self._others(own, found, lower=False)
 
     def _others(self, own: float, tried: Sequence[Run], *, lower: bool) -> list[Run]:
@@ -327,51 +340,60 @@ class _Decision:
 
     def _too_high(self, own: float) -> RateChoice | None:
         """A lower rate is clearly better, and a warm-up does not mend it."""
-        chosen = self._better_below(own, self.lower)
-        if chosen is None:
+        bench = self.bench
+        found = self._better_below(own, self.lower)
+        if found is None:
             return None
-        if self.bench.run(own, warm=True).final <= min(run.final for run in self.lower) + self.margin:
-            warm, long = (self.bench.run(rate, warm=rate == own, longer=LONGER) for rate in (own, chosen.rate))
-            if warm.final <= long.final + self.margin and warm.held <= long.held + self.margin:
-                return self._result("needs warm-up", own, self.bench.run(own, warm=True))
-        return self._result("too high", chosen.rate, chosen)
+        mine, chosen = found
+        if bench.run(own, warm=True).final <= min(run.final for run in self.lower) + self.margin:
+            warm = bench.run(own, warm=True, longer=LONGER)
+            if warm.final <= chosen.final + self.margin and warm.held <= chosen.held + self.margin:
+                return self._result("needs warm-up", own, mine, warm)
+        if bench.can_restart:
+            new = bench.run(chosen.rate, fresh=True, longer=LONGER)
+            if new.final < chosen.final - RESTART * self.margin:
+                mine, chosen = bench.run(own, fresh=True, longer=LONGER), new
+        return self._result("too high", chosen.rate, mine, chosen)
 
     def _too_high_from_new_weights(self, own: float) -> RateChoice | None:
         """New weights at a lower rate get further than yours are now, and new weights at yours do not, also with a warm-up."""
         bench = self.bench
-        if not bench.can_restart or self._is_low() or self.own.least < LEARNED * bench.fresh_start:
+        if not bench.can_restart or self._is_low() or self.own.least < LEARNED * (self.reference or 0.0):
             return None
-        tried = [bench.run(own * factor, fresh=True) for factor in LOWER]
+        tried = [bench.run(times(own, factor), fresh=True) for factor in LOWER]
         if self._is_lost() and not math.isfinite(min(run.final for run in tried)):
-            tried += [bench.run(own * factor, fresh=True) for factor in MUCH_LOWER]
+            tried += [bench.run(times(own, factor), fresh=True) for factor in MUCH_LOWER]
         if not min(run.final for run in tried) < self.own.least - self.margin:
             return None
-        chosen = self._better_below(own, tried, fresh=True)
-        return None if chosen is None else self._result("too high", chosen.rate, chosen)
+        found = self._better_below(own, tried, fresh=True)
+        return None if found is None else self._result("too high", found[1].rate, *found)
 
-    def _better_below(self, own: float, lower: Sequence[Run], *, fresh: bool = False) -> Run | None:
-        """A lower rate that is clearly better with each order of batches, and in longer runs, where a catapult is over."""
+    def _better_below(self, own: float, lower: Sequence[Run], *, fresh: bool = False) -> tuple[Run, Run] | None:
+        """Longer runs at your rate and at a lower one that is clearly better: in them, and in short ones with each order of batches.
+
+        Of those that are as good as the best the lowest rate is taken. In longer runs a catapult is over.
+        """
         bench, start = self.bench, self.bench.fresh_start if fresh else self.start
-        mine = self._pair(own, fresh=fresh)
+        mine = bench.pair(own, fresh=fresh)
         better = [run for run in lower if self._worse(own, mine, run, start)]
         better = [run for run in better if self._worse(own, mine, bench.run(run.rate, fresh=fresh, other=True), start)]
         if not better:
             return None
+        later = mine.one
         if math.isfinite(mine.final) or fresh:
             later = bench.run(own, fresh=fresh, warm=fresh, longer=LONGER)
-            mine = _Pair(later, later)
-        rates = sorted({*(run.rate for run in better), *(own * factor for factor in LOWER)}, reverse=True)
+        rates = sorted({*(run.rate for run in better), *(times(own, factor) for factor in LOWER)}, reverse=True)
         long = [bench.run(rate, fresh=fresh, longer=LONGER) for rate in rates]
         while not any(self._works(run, start) for run in long) and long[-1].rate > own * MUCH_LOWER[-1]:
-            long.append(bench.run(long[-1].rate / 10, fresh=fresh, longer=LONGER))
+            long.append(bench.run(times(long[-1].rate, 0.1), fresh=fresh, longer=LONGER))
         long = [run for run in long if self._works(run, start)]
-        if not any(self._worse(own, mine, run, start) for run in long):
+        if not any(self._worse(own, Pair(later, later), run, start) for run in long):
             return None
         lowest = min(long, key=lambda run: run.final)
         alike = [run for run in long if run.final <= lowest.final + self.margin and run.rate >= lowest.rate / FAR]
-        return bench.run(min(run.rate for run in alike), fresh=fresh)  # the gentlest of those that are as good
+        return later, min(alike, key=lambda run: run.rate)
 
-    def _worse(self, own: float, mine: _Pair, lower: Run, start: float) -> bool:
+    def _worse(self, own: float, mine: Pair, lower: Run, start: float) -> bool:
         """Whether the lower rate is clearly better than yours, and gets so much further that yours is too high."""
         if not self._works(lower, start) or not mine.least - lower.final > self.margin:
             return False
@@ -380,63 +402,91 @@ class _Decision:
         return share_of_progress(start, mine.final, lower.final) < (SHARE_FAR if lower.rate * FAR <= own else SHARE_NEAR)
 
     def _too_low(self, own: float) -> RateChoice | None:
-        """A rate far above yours is ahead of it and of all between, before and after the cool-down, also in longer runs."""
+        """A rate far above yours is ahead of it and of all between, before and after the cool-down, in longer runs.
+
+        In short ones it must be ahead too, unless the loss stands still at all rates: plateaus take time to leave.
+        """
         ahead = [r for r in self.higher if r.final < self.own.least - self.margin and r.held < self.own.held]
-        if self._is_low() or not any(r.rate >= FAR * own for r in ahead):
+        if self._is_low() or not math.isfinite(self.own.final):
+            return None
+        if self._stands_still():
+            ahead = [r for r in self.higher if self._works(r, self.start) and r.final <= self.own.least + self.margin]
+        elif any(r.rate >= FAR * own for r in ahead):
+            best = min(ahead, key=lambda r: r.final)
+            ahead = [best, *sorted((r for r in ahead if r.rate < best.rate), key=lambda r: -r.rate)[:1]]
+        else:
             return None
         mine = self.bench.run(own, longer=STILL_LONGER)
         long = [self.bench.run(r.rate, longer=STILL_LONGER) for r in ahead]
         long = [r for r in long if r.final < mine.final - self.margin and r.held < mine.held]
         if not long:
             return None
-        lowest = min(r.final for r in long)
-        chosen = min((r for r in long if r.final <= lowest + 0.5 * self.margin), key=lambda r: r.rate)
-        short = next(r for r in ahead if r.rate == chosen.rate)
-        return self._result("too low", chosen.rate, short) if chosen.rate >= FAR * own else None
+        lowest = min(long, key=lambda r: r.final)
+        lead = self.margin if lowest.rate < HIGHER[-1] * own else 0.5 * self.margin
+        chosen = min((r for r in long if r.final <= lowest.final + lead), key=lambda r: r.rate)
+        return self._result("too low", chosen.rate, mine, chosen) if chosen.rate >= FAR * own else None
+
+    def _stands_still(self) -> bool:
+        """Whether no rate moves the loss, and little has been learned."""
+        moved = min(self.own.final, *(run.final for run in (*self.lower, *self.higher))) < self.start - self.margin
+        return not moved and (self.reference is None or self.start > STANDING * self.reference)
 
     def _nothing_to_change(self, own: float) -> RateChoice:
         if self._is_low():
-            return self._result("converged", own, None)
+            return self._result("converged", own)
         if not math.isfinite(self.own.final):
-            return self._result("unknown", None, None)  # it blows up, and no rate was found that does not
-        if min(self.own.final, *(run.final for run in (*self.lower, *self.higher))) < self.start - self.margin:
-            return self._result("keep", own, None)
+            return self._result("unknown", None)  # it blows up, and no rate was found that does not
+        gain = self.start - min(self.own.final, *(run.final for run in (*self.lower, *self.higher)))
+        if gain > FLAT * self.margin:
+            return self._result("keep", own)
         learned = self.reference is not None and self.start < self.reference - 5 * self.margin
-        return self._result("converged" if learned else "unknown", own, None)
+        return self._result("converged" if learned else "unknown", own)
 
     def _without_a_rate(self) -> RateChoice:
         """The best of the others, and of rates around the first of them."""
-        around = [rate * factor for rate in self.others[:1] for factor in (1.0, 1 / 3, 3.0)]
+        around = [times(rate, factor) for rate in self.others[:1] for factor in (1.0, 1 / 3, 3.0)]
         runs = [self.bench.run(rate) for rate in (*around, *self.others[1:])]
         ended = [run for run in runs if run.final < self.start]
         if not ended:
-            return self._result("unknown", None, None)
+            return self._result("unknown", None)
         lowest = min(run.final for run in ended)
         alike = [run for run in ended if run.final <= lowest + self.margin]
         chosen = min(alike, key=lambda run: run.held)  # of those that end alike the one that needs no cool-down
-        return self._result("unknown", chosen.rate, chosen)
+        return self._result("unknown", chosen.rate, None, chosen)
 
-    def _result(self, verdict: Verdict, recommended: float | None, best: Run | None) -> RateChoice:
+    def _result(
+        self, verdict: Verdict, recommended: float | None, mine: Run | None = None, best: Run | None = None
+    ) -> RateChoice:
+        """The answer, with the two runs that it rests on; that of yours alone where there is nothing better."""
+        own = mine.final if mine is not None else math.nan if self.rate is None else self.own.final
         restart = best is not None and best.fresh
-        own = math.nan if self.rate is None else self._pair(self.rate, fresh=restart).final
-        theirs = own if best is None else best.final
         return RateChoice(
             own=self.rate,
             best=self.rate if best is None else best.rate,
             verdict=verdict,
             recommended=recommended,
-            gain=0.0 if best is None or self.rate is None else own - theirs,
+            gain=own - best.final if mine is not None and best is not None else 0.0,
             margin=self.margin,
             start=self.bench.fresh_start if restart else self.start,
             own_final=own,
-            best_final=theirs,
-            steps=self.bench.steps,
+            best_final=own if best is None else best.final,
+            steps=self.bench.steps if best is None else best.steps,
             runs=tuple(run.row(self.bench.fresh_start if run.fresh else self.start) for run in self.bench.runs.values()),
             batch_size=self.bench.batch_size,
             optimizer="gradient descent" if self.bench.optimizer is None else type(self.bench.optimizer).__name__,
             restart=restart,
+            warmup=int(WARMUP * self.bench.steps) if verdict == "needs warm-up" else 0,
             outcome=Outcome.FINISHED,
         )
+
+
+def times(rate: float, factor: float) -> float:
+    """A multiple of a rate that can be written down.
+
+    >>> times(0.1, 1 / 3), times(0.25, 1.0)
+    (0.033, 0.25)
+    """
+    return float(f"{rate * factor:.2g}")
 
 
 def share_of_progress(start: float, own: float, best: float) -> float:
