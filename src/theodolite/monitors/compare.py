@@ -29,9 +29,9 @@ class RunComparison(Result):
 
     `ahead` names the run with the lower loss at the last common step `at_step`, empty where the difference is within its error;
     `ahead_in_time` the same after the `at_seconds` of training that both had. `difference` and `time_difference` are the loss of
-    the second run minus that of the first, with standard errors. `parted` is the step from which they differ for good, `same_until`
-    the last step up to which their losses are equal bit by bit (None where there is none). `runs` has a row for each run;
-    `points` are mean losses over parts of the runs, to draw.
+    the second run minus that of the first, with standard errors. `parted` is the step from which they differ for good,
+    `same_until` the last step up to which their losses are equal bit by bit (None where there is none). `runs` has a row for
+    each run; `points` are mean losses over parts of the runs, to draw.
     """
 
     names: tuple[str, str]
@@ -71,7 +71,7 @@ class RunComparison(Result):
         return f"After {self.at_seconds:.3g} s of training {who}{' ' * bool(same)}{same}."
 
     def _parting(self) -> str:
-        same = "" if self.same_until is None else f"Their losses are equal bit by bit up to step {self.same_until}. "
+        same = f"Their losses are equal bit by bit up to step {self.same_until}. " if self.same_until else ""
         return (same + ("" if self.parted is None else f"They part at step {self.parted}.")).strip()
 
 
