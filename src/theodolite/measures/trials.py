@@ -341,8 +341,9 @@ def start_anew(model: nn.Module, seed: int) -> None:
         torch.manual_seed(seed)
         for module in reversed(list(model.modules())):  # inner ones first: an outer one may know better
             reset = reset_of(module)
-            before = float(module.weight.std()) if isinstance(module, nn.Embedding) and module.weight.numel() > 1 else 0.0
+            table = module.weight if isinstance(module, nn.Embedding) and module.weight.numel() > 1 else None
+            before = 0.0 if table is None else float(table.std())
             if reset is not None:
                 reset()
-            if math.isfinite(before) and before > 0:
-                module.weight.mul_(min(1.0, before / float(module.weight.std())))
+            if table is not None and math.isfinite(before) and before > 0:
+                table.mul_(min(1.0, before / float(table.std())))

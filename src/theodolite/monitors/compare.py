@@ -72,7 +72,7 @@ class RunComparison(Result):
         return f"After {self.at_seconds:.3g} s of training {who}{' ' * bool(same)}{same}."
 
     def _parting(self) -> str:
-        same = "" if self.same_until is None else f"Their losses are equal bit by bit up to step {self.same_until}. "
+        same = f"Their losses are equal bit by bit up to step {self.same_until}. " if self.same_until else ""
         return (same + ("" if self.parted is None else f"They part at step {self.parted}.")).strip()
 
 

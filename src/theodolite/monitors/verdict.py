@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from theodolite.monitors.measuring.curvature import CurvatureSample
@@ -26,16 +26,24 @@ LATE = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The answer (`text`), the rate to set, and the findings it rests on, the ones that it speaks of first."""
+    """The answer (`text`), its `cause`, the rate to set, and the findings it rests on, the ones that it speaks of first."""
 
     text: str
     state: str
+    cause: str = ""
     lr: float | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
     def learns(self) -> bool:
         return self.state in ("learning", "flat")
+
+    def beside(self, finding: Finding) -> Finding:
+        """A finding as it stands beside the verdict: what another fault brought about, or only came with it, is a note."""
+        roots = {"dead layer": ("rate too high",)}.get(self.cause, ())
+        if not self.cause or self.learns or finding.cause in ("", self.cause, *roots):
+            return finding
+        return replace(finding, severity=Severity.NOTE, cause="", advice="")
 
 
 def verdict_of(
@@ -73,10 +81,12 @@ def verdict_of(
     else:
         sentences += [_quiet(sample, state, spikes)]
     lr = trouble.lr if trouble is not None else note.lr if note is not None else None
-    said = {finding.cause for finding in found if finding.cause}
-    past = trouble is None and state in ("learning", "flat")  # what an alert said is over
-    found += [alert.finding(past=past) for alert in alerts if alert.cause not in said]
-    return Verdict(text=" ".join(text for text in sentences if text), state=state, lr=lr, findings=tuple(found))
+    answer = Verdict(
+        text=" ".join(text for text in sentences if text), state=state, cause="" if trouble is None else trouble.cause, lr=lr
+    )
+    past = trouble is None and answer.learns  # what an alert said is over
+    found += [answer.beside(alert.finding(past=past)) for alert in alerts if alert.cause != answer.cause]
+    return replace(answer, findings=tuple(found))
 
 
 def _standing(sample: ProgressSample, trouble: Trouble | None) -> str:

@@ -1,4 +1,4 @@
-"""A monitored training in one figure: loss and its spikes, units, steps, rate against the critical one, curvature, features."""
+"""A monitored training in one figure: loss and spikes, units and steps, rate against the critical one, curvature, features."""
 
 from __future__ import annotations
 
@@ -109,16 +109,15 @@ def plot_runs(comparison: Any) -> Figure:
     figure, axes = panels(1 + bool(timed), size=(4.7, 3.2))
     for ax, rows, x in zip(axes, (points, timed), ("step", "seconds"), strict=False):
         xlabel = "step" if x == "step" else "seconds of training"
-        curves(
-            rows, x, "loss", by="run", band=None, log="y" if wide else "", markers=False, labels="legend", xlabel=xlabel, ax=ax
-        )
+        log = "y" if wide else ""
+        curves(rows, x, "loss", by="run", band=None, log=log, markers=False, labels="legend", xlabel=xlabel, ax=ax)
     if comparison.parted is not None:
         reference(axes[0], x=comparison.parted, label="they part")
     return figure
 
 
 def _tables(log: Any) -> tuple[dict[str, list[Row]], list[Row]]:
-    """Steps, looks at batches and at the probe, progress, validations; and spikes. Of records of one place the last stays."""
+    """Steps, looks at batches and at the probe, progress, validations; and spikes. The last record about a place stays."""
     if hasattr(log, "records"):
         log = log.records()
     if all(hasattr(log, name) for name in ("steps", "looks", "spikes")):

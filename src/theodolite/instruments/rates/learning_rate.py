@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import theodolite as th
 from theodolite.errors import TheodoliteError
@@ -24,7 +24,7 @@ from theodolite.results import Finding, Outcome, Result, Row, Severity
 SCORED = 1000
 #: Steps of one sweep of the range test.
 SWEEP = 100
-#: What runs take on the average, in runs of the usual length: half as many where nothing is wrong, and up to 25 where something is.
+#: What runs take on the average, in runs of the usual length: half as many where nothing is wrong, up to 25 where something is.
 USUAL_RUNS = 12
 
 
@@ -55,14 +55,14 @@ class WhichRate(Instrument):
     question = "Which learning rate should I train with?"
     how = (
         "Range test: on copies of the model the rate rises from step to step, and what the loss of each batch has changed since "
-        "the start is drawn over it. Trials: copies are trained with your optimizer at your rate, at lower and at higher ones, on "
+        "the start is drawn over it. Trials: copies are trained with your optimizer at your rate, at lower and higher ones, on "
         "the same batches; each holds its rate for three quarters of its steps and then lets it fall to zero, so that what was "
         "learned is compared and not the noise that a rate leaves. Another rate is named only where it is clearly better, and "
         "longer runs say so too. Weights that no longer recover are tried beside new ones."
     )
     source = "Smith (2017), cyclical learning rates: the range test; Hägele and others (2024): rates compared after a cool-down."
     efforts = ({"steps": 60, "sweeps": 3}, {"steps": 40, "sweeps": 1}, {"steps": 20, "sweeps": 1})
-    columns: Mapping[str, str] = {
+    columns: ClassVar[Mapping[str, str]] = {
         "rate": "rate",
         "from": "from",
         "warm-up": "warm-up",

@@ -45,7 +45,7 @@ class BatchChoice(Result):
     def sentence(self) -> str:
         ends = [f"{final:.3g}" if math.isfinite(final) else "blow up" for final in (self.own_final, self.larger_final)]
         verdict = "too small" if self.too_small else "large enough"
-        return f"Batches of {self.own} are {verdict}: {self.steps} steps with them end at {ends[0]}, with {self.larger} at {ends[1]}."
+        return f"Batches of {self.own} are {verdict}: {self.steps} steps end at {ends[0]}, with {self.larger} at {ends[1]}."
 
 
 @checked(problem=a_problem, lr=positive, batch_size=count, steps=count, seconds=positive, seed=seed)

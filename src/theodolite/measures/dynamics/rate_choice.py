@@ -369,7 +369,7 @@ class _Decision:
         return None if found is None else self._result("too high", found[1].rate, *found)
 
     def _better_below(self, own: float, lower: Sequence[Run], *, fresh: bool = False) -> tuple[Run, Run] | None:
-        """Longer runs at your rate and at a lower one that is clearly better: in them, and in short ones with each order of batches.
+        """Longer runs at your rate and at a lower one that is clearly better: in them and in short ones, both orders.
 
         Of those that are as good as the best the lowest rate is taken. In longer runs a catapult is over.
         """
