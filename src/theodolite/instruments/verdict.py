@@ -20,7 +20,10 @@ from theodolite.measures.trials import TrialRuns, outcome_of
 from theodolite.results import CAUSES, Finding, Row, Severity, worst_first
 
 #: Causes that an inspection proves: no trial can take them back, and nothing else matters before they are repaired.
-PROVEN = ("not finite", "frozen model", "missing parameters", "dead layer", "leaked validation")
+PROVEN = (
+    "not finite", "frozen model", "missing parameters", "dead layer", "labels do not fit", "augmented validation",
+    "leaked validation",
+)  # fmt: skip
 #: What stands only where nothing else explains it.
 UNEXPLAINED = "not learning"
 #: How many findings stand below the verdict.
@@ -61,7 +64,7 @@ def judge(
     order = {cause: place for place, cause in enumerate(roots)}
     adjusted = sorted(worst_first(adjusted), key=lambda f: order.get(f.cause, len(order)))
     progress = results.get("progress")
-    rate = _recommended(results, roots, trials, lr)
+    rate = _rounded(_recommended(results, roots, trials, lr))
     sentences = (_learning(progress), *_causes(roots, serious, trials, rate, results))
     learning = getattr(progress, "learning", None)
     return Verdict(sentences=sentences[:3], lr=rate, causes=tuple(roots), learning=learning), tuple(adjusted)
@@ -152,6 +155,11 @@ def _recommended(results: Mapping[str, Any], roots: Sequence[str], trials: Trial
     if chosen is not None and chosen.recommended is not None and (about_rates or own is None):
         return float(chosen.recommended)
     return own
+
+
+def _rounded(lr: float | None) -> float | None:
+    """A rate that somebody types: two digits, unless it came with more."""
+    return None if lr is None else float(f"{lr:.3g}")
 
 
 def _learning(progress: Any) -> str:
