@@ -199,7 +199,7 @@ def test_stories260k_is_probed(theodolite, tmp_path):
         (["{}/gpt", "--text", "{}/text.txt", "--exclude", "elephant"], "'elephant' is no single token"),
         (["{}/gpt", "--text", "{}/text.txt", "--context", "64"], "context must be 1 .. 32"),
         (["{}/gpt", "--text", "{}/text.txt", "--anchors", "0"], "--anchors must be at least 1"),
-        (["{}/gpt", "--text", "{}/text.txt", "--held-out", "1"], "held_out is a share"),
+        (["{}/gpt", "--text", "{}/text.txt", "--held-out", "1"], "held_out must be a number"),
         (["{}/gpt", "--text", "{}/text.txt", "--out", "{}/text.txt"], "--out must be a folder"),
     ],
 )  # fmt: skip

@@ -100,9 +100,9 @@ def test_findings_are_there_though_the_page_is_not(tmp_path, monkeypatch, capsys
         main(["survey", "--only", "batches"])
     said = capsys.readouterr()
     assert ended.value.code == 130
-    assert said.err == "Interrupted; the page was not written.\n"
+    assert said.err.endswith("Interrupted; the page was not written.\n")
     assert "Survey of" in said.out
-    assert "Measuring took" in said.out
+    assert "1 instrument in" in said.out
 
 
 #: The script, struck at its import number COUNT; as installed, it imports what it calls first.

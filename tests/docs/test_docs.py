@@ -162,7 +162,11 @@ def labels_of_instruments() -> set[str]:
                 found |= {s for value in given for s in strings(value)}
             if isinstance(node, ast.Assign):
                 found |= {s for value in values_of_label(node) for s in strings(value)}
-    return found
+    # What a state, a verdict or a cause says in words of its own.
+    states = {"diverges", "learned", "learning", "not learning"}
+    causes = {"dead units", "exploding gradients", "saturation", "vanishing gradients"}
+    rates = {"rate fits", "rate too high", "rate too low", "no warm-up", "nothing left to learn", "no rate helps"}
+    return found | states | causes | rates | {"advice helps", "advice does not help"}
 
 
 def values_of_label(node: ast.Assign) -> list[ast.expr]:
@@ -204,7 +208,7 @@ def test_every_label_is_explained():
     severities = {severity.value for severity in th.results.Severity}
     for _, severity, instrument in rows:
         assert set(severity.split(", ")) <= severities
-        assert instrument in {*th.instruments.names(), "any"}
+        assert set(instrument.split(", ")) <= {*th.instruments.names(), "any"}
 
 
 # The snippets

@@ -388,11 +388,11 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "measures.audit.audit_batches": lambda: {"problem": problem()},
     "measures.audit.audit_inputs": lambda: {"problem": problem()},
     "measures.audit.audit_parameters": lambda: {"problem": problem()},
-    "measures.data_audit.audit_columns": lambda: {"problem": problem()},
-    "measures.data_audit.audit_labels": lambda: {"problem": classification()},
-    "measures.data_audit.audit_samples": lambda: {"problem": problem()},
-    "measures.data_audit.audit_targets": lambda: {"problem": problem()},
-    "measures.data_audit.audit_validation": lambda: {"problem": problem(), "valid": problem()},
+    "measures.data_audit.audit_columns": lambda: {"problem": problem(), "most": 100, "seed": 0},
+    "measures.data_audit.audit_labels": lambda: {"problem": classification(), "most": 100, "seed": 0},
+    "measures.data_audit.audit_samples": lambda: {"problem": problem(), "seed": 0},
+    "measures.data_audit.audit_targets": lambda: {"problem": problem(), "most": 100, "seed": 0},
+    "measures.data_audit.audit_validation": lambda: {"problem": problem(), "valid": problem(), "seed": 0},
 }  # fmt: skip
 
 #: Names that stand for something done after construction.

@@ -209,10 +209,11 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
         "every": 20, "last_epoch": -1},
     "monitors.cyclical_rate": lambda: {"low": 0.1, "high": 0.2, "period": 4},
     # Surveys
-    "survey": lambda: {"problem": problem(), "lr": 0.1, "budget": 5.0, "only": ["parameters"], "name": "net",
+    "survey": lambda: {"problem": problem(), "lr": 0.1, "batch_size": 2, "budget": 5.0, "only": ["parameters"], "name": "net",
         "population": 100, "facts": {"a": "b"}, "seed": 0},
     "instruments.plan_survey": lambda: {"problem": problem(), "lr": 0.1, "budget": 5.0, "only": ["parameters"], "seed": 0},
-    "instruments.SurveyContext": lambda: {"problem": (given := problem()), "lr": 0.1, "optimizer": sgd(given.model),
+    "instruments.SurveyContext": lambda: {"problem": (given := problem()), "lr": 0.1, "batch_size": 2,
+        "optimizer": sgd(given.model),
         "population": 100, "seed": 0},
     "compare": lambda: {"problems": {"a": classification(), "b": classification()}, "k": 2, "tol": 1e-2, "path": False,
         "seed": 0},

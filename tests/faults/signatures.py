@@ -38,6 +38,8 @@ _ROOMS = [
 ]
 
 _NO_NUMBERS = "takes no number, model, loss, data or optimizer: names, paths and flags alone"
+_DRAWS = "draws rows that results have made"
+_TRAINS = "trains copies for seconds; its numbers go through the common rules, which its own tests try"
 _RECORD = "a record that functions of the package make and users read"
 _AUTHORS = "called by the package, with what the package has made; authors write it"
 _FILES = "its arguments are paths, whose faults are files: test_damaged_files, test_hostile_folders and test_failing_writers"
@@ -49,6 +51,12 @@ WITHOUT: dict[str, str] = {
     "models.resnet20_from": "needs the weights of that model; `load_weights` is tested",
     "models.llama_from_config": "needs a file's whole configuration; its numbers go to `llama_decoder`",
     "plots.style": _NO_NUMBERS,
+    **dict.fromkeys(
+        ("plots.bars", "plots.layer_ratios", "plots.plot_runs", "plots.range_test"), "draws rows that results have made"
+    ),
+    **dict.fromkeys(("lr_range_test", "measures.dynamics.choose_rate", "measures.dynamics.choose_batch_size"), _TRAINS),
+    **dict.fromkeys(("Monitor.validated", "Problem.few", "measures.audit.InputAudit.called"), _AUTHORS),
+    "compare_runs": "takes logs and reports, whose faults are files",
     "testing.known_problems": _NO_NUMBERS,
     "testing.dense_gauss_newton": "two functions and tensors, as `dense_hessian`",
     "testing.model_state": "for tests: a model in, its state out",

@@ -68,7 +68,7 @@ def names() -> list[str]:
     """Names of all instruments.
 
     >>> names()[:3]
-    ['batches', 'progress', 'settings']
+    ['batches', 'learning_rate', 'progress']
     """
     return list(_classes())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.errors import NonFiniteError
+from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.dynamics.optimizers import BLOWN_UP, copy_optimizer
 from theodolite.measures.kernel.problem_views import reset_of
@@ -203,7 +203,7 @@ class _Arms:
         assert self._steps is not None
         setup = self._setup(fresh=remedy.fresh)
         assert remedy.change is not None
-        with torch.random.fork_rng(devices=[]):
+        with unbroken(torch.random.fork_rng(devices=[])):
             torch.manual_seed(self.seed)
             remedy.change(setup)
         changed = self._ended(setup, self._steps, remedy.advice, score)
@@ -311,7 +311,7 @@ def random_batches(problem: Problem, batch_size: int, steps: int, seed: int = 0)
         drawn += len(epoch)
 
 
-@contextmanager
+@unbroken_context
 def in_training(model: nn.Module, seed: int) -> Iterator[None]:
     """Train mode, gradients, and a random state of its own, which is given back; the model is a copy and need not be."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -337,7 +337,7 @@ def start_anew(model: nn.Module, seed: int) -> None:
     why = cannot_restart(model)
     if why:
         raise ValueError(f"The model cannot start from new weights: {why}.")
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with unbroken(torch.random.fork_rng(devices=[])), torch.no_grad():
         torch.manual_seed(seed)
         for module in reversed(list(model.modules())):  # inner ones first: an outer one may know better
             reset = reset_of(module)

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -232,10 +231,10 @@ def numbers_in(**ends: float) -> Callable[[str, Any], Any]:
     rule = number_in(**ends)
 
     def check(name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor | np.ndarray | list | tuple):
+        if not isinstance(value, Tensor | list | tuple) and not hasattr(value, "__array__"):
             return rule(name, value)
         try:
-            entries = a_tensor(name, value).detach() if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64)
+            entries = a_tensor(name, value).detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
         except (TypeError, ValueError):
             raise ValueError(f"{name} must hold numbers. Got {shown(value)}.") from None
         if 0 in entries.shape:

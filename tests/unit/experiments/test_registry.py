@@ -26,7 +26,7 @@ def test_unknown_names_bring_the_nearest():
         th.experiments.get("theodolite.experiments:Claim")
     with pytest.raises(UnknownExperimentError, match="could not be imported"):
         th.experiments.get(":Thing")
-    with pytest.raises(ValueError, match="size must be one of"):
+    with pytest.raises(ValueError, match="size must be 'tiny'"):
         th.experiments.run("checks/stability-edge", "huge")
 
 

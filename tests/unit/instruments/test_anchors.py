@@ -62,7 +62,7 @@ class TokenClassifier(nn.Module):
 
 def survey(problem: th.Problem, **more) -> tuple[th.instruments.Survey, dict[str, th.Finding]]:
     found = th.survey(problem, only=["anchors"], progress=False, **more)
-    assert found.good, found
+    assert found.sound, found
     return found, {f.label: f for f in found.findings}
 
 
@@ -95,7 +95,7 @@ def test_as_many_classes_as_words_but_no_position_is_refused_without_a_result():
     ids = text()
     problem = th.Problem(TokenClassifier(WORDS, True), nn.CrossEntropyLoss(), (ids, torch.arange(len(ids)) % WORDS))
     result = th.survey(problem, only=["anchors"], progress=False)
-    assert result.good
+    assert result.sound
 
 
 def test_too_few_positions_are_refused_with_their_number():

@@ -44,7 +44,20 @@ def language_model() -> SurveyContext:
     return SurveyContext(th.Problem(gpt(vocabulary=20, depth=1, dim=16), loss, (tokens[:, :-1], tokens[:, 1:])), lr=0.01)
 
 
+def small_batches() -> SurveyContext:
+    """Enough samples for sets that differ in one, batches of four, and a checkpoint."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    x, y = torch.randn(100, 4), torch.randint(3, (100,))
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (x, y))
+    state = {name: t + 0.01 for name, t in model.state_dict().items()}
+    more = {"valid": problem.on((torch.randn(40, 4), torch.randint(3, (40,)))), "batch_size": 4, "checkpoints": [state]}
+    return SurveyContext(problem, lr=0.1, **more)
+
+
 PROBLEMS: dict[str, Callable[[], SurveyContext]] = {f.__name__: f for f in (classifier, regression, language_model)}
+#: For those that ask for more than the three have.
+FURTHER = {"path", "stability", "batch_size"}
 
 
 def suite(instrument: str, problem: str) -> type[InstrumentContract]:
@@ -60,7 +73,10 @@ def suite(instrument: str, problem: str) -> type[InstrumentContract]:
 
 
 for _instrument in names():
-    for _problem in PROBLEMS:
+    PROBLEMS["small_batches"] = small_batches
+    for _problem in PROBLEMS if _instrument not in FURTHER else ["small_batches"]:
+        if _problem == "small_batches" and _instrument not in FURTHER:
+            continue
         _suite = suite(_instrument, _problem)
         globals()[_suite.__name__] = _suite
 

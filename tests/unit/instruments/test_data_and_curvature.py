@@ -36,7 +36,7 @@ def test_a_classifier_is_seen_to_learn_and_its_numbers_are_those_of_the_dense_he
     dense = th.testing.dense_hessian(lambda: nn.CrossEntropyLoss()(model(*batch.args), batch.target), list(model.parameters()))
     truth = torch.linalg.eigvalsh(dense)
     found = th.survey(problem, lr=1.0 / float(truth[-1]), progress=False)
-    assert found.good
+    assert found.sound
     by = {f.label: f for f in found.findings}
     state = found.of("progress")[0]
     assert state.severity is Severity.GOOD
@@ -65,7 +65,7 @@ def test_a_dead_layer_is_named():
     assert found_dead.severity is Severity.CRITICAL
     assert found_dead.cause == "dead layer"
     assert found_dead.value == 16
-    assert not found.good
+    assert not found.sound
     healthy = th.survey(classifier(), nn.CrossEntropyLoss(), (x, y), only=["parameters"], progress=False)
     assert healthy.labels().count("dead layer") == 0
     assert "all can train" in healthy.labels()
@@ -153,7 +153,7 @@ def test_nan_in_one_batch_is_named():
     assert found.findings[0].label == "not finite"
     assert found.findings[0].severity is Severity.CRITICAL
     assert "batch 1" in found.findings[0].sentence
-    assert not found.good
+    assert not found.sound
     with pytest.raises(ArithmeticError, match="batch 1"):
         th.Problem(classifier(), nn.CrossEntropyLoss(), batches)
 

@@ -15,7 +15,7 @@ from theodolite.results import Severity
 
 def survey(problem: th.Problem, **more) -> tuple[th.instruments.Survey, dict[str, th.Finding]]:
     found = th.survey(problem, only=["features"], progress=False, **more)
-    assert found.good, found
+    assert found.sound, found
     return found, {f.label: f for f in found.findings}
 
 

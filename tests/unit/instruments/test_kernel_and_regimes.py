@@ -49,7 +49,7 @@ def line() -> th.Problem:
 
 def survey(problem: th.Problem, *only: str, **more) -> tuple[th.instruments.Survey, dict[str, th.Finding]]:
     found = th.survey(problem, only=list(only) or OURS, progress=False, **more)
-    assert found.good, found
+    assert found.sound, found
     return found, {f.label: f for f in found.findings}
 
 

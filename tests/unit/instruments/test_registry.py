@@ -39,7 +39,7 @@ class Theirs(Instrument):
 
 def test_every_class_in_a_folder_is_an_instrument_and_orders_differ():
     kinds = [type(instrument) for instrument in registry.all_instruments()]
-    assert registry.names()[:4] == ["batches", "progress", "settings", "weighting"]
+    assert registry.names()[:4] == ["batches", "learning_rate", "progress", "settings"]
     assert len({kind.order for kind in kinds}) == len(kinds)
     assert [kind.order for kind in kinds] == sorted(kind.order for kind in kinds)
     folders = {kind.__module__.split(".")[2] for kind in kinds}

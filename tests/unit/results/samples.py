@@ -17,8 +17,9 @@ from theodolite.data.generators import exact_anchor_world
 from theodolite.measures.anchors import anchored_logits, compare_prompts, compare_readouts
 from theodolite.measures.dictionary import LearningSettings, atom_matches, learn_dictionaries, reconstruction_loss
 from theodolite.measures.dictionary.structure import atom_usage
-from theodolite.measures.dynamics import match_table, split_loss
+from theodolite.measures.dynamics import choose_batch_size, match_table, split_loss
 from theodolite.models import fcn_graph
+from theodolite.monitors.log import fold
 from theodolite.results import Result
 
 
@@ -255,6 +256,20 @@ SOURCES: list[Callable[[], Result]] = [
     matches, split, dictionary_study, learned_dictionaries, coding_loss, atoms_matched, usage, hidden_error, isometry, probe,
     certificate, readouts, prompts, targets, validation,
 ]  # fmt: skip
+
+
+def batch_sizes() -> Result:
+    return choose_batch_size(classifier(), 0.1, batch_size=4, steps=8)
+
+
+def two_runs() -> Result:
+    runs = [
+        [{"kind": "step", "step": t, "loss": 2.0 / (t + k), "gradient_norm": 1.0, "rate": 0.1} for t in range(12)] for k in (1, 2)
+    ]
+    return th.compare_runs(*(fold(run) for run in runs))
+
+
+SOURCES += [batch_sizes, two_runs]
 
 
 @cache

@@ -107,6 +107,8 @@ def _study(signals: Signals, plan: DictionaryPlan, folder: Folder, *, resume: bo
     from theodolite.measures.dictionary.estimator import split_signals
 
     values = signals.values
+    if not 0 < plan.held_out < 1:
+        raise ValueError(f"held_out (--held-out) must be a share above 0 and below 1. Got {plan.held_out:g}.")
     plan.check(len(split_signals(values, plan.held_out, plan.seed)[0]), values.shape[1])
     learned, choice = folder.take_up(plan, values) if resume else folder.begin(plan, values)
     return study_dictionary(

@@ -62,7 +62,7 @@ class Trials(Instrument):
             self.found(
                 Severity.NOTE,
                 f"Tried: {row['advice']}: {outcome_of(row)}.",
-                "advice helps" if row["better"] else "advice does not help",
+                _label(row),
                 "loss with the change",
                 row["changed"],
                 cause=row["cause"],
@@ -78,6 +78,10 @@ class Trials(Instrument):
         return th.plots.curves(
             rows, x="step", y="loss", by="run", markers=False, title="Short trainings of copies", ylabel="loss"
         )
+
+
+def _label(trial: Row) -> str:
+    return "advice helps" if trial["better"] else "advice does not help"
 
 
 def _wanted(context: SurveyContext) -> dict[str, Remedy]:

@@ -27,6 +27,9 @@ class PathToCheckpoint(Instrument):
     def concerns(self, context: SurveyContext) -> bool:
         return bool(context.checkpoints)
 
+    def applies(self, context: SurveyContext) -> str:
+        return "" if context.checkpoints else "no checkpoint was given to measure the path to (checkpoints=, --checkpoint)"
+
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         return Work(gradients=POINTS * (1 if context.valid is None else 2) / 2.5)
 

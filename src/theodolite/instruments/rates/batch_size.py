@@ -24,7 +24,7 @@ class BatchSize(Instrument):
     title = "The size of batches"
     question = "Would larger batches get much further in as many steps?"
     how = (
-        "Copies are trained at your rate with your batches and with batches eight times as large, from the same weights and for as "
+        "Copies are trained at your rate with your batches and with batches eight times as large, from the same weights for as "
         "many steps. Yours are called too small only where they make less than a third of that progress, and a lower rate does "
         "not mend it. Batches of more than eight samples are not tried."
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import called_within, unbroken
 from theodolite.measures.kernel.problem_views import reset_of
 
 #: Gains at which the variance of activations, and of gradients, stays about the same from layer to layer.
@@ -28,7 +29,7 @@ def new_module(module: nn.Module, seed: int = 0) -> nn.Module | None:
     fresh._buffers = {n: None if b is None else b.clone() for n, b in module._buffers.items()}
     reset = reset_of(fresh)
     assert reset is not None
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with unbroken(torch.random.fork_rng(devices=[])), torch.no_grad():
         torch.manual_seed(seed + _OTHER)
         try:
             reset()
@@ -60,7 +61,7 @@ def _alike(own: Tensor, new: Tensor) -> bool:
     return abs(spread - 1.0) < 0.03 + 3.0 / math.sqrt(own.numel()) and abs(largest - 1.0) < 0.1 + 3.0 / math.sqrt(own.numel())
 
 
-@torch.no_grad()
+@called_within(torch.no_grad)
 def redraw(module: nn.Module, units: Tensor | None = None, seed: int = 0) -> None:
     """New weights for a module of a copy, or for some of its output units."""
     fresh = new_module(module, seed)
@@ -78,7 +79,7 @@ def redraw(module: nn.Module, units: Tensor | None = None, seed: int = 0) -> Non
             module.get_buffer(name).copy_(b)
 
 
-@torch.no_grad()
+@called_within(torch.no_grad)
 def draw_at_scale(model: nn.Module, activations: Mapping[str, str], seed: int = 0) -> None:
     """New weights for the linear and convolutional layers of a copy, by name, at the scale of the activation behind each.
 
@@ -86,7 +87,7 @@ def draw_at_scale(model: nn.Module, activations: Mapping[str, str], seed: int = 
     whose values have the mean ½, biases take that mean away again.
     """
     before = 0.0  # mean of what the layer is given
-    with torch.random.fork_rng(devices=[]):
+    with unbroken(torch.random.fork_rng(devices=[])):
         torch.manual_seed(seed)
         for name, activation in activations.items():
             module = model.get_submodule(name)

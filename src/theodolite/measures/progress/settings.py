@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop
 
 from theodolite.arguments import checked, count, positive, seed
+from theodolite.interrupts import unbroken
 from theodolite.measures.dynamics.noise import random_parts
 from theodolite.measures.dynamics.optimizers import decoupled, plain_optimizer, weight_decay
 from theodolite.measures.mode_connectivity import batch_statistics, statistics_of
@@ -187,7 +188,7 @@ def _reached(problem: Problem, keys: Sequence[str]) -> list[str]:
     """Those of the parameters that the loss depends on, from one batch on a copy."""
     trial = problem.copied()
     batch = next(iter(trial.data)).part(slice(0, 64))
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with unbroken(torch.enable_grad()), torch.random.fork_rng(devices=[]):
         trial.model.eval()
         trial.live_loss(batch).backward()
     named = dict(trial.model.named_parameters())

@@ -26,7 +26,7 @@ from theodolite.arguments import a_function, checked, count, seed, shown, whole
 from theodolite.errors import NonFiniteError, NotRepeatableError
 from theodolite.interrupts import called_within
 from theodolite.problem.accuracy import right_answers
-from theodolite.problem.arguments import a_finite_tensor, of_dimensions, tensors_fit
+from theodolite.problem.arguments import a_finite_tensor, a_tensor, of_dimensions, tensors_fit
 from theodolite.problem.batches import is_bare
 from theodolite.problem.tables import as_tensors
 from theodolite.results import Row
@@ -271,7 +271,7 @@ HELD = 2**25
 # What two solutions do on the same examples: stability, gap, distance, all in float64.
 
 
-@checked(loss=a_function, outputs=a_finite_tensor, targets=a_finite_tensor)
+@checked(loss=a_function, outputs=a_tensor, targets=a_finite_tensor)
 def example_losses(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of every example in float64, never clipped: (n,) from `outputs` (n, ...) and `targets` (n, ...).
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import unbroken
 from theodolite.measures.progress.trivial import label_entropy
 from theodolite.problem.accuracy import class_axis
 from theodolite.problem.calling import main_output
@@ -117,7 +118,7 @@ class TrivialPredictor:
         if score is None:
             return
         found: list[float] = []
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             for output in outputs:
                 if output.numel() <= LARGEST:
                     with suppress(Exception):

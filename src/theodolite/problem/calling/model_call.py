@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from theodolite.errors import TheodoliteError
+from theodolite.interrupts import unbroken
 from theodolite.problem.batches import Batch
 from theodolite.problem.calling.outputs import Output, OutputChoice, main_output, possible_outputs, read_by_loss, read_in_graph
 from theodolite.problem.calling.stand_ins import LossOfParameters, StandIns, tensors_of
@@ -160,7 +161,7 @@ class ModelCall:
                 name: t.detach().requires_grad_(t.is_floating_point()) if name in own else t.clone()
                 for name, t in tensors.items()
             }
-            with torch.enable_grad():
+            with unbroken(torch.enable_grad()):
                 raw = self._forward(leaves, batch, index)
                 found = possible_outputs(raw)
                 try:

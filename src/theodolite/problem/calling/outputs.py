@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from theodolite.interrupts import unbroken
 from theodolite.problem.tensors import map_tensors, named_tensors
 from theodolite.text import listed
 
@@ -161,7 +162,7 @@ def read_by_loss(loss: Callable[[Any], Tensor], raw: Any) -> list[str] | None:
     leaves = {id(t): t.detach().clone().requires_grad_() for t in possible_outputs(raw).values()}
     given = map_tensors(lambda t: leaves.get(id(t), t.detach()), raw)
     try:
-        with torch.enable_grad():
+        with unbroken(torch.enable_grad()):
             value = loss(given)
         if not value.requires_grad:
             return []

@@ -123,6 +123,11 @@ def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[in
     return {place(f"{name}[{i}]", step, length + 1) for i, step in enumerate(when)}
 
 
+def _outside_inference() -> torch.inference_mode:
+    """Where gradients can be had, also where the caller is in inference mode."""
+    return torch.inference_mode(False)
+
+
 class Fleet:
     """R replicas of one architecture with own seeds, learning rates, data orders or data, trained in lockstep.
 
@@ -168,7 +173,7 @@ class Fleet:
         memory=positive,
         target=a_text,
     )
-    @torch.inference_mode(False)
+    @called_within(_outside_inference)
     def __init__(
         self,
         factory: Factory,
@@ -255,7 +260,7 @@ class Fleet:
         blow_up=positive,
         every=given,
     )
-    @torch.inference_mode(False)
+    @called_within(_outside_inference)
     def train(
         self,
         data: Any,
