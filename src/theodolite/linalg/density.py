@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +11,9 @@ import torch
 from torch import Tensor
 
 from theodolite.arguments import A_NUMBER, integer, positive, random_seed
-from theodolite.linalg.lockstep import run, run_all, spent
-from theodolite.operators import LinearOperator, as_operator
-from theodolite.progress import counting
-from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
+from theodolite.linalg.lockstep import solve
+from theodolite.operators import LinearOperator
+from theodolite.results import Cost, Outcome, Result, Row
 
 #: Memory for the bases that keep the probes' Lanczos vectors orthogonal, in bytes.
 PROBE_BYTES = 2 * 2**30
@@ -88,22 +86,17 @@ def spectral_density(
     for name, value, least in (("probes", probes, 2), ("steps", steps, 1), ("points", points, 2)):
         integer(name, value, least=least, wanted=f"an integer of at least {least}")
     bandwidth = None if bandwidth is None else positive("bandwidth", bandwidth, wanted=A_NUMBER)
-    began = time.perf_counter()
     settings = _Settings(probes, steps, points, bandwidth, seed)
-    if isinstance(op, Mapping):
-        with counting("spectral density", progress=progress) as count:
-            found = run_all(op, lambda _, block: _steps(block, settings), count)
-        cost = spent(op, began)
-        return ResultMapping(
-            results={name: _result(rules, settings, cost) for name, rules in found.items()},
-            outcome=Outcome.ESTIMATED,
-            seed=seed,
-            cost=cost,
-        )
-    operator = as_operator(op)
-    with counting("spectral density", progress=progress, total=probes * min(steps, operator.shape[0])) as count:
-        rules = run(operator, _steps(operator, settings), count)
-    return _result(rules, settings, spent(operator, began))
+    return solve(
+        op,
+        "spectral density",
+        lambda _, operator: _steps(operator, settings),
+        lambda rules, cost: _result(rules, settings, cost),
+        progress=progress,
+        good=Outcome.ESTIMATED,
+        seed=seed,
+        total=lambda operator: probes * min(steps, operator.shape[0]),
+    )
 
 
 @dataclass(frozen=True)

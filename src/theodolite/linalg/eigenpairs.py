@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -13,9 +12,8 @@ from torch import Tensor
 from theodolite.arguments import A_NUMBER, at_least, choice, either, integer, optional_integer, positive, random_seed
 from theodolite.linalg.certificate import RISK
 from theodolite.linalg.eigensolver import EigenSolver, Neighbours, Solution
-from theodolite.linalg.lockstep import run, run_all, spent
+from theodolite.linalg.lockstep import solve
 from theodolite.operators import LinearOperator, as_operator
-from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
 
 Which = Literal["largest", "smallest", "magnitude"]
@@ -94,32 +92,20 @@ class Eigenpairs(Result):
         )
 
 
+class _Options(TypedDict, total=False):
+    which: Which
+    tol: float
+    start: Any
+    max_matvecs: int | None
+    verify: Literal["auto", "full"]
+    seed: int
+    progress: bool | None
+
+
 @overload
-def top_eigenpairs(
-    op: Mapping[str, LinearOperator],
-    k: int = ...,
-    *,
-    which: Which = ...,
-    tol: float = ...,
-    start: Any = ...,
-    max_matvecs: int | None = ...,
-    verify: Literal["auto", "full"] = ...,
-    seed: int = ...,
-    progress: bool | None = ...,
-) -> ResultMapping: ...
+def top_eigenpairs(op: Mapping[str, LinearOperator], k: int = ..., **options: Unpack[_Options]) -> ResultMapping: ...
 @overload
-def top_eigenpairs(
-    op: Any,
-    k: int = ...,
-    *,
-    which: Which = ...,
-    tol: float = ...,
-    start: Any = ...,
-    max_matvecs: int | None = ...,
-    verify: Literal["auto", "full"] = ...,
-    seed: int = ...,
-    progress: bool | None = ...,
-) -> Eigenpairs: ...
+def top_eigenpairs(op: Any, k: int = ..., **options: Unpack[_Options]) -> Eigenpairs: ...
 def top_eigenpairs(
     op: Any,
     k: int = 10,
@@ -161,27 +147,22 @@ def top_eigenpairs(
         at_least(1, max_matvecs=max_matvecs)
     choice("which", which, _WHICH)
     either("verify", verify, ("auto", "full"))
-    began = time.perf_counter()
     settings = _Settings(k, which, tol, max_matvecs, verify == "full", seed)
-    if isinstance(op, Mapping):
-        starts = _starts(op, start)
-        with counting("eigenpairs", progress=progress) as count:
-            found = run_all(op, lambda name, block: _steps(block, settings, starts.get(name)), count)
-        cost = _with_bases(spent(op, began), found.values())
-        results: dict[str, Result] = {
-            name: _result(as_operator(op[name]), solution, settings, cost) for name, solution in found.items()
-        }
-        return ResultMapping(results=results, seed=seed, cost=cost, outcome=_joint(results))
-    operator = as_operator(op)
-    if k > operator.shape[0]:
-        raise ValueError(f"k must be at most the size of the operator, {operator.shape[0]}. Got {k}.")
-    with counting("eigenpairs", progress=progress) as count:
-        solution = run(operator, _steps(operator, settings, start), count)
-    return _result(operator, solution, settings, _with_bases(spent(operator, began), [solution]))
-
-
-def _with_bases(cost: Cost, solutions: Iterable[Solution]) -> Cost:
-    return replace(cost, peak_bytes=cost.peak_bytes + sum(s.basis_bytes for s in solutions))
+    if not isinstance(op, Mapping):
+        op = as_operator(op)
+        if k > op.shape[0]:
+            raise ValueError(f"k must be at most the size of the operator, {op.shape[0]}. Got {k}.")
+    starts = _starts(op, start) if isinstance(op, Mapping) else {"": start}
+    return solve(
+        op,
+        "eigenpairs",
+        lambda name, operator: _steps(operator, settings, starts.get(name)),
+        lambda solution, cost: _result(solution, settings, cost),
+        progress=progress,
+        good=Outcome.CONVERGED,
+        seed=seed,
+        held=lambda solution: solution.basis_bytes,
+    )
 
 
 @dataclass(frozen=True)
@@ -274,7 +255,7 @@ def _neighbours(known: Eigenpairs | None, sign: float) -> Neighbours | None:
     return Neighbours(sign * known.nearby_values, known.nearby_vectors)
 
 
-def _result(op: LinearOperator, solution: Solution, settings: _Settings, cost: Cost) -> Eigenpairs:
+def _result(solution: Solution, settings: _Settings, cost: Cost) -> Eigenpairs:
     values, vectors, residuals = solution.values, solution.vectors, solution.residuals
     nearby = solution.neighbours.values
     if settings.which == "smallest":
@@ -296,8 +277,3 @@ def _result(op: LinearOperator, solution: Solution, settings: _Settings, cost: C
         seed=settings.seed,
         cost=cost,
     )
-
-
-def _joint(results: Mapping[str, Result]) -> Outcome:
-    """The worst outcome of several results."""
-    return next((r.outcome for r in results.values() if not r.outcome.good), Outcome.CONVERGED)

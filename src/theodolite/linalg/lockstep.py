@@ -15,10 +15,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from theodolite.operators import LinearOperator, as_operator
-from theodolite.progress import Advance
-from theodolite.results import Cost
+from theodolite.progress import Advance, counting
+from theodolite.results import Cost, Outcome, Result, ResultMapping
 
 Answer = TypeVar("Answer")
+Kind = TypeVar("Kind", bound=Result)
 Steps = Generator[Tensor, Tensor, Answer]
 
 
@@ -40,23 +41,41 @@ def spent(op: Any, began: float) -> Cost:
     return Cost(seconds, "; ".join(dict.fromkeys(c.route for c in costs)), sum(c.peak_bytes for c in costs), notes)
 
 
-def run(op: LinearOperator, steps: Steps[Answer], advance: Advance) -> Answer:
-    """Drive one algorithm with the products of `op`, counting them on `advance`."""
-    try:
-        block = next(steps)
-        while True:
-            image = op @ block
-            advance(block.shape[1])
-            block = steps.send(image)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    finally:
-        steps.close()
+def solve(
+    op: Any,
+    title: str,
+    steps: Callable[[str, LinearOperator], Steps[Answer]],
+    result: Callable[[Answer, Cost], Kind],
+    *,
+    progress: bool | None,
+    good: Outcome,
+    seed: int,
+    total: Callable[[LinearOperator], int | None] = lambda _: None,
+    held: Callable[[Answer], int] = lambda _: 0,
+) -> Kind | ResultMapping:
+    """The result of an algorithm on an operator, or on each one of a mapping in lockstep.
+
+    `good` is the outcome of a mapping whose results all are; `total` is how many products are expected for a single operator,
+    `held` the bytes that an algorithm itself kept.
+    """
+    began = time.perf_counter()
+    several = isinstance(op, Mapping)
+    ops = op if several else {"": as_operator(op)}
+    with counting(title, progress=progress, total=None if several else total(ops[""])) as count:
+        found = run_all(ops, steps, count)
+    cost = spent(op if several else ops[""], began)
+    cost = replace(cost, peak_bytes=cost.peak_bytes + sum(map(held, found.values())))
+    results = {name: result(answer, cost) for name, answer in found.items()}
+    if not several:
+        return results[""]
+    outcome = next((r.outcome for r in results.values() if not r.outcome.good), good)
+    return ResultMapping(results={**results}, outcome=outcome, seed=seed, cost=cost)
 
 
 def run_all(ops: Mapping[str, Any], make: Callable[[str, LinearOperator], Steps[Answer]], count: Advance) -> dict[str, Answer]:
     """Drive one algorithm per operator of a mapping, multiplying all pending blocks together."""
     operators = {name: as_operator(op) for name, op in ops.items()}
+    together = ops.products if isinstance(ops, JointProducts) else None
     running = {name: make(name, op) for name, op in operators.items()}
     answers: dict[str, Answer] = {}
     pending: dict[str, Tensor] = {}
@@ -73,7 +92,7 @@ def run_all(ops: Mapping[str, Any], make: Callable[[str, LinearOperator], Steps[
             advance(name, None)
         while pending:
             blocks = dict(pending)
-            images = ops.products(blocks) if isinstance(ops, JointProducts) else {n: operators[n] @ b for n, b in blocks.items()}
+            images = together(blocks) if together else {n: operators[n] @ b for n, b in blocks.items()}
             count(sum(block.shape[1] for block in blocks.values()))
             for name, image in images.items():
                 advance(name, image)

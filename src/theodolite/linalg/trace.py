@@ -7,8 +7,7 @@ multiples of the identity.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,10 +15,9 @@ import torch
 from torch import Tensor
 
 from theodolite.arguments import choice, integer, random_seed
-from theodolite.linalg.lockstep import run, run_all, spent
-from theodolite.operators import LinearOperator, as_operator
-from theodolite.progress import counting
-from theodolite.results import Cost, Outcome, Result, ResultMapping, Row
+from theodolite.linalg.lockstep import solve
+from theodolite.operators import LinearOperator
+from theodolite.results import Cost, Outcome, Result, Row
 
 Method = Literal["hutch++", "hutchinson", "xtrace"]
 
@@ -83,7 +81,6 @@ def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int 
     least = {"hutchinson": 2, "hutch++": 6, "xtrace": 4}[method]
     seed = random_seed(seed)
     integer("matvecs", matvecs, least=least, wanted=f"an integer of at least {least} for {method!r}")
-    began = time.perf_counter()
 
     def steps(_: str, operator: LinearOperator) -> Steps:
         if operator.shape[0] != operator.shape[1]:
@@ -104,16 +101,7 @@ def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int 
             cost=cost,
         )
 
-    if isinstance(op, Mapping):
-        with counting("trace", progress=progress) as count:
-            found = run_all(op, steps, count)
-        cost = spent(op, began)
-        results: dict[str, Result] = {name: result(terms, cost) for name, terms in found.items()}
-        return ResultMapping(results=results, outcome=Outcome.ESTIMATED, seed=seed, cost=cost)
-    operator = as_operator(op)
-    with counting("trace", progress=progress, total=matvecs) as count:
-        terms = run(operator, steps("", operator), count)
-    return result(terms, spent(operator, began))
+    return solve(op, "trace", steps, result, progress=progress, good=Outcome.ESTIMATED, seed=seed, total=lambda _: matvecs)
 
 
 def mean_and_error(values: Tensor, inflation: float = 1.0) -> tuple[float, float]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from theodolite.operators.autograd.graphs import Keep, backward
+from theodolite.operators.autograd.graphs import Keep
 from theodolite.operators.autograd.operator import CHUNK, AutogradOperator
 from theodolite.operators.linear_stacks.products import StackPass
 from theodolite.operators.linear_stacks.recognition import run_stack
-from theodolite.problem import Batch, Problem, join_like, split_like
+from theodolite.problem import Batch, Problem
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -52,15 +52,7 @@ class HessianOperator(AutogradOperator[Gradients | StackPass]):
         if isinstance(graph, StackPass):
             parts = [graph.product(chunk) for chunk in rows.split(1 if self.batched is False else CHUNK)]
             return torch.cat(parts) if len(parts) > 1 else parts[0]
-        leaves = self.graphs.leaves
-
-        def single(v: Tensor) -> Tensor:
-            return join_like(backward(graph, leaves, split_like(v, leaves), batched=False), leaves)
-
-        def block(vs: Tensor) -> Tensor:
-            return join_like(backward(graph, leaves, split_like(vs, leaves), batched=True), leaves, len(vs))
-
-        return self.block_route.apply(single, block, rows)
+        return self.block_route.pull_back(graph, self.graphs.leaves, rows)
 
     def on(self, problem: Problem) -> HessianOperator:
         return HessianOperator(problem, batched=False, closed_form=self.closed_form)

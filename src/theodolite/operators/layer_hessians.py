@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError
-from theodolite.operators.autograd.graphs import GraphStore, Keep, backward
+from theodolite.operators.autograd.graphs import GraphStore, Keep
 from theodolite.operators.autograd.operator import BlockRoute, asymmetric_elsewhere
 from theodolite.operators.base import LinearOperator, rows_of, without_autocast
 from theodolite.operators.hessian import Gradients, HessianOperator, route_kind
 from theodolite.operators.linear_stacks.products import StackFactors, StackPass
 from theodolite.operators.linear_stacks.recognition import run_stack
-from theodolite.problem import Batch, Problem, join_like, match_layers, split_like
+from theodolite.problem import Batch, Problem, match_layers
 from theodolite.problem.derivatives.second_order import plain_second_order_errors
 from theodolite.results import Cost
 
@@ -99,15 +99,7 @@ class LayerHessians(Mapping[str, LinearOperator]):
             found = torch.autograd.grad(gradient, leaf, rows.view(leaf.shape), retain_graph=True, allow_unused=True)[0]
             return torch.zeros_like(rows) if found is None else found.reshape(1, -1)
         leaves = [self._graphs.leaves[i] for i in members]
-        gradients = [graph[i] for i in members]
-
-        def single(v: Tensor) -> Tensor:
-            return join_like(backward(gradients, leaves, split_like(v, leaves), batched=False), leaves)
-
-        def block(vs: Tensor) -> Tensor:
-            return join_like(backward(gradients, leaves, split_like(vs, leaves), batched=True), leaves, len(vs))
-
-        return self._routes[name].apply(single, block, rows)
+        return self._routes[name].pull_back([graph[i] for i in members], leaves, rows)
 
     def _build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> BatchGraph:
         run = run_stack(self.problem, tensors, batch, index) if self._may_be_closed else None

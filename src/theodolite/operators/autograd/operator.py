@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.errors import NumericalWarning, StaleOperatorError, TheodoliteError
-from theodolite.operators.autograd.graphs import Graph, GraphStore, Keep, batching_may_pay
+from theodolite.operators.autograd.graphs import Graph, GraphStore, Keep, backward, batching_may_pay
 from theodolite.operators.base import SYMMETRY_TOLERANCE, LinearOperator, rows_of, symmetry_gap
-from theodolite.problem import Batch, Problem
+from theodolite.problem import Batch, Problem, join_like, split_like
 from theodolite.results import Cost
 
 #: Vectors sent through one graph at a time.
@@ -40,6 +40,17 @@ class BlockRoute:
             self.batched = self._proves_itself(single, block, rows)
             return self.apply(single, block, rows)
         return torch.cat([block(chunk) for chunk in rows.split(CHUNK)])
+
+    def pull_back(self, outputs: Sequence[Tensor | None], leaves: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """Vector-Jacobian products of the outputs, which have the shapes of the leaves, with flat rows (k, n)."""
+
+        def single(v: Tensor) -> Tensor:
+            return join_like(backward(outputs, leaves, split_like(v, leaves), batched=False), leaves)
+
+        def block(vs: Tensor) -> Tensor:
+            return join_like(backward(outputs, leaves, split_like(vs, leaves), batched=True), leaves, len(vs))
+
+        return self.apply(single, block, rows)
 
     @staticmethod
     def _proves_itself(single: Callable[[Tensor], Tensor], block: Callable[[Tensor], Tensor], rows: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch.func import vjp, vmap
 from theodolite.errors import BatchCoupledError
 from theodolite.operators.autograd.graphs import backward
 from theodolite.operators.tangent_kernels.features import Features, Form, Rows, Use, guesses
-from theodolite.problem import Batch, Problem
+from theodolite.problem import Batch, Problem, join_like
 from theodolite.problem.activations import Capture, capturing
 from theodolite.problem.derivatives.second_order import functional_transforms
 from theodolite.problem.tensors import map_tensors, named_tensors
@@ -260,8 +260,8 @@ AT_ONCE = 2**24
 def vectorised_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[int], batch: Batch, chosen: Tensor) -> Tensor:
     """Gradients (n, c, q) of the chosen outputs with respect to some leaves, all samples as one program."""
     fixed = [leaf.detach() for leaf in leaves]
-    own = {name for name, t in named_tensors(_fields(batch)) if _per_sample(t, batch)}
     fields = dict(named_tensors(_fields(batch)))
+    own = {name for name, t in fields.items() if t.ndim and t.shape[0] == batch.size}
 
     def outputs(some: tuple[Tensor, ...], sample: dict[str, Tensor]) -> Tensor:
         values = list(fixed)
@@ -288,22 +288,13 @@ def looped_rows(problem: Problem, leaves: Sequence[Tensor], which: Sequence[int]
     samples = []
     for i in range(batch.size):
         out = problem.output(problem.tensors(leaves), batch.part(slice(i, i + 1)), i).reshape(-1)[chosen]
-        rows = [_gradient(value, targets) for value in out]
-        samples.append(torch.stack(rows))
+        rows = [torch.autograd.grad(value, targets, retain_graph=True, allow_unused=True) for value in out]
+        samples.append(torch.stack([join_like(row, targets) for row in rows]))
     return torch.stack(samples)
-
-
-def _gradient(value: Tensor, targets: Sequence[Tensor]) -> Tensor:
-    found = torch.autograd.grad(value, targets, retain_graph=True, allow_unused=True)
-    return torch.cat([(torch.zeros_like(t) if g is None else g).reshape(-1) for g, t in zip(found, targets, strict=True)])
 
 
 def _fields(batch: Batch) -> Any:
     return {"args": batch.args, "kwargs": batch.kwargs}
-
-
-def _per_sample(t: Tensor, batch: Batch) -> bool:
-    return t.ndim > 0 and t.shape[0] == batch.size
 
 
 def _rebuilt(batch: Batch, tensors: dict[str, Tensor]) -> Batch:

@@ -67,10 +67,10 @@ def batch_norm(
     bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> Tensor:
     """With running statistics it is affine; otherwise over the batch and all positions. Statistics are not updated."""
     if training or running_mean is None or running_var is None:
@@ -86,14 +86,14 @@ def instance_norm(
     bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> Tensor:
     """Over the positions of each channel of each sample."""
     if not use_input_stats:
-        return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled)
+        return batch_norm(input, weight, bias, running_mean, running_var, eps=eps)
     return _by_channel(_standardised(input, list(range(2, input.ndim)), eps), weight, bias)
 
 
@@ -128,30 +128,21 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
     return first * torch.sigmoid(second)
 
 
-def _functional_batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    return batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, True)
+def _statistics_first(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same with its arguments as `torch.nn.functional` orders them: running statistics before weight and bias."""
 
+    def called(
+        input: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        *rest: Any,
+        **named: Any,
+    ) -> Tensor:
+        return norm(input, weight, bias, running_mean, running_var, *rest, **named)
 
-def _functional_instance_norm(
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    return instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, True)
+    return called
 
 
 # Both levels: a mode is off inside the function it was handed, so the inner call would pass unseen.
@@ -163,9 +154,9 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
     torch.group_norm: group_norm,
     F.group_norm: group_norm,
     torch.batch_norm: batch_norm,
-    F.batch_norm: _functional_batch_norm,
+    F.batch_norm: _statistics_first(batch_norm),
     torch.instance_norm: instance_norm,
-    F.instance_norm: _functional_instance_norm,
+    F.instance_norm: _statistics_first(instance_norm),
     torch._weight_norm: weight_norm,
     F.silu: silu,
     F.mish: mish,
